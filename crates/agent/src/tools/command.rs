@@ -35,7 +35,7 @@ pub struct CommandOptions {
     pub folder: PathBuf,
     /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
     pub passes: Vec<String>,
-    /// What it does, for the model.
+    /// Description for the model.
     pub description: String,
     /// JSON schema of its arguments.
     pub parameters: Value,

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_text::{Chat, ContentPart, ToolSpec};
+use dressage_text::{Chat, ContentPart};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::wrapped::{Around, Wrapped};
+use super::{Session, ToolOutput, Toolbox};
 
 /// Bytes that are read at first for each token that may stay, with some to spare: most tokens are shorter.
 const BYTES_A_TOKEN: usize = 8;
@@ -144,71 +145,19 @@ fn common_end(a: &str, b: &str) -> usize {
 }
 
 /// Another toolbox, whose long answers are shortened.
-pub struct Shortened {
-    toolbox: Arc<dyn Toolbox>,
-    cut: Cut,
-}
-
-struct ShortenedSession {
-    session: Box<dyn Session>,
-    cut: Cut,
-}
+pub type Shortened = Wrapped<Cut>;
 
 impl Shortened {
     /// `toolbox`, of whose answers a model reads as much as `cut` says.
     pub fn new(toolbox: Arc<dyn Toolbox>, cut: Cut) -> Self {
-        Shortened { toolbox, cut }
+        Wrapped::around(toolbox, cut)
     }
 }
 
 #[async_trait]
-impl Toolbox for Shortened {
-    fn name(&self) -> &str {
-        self.toolbox.name()
-    }
-
-    fn specs(&self) -> Option<Vec<ToolSpec>> {
-        self.toolbox.specs()
-    }
-
-    async fn ready(&self) -> Result<(), ToolError> {
-        self.toolbox.ready().await
-    }
-
-    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let session = self.toolbox.open(attempt).await?;
-        Ok(Box::new(ShortenedSession { session, cut: self.cut.clone() }))
-    }
-}
-
-#[async_trait]
-impl Session for ShortenedSession {
-    fn specs(&self) -> Vec<ToolSpec> {
-        self.session.specs()
-    }
-
-    fn parallel(&self, tool: &str) -> bool {
-        self.session.parallel(tool)
-    }
-
-    fn acts(&self, tool: &str) -> bool {
-        self.session.acts(tool)
-    }
-
-    async fn admit(&self, tool: &str) -> Permit {
-        self.session.admit(tool).await
-    }
-
-    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        self.cut.apply(self.session.call(tool, arguments).await)
-    }
-
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
-        self.session.evidence().await
-    }
-
-    async fn close(&mut self) -> Result<(), ToolError> {
-        self.session.close().await
+impl Around for Cut {
+    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        self.apply(session.call(tool, arguments).await)
     }
 }
 

@@ -7,82 +7,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_text::ToolSpec;
 use serde_json::{Map, Value};
 
-use super::{Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::wrapped::{Around, Wrapped};
+use super::{Session, ToolOutput, Toolbox};
 
 /// Another toolbox, each of whose answers is held back for a random time: to see what slow tools cost, and
 /// that what they answer does not depend on when.
-pub struct Delayed {
-    toolbox: Arc<dyn Toolbox>,
-    delay: RangeInclusive<Duration>,
-}
+pub type Delayed = Wrapped<Delay>;
 
-struct DelayedSession {
-    session: Box<dyn Session>,
-    delay: RangeInclusive<Duration>,
-}
+/// Range of the times for which answers are held back.
+pub struct Delay(RangeInclusive<Duration>);
 
 impl Delayed {
     /// `toolbox`, with a random time within `delay` before each answer, anew for each call and each process.
     pub fn new(toolbox: Arc<dyn Toolbox>, delay: RangeInclusive<Duration>) -> Self {
-        Delayed { toolbox, delay }
+        Wrapped::around(toolbox, Delay(delay))
     }
 }
 
 #[async_trait]
-impl Toolbox for Delayed {
-    fn name(&self) -> &str {
-        self.toolbox.name()
-    }
-
-    fn specs(&self) -> Option<Vec<ToolSpec>> {
-        self.toolbox.specs()
-    }
-
-    async fn ready(&self) -> Result<(), ToolError> {
-        self.toolbox.ready().await
-    }
-
-    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let session = self.toolbox.open(attempt).await?;
-        Ok(Box::new(DelayedSession { session, delay: self.delay.clone() }))
-    }
-}
-
-#[async_trait]
-impl Session for DelayedSession {
-    fn specs(&self) -> Vec<ToolSpec> {
-        self.session.specs()
-    }
-
-    fn parallel(&self, tool: &str) -> bool {
-        self.session.parallel(tool)
-    }
-
-    fn acts(&self, tool: &str) -> bool {
-        self.session.acts(tool)
-    }
-
-    async fn admit(&self, tool: &str) -> Permit {
-        self.session.admit(tool).await
-    }
-
-    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+impl Around for Delay {
+    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         // The standard library seeds every state anew, which is all the randomness that is needed here.
         let share = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
-        let (least, most) = (*self.delay.start(), *self.delay.end());
+        let (least, most) = (*self.0.start(), *self.0.end());
         tokio::time::sleep(least + most.saturating_sub(least).mul_f64(share)).await;
-        self.session.call(tool, arguments).await
-    }
-
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
-        self.session.evidence().await
-    }
-
-    async fn close(&mut self) -> Result<(), ToolError> {
-        self.session.close().await
+        session.call(tool, arguments).await
     }
 }
 

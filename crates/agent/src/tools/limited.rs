@@ -4,12 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_text::ToolSpec;
-use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::wrapped::{Around, Wrapped};
+use super::{Permit, Toolbox};
 
 /// How often a toolbox may be called, by all sessions together. Calls wait for their turn before their
 /// deadlines begin.
@@ -24,17 +23,14 @@ pub struct CallLimits {
 }
 
 /// Another toolbox, called within [`CallLimits`].
-pub struct Limited {
-    toolbox: Arc<dyn Toolbox>,
-    gate: Arc<Gate>,
-    in_turn: bool,
-}
+pub type Limited = Wrapped<Gate>;
 
-/// Who may begin a call, and when.
-struct Gate {
+/// Places and pace, which calls wait for.
+pub struct Gate {
     places: Option<Arc<Semaphore>>,
     /// Time between two beginnings, and when the next one may be.
     pace: Option<(Duration, Mutex<Instant>)>,
+    in_turn: bool,
 }
 
 impl Gate {
@@ -60,71 +56,24 @@ impl Gate {
     }
 }
 
-struct LimitedSession {
-    session: Box<dyn Session>,
-    gate: Arc<Gate>,
-    in_turn: bool,
-}
-
 impl Limited {
     /// `toolbox`, all of whose sessions together keep to `limits`.
     pub fn new(toolbox: Arc<dyn Toolbox>, limits: CallLimits) -> Self {
         let places = limits.at_once.map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))));
         let pace =
             limits.per_second.map(|most| (Duration::from_secs_f64(1.0 / most), Mutex::new(Instant::now())));
-        Limited { toolbox, gate: Arc::new(Gate { places, pace }), in_turn: limits.in_turn }
+        Wrapped::around(toolbox, Gate { places, pace, in_turn: limits.in_turn })
     }
 }
 
 #[async_trait]
-impl Toolbox for Limited {
-    fn name(&self) -> &str {
-        self.toolbox.name()
+impl Around for Gate {
+    fn allows_parallel(&self) -> bool {
+        !self.in_turn
     }
 
-    fn specs(&self) -> Option<Vec<ToolSpec>> {
-        self.toolbox.specs()
-    }
-
-    async fn ready(&self) -> Result<(), ToolError> {
-        self.toolbox.ready().await
-    }
-
-    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let session = self.toolbox.open(attempt).await?;
-        Ok(Box::new(LimitedSession { session, gate: Arc::clone(&self.gate), in_turn: self.in_turn }))
-    }
-}
-
-#[async_trait]
-impl Session for LimitedSession {
-    fn specs(&self) -> Vec<ToolSpec> {
-        self.session.specs()
-    }
-
-    fn parallel(&self, tool: &str) -> bool {
-        !self.in_turn && self.session.parallel(tool)
-    }
-
-    fn acts(&self, tool: &str) -> bool {
-        self.session.acts(tool)
-    }
-
-    async fn admit(&self, tool: &str) -> Permit {
-        // First whatever the toolbox waits for itself, so that nobody holds a place for that.
-        self.session.admit(tool).await.and(self.gate.pass().await)
-    }
-
-    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        self.session.call(tool, arguments).await
-    }
-
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
-        self.session.evidence().await
-    }
-
-    async fn close(&mut self) -> Result<(), ToolError> {
-        self.session.close().await
+    async fn admit(&self, permit: Permit) -> Permit {
+        permit.and(self.pass().await)
     }
 }
 

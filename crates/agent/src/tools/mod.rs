@@ -35,6 +35,7 @@ mod set;
 pub(crate) mod testing;
 mod used;
 mod web;
+mod wrapped;
 
 use std::time::Duration;
 

@@ -86,7 +86,7 @@ impl PythonKeys {
 pub struct CommandKeys {
     /// The program and its arguments, with `{NAME}` for the arguments of a call.
     pub command: Vec<String>,
-    /// What it does, for the model.
+    /// Description for the model.
     pub description: String,
     /// JSON schema of its arguments.
     #[serde(default)]

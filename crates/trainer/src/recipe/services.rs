@@ -37,7 +37,7 @@ pub struct McpKeys {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpKeys {
-    /// What the tool does, for the model.
+    /// Description for the model.
     pub description: String,
     /// JSON schema of its arguments.
     pub parameters: Map<String, Value>,
@@ -114,7 +114,7 @@ impl McpKeys {
             (false, true) => {
                 Err("key_env and headers_env are for a url; a command gets keys by environment".into())
             }
-            (true, false) => Services::any()?.mcp(&self.url, "", &BTreeMap::new()).map(drop),
+            (true, false) => Services::any().check(&self.url),
             _ => Err("give either command (a program) or url (streamable HTTP)".into()),
         }
     }
@@ -132,7 +132,7 @@ impl McpKeys {
                 passes: self.environment.clone(),
                 keeper: keeper.clone(),
             },
-            url => Services::any()?.mcp(url, &self.key_env, &self.headers_env)?,
+            url => Services::any().mcp(url, &self.key_env, &self.headers_env)?,
         };
         let mut toolbox = Mcp::new(name, server).denying(self.deny.clone());
         if !self.allow.is_empty() {
@@ -173,7 +173,7 @@ impl HttpKeys {
                 pointer: self.pointer.clone(),
                 retries: self.retries,
                 parallel: true,
-                client: services.client(),
+                client: services.client()?,
             },
         ))
     }
@@ -185,7 +185,7 @@ impl McpapiKeys {
         if self.url.is_empty() {
             return Err("give url, the address of the node's routes, which ends with /mcpapi".into());
         }
-        Services::any()?.mcp(&self.url, "", &BTreeMap::new()).map(drop)
+        Services::any().check(&self.url)
     }
 
     /// The toolbox.
@@ -194,8 +194,8 @@ impl McpapiKeys {
     /// Names a key that cannot be.
     pub(super) fn toolbox(&self, name: String) -> Result<Node, String> {
         self.check()?;
-        let services = Services::any()?;
+        let services = Services::any();
         let headers = services.headers(&self.key_env, &self.headers_env)?;
-        Ok(Node::new(name, &self.url, (headers, services.client()), self.retries, self.deny.clone()))
+        Ok(Node::new(name, &self.url, (headers, services.client()?), self.retries, self.deny.clone()))
     }
 }

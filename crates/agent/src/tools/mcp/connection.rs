@@ -62,7 +62,7 @@ impl Drop for Call<'_> {
 #[derive(Debug)]
 pub(super) struct Failed {
     pub error: ServiceError,
-    /// What is known of the end of the server, where it has ended: `; it …`.
+    /// Words on the end of the server, to go on with; empty where it has not ended.
     pub over: String,
 }
 

@@ -182,7 +182,7 @@ fn told(status: StatusCode, what: &str) -> Error {
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("{what} (HTTP {status})")))
 }
 
-/// What a message that was turned away comes to.
+/// Reads the answer to a message that was turned away.
 async fn refused(
     message: &ClientJsonRpcMessage,
     in_session: bool,

@@ -1,6 +1,6 @@
 //! Tools of a user's own in Python: functions of a file, and classes as verl has them.
 //!
-//! They run in worker processes of an environment of their own. A worker is a Python program of ours, in
+//! Worker processes run them, in an environment of their own. A worker is a Python program of ours, in
 //! files beside this one, which needs Python 3.9 and nothing else; it reads orders and prints answers, one
 //! line of JSON each.
 //!

@@ -8,9 +8,9 @@ use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 
 use super::super::McpServer;
 
-/// A client of services, and what goes with every question.
+/// Hosts of services that may be asked. Looking at a recipe makes no client.
 #[derive(Debug, Clone)]
-pub struct Services(Client);
+pub struct Services(Hosts);
 
 fn in_words(error: HttpError) -> String {
     error.to_string()
@@ -18,11 +18,8 @@ fn in_words(error: HttpError) -> String {
 
 impl Services {
     /// Services wherever they are: whoever writes a recipe names them.
-    ///
-    /// # Errors
-    /// When TLS cannot be set up.
-    pub fn any() -> Result<Self, String> {
-        Client::new(Hosts::any(), None).map(Services).map_err(in_words)
+    pub fn any() -> Self {
+        Services(Hosts::any())
     }
 
     /// The host of an address, wherever it is, and these. Where an argument stands for the host, that of the
@@ -41,12 +38,23 @@ impl Services {
         }
         let private = own.into_iter().chain(private.iter().map(String::as_str));
         let hosts = Hosts::only(hosts).and_then(|hosts| hosts.and_private(private));
-        hosts.and_then(|hosts| Client::new(hosts, None)).map(Services).map_err(in_words)
+        hosts.map(Services).map_err(in_words)
     }
 
-    /// The client.
-    pub fn client(&self) -> Client {
-        self.0.clone()
+    /// Checks that an address is one of HTTP, and of a host that may be asked.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn check(&self, url: &str) -> Result<(), String> {
+        self.0.check(url).map_err(in_words)
+    }
+
+    /// A client of them.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up.
+    pub fn client(&self) -> Result<Client, String> {
+        Client::new(self.0.clone(), None).map_err(in_words)
     }
 
     /// A method by its name.
@@ -91,9 +99,9 @@ impl Services {
     /// # Errors
     /// As of [headers](Self::headers), and when it is no address.
     pub fn mcp(&self, url: &str, key: &str, others: &BTreeMap<String, String>) -> Result<McpServer, String> {
-        Hosts::any().check(url).map_err(in_words)?;
+        self.check(url)?;
         let headers = self.headers(key, others)?;
         let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        Ok(McpServer::Address { url: url.to_owned(), headers, client: self.client() })
+        Ok(McpServer::Address { url: url.to_owned(), headers, client: self.client()? })
     }
 }

@@ -1,0 +1,97 @@
+//! A toolbox around another one.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_text::ToolSpec;
+use serde_json::{Map, Value};
+
+use super::{Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// Changes to the calls of another toolbox. Whatever is not changed is the other's.
+#[async_trait]
+pub trait Around: Send + Sync {
+    /// Whether calls that could run beside others may.
+    fn allows_parallel(&self) -> bool {
+        true
+    }
+
+    /// Waits for what a call needs, with what the toolbox itself gave.
+    async fn admit(&self, permit: Permit) -> Permit {
+        permit
+    }
+
+    /// Makes a call.
+    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        session.call(tool, arguments).await
+    }
+}
+
+/// Another toolbox with changes around its calls.
+pub struct Wrapped<A> {
+    toolbox: Arc<dyn Toolbox>,
+    around: Arc<A>,
+}
+
+struct WrappedSession<A> {
+    session: Box<dyn Session>,
+    around: Arc<A>,
+}
+
+impl<A> Wrapped<A> {
+    pub(super) fn around(toolbox: Arc<dyn Toolbox>, around: A) -> Self {
+        Wrapped { toolbox, around: Arc::new(around) }
+    }
+}
+
+#[async_trait]
+impl<A: Around + 'static> Toolbox for Wrapped<A> {
+    fn name(&self) -> &str {
+        self.toolbox.name()
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        self.toolbox.specs()
+    }
+
+    async fn ready(&self) -> Result<(), ToolError> {
+        self.toolbox.ready().await
+    }
+
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let session = self.toolbox.open(attempt).await?;
+        Ok(Box::new(WrappedSession { session, around: Arc::clone(&self.around) }))
+    }
+}
+
+#[async_trait]
+impl<A: Around + 'static> Session for WrappedSession<A> {
+    fn specs(&self) -> Vec<ToolSpec> {
+        self.session.specs()
+    }
+
+    fn parallel(&self, tool: &str) -> bool {
+        self.around.allows_parallel() && self.session.parallel(tool)
+    }
+
+    fn acts(&self, tool: &str) -> bool {
+        self.session.acts(tool)
+    }
+
+    async fn admit(&self, tool: &str) -> Permit {
+        // First whatever the toolbox waits for itself, so that nobody holds a place for that.
+        self.around.admit(self.session.admit(tool).await).await
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        self.around.call(&*self.session, tool, arguments).await
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        self.session.evidence().await
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        self.session.close().await
+    }
+}
