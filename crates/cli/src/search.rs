@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use crate::encoder::{self, Prefixes};
-use crate::failure::{INTERRUPTED, unusable};
+use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
@@ -150,14 +150,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         Command::Index(args) => index(&args),
         Command::Query(args) => query(&args),
         Command::Serve(args) => {
-            let keys = crate::serve::keys(&args.key_env);
-            if keys.is_empty() && !args.host.is_loopback() {
-                return Err(unusable(format!(
-                    "whoever reaches {} could search; put keys into the environment variable {}, separated by \
-                     commas, or listen at 127.0.0.1",
-                    args.host, args.key_env
-                )));
-            }
+            let keys = crate::serve::keys(&args.key_env, args.host, "search")?;
             crate::runtime()?.block_on(run_server(&args, keys))
         }
     }

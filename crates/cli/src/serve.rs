@@ -107,21 +107,25 @@ fn precision(text: &str) -> Result<Precision, String> {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let keys = keys(&args.key_env);
-    if keys.is_empty() && !args.host.is_loopback() {
-        return Err(unusable(format!(
-            "whoever reaches {} could use the models; put keys into the environment variable {}, separated by commas, \
-             or listen at 127.0.0.1",
-            args.host, args.key_env
-        )));
-    }
+    let keys = keys(&args.key_env, args.host, "use the models")?;
     crate::runtime()?.block_on(run_server(&args, keys))
 }
 
-/// The keys in an environment variable.
-pub fn keys(name: &str) -> Vec<String> {
+/// The keys in an environment variable, of a server at this address.
+///
+/// # Errors
+/// When there are none and other machines reach the address: whoever does could do `what`.
+pub fn keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
     let value = std::env::var(name).unwrap_or_default();
-    value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect()
+    let keys = value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned);
+    let keys: Vec<String> = keys.collect();
+    if keys.is_empty() && !host.is_loopback() {
+        return Err(unusable(format!(
+            "whoever reaches {host} could {what}; put keys into the environment variable {name}, separated by commas, \
+             or listen at 127.0.0.1"
+        )));
+    }
+    Ok(keys)
 }
 
 /// Name and source of an argument: `NAME=SOURCE`, or a source whose name is its last part.
