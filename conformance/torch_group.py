@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from common import ROOT
 
 SOURCE = ROOT / "python" / "dressage_torch" / "src"
@@ -56,7 +57,9 @@ class Group:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the group ended with code {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
+                raise RuntimeError(
+                    f"the group ended with code {self.process.returncode}:\n{self.log.read_text()[-3000:]}"
+                )
             with contextlib.suppress(OSError, Refused):
                 if self.port_file.exists():
                     self.description = self.get("/v1/describe")
@@ -97,7 +100,9 @@ class Group:
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if f"PPid:\t{self.process.pid}\n" in (entry / "status").read_text():
-                    environment = dict(v.split(b"=", 1) for v in (entry / "environ").read_bytes().split(b"\0") if b"=" in v)
+                    environment = dict(
+                        v.split(b"=", 1) for v in (entry / "environ").read_bytes().split(b"\0") if b"=" in v
+                    )
                     if b"RANK" in environment:
                         found[int(environment[b"RANK"])] = int(entry.name)
         return [found[rank] for rank in sorted(found)]
@@ -160,7 +165,10 @@ def batch_arrays(paths: list[dict]) -> dict[str, np.ndarray]:
     batch = merge(Paths.read(path_arrays(paths)), list(range(len(paths))))
     terms = {name: getattr(batch.terms, name) for name in ("path", *TERM, "age", "version")}
     names = {"target_token": "target_token", "predictor": "predictor", "temperature": "temperature"}
-    arrays = {wired: getattr(batch, name) for name, wired in (names | {"first_term": "first_term", "term_count": "terms"}).items()}
+    arrays = {
+        wired: getattr(batch, name)
+        for name, wired in (names | {"first_term": "first_term", "term_count": "terms"}).items()
+    }
     forest = {"tokens": batch.tokens, "position": batch.position, "subtree_end": batch.subtree_end}
     return forest | arrays | terms | {"marked": batch.terms.marked.astype(np.uint8)}
 

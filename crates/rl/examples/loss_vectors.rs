@@ -94,7 +94,7 @@ fn losses() -> Vec<Loss> {
 fn term(random: &mut Random) -> (f32, Term) {
     let logp = random.within(-6.0, -0.01);
     let spread = if random.next() < 0.1 { 30.0 } else { 1.0 };
-    let mut near = |random: &mut Random| logp + random.within(-spread, spread);
+    let near = |random: &mut Random| logp + random.within(-spread, spread);
     let (behaviour, proximal, reference) = (near(random), near(random), near(random));
     let term = Term {
         path: random.below(5),
@@ -115,7 +115,7 @@ fn term(random: &mut Random) -> (f32, Term) {
 }
 
 fn evaluated(random: &mut Random) -> Vec<Value> {
-    let mut points: Vec<(f32, Term)> = (0..96).map(|_| term(random)).collect();
+    let mut points: Vec<(f32, Term)> = (0..48).map(|_| term(random)).collect();
     // A certain token, and one that stands exactly on its old policy.
     points[0].1.proximal = Some(0.0);
     points[1].1.proximal = Some(points[1].0);
@@ -149,7 +149,7 @@ fn merged(random: &mut Random) -> Vec<Value> {
         let merged = TreeBatch::merge(&paths).unwrap();
         json!({ "paths": paths, "merged": merged })
     };
-    (0..40).map(|_| batch(random)).collect()
+    (0..12).map(|_| batch(random)).collect()
 }
 
 fn main() {

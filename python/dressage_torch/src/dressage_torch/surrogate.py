@@ -70,6 +70,11 @@ def bounded_exp(x: Tensor) -> tuple[Tensor, Tensor]:
     return value, torch.where(x.abs() > LOG_RATIO_BOUND, 0.0, value)
 
 
+def choose(condition: Tensor, a: float, b: float, like: Tensor) -> Tensor:
+    """One of two numbers for each token, in the type of `like`: between two bare numbers torch.where computes in f32."""
+    return torch.where(condition, torch.full_like(like, a), torch.full_like(like, b))
+
+
 def reinforce(at: Point, advantage: Tensor) -> Surrogate:
     """−A log p."""
     return free(-advantage * at.logp, -advantage)
@@ -98,7 +103,7 @@ def clip_keeping(x: Tensor, advantage: Tensor, low: float, high: float, keep: di
     ratio = bounded_exp(x)[0]
     below = (ratio < 1.0 - low) & (advantage < 0)
     above = (ratio > 1.0 + high) & (advantage > 0)
-    kept = torch.where(below, keep["below"] * (1.0 - low), keep["above"] * (1.0 + high))
+    kept = choose(below, keep["below"] * (1.0 - low), keep["above"] * (1.0 + high), ratio)
     if keep.get("in_value_only", False):
         unclipped, bounded = importance_sampling(x, advantage), -advantage * kept / ratio
         beyond = flat(bounded).where(bounded > unclipped.loss, unclipped)
@@ -138,7 +143,7 @@ def geometric_mean(at: Point) -> Surrogate:
 def soft_gate(at: Point, positive: float, negative: float) -> Surrogate:
     """−A (4/τ) σ(τ (ρ − 1)), τ by the sign of A."""
     ratio, slope = bounded_exp(at.x)
-    tau = torch.where(at.advantage > 0, positive, negative).to(ratio.dtype)
+    tau = choose(at.advantage > 0, positive, negative, ratio)
     gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp())
     return free(-at.advantage * 4.0 / tau * gate, -at.advantage * 4.0 * gate * (1.0 - gate) * slope)
 
