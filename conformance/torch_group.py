@@ -3,9 +3,11 @@
 import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,10 @@ from common import ROOT
 
 SOURCE = ROOT / "python" / "dressage_torch" / "src"
 sys.path.insert(0, str(SOURCE))
+# For processes that are started from here.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, map(str, [SOURCE, ROOT / "conformance", os.environ.get("PYTHONPATH")]))
+)
 
 from dressage_torch import wire  # noqa: E402 found through the path above
 
@@ -32,10 +38,107 @@ class Refused(Exception):
         self.status, self.code, self.message = status, body["error"]["code"], body["error"]["message"]
 
 
+def _rank(variables: dict[str, str], arguments: list[str], log: str) -> None:
+    """The life of a forked rank."""
+    os.environ.update(variables)
+    with Path(log).open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["dressage_torch", *arguments]
+    from dressage_torch.__main__ import main
+
+    main()
+
+
+class Torchrun:
+    """Ranks that torchrun starts and watches."""
+
+    def __init__(self, processes: int, arguments: list[str], variables: dict[str, str], log: Path) -> None:
+        run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
+        with log.open("w") as file:
+            command = [*run, "-m", "dressage_torch", *arguments]
+            self.process = subprocess.Popen(command, env=os.environ | variables, stdout=file, stderr=subprocess.STDOUT)
+
+    def ended(self) -> int | None:
+        """The exit code, once there is one."""
+        return self.process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None where it still runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        return None
+
+    def pids(self) -> list[int]:
+        """Process ids of the ranks, by rank."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"PPid:\t{self.process.pid}\n" in (entry / "status").read_text():
+                    parts = (entry / "environ").read_bytes().split(b"\0")
+                    rank = [part[5:] for part in parts if part.startswith(b"RANK=")]
+                    found |= {int(rank[0]): int(entry.name)} if rank else {}
+        return [found[rank] for rank in sorted(found)]
+
+    def terminate(self) -> None:
+        """Asks torchrun to end."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends torchrun and what it started."""
+        for pid in [*self.pids(), self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Forked:
+    """Ranks that are forked from a process which has imported everything: starting costs a second, where torchrun takes twenty
+    of a processor.
+    """
+
+    def __init__(self, processes: int, arguments: list[str], variables: dict[str, str], log: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch_preload"])
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        log.write_text("")
+        group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        self.ranks = []
+        for rank in range(processes):
+            own = variables | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self.ranks.append(context.Process(target=_rank, args=(own, arguments, str(log)), daemon=True))
+            self.ranks[-1].start()
+
+    def ended(self) -> int | None:
+        """The exit code of the first rank that has one."""
+        return next((rank.exitcode for rank in self.ranks if rank.exitcode is not None), None)
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None where one still runs."""
+        deadline = time.monotonic() + seconds
+        for rank in self.ranks:
+            rank.join(max(0.0, deadline - time.monotonic()))
+        return None if any(rank.is_alive() for rank in self.ranks) else self.ended()
+
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [rank.pid for rank in self.ranks]
+
+    def terminate(self) -> None:
+        """Asks all to end."""
+        for rank in self.ranks:
+            rank.terminate()
+
+    def kill(self) -> None:
+        """Ends all."""
+        for rank in self.ranks:
+            rank.kill()
+
+
 class Group:
     """Processes of one machine that train together, and a client of theirs."""
 
-    def __init__(self, processes: int, root: Path, **options) -> None:
+    def __init__(self, processes: int, root: Path, launcher=Torchrun, **options) -> None:
         self.root, self.token = Path(root), secrets.token_hex(16)
         self.root.mkdir(parents=True, exist_ok=True)
         self.port_file, self.log = self.root / "port", self.root / "log"
@@ -43,23 +146,25 @@ class Group:
         given = []
         for name, value in ({"dtype": "f32", "export_dtype": "f32", "device": "cpu"} | options).items():
             given += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
-        command += ["-m", "dressage_torch", *given, "--run-root", str(self.root), "--port-file", str(self.port_file)]
-        path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-        own = {"PYTHONPATH": path, "DRESSAGE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}
-        with self.log.open("w") as log:
-            command += ["--token-env", "DRESSAGE_TEST_TOKEN"]
-            self.process = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=subprocess.STDOUT)
+        given += [
+            "--run-root",
+            str(self.root),
+            "--port-file",
+            str(self.port_file),
+            "--token-env",
+            "DRESSAGE_TEST_TOKEN",
+        ]
+        self.processes = launcher(
+            processes, given, {"DRESSAGE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}, self.log
+        )
         self.description: dict = {}
 
     def wait(self) -> "Group":
         """Until models are loaded."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"the group ended with code {self.process.returncode}:\n{self.log.read_text()[-3000:]}"
-                )
+            if (code := self.processes.ended()) is not None:
+                raise RuntimeError(f"the group ended with code {code}:\n{self.log.read_text()[-3000:]}")
             with contextlib.suppress(OSError, Refused):
                 if self.port_file.exists():
                     self.description = self.get("/v1/describe")
@@ -94,30 +199,13 @@ class Group:
             raise Refused(status, json.loads(answer))
         return wire.unpack(answer)
 
-    def ranks(self) -> list[int]:
-        """Process ids of the ranks, by rank."""
-        found = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if f"PPid:\t{self.process.pid}\n" in (entry / "status").read_text():
-                    environment = dict(
-                        v.split(b"=", 1) for v in (entry / "environ").read_bytes().split(b"\0") if b"=" in v
-                    )
-                    if b"RANK" in environment:
-                        found[int(environment[b"RANK"])] = int(entry.name)
-        return [found[rank] for rank in sorted(found)]
-
-    def stop(self) -> int:
-        """Ends the group; returns the exit code of torchrun."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                for pid in self.ranks():
-                    os.kill(pid, signal.SIGKILL)
-                self.process.kill()
-        return self.process.wait()
+    def stop(self) -> None:
+        """Ends the group."""
+        if self.processes.ended() is None:
+            self.processes.terminate()
+        if self.processes.wait(60) is None:
+            self.processes.kill()
+            self.processes.wait(20)
 
     def __enter__(self) -> "Group":
         try:

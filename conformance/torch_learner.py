@@ -23,7 +23,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from common import Report, parser, reference, scratch
 from models import BASE, CASES, FAMILIES, FULL, SLIDING, Case, make
-from torch_group import Group, batch_arrays, group_arrays, path_arrays
+from torch_group import Forked, Group, Torchrun, batch_arrays, group_arrays, path_arrays
 from torch_losses import CLIP, losses, term_losses
 from trees import f32, paths
 
@@ -63,6 +63,7 @@ class Kind:
     models: tuple[str, ...]
     options: dict = dataclasses.field(default_factory=dict)
     every_loss: bool = False
+    launcher: type = Forked
 
 
 FAMILIES_3 = ("llama", "qwen2", "qwen3")
@@ -332,7 +333,7 @@ def run(report: Report, kind: Kind, model: str, folder: Path) -> None:
     made = make(MODELS[model], folder)
     name = f"{kind.name}, {model}"
     options = {"model": made, "critic": made} | kind.options
-    with Group(kind.processes, folder / f"{kind.name} {model}", **options) as group:
+    with Group(kind.processes, folder / f"{kind.name} {model}", kind.launcher, **options) as group:
         check = Check(report, group, name, made)
         plain = Plain(made, critic=False)
         batch = furnish(plain, paths(BASE["vocab_size"], 2, longest=60), 3)

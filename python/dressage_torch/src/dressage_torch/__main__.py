@@ -66,13 +66,14 @@ class Rank:
         shape.check()
         if self.rank == 0 and device.type == "cpu":
             say("CUDA paths (NCCL, FlexAttention, offloading) are untested: they were written without a GPU at hand")
-        host = Host(o, Ranks.of(shape, device), self.group.control)
+        worker = Worker(self.group, self.calls)
+        host = Host(o, Ranks.of(shape, device), self.group.control, worker.advance)
         if self.service:
             self.service.description = lambda: {"protocol": PROTOCOL, **host.describe()}
             say(
                 f"ready: {o.model} on {shape.data} data × {o.cp} context × {o.tp} tensor parallel ranks, {o.dtype}, {device.type}"
             )
-        Worker(self.group, host, self.calls).run()
+        worker.run(host)
 
     def end(self, message: str, code: int) -> None:
         """Ends the process: clients that wait get the reason."""

@@ -94,7 +94,8 @@ class Group:
         self.control = dist.new_group(backend="gloo", timeout=timeout)
         # A prefix of its own: a restart under the same torchrun must not read the beats of those before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"dressage/{attempt}", dist.distributed_c10d._get_default_store())
+        # A connection of its own: one that waits for another rank holds back whoever shares it.
+        store = dist.PrefixStore(f"dressage/{attempt}", dist.distributed_c10d._get_default_store().clone())
         self.heart = Heart(store, self.rank, self.world)
         self.heart.start()
 

@@ -4,12 +4,13 @@ import os
 import shutil
 from pathlib import Path
 
+import torch
 import transformers
 from torch.distributed import ProcessGroup
 
 from . import checkpoint, files, lora, model, probe
 from .errors import StartError, VerbError
-from .learner import Learner, Limits
+from .learner import Learner, Limits, Progress
 from .mesh import Ranks
 from .model import DTYPES, Precision
 from .options import Options
@@ -18,8 +19,8 @@ from .options import Options
 class Host:
     """Learners, each with the folder that its configuration and tokenizer come from, and the version it published last."""
 
-    def __init__(self, options: Options, ranks: Ranks, control: ProcessGroup) -> None:
-        self.options, self.ranks, self.control = options, ranks, control
+    def __init__(self, options: Options, ranks: Ranks, control: ProcessGroup, progress: Progress) -> None:
+        self.options, self.ranks, self.control, self.progress = options, ranks, control, progress
         on_cuda = ranks.device.type == "cuda"
         if options.offload and not on_cuda:
             raise StartError("--offload needs a GPU: on the CPU weights are in the host's memory as it is")
@@ -29,9 +30,13 @@ class Host:
         self.sources = {name: folder for name, folder in named.items() if folder is not None}
         self.versions: dict[str, int | None] = dict.fromkeys(self.sources)
         self.learners = {name: self._make(name, folder) for name, folder in self.sources.items()}
+        if options.probe:
+            for learner in self.learners.values():
+                probe.check(learner, self.precision.compute)
+        self.description = self._describe()
 
     def _make(self, name: str, folder: Path) -> Learner:
-        """A learner from a folder, tried on a small tree."""
+        """A learner from a folder."""
         frozen, critic = name == "reference", name == "critic"
         made = model.load(folder, self.ranks, self.precision, value_head=critic, frozen=frozen)
         if self.options.lora and name == "policy":
@@ -39,20 +44,20 @@ class Host:
         checkpoint.read_head(made, folder)
         trained = {} if frozen else checkpoint.of_weights(made) | checkpoint.of_head(made)
         limits = Limits(self.options.head_rows, self.options.tokens)
-        learner = Learner(made, trained, self.ranks, self.control, limits, self.flexible)
-        if self.options.probe:
-            probe.check(learner, self.precision.compute)
-        return learner
+        return Learner(made, trained, self.ranks, self.control, limits, self.flexible, self.progress)
 
     def describe(self) -> dict:
-        """What `/v1/describe` tells beside the protocol."""
-        import torch
+        """What `/v1/describe` tells beside the protocol. Called beside the verbs: it looks at no model."""
+        told = {
+            name: learner | {"version": self.versions[name]} for name, learner in self.description["learners"].items()
+        }
+        return self.description | {"learners": told}
 
+    def _describe(self) -> dict:
         policy, shape = self.learners["policy"], self.ranks.shape
         config = policy.model.config
         learners = {
             name: {
-                "version": self.versions[name],
                 "value_head": learner.has_value_head,
                 "trains": learner.optimiser is not None,
                 "lora": self.options.lora.json() if self.options.lora and name == "policy" else None,
@@ -127,12 +132,12 @@ class Host:
             names = checkpoint.write_weights(learner.model, self.sources[name], mine, dtype, self.ranks.device)
             if failed:
                 raise failed
-            return self._announce(name, version, partial, final, names) if self.ranks.rank == 0 else None
+            found = self._announce(name, version, partial, final, names) if self.ranks.rank == 0 else None
         except VerbError:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        finally:
-            self.versions[name] = version
+        self.versions[name] = version
+        return found
 
     def _announce(self, name: str, version: int, partial: Path, final: Path, names: list[str]) -> dict:
         try:

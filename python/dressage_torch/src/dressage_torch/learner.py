@@ -24,6 +24,7 @@ from .optimiser import Optimiser, Params
 from .sums import Sums
 
 NOTHING = TreeBatch(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64))
+# Told how many micro-batches are done, and of how many.
 Progress = Callable[[int, int], None]
 
 
@@ -39,11 +40,18 @@ class Learner:
     """A model, what is trained of it, and its optimiser."""
 
     def __init__(
-        self, model, trained: dict, ranks: Ranks, control: dist.ProcessGroup, limits: Limits, flexible: bool
+        self,
+        model,
+        trained: dict,
+        ranks: Ranks,
+        control: dist.ProcessGroup,
+        limits: Limits,
+        flexible: bool,
+        progress: Progress,
     ) -> None:
         self.model, self.ranks, self.control, self.limits, self.flexible = model, ranks, control, limits, flexible
         self.optimiser = Optimiser(trained, ranks.shape.world) if trained else None
-        self.progress: Progress = lambda done, of: None
+        self.progress = progress
 
     @property
     def has_value_head(self) -> bool:

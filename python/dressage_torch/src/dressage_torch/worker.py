@@ -18,13 +18,13 @@ IDLE_SECONDS = 2.0
 class Worker:
     """One rank's part in every verb. Only rank 0 has calls."""
 
-    def __init__(self, group: Group, host: Host, calls: Calls | None) -> None:
-        self.group, self.host, self.calls = group, host, calls
+    def __init__(self, group: Group, calls: Calls | None) -> None:
+        self.group, self.calls = group, calls
+        self.host: Host
 
-    def run(self) -> None:
+    def run(self, host: Host) -> None:
         """Works until the process ends. Errors that leave the ranks out of step are raised."""
-        for learner in self.host.learners.values():
-            learner.progress = self._advance
+        self.host = host
         while True:
             self.group.heart.where.what = "waiting for a call"
             call = self.calls.next(IDLE_SECONDS) if self.calls else None
@@ -43,7 +43,8 @@ class Worker:
                 step = f"step {call.step}: " if call.step else ""
                 say(f"{step}{verb} of {name}: {done} after {time.monotonic() - start:.2f} s")
 
-    def _advance(self, done: int, of: int) -> None:
+    def advance(self, done: int, of: int) -> None:
+        """Notes how far the running verb is."""
         what = self.group.heart.where.what.split(",")[0]
         self.group.heart.where.what = f"{what}, {done} of {of} micro-batches done"
         if self.calls:
