@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from common import Report, parser, scratch
 from models import BASE, make
-from torch_group import Group, Refused, batch_arrays, group_arrays, path_arrays
+from torch_group import Forked, Group, Refused, Torchrun, batch_arrays, group_arrays, path_arrays
 from torch_learner import GRPO, MODELS, OPTIM, Plain, distance, furnish
 from trees import paths
 
@@ -49,9 +49,9 @@ class Run:
             found += furnish(plain, paths(BASE["vocab_size"], seed + number, longest=90), seed + number)
         return found
 
-    def group(self, processes: int = 2, **options) -> Group:
+    def group(self, processes: int = 2, launcher=Forked, **options) -> Group:
         """A new group over the same folder."""
-        return Group(processes, self.root, model=self.made, collective_seconds=DEADLINE, **options)
+        return Group(processes, self.root, launcher, model=self.made, collective_seconds=DEADLINE, **options)
 
     def cut(self, group: Group, number: int) -> dict:
         """How the group would cut an update."""
@@ -156,10 +156,10 @@ def publications(report: Report, run: Run, group: Group) -> None:
     Plain(folder, critic=False)
 
 
-def ended(report: Report, run: Run, rank: int, how: signal.Signals) -> None:
+def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=Forked) -> None:
     """A rank is killed or stopped in the middle of `train`."""
-    what = f"{how.name} of rank {rank} in the middle of train"
-    with run.group() as group:
+    what = f"{how.name} of rank {rank} in the middle of train ({launcher.__name__.lower()})"
+    with run.group(launcher=launcher) as group:
         run.load(group, "first")
         told: list[str] = []
 
@@ -236,6 +236,7 @@ def main() -> None:
         steps = {
             "first": lambda: None,
             "kill 1": lambda: ended(report, run, 1, signal.SIGKILL),
+            "kill 1, torchrun": lambda: ended(report, run, 1, signal.SIGKILL, Torchrun),
             "kill 0": lambda: ended(report, run, 0, signal.SIGKILL),
             "stop 1": lambda: ended(report, run, 1, signal.SIGSTOP),
             "sizes": lambda: other_sizes(report, run),

@@ -24,6 +24,8 @@ class Host:
         on_cuda = ranks.device.type == "cuda"
         if options.offload and not on_cuda:
             raise StartError("--offload needs a GPU: on the CPU weights are in the host's memory as it is")
+        if options.attention == "flex" and not on_cuda:
+            raise StartError("--attention flex needs a GPU: FlexAttention has no backward pass on the CPU")
         self.precision = Precision(DTYPES[options.dtype], options.offload, options.recompute)
         self.flexible = options.attention == "flex" or (options.attention == "auto" and on_cuda)
         named = {"policy": options.model, "critic": options.critic, "reference": options.reference}
@@ -68,7 +70,7 @@ class Host:
             "model_type": config.model_type,
             "vocab_size": config.vocab_size,
             "context": model.context_of(config),
-            "parameters": sum(p.numel() for p in checkpoint.of_weights(policy.model).values()),
+            "parameters": sum(p.numel() for p in policy.model.parameters()),
             "dtype": self.options.dtype,
             "device": self.ranks.device.type,
             "world_size": shape.data,
@@ -145,7 +147,9 @@ class Host:
                 names = names + files.copy_companions(self.sources[name], partial)
             files.flush(partial)
             if final.exists():
-                final.rename(final.with_name(f".{final.name}.old"))
+                old = final.with_name(f".{final.name}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                final.rename(old)
             partial.rename(final)
             files.flush(final.parent)
             files.remove_old(final.parent, self.options.keep_published, version)
