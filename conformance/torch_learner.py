@@ -126,7 +126,8 @@ class Plain:
                     logp - t["returns"],
                     logp.clamp(t["value"] - VALUE_CLIP, t["value"] + VALUE_CLIP) - t["returns"],
                 )
-                found = t["weight"] * 0.5 * torch.maximum(free**2, near**2)
+                correction = torch.where(t["correction"].isnan(), 1.0, t["correction"])
+                found = t["weight"] * correction * 0.5 * torch.maximum(free**2, near**2)
             else:
                 found = term_losses(loss, logp.double(), entropy.double(), t)
             found.sum().backward()

@@ -5,8 +5,6 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::Write;
-
 use dressage_rl::correction::Bound;
 use dressage_rl::{
     Divergence, Interpolated, Interpolation, KeepGradient, KlEstimator, KlPenalty, Loss, PolicyLoss,
@@ -156,5 +154,5 @@ fn main() {
     let mut random = Random(7);
     let [points, losses] = evaluated(&mut random).try_into().unwrap();
     let vectors = json!({ "points": points, "losses": losses, "merged": merged(&mut random) });
-    writeln!(std::io::stdout(), "{vectors}").unwrap();
+    println!("{vectors}");
 }
