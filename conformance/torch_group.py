@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from common import ROOT
 
@@ -25,9 +26,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 from dressage_torch import wire  # noqa: E402 found through the path above
+from dressage_torch.__main__ import main  # noqa: E402
 
 TERM = ("weight", "advantage", "returns", "value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")
-START_SECONDS, VERB_SECONDS = 300.0, 300.0
+START_SECONDS, VERB_SECONDS = 900.0, 600.0
 
 
 class Refused(Exception):
@@ -45,8 +47,6 @@ def _rank(variables: dict[str, str], arguments: list[str], log: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = ["dressage_torch", *arguments]
-    from dressage_torch.__main__ import main
-
     main()
 
 
@@ -92,13 +92,15 @@ class Torchrun:
 
 
 class Forked:
-    """Ranks that are forked from a process which has imported everything: starting costs a second, where torchrun takes twenty
-    of a processor.
+    """Ranks that are forked from here, where everything is imported: starting costs a second of a processor, and twenty with
+    torchrun.
     """
 
     def __init__(self, processes: int, arguments: list[str], variables: dict[str, str], log: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch_preload"])
+        # With GPUs, autograd has threads, which do not survive a fork.
+        if torch.cuda.is_available():
+            raise RuntimeError("ranks are forked on the CPU alone; hide the GPUs with CUDA_VISIBLE_DEVICES=")
+        context = multiprocessing.get_context("fork")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         log.write_text("")
