@@ -8,6 +8,7 @@ where the same update agrees to 1e-5; bad requests change nothing and are answer
 Not checked here: several machines, CUDA.
 """
 
+import contextlib
 import http.client
 import os
 import signal
@@ -176,11 +177,15 @@ def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=For
         victim = group.processes.pids()[rank]
         start = time.monotonic()
         os.kill(victim, how)
+        if how is signal.SIGSTOP:
+            while group.processes.ended() is None and time.monotonic() - start < 4 * DEADLINE:
+                time.sleep(0.1)
+            # Nobody else ends it where ranks were forked.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
         code = group.processes.wait(4 * DEADLINE)
-        thread.join()
         seconds = time.monotonic() - start
-        if how is signal.SIGSTOP and Path(f"/proc/{victim}").exists():
-            os.kill(victim, signal.SIGKILL)
+        thread.join()
         log = group.log.read_text()
         report.expect(f"{what}: the group ends", code not in (0, None), f"code {code} after {seconds:.0f} s")
         if rank:

@@ -51,10 +51,11 @@ class Rank:
             say(f"rank {self.rank}: {error}")
             self.end("the group could not start: " + str(error), EXIT_INPUT)
         except BaseException as error:
-            said = traceback.format_exc() if not isinstance(error, RuntimeError) else ""
+            said = traceback.format_exc()
             cause = self.group.heart.diagnosis() if self.group else "the group was not complete"
             message = f"rank {self.rank} failed: {type(error).__name__}: {error}; {cause}"
-            say(said + message)
+            # That another is gone explains what a collective complained of.
+            say(message if cause.startswith("dead") else said + message)
             self.end(message, EXIT_FAILED)
 
     def _work(self) -> None:
