@@ -26,7 +26,7 @@ from torch_group import Forked, Group, Refused, Torchrun, batch_arrays, group_ar
 from torch_learner import GRPO, MODELS, OPTIM, Plain, distance, furnish
 from trees import paths
 
-DEADLINE = 25
+DEADLINE = 60
 
 
 def crcs(manifest: dict) -> dict[str, int]:

@@ -79,7 +79,12 @@ KINDS = [
     Kind("ep 2", 2, ("qwen3_moe",), {"ep": 2}),
     Kind("ep 2 = tp 2", 2, ("qwen3_moe",), {"ep": 2, "tp": 2}),
     Kind("fsdp 2, windows", 2, ("windows", "gemma3")),
-    Kind("fsdp 2, checkpointed", 2, ("qwen3",), {"checkpoint-activations": True, "head_rows": 7, "tokens": 40}),
+    Kind(
+        "fsdp 2, checkpointed, offloaded",
+        2,
+        ("qwen3",),
+        {"checkpoint-activations": True, "offload": True, "head_rows": 7, "tokens": 40},
+    ),
     Kind("fsdp 2, adapter", 2, ("qwen2",), {"lora_rank": 4, "lora_alpha": 8.0}),
     Kind("fsdp 2, bf16", 2, ("llama",), {"dtype": "bf16"}, bounds=(0.1, 0.3)),
     Kind("one process", 1, ("qwen2",), launcher=Torchrun),

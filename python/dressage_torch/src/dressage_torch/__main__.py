@@ -22,6 +22,7 @@ from .options import Options, parse
 from .server import Service, serve
 from .worker import Worker
 
+DRAIN_SECONDS = 5.0
 EXIT_FAILED, EXIT_INPUT, EXIT_TERMINATED = 1, 2, 143
 
 
@@ -83,7 +84,7 @@ class Rank:
         if self.calls:
             self.calls.stop(VerbError("failed", message + "; restart the group and load the last checkpoint"))
             # Answers are written by threads that end with the process.
-            threading.Event().wait(0.5)
+            self.service.drain(DRAIN_SECONDS)
         exit_now(code)
 
     def terminate(self) -> None:

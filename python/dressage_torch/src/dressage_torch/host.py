@@ -12,8 +12,9 @@ from . import checkpoint, files, lora, model, probe
 from .errors import StartError, VerbError
 from .learner import Learner, Limits, Progress
 from .mesh import Ranks
-from .model import DTYPES, Precision
+from .model import DTYPES
 from .options import Options
+from .sharding import Precision
 
 
 class Host:
@@ -22,8 +23,6 @@ class Host:
     def __init__(self, options: Options, ranks: Ranks, control: ProcessGroup, progress: Progress) -> None:
         self.options, self.ranks, self.control, self.progress = options, ranks, control, progress
         on_cuda = ranks.device.type == "cuda"
-        if options.offload and not on_cuda:
-            raise StartError("--offload needs a GPU: on the CPU weights are in the host's memory as it is")
         if options.attention == "flex" and not on_cuda:
             raise StartError("--attention flex needs a GPU: FlexAttention has no backward pass on the CPU")
         self.precision = Precision(DTYPES[options.dtype], options.offload, options.recompute)

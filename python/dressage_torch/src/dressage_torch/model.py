@@ -1,17 +1,16 @@
 """A Hugging Face causal language model that computes trees, sharded over the group.
 
-transformers reads every rank's shard of the safetensors files and applies its own plans for tensor and expert parallelism;
-FSDP2 shards block by block. Embedding, final norm and heads stay with the root, so that the head may run chunk by chunk.
+transformers reads every rank's shard of the safetensors files and applies its own plans for tensor and expert parallelism; FSDP2
+is applied in between (sharding.py).
 """
 
+import copy
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -19,30 +18,38 @@ from .attention import NAME
 from .errors import StartError
 from .layout import Layout
 from .mesh import Ranks
+from .sharding import Precision, shard
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 LAYERS = {"full_attention", "sliding_attention"}
 
 
-@dataclass(frozen=True)
-class Precision:
-    """`compute` is the type of products; weights that are trained are f32. With `offload` they live in the host's memory."""
-
-    compute: torch.dtype
-    offload: bool
-    recompute: bool
-
-
 class TreeModel:
     """Mixed into a class of transformers: `forward` runs the model on a layout and hands its last hidden states on."""
 
-    _fsdp_plan: dict = {}  # noqa: RUF012 transformers' own declaration
     has_value_head = False
+    precision: Precision
 
     def __init__(self, config, *rest, **options) -> None:
         super().__init__(config, *rest, **options)
         if self.has_value_head:
             self.value_head = nn.Linear(config.hidden_size, 1)
+
+    @classmethod
+    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
+        """A step of `from_pretrained`, before weights are read: tensor and expert parallelism as transformers has them, then
+        FSDP2 as it is needed here. Heads that are tied are so before: transformers ties them after FSDP2, which then takes
+        them for two parameters, one of which would keep its old weights.
+        """
+        if mesh_manager is None:
+            return model
+        others = copy.copy(distributed_config)
+        others.fsdp_size = 1
+        model = super().maybe_distribute_model(model, others, mesh_manager)
+        model.config.distributed_config = distributed_config
+        model.tie_weights(recompute_mapping=False)
+        shard(model, mesh_manager.get_mesh("fsdp"), mesh_manager.get_mesh("efsdp"), cls.precision)
+        return model
 
     def forward(self, layout: Layout | None, then):
         """`then(self, hidden)` of the hidden states [rows, width] that predict the next tokens. It runs in here, where the
@@ -82,7 +89,6 @@ def check_config(folder: Path) -> AutoConfig:
         )
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise StartError(f"{folder} is a {config.model_type}, which is no causal language model in transformers")
-    config.base_model_fsdp_plan = {"layers.*": "free_full_weight"}
     return config
 
 
@@ -90,15 +96,13 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     """The model of a folder, sharded. All ranks do this at once."""
     config = check_config(folder)
     base = AutoModelForCausalLM._model_mapping[type(config)]
-    model_class = type(base.__name__, (TreeModel, base), {"has_value_head": value_head})
+    model_class = type(base.__name__, (TreeModel, base), {"has_value_head": value_head, "precision": precision})
     shape = ranks.shape
     split = DistributedConfig(
         tp_size=shape.tensor,
         fsdp_size=shape.shards,
         ep_size=shape.expert,
         ep_implementation="all_to_all" if shape.expert > 1 else "auto",
-        fsdp_mixed_precision=precision.compute is torch.bfloat16,
-        fsdp_cpu_offload=precision.offload,
     )
     model, report = model_class.from_pretrained(
         folder,
@@ -113,12 +117,8 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     _check_report(folder, report)
     if shape.world == 1:
         model.to(ranks.device)
-    if shape.shards == 1:
-        _shard_alone(model, ranks, precision)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
-            module.set_gradient_divide_factor(1.0)
+        alone = init_device_mesh(ranks.device.type, (1,))
+        shard(model, alone, alone, precision)
     return _settle(model, value_head, frozen, precision)
 
 
@@ -129,20 +129,6 @@ def _check_report(folder: Path, report: dict) -> None:
     for what, names in (("lack", missing), ("have unknown", unknown), ("have misshapen", report["mismatched_keys"])):
         if names:
             raise StartError(f"the safetensors files of {folder} {what} tensors: {', '.join(map(str, names))[:400]}")
-
-
-def _shard_alone(model: nn.Module, ranks: Ranks, precision: Precision) -> None:
-    """FSDP2 where there is nothing to shard over: for its mixed precision and its offloading alone."""
-    manager = getattr(model, "_mesh_manager", None)
-    mesh = manager.get_mesh("fsdp") if manager else init_device_mesh(ranks.device.type, (1,), mesh_dim_names=("fsdp",))
-    options = {"mesh": mesh}
-    if precision.compute is torch.bfloat16:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if precision.offload:
-        options["offload_policy"] = CPUOffloadPolicy()
-    for layer in model.base_model.layers:
-        fully_shard(layer, **options)
-    fully_shard(model, **options)
 
 
 def _settle(model: nn.Module, value_head: bool, frozen: bool, precision: Precision) -> nn.Module:

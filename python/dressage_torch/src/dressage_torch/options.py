@@ -82,9 +82,7 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument(
         "--checkpoint-activations", action="store_true", help="recompute activations in the backward pass"
     )
-    shape.add_argument(
-        "--offload", action="store_true", help="keep weights and optimiser in the host's memory (CUDA only)"
-    )
+    shape.add_argument("--offload", action="store_true", help="keep weights and optimiser in the host's memory")
     shape.add_argument("--head-rows", type=int, default=512, help="rows whose logits exist at the same time")
     shape.add_argument(
         "--tokens", type=int, default=8192, help="packed tokens at a time of batches that come without a cut"

@@ -1,5 +1,6 @@
 """HTTP on rank 0: who may ask, what is asked, and answers. Training happens elsewhere (`worker.py`)."""
 
+import contextlib
 import hmac
 import json
 import threading
@@ -22,12 +23,31 @@ class Service:
     def __init__(self, token: str, calls: Calls, most_bytes: int) -> None:
         self.token, self.calls, self.most_bytes = token.encode(), calls, most_bytes
         self.description = None
+        self._asked = 0
+        self._answered = threading.Condition()
 
     def describe(self) -> dict:
         """Raises `busy` while models load."""
         if self.description is None:
             raise VerbError("busy", "the group is still loading its models; try again")
         return self.description()
+
+    @contextlib.contextmanager
+    def answering(self):
+        """Around a request whose answer must not be lost when the process ends."""
+        with self._answered:
+            self._asked += 1
+        try:
+            yield
+        finally:
+            with self._answered:
+                self._asked -= 1
+                self._answered.notify_all()
+
+    def drain(self, seconds: float) -> None:
+        """Waits until no answer is under way, for some seconds at most."""
+        with self._answered:
+            self._answered.wait_for(lambda: not self._asked, seconds)
 
     def allows(self, header: str | None) -> bool:
         """Whether a request bears the token."""
@@ -63,6 +83,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """A verb of a learner. Answers when it is done."""
+        with self.service.answering():
+            self._verb()
+
+    def _verb(self) -> None:
         try:
             body = self._body()
             self._authorise()
