@@ -1,0 +1,262 @@
+"""Groups of `dressage_torch` whose processes are killed or stopped, resumed, replayed and asked for nonsense.
+
+Checks, on a tiny model and two ranks: an update done again from a checkpoint gives equal bits (checksums of weights and moments),
+also after kill -9 of a rank in the middle of `train` and a new start; a call that comes again is not done again; a killed or
+stopped rank ends the group within its deadline, and client and log are told which; checkpoints load on another number of ranks,
+where the same update agrees to 1e-5; bad requests change nothing and are answered with a reason.
+
+Not checked here: several machines, CUDA.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file
+
+from common import Report, parser, scratch
+from models import BASE, make
+from torch_group import Forked, Group, Refused, Torchrun, batch_arrays, group_arrays, path_arrays
+from torch_learner import GRPO, MODELS, OPTIM, Plain, distance, furnish
+from trees import paths
+
+DEADLINE = 60
+
+
+def crcs(manifest: dict) -> dict[str, int]:
+    """Checksums of saved files."""
+    return {file["name"]: file["crc32c"] for file in manifest["manifest"]["files"]}
+
+
+class Run:
+    """Updates of a policy in a folder, on groups that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.made = make(MODELS["qwen3"], folder)
+        self.root = folder / "run"
+        plain = Plain(self.made, critic=False)
+        self.updates = [self._update(plain, seed) for seed in (20, 40)]
+
+    def _update(self, plain: Plain, seed: int) -> list[dict]:
+        """Enough paths for a step that lasts."""
+        found = []
+        for number in range(6):
+            found += furnish(plain, paths(BASE["vocab_size"], seed + number, longest=90), seed + number)
+        return found
+
+    def group(self, processes: int = 2, launcher=Forked, **options) -> Group:
+        """A new group over the same folder."""
+        return Group(processes, self.root, launcher, model=self.made, collective_seconds=DEADLINE, **options)
+
+    def cut(self, group: Group, number: int) -> dict:
+        """How the group would cut an update."""
+        batch = self.updates[number]
+        arrays = group_arrays([batch[i : i + 6] for i in range(0, len(batch), 6)])
+        return group.call("policy", "plan", {"micro_batch_tokens": 60}, arrays)[0]["cut"]
+
+    def train(self, group: Group, number: int, name: str | None = None) -> dict:
+        """One update."""
+        control = {"loss": GRPO, "params": OPTIM | {"max_grad_norm": 1.0}, "cut": self.cut(group, number)}
+        return group.call("policy", "train", control, path_arrays(self.updates[number]), name)[0]
+
+    def save(self, group: Group, name: str) -> dict[str, int]:
+        """A checkpoint; returns checksums."""
+        folder = self.root / name
+        folder.mkdir(exist_ok=True)
+        return crcs(group.call("policy", "save", {"folder": str(folder), "with_optimiser": True})[0])
+
+    def load(self, group: Group, name: str) -> None:
+        """Goes back to a checkpoint."""
+        group.call("policy", "load", {"folder": str(self.root / name), "with_optimiser": True})
+
+
+def first_group(report: Report, run: Run) -> dict[str, int]:
+    """A checkpoint after one update, and what the next makes of it; replay; calls twice; nonsense."""
+    with run.group() as group:
+        cut = run.cut(group, 0)
+        report.expect(
+            "a cut is the same when it is asked for again",
+            cut == run.cut(group, 0),
+            f"{len(cut['micro_batches'])} micro-batches",
+        )
+        run.train(group, 0)
+        run.save(group, "first")
+        answer = run.train(group, 1, "call-1")
+        second = run.save(group, "second")
+        again = run.train(group, 1, "call-1")
+        report.expect(
+            "a call that comes again is answered, and not done", again == answer and run.save(group, "second") == second
+        )
+        run.load(group, "first")
+        report.expect("loading gives back every bit", run.save(group, "loaded") == run.save(group, "first"))
+        report.expect("replay gives the same sums", run.train(group, 1) == answer)
+        report.expect("replay gives the same bits", run.save(group, "replayed") == second)
+        nonsense(report, run, group)
+        report.expect("nonsense has changed nothing", run.save(group, "after") == second)
+        publications(report, run, group)
+    return second
+
+
+def nonsense(report: Report, run: Run, group: Group) -> None:
+    """Requests that are refused, each with its status and a part of its reason."""
+    batch, update = batch_arrays(run.updates[0]), path_arrays(run.updates[0])
+    cut = run.cut(group, 0)
+    fewer = cut | {"micro_batches": cut["micro_batches"][1:]}
+    control = {"loss": GRPO, "params": OPTIM}
+    beyond = batch | {"tokens": batch["tokens"] + BASE["vocab_size"]}
+    bare = {name: column for name, column in batch.items() if name != "reference"}
+    unknown = batch | {"reference": np.full_like(batch["reference"], np.nan)}
+    outside = {"folder": "/tmp", "with_optimiser": True}
+    cases = [
+        ("a cut that lacks paths", 409, "is in no micro-batch", "train", control | {"cut": fewer}, update),
+        ("a cut for other ranks", 409, "made for 7 ranks", "train", control | {"cut": cut | {"world_size": 7}}, update),
+        ("an id beyond the vocabulary", 400, "vocabulary has", "logprobs", {}, beyond),
+        ("a body without a column", 400, "no tensor 'reference'", "logprobs", {}, bare),
+        ("a loss that terms do not fit", 400, "lacks a reference", "forward_backward", {"loss": GRPO}, unknown),
+        ("a loss that does not exist", 400, "not known", "forward_backward", {"loss": {"policy": "dpo"}}, batch),
+        ("values without a value head", 422, "no value head", "values", {}, batch),
+        ("a folder outside of the run", 400, "not under the root", "save", outside, None),
+        (
+            "a folder without weights",
+            422,
+            "configuration",
+            "load",
+            {"folder": str(run.root), "with_optimiser": True},
+            None,
+        ),
+        ("numbers that are missing", 400, "learning_rate", "optim_step", {"params": {}}, None),
+        ("an unknown verb", 404, "no verb", "dream", {}, None),
+    ]
+    for what, status, reason, verb, asked, arrays in cases:
+        try:
+            group.call("policy", verb, asked, arrays)
+            report.expect(what, False, "was done")
+        except Refused as refused:
+            report.expect(what, refused.status == status and reason in refused.message, refused.message[:110])
+    status, _ = group.request("GET", "/v1/describe", authorization="Bearer wrong")
+    report.expect("another token", status == 401)
+    report.expect("health needs none", group.request("GET", "/health", authorization="")[0] == 200)
+    status, _ = group.request("POST", "/v1/learners/policy/logprobs", b"nonsense", **{"x-dressage-call": "odd"})
+    report.expect("a body that is no safetensors", status == 400)
+
+
+def publications(report: Report, run: Run, group: Group) -> None:
+    """Three versions, of which two stay; the last is what transformers loads."""
+    found = [group.call("policy", "publish", {"version": version})[0]["weights"] for version in (1, 2, 3)]
+    folder = Path(found[-1]["at"]["manifest"]["place"]["local"])
+    report.expect("two publications stay", sorted(p.name for p in folder.parent.iterdir()) == ["v2", "v3"])
+    saved, published = load_file(run.root / "after" / "model.safetensors"), load_file(folder / "model.safetensors")
+    report.check("published weights", distance(published, saved), 0.0)
+    report.expect("the published version is described", group.get("/v1/describe")["learners"]["policy"]["version"] == 3)
+    Plain(folder, critic=False)
+
+
+def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=Forked) -> None:
+    """A rank is killed or stopped in the middle of `train`."""
+    what = f"{how.name} of rank {rank} in the middle of train ({launcher.__name__.lower()})"
+    with run.group(launcher=launcher) as group:
+        run.load(group, "first")
+        told: list[str] = []
+
+        def train() -> None:
+            try:
+                told.append(str(run.train(group, 1)))
+            except (Refused, OSError, http.client.HTTPException) as error:
+                told.append(str(error))
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        while group.get("/v1/progress")["micro_batches_done"] < 2:
+            time.sleep(0.01)
+        victim = group.processes.pids()[rank]
+        start = time.monotonic()
+        os.kill(victim, how)
+        if how is signal.SIGSTOP:
+            while group.processes.ended() is None and time.monotonic() - start < 4 * DEADLINE:
+                time.sleep(0.1)
+            # Nobody else ends it where ranks were forked.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        code = group.processes.wait(4 * DEADLINE)
+        seconds = time.monotonic() - start
+        thread.join()
+        log = group.log.read_text()
+        report.expect(f"{what}: the group ends", code not in (0, None), f"code {code} after {seconds:.0f} s")
+        if rank:
+            report.expect(f"{what}: the log names it", f"dead or stopped: rank {rank}" in log)
+            report.expect(f"{what}: the client is told", f"rank {rank}" in told[0], told[0][:140])
+        else:
+            report.expect(f"{what}: the client is told", bool(told) and "sums" not in told[0], told[0][:140])
+
+
+def other_sizes(report: Report, run: Run) -> None:
+    """One process takes the checkpoint of two, and two take that of one."""
+    with run.group(1) as group:
+        run.load(group, "first")
+        report.expect("one rank loads what two saved", run.save(group, "alone") == crcs_of(run.root / "first"))
+        run.train(group, 1)
+        run.save(group, "second of one")
+    ours, theirs = (load_file(run.root / name / "model.safetensors") for name in ("second of one", "second"))
+    report.check("the same update on one rank: weights", distance(ours, theirs), 1e-5)
+    with run.group(2) as group:
+        run.load(group, "second of one")
+        report.expect("two ranks load what one saved", run.save(group, "back") == crcs_of(run.root / "second of one"))
+
+
+def crcs_of(folder: Path) -> dict[str, int]:
+    """Checksums of files as they lie."""
+    from dressage_torch.files import checksum
+
+    return {path.name: checksum(path)[1] for path in folder.iterdir()}
+
+
+def refused_starts(report: Report, run: Run) -> None:
+    """Groups that do not start, and say why."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    empty = run.root / "empty"
+    empty.mkdir(exist_ok=True)
+    cases = [
+        ("a port in use", {"port": taken.getsockname()[1]}, "cannot listen"),
+        ("ranks that do not divide", {"tp": 3}, "do not divide into --tp 3"),
+        ("a folder without a model", {"critic": empty}, "no folder with a config.json"),
+    ]
+    for what, options, reason in cases:
+        group = run.group(1, **options)
+        code = group.processes.wait(300)
+        report.expect(f"{what}: does not start", code not in (0, None) and reason in group.log.read_text())
+    taken.close()
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    report = Report()
+    with scratch() as folder:
+        run = Run(Path(folder))
+        steps = {
+            "first": lambda: None,
+            "kill 1": lambda: ended(report, run, 1, signal.SIGKILL),
+            "kill 1, torchrun": lambda: ended(report, run, 1, signal.SIGKILL, Torchrun),
+            "kill 0": lambda: ended(report, run, 0, signal.SIGKILL),
+            "stop 1": lambda: ended(report, run, 1, signal.SIGSTOP),
+            "sizes": lambda: other_sizes(report, run),
+            "starts": lambda: refused_starts(report, run),
+        }
+        second = first_group(report, run)
+        for name, step in steps.items():
+            if arguments.only in name:
+                step()
+        with run.group() as group:
+            run.load(group, "first")
+            run.train(group, 1)
+            report.expect("after all this a new group gives the same bits", run.save(group, "resumed") == second)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+//! Vectors of every loss at random terms, and of merging, as JSON on stdout: what learners in other languages
+//! are held against (`python/dressage_torch/tests/vectors.json`).
+//!
+//! `cargo run -p dressage-rl --example loss_vectors > python/dressage_torch/tests/vectors.json`
+
+#![allow(clippy::unwrap_used)]
+
+use dressage_rl::correction::Bound;
+use dressage_rl::{
+    Divergence, Interpolated, Interpolation, KeepGradient, KlEstimator, KlPenalty, Loss, PolicyLoss,
+    TrustRegion,
+};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use serde_json::{Value, json};
+
+/// Numbers in [0, 1), by SplitMix64 (Steele et al. 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn within(&mut self, low: f64, high: f64) -> f32 {
+        (low + (high - low) * self.next()) as f32
+    }
+
+    fn below(&mut self, n: u32) -> u32 {
+        (self.next() * f64::from(n)) as u32
+    }
+
+    fn maybe(&mut self, value: f32) -> Option<f32> {
+        (self.next() < 0.7).then_some(value)
+    }
+}
+
+fn losses() -> Vec<Loss> {
+    let clip = |dual, trust, keep| PolicyLoss::Clip { low: 0.2, high: 0.28, dual, trust, keep };
+    let trust = TrustRegion { cap: 2.0, strict: false, age_decay: 0.1 };
+    let strict = TrustRegion { strict: true, ..trust };
+    let keep = |in_value_only| Some(KeepGradient { below: 0.5, above: 0.25, in_value_only });
+    let divergence = |measure| PolicyLoss::Divergence { measure, below: 0.1, above: 0.15, cap: 1.5 };
+    let mut losses: Vec<Loss> = [
+        PolicyLoss::CrossEntropy,
+        PolicyLoss::Reinforce,
+        PolicyLoss::ImportanceSampling,
+        clip(None, None, None),
+        clip(Some(2.0), None, None),
+        clip(None, Some(trust), None),
+        clip(Some(2.0), Some(strict), None),
+        clip(None, None, keep(false)),
+        clip(None, Some(trust), keep(true)),
+        PolicyLoss::MiniRl { low: 0.2, high: 0.28, trust },
+        PolicyLoss::MiniRl { low: 0.2, high: 0.28, trust: strict },
+        PolicyLoss::Cispo { low: 0.2, high: 0.28 },
+        PolicyLoss::Gspo { low: 0.2, high: 0.28 },
+        PolicyLoss::GeometricMean { low: 0.4, high: 0.4 },
+        PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 },
+        PolicyLoss::Direct { beta: 0.5 },
+        divergence(Divergence::TotalVariation),
+        divergence(Divergence::Kl),
+        PolicyLoss::KlCov { coefficient: 0.5, share: 0.2 },
+        PolicyLoss::ClipCov { low: 0.2, high: 0.28, share: 0.2, lower: 0.1, upper: 5.0 },
+        PolicyLoss::Value { clip: None },
+        PolicyLoss::Value { clip: Some(0.2) },
+    ]
+    .map(Loss::of)
+    .to_vec();
+    use KlEstimator::*;
+    for estimator in [K1, K2, K3, Absolute, K1WithK2Gradient, K3WithK2Gradient] {
+        for importance_weighted in [false, true] {
+            let kl = Some(KlPenalty { estimator, coefficient: 0.3, importance_weighted });
+            losses.push(Loss { kl, ..Loss::of(clip(Some(2.0), None, None)) });
+        }
+    }
+    let bounds = [Bound::Clamp { low: 0.5, high: 2.0 }, Bound::Mask { low: 0.7, high: 1.5 }];
+    for by in [Interpolation::LogLinear, Interpolation::Linear] {
+        for bound in bounds {
+            let interpolated = Some(Interpolated { by, bound });
+            losses.push(Loss { interpolated, ..Loss::of(clip(None, None, None)) });
+        }
+    }
+    losses.push(Loss { entropy: 0.01, ..Loss::of(clip(None, None, None)) });
+    losses
+}
+
+/// A term and the log-probability (or value) that it is evaluated at; some of them far out.
+fn term(random: &mut Random) -> (f32, Term) {
+    let logp = random.within(-6.0, -0.01);
+    let spread = if random.next() < 0.1 { 30.0 } else { 1.0 };
+    let near = |random: &mut Random| logp + random.within(-spread, spread);
+    let (behaviour, proximal, reference) = (near(random), near(random), near(random));
+    let term = Term {
+        path: random.below(5),
+        weight: if random.next() < 0.1 { 0.0 } else { random.within(0.001, 0.02) },
+        advantage: if random.next() < 0.1 { 0.0 } else { random.within(-2.0, 2.0) },
+        returns: random.within(-2.0, 2.0),
+        value: Some(logp + random.within(-0.5, 0.5)),
+        behaviour: random.maybe(behaviour),
+        proximal: random.maybe(proximal),
+        reference: random.maybe(reference),
+        path_log_ratio: if random.next() < 0.1 { Some(12.0) } else { Some(random.within(-0.6, 0.6)) },
+        marked: random.next() < 0.5,
+        correction: if random.next() < 0.2 { Some(0.0) } else { Some(1.5).filter(|_| random.next() < 0.5) },
+        age: random.below(4),
+        version: 0,
+    };
+    (logp, term)
+}
+
+fn evaluated(random: &mut Random) -> Vec<Value> {
+    let mut points: Vec<(f32, Term)> = (0..48).map(|_| term(random)).collect();
+    // A certain token, and one that stands exactly on its old policy.
+    points[0].1.proximal = Some(0.0);
+    points[1].1.proximal = Some(points[1].0);
+    points[1].1.behaviour = Some(points[1].0);
+    let of = |loss: &Loss| -> Value {
+        let found = points.iter().map(|(logp, term)| loss.evaluate(*logp, term));
+        let rows: Vec<Value> = found
+            .map(|e| json!([e.loss, e.slope, e.ratio, e.log_ratio, e.clipped, e.dual, e.dropped, e.kl]))
+            .collect();
+        json!({ "loss": loss, "evaluated": rows })
+    };
+    let losses: Vec<Value> = losses().iter().map(of).collect();
+    let points: Vec<Value> = points.iter().map(|(at, term)| json!({ "at": at, "term": term })).collect();
+    vec![json!(points), json!(losses)]
+}
+
+fn merged(random: &mut Random) -> Vec<Value> {
+    let batch = |random: &mut Random| {
+        let letters = 2 + random.below(3);
+        let path = |random: &mut Random| {
+            let tokens: Vec<u32> = (0..1 + random.below(14)).map(|_| random.below(letters)).collect();
+            let chosen = (1..tokens.len() as u32).filter(|_| random.next() < 0.6).collect::<Vec<_>>();
+            let targets = chosen.into_iter().map(|index| PathTarget {
+                index,
+                temperature: if random.next() < 0.3 { 0.7 } else { 1.0 },
+                term: term(random).1,
+            });
+            PathInput { targets: targets.collect(), tokens: tokens.into() }
+        };
+        let paths: Vec<PathInput> = (0..1 + random.below(9)).map(|_| path(random)).collect();
+        let merged = TreeBatch::merge(&paths).unwrap();
+        json!({ "paths": paths, "merged": merged })
+    };
+    (0..12).map(|_| batch(random)).collect()
+}
+
+fn main() {
+    let mut random = Random(7);
+    let [points, losses] = evaluated(&mut random).try_into().unwrap();
+    let vectors = json!({ "points": points, "losses": losses, "merged": merged(&mut random) });
+    println!("{vectors}");
+}

@@ -1,0 +1,199 @@
+"""Tree batches: packed tokens in depth-first order, and what to train of them.
+
+Token k of a batch is seen by token q where k <= q < subtree_end[k]: by itself and by all below it.
+"""
+
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from .errors import invalid
+from .wire import Arrays, Columns
+
+OPTIONAL = ("value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")
+REQUIRED = ("weight", "advantage", "returns")
+
+
+@dataclass
+class Terms:
+    """Reasons to train tokens, one a path: columns of equal length. NaN stands for an optional number that is absent."""
+
+    path: np.ndarray
+    weight: np.ndarray
+    advantage: np.ndarray
+    returns: np.ndarray
+    value: np.ndarray
+    behaviour: np.ndarray
+    proximal: np.ndarray
+    reference: np.ndarray
+    path_log_ratio: np.ndarray
+    correction: np.ndarray
+    marked: np.ndarray
+    age: np.ndarray
+    version: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def __getitem__(self, index) -> "Terms":
+        return Terms(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    @staticmethod
+    def read(columns: Columns, count: int, path: np.ndarray | None = None) -> "Terms":
+        """The columns of a body; `path` is given where the body leaves it out."""
+        floats = {name: columns.floats(name, count) for name in REQUIRED + OPTIONAL}
+        integers = {name: columns.integers(name, count) for name in ("marked", "age", "version")}
+        integers["marked"] = integers["marked"] != 0
+        path = columns.integers("path", count) if path is None else path
+        return Terms(path=path, **floats, **integers)
+
+    @staticmethod
+    def empty() -> "Terms":
+        """No terms."""
+        kinds = {"path": np.int64, "marked": bool, "age": np.int64, "version": np.int64}
+        return Terms(**{f.name: np.zeros(0, kinds.get(f.name, np.float32)) for f in fields(Terms)})
+
+
+def no_integers() -> np.ndarray:
+    """An empty column."""
+    return np.zeros(0, np.int64)
+
+
+@dataclass
+class TreeBatch:
+    """A forest over token ids. Per token [n]: `tokens`, `position` on its path, `subtree_end` (exclusive). Per target [t]:
+    `target_token` and `predictor` (packed indices), `temperature`, `first_term`, `term_count`.
+    """
+
+    tokens: np.ndarray
+    position: np.ndarray
+    subtree_end: np.ndarray
+    target_token: np.ndarray = field(default_factory=no_integers)
+    predictor: np.ndarray = field(default_factory=no_integers)
+    temperature: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    first_term: np.ndarray = field(default_factory=no_integers)
+    term_count: np.ndarray = field(default_factory=no_integers)
+    terms: Terms = field(default_factory=Terms.empty)
+
+    @staticmethod
+    def read(arrays: Arrays) -> "TreeBatch":
+        """The batch of a body, checked.
+
+        Raises `invalid` with the first thing that does not fit.
+        """
+        columns = Columns(arrays)
+        tokens = columns.integers("tokens")
+        targets = columns.integers("target_token")
+        terms = columns.integers("path")
+        batch = TreeBatch(
+            tokens,
+            columns.integers("position", len(tokens)),
+            columns.integers("subtree_end", len(tokens)),
+            targets,
+            columns.integers("predictor", len(targets)),
+            columns.floats("temperature", len(targets)),
+            columns.integers("first_term", len(targets)),
+            columns.integers("terms", len(targets)),
+            Terms.read(columns, len(terms)),
+        )
+        batch.check()
+        return batch
+
+    @property
+    def term_target(self) -> np.ndarray:
+        """The target of every term that has one, in the order of targets."""
+        return np.repeat(np.arange(len(self.target_token)), self.term_count)
+
+    @property
+    def term_index(self) -> np.ndarray:
+        """The place among the terms of every term, in the order of targets."""
+        within = np.arange(self.term_count.sum()) - np.repeat(
+            np.cumsum(self.term_count) - self.term_count, self.term_count
+        )
+        return np.repeat(self.first_term, self.term_count) + within
+
+    def parents(self) -> np.ndarray:
+        """The token before every token on its path; −1 at a root.
+
+        Raises `invalid` where tokens are not in depth-first order or positions do not count along paths.
+        """
+        n, above = len(self.tokens), []
+        parent = np.full(n, -1, np.int64)
+        ends, positions = self.subtree_end.tolist(), self.position.tolist()
+        for k in range(n):
+            while above and ends[above[-1]] <= k:
+                above.pop()
+            before = above[-1] if above else -1
+            limit, position = (ends[before], positions[before] + 1) if above else (n, 0)
+            if not k < ends[k] <= limit:
+                raise invalid(f"subtree_end[{k}] is {ends[k]}; it must be {k + 1} to {limit}")
+            if positions[k] != position:
+                raise invalid(f"position[{k}] is {positions[k]}, but the path has {position} tokens before it")
+            parent[k] = before
+            above.append(k)
+        return parent
+
+    def check(self) -> None:
+        """Checks that tokens, targets and terms fit together.
+
+        Raises `invalid` with the first that does not.
+        """
+        n, terms = len(self.tokens), len(self.terms)
+        parent = self.parents()
+        inside = (self.target_token >= 0) & (self.target_token < n)
+        self._refuse(~inside, lambda t: f"target {t} is token {self.target_token[t]} of {n}")
+        self._refuse(
+            (parent[self.target_token] != self.predictor) | (self.predictor < 0),
+            lambda t: f"target {t} is token {self.target_token[t]}, which {self.predictor[t]} does not precede",
+        )
+        self._refuse(
+            ~(np.isfinite(self.temperature) & (self.temperature > 0)),
+            lambda t: f"target {t} has the temperature {self.temperature[t]}; it must be more than 0",
+        )
+        self._refuse(
+            (self.term_count < 1) | (self.first_term < 0) | (self.first_term + self.term_count > terms),
+            lambda t: f"target {t} has {self.term_count[t]} terms from {self.first_term[t]}, but there are {terms}",
+        )
+
+    @staticmethod
+    def _refuse(wrong: np.ndarray, what) -> None:
+        if wrong.any():
+            raise invalid(what(int(np.argmax(wrong))))
+
+    def check_fits(self, vocabulary: int, context: int) -> None:
+        """Checks the batch against a model.
+
+        Raises `invalid` with the first token that has no embedding or lies beyond the context.
+        """
+        self._refuse(
+            (self.tokens < 0) | (self.tokens >= vocabulary),
+            lambda k: f"token {k} has the id {self.tokens[k]}, but the vocabulary has {vocabulary} entries",
+        )
+        self._refuse(
+            self.position >= context,
+            lambda k: f"a path has {self.position.max() + 1} tokens, but the context holds {context}",
+        )
+
+    def roots(self) -> np.ndarray:
+        """Where trees begin, and the number of tokens at the end: [trees + 1]."""
+        starts, k = [], 0
+        while k < len(self.tokens):
+            starts.append(k)
+            k = int(self.subtree_end[k])
+        return np.array([*starts, len(self.tokens)], np.int64)
+
+    def take(self, start: int, end: int) -> tuple["TreeBatch", np.ndarray]:
+        """The whole trees in `start..end`, and the places of their targets among those of this batch."""
+        chosen = np.flatnonzero((self.target_token >= start) & (self.target_token < end))
+        part = TreeBatch(
+            self.tokens[start:end],
+            self.position[start:end],
+            self.subtree_end[start:end] - start,
+            self.target_token[chosen] - start,
+            self.predictor[chosen] - start,
+            self.temperature[chosen],
+            self.first_term[chosen],
+            self.term_count[chosen],
+            self.terms,
+        )
+        return part, chosen

@@ -1,0 +1,167 @@
+"""Folders and files of weights: only under the root of the run, flushed to the disk, with checksums."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import google_crc32c
+import torch
+from torch import Tensor
+
+from .errors import VerbError, invalid
+
+CHUNK = 1 << 20
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
+# Files beside the weights of a model that samplers and tokenizers read.
+COMPANIONS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template.*",
+    "generation_config.json",
+)
+
+# Name, shape and type of a tensor, and how to get it on this rank.
+Entry = tuple[str, tuple[int, ...], torch.dtype, Callable[[], Tensor]]
+
+
+def storage(error: OSError, what: str, path: Path) -> VerbError:
+    """A file that cannot be read or written: which, and why."""
+    return VerbError("storage", f"cannot {what} {path}: {error.strerror or error}")
+
+
+def inside(root: Path, folder: str) -> Path:
+    """A folder under the root of the run, links followed.
+
+    Raises `invalid` where it lies elsewhere or is relative.
+    """
+    path = Path(folder)
+    if not path.is_absolute():
+        raise invalid(f"the folder {folder!r} is relative; give the whole path")
+    resolved = path.resolve()
+    if not resolved.is_relative_to(root):
+        raise invalid(f"the folder {folder} is not under the root of the run, {root}")
+    return resolved
+
+
+def flush(path: Path) -> None:
+    """Flushes a file, or the entries of a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value) -> None:
+    """Writes JSON, flushed."""
+    path.write_text(json.dumps(value, indent=2) + "\n")
+    flush(path)
+
+
+def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
+    """Writes a safetensors file, tensor after tensor. All ranks take part in getting a tensor; the one with a path writes.
+
+    Raises `storage` once all tensors were got.
+    """
+    entries = list(entries)
+    header: dict = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, shape, dtype, _ in entries:
+        size = int(torch.Size(shape).numel()) * dtype.itemsize
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    failed, file = None, None
+    try:
+        file = path.open("wb") if path else None
+        if file:
+            file.write(len(head).to_bytes(8, "little") + head)
+    except OSError as error:
+        failed = error
+    # Whatever happens to the file, other ranks wait for this one at every tensor.
+    for _, _, dtype, get in entries:
+        tensor = get()
+        try:
+            if file and not failed and tensor.numel():
+                file.write(tensor.to("cpu", dtype).contiguous().view(torch.uint8).numpy().data)
+        except OSError as error:
+            failed = error
+    try:
+        if file and not failed:
+            file.flush()
+            os.fsync(file.fileno())
+        if file:
+            file.close()
+    except OSError as error:
+        failed = failed or error
+    if failed:
+        raise storage(failed, "write", path)
+
+
+def read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a safetensors file.
+
+    Raises `storage` where it cannot be read or its end is missing.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, 1 << 28)))
+            header.pop("__metadata__", None)
+            wanted = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            if wanted != (there := path.stat().st_size):
+                raise VerbError("storage", f"{path} has {there} bytes of {wanted}: it was not written to its end")
+    except OSError as error:
+        raise storage(error, "read", path) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise VerbError("storage", f"{path} is no safetensors file: {error}") from None
+    return {name: tuple(entry["shape"]) for name, entry in header.items()}
+
+
+def copy_companions(source: Path, folder: Path) -> list[str]:
+    """Copies tokenizer and templates of a model; returns the names."""
+    names = sorted({path.name for pattern in COMPANIONS for path in source.glob(pattern) if path.is_file()})
+    for name in names:
+        shutil.copyfile(source / name, folder / name)
+        flush(folder / name)
+    return names
+
+
+def checksum(path: Path) -> tuple[int, int]:
+    """Bytes and CRC-32C of a file."""
+    size, found = 0, google_crc32c.Checksum()
+    with path.open("rb") as file:
+        while part := file.read(CHUNK):
+            size += len(part)
+            found.update(part)
+    return size, int.from_bytes(found.digest(), "big")
+
+
+def manifest(folder: Path, content, names: Iterable[str]) -> dict:
+    """`Manifest` of files that were just written: where, what, and each with size and checksum."""
+    files = []
+    for name in sorted(names):
+        size, crc = checksum(folder / name)
+        files.append({"name": name, "bytes": size, "crc32c": crc})
+    return {"place": {"local": str(folder)}, "content": content, "files": files}
+
+
+def published(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Versions that lie in a folder of publications, rising."""
+    found = (path for path in folder.glob("v*") if path.name[1:].isdigit() and path.is_dir())
+    yield from sorted((int(path.name[1:]), path) for path in found)
+
+
+def remove_old(folder: Path, keep: int, newest: int) -> None:
+    """Removes publications but for the newest, and what kills have left half written."""
+    for path in folder.glob(".*"):
+        shutil.rmtree(path, ignore_errors=True)
+    others = [path for version, path in published(folder) if version != newest]
+    for path in others[: max(0, len(others) - (keep - 1))]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,158 @@
+"""The learners of a group by name, on one rank: made from folders, saved, loaded and published."""
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import transformers
+from torch.distributed import ProcessGroup
+
+from . import checkpoint, files, lora, model, probe
+from .errors import StartError, VerbError
+from .learner import Learner, Limits, Progress
+from .mesh import Ranks
+from .model import DTYPES
+from .options import Options
+from .sharding import Precision
+
+
+class Host:
+    """Learners, each with the folder that its configuration and tokenizer come from, and the version it published last."""
+
+    def __init__(self, options: Options, ranks: Ranks, control: ProcessGroup, progress: Progress) -> None:
+        self.options, self.ranks, self.control, self.progress = options, ranks, control, progress
+        on_cuda = ranks.device.type == "cuda"
+        if options.attention == "flex" and not on_cuda:
+            raise StartError("--attention flex needs a GPU: FlexAttention has no backward pass on the CPU")
+        self.precision = Precision(DTYPES[options.dtype], options.offload, options.recompute)
+        self.flexible = options.attention == "flex" or (options.attention == "auto" and on_cuda)
+        named = {"policy": options.model, "critic": options.critic, "reference": options.reference}
+        self.sources = {name: folder for name, folder in named.items() if folder is not None}
+        self.versions: dict[str, int | None] = dict.fromkeys(self.sources)
+        self.learners = {name: self._make(name, folder) for name, folder in self.sources.items()}
+        if options.probe:
+            for learner in self.learners.values():
+                probe.check(learner, self.precision.compute)
+        self.description = self._describe()
+
+    def _make(self, name: str, folder: Path) -> Learner:
+        """A learner from a folder."""
+        frozen, critic = name == "reference", name == "critic"
+        made = model.load(folder, self.ranks, self.precision, value_head=critic, frozen=frozen)
+        if self.options.lora and name == "policy":
+            lora.inject(made, self.options.lora, self.ranks)
+        checkpoint.read_head(made, folder)
+        trained = {} if frozen else checkpoint.of_weights(made) | checkpoint.of_head(made)
+        limits = Limits(self.options.head_rows, self.options.tokens)
+        return Learner(made, trained, self.ranks, self.control, limits, self.flexible, self.progress)
+
+    def describe(self) -> dict:
+        """What `/v1/describe` tells beside the protocol. Called beside the verbs: it looks at no model."""
+        told = {
+            name: learner | {"version": self.versions[name]} for name, learner in self.description["learners"].items()
+        }
+        return self.description | {"learners": told}
+
+    def _describe(self) -> dict:
+        policy, shape = self.learners["policy"], self.ranks.shape
+        config = policy.model.config
+        learners = {
+            name: {
+                "value_head": learner.has_value_head,
+                "trains": learner.optimiser is not None,
+                "lora": self.options.lora.json() if self.options.lora and name == "policy" else None,
+            }
+            for name, learner in self.learners.items()
+        }
+        return {
+            "model_type": config.model_type,
+            "vocab_size": config.vocab_size,
+            "context": model.context_of(config),
+            "parameters": sum(p.numel() for p in policy.model.parameters()),
+            "dtype": self.options.dtype,
+            "device": self.ranks.device.type,
+            "world_size": shape.data,
+            "processes": shape.world,
+            "fsdp": shape.shards,
+            "tp": shape.tensor,
+            "cp": shape.context,
+            "ep": shape.expert,
+            "pp": 1,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "learners": learners,
+        }
+
+    def content(self, name: str) -> str | dict:
+        """`Content` of the files that a learner writes."""
+        if hasattr(self.learners[name].model, "dressage_lora"):
+            return {"adapter": {"base": str(self.sources[name])}}
+        return "whole"
+
+    def save(self, name: str, folder: Path, with_optimiser: bool) -> dict | None:
+        """Writes a learner into an existing folder. Rank 0 gets the manifest."""
+        learner = self.learners[name]
+        optimiser = learner.optimiser if with_optimiser else None
+        names = checkpoint.save(learner.model, optimiser, self.sources[name], folder, self.ranks)
+        if self.ranks.rank:
+            return None
+        if self.content(name) == "whole":
+            names += files.copy_companions(self.sources[name], folder)
+        files.flush(folder)
+        return files.manifest(folder, self.content(name), names)
+
+    def load(self, name: str, folder: Path, with_optimiser: bool) -> None:
+        """Replaces weights and, where asked and there, the optimiser's state; `checkpoint.check` has been through."""
+        learner = self.learners[name]
+        if hasattr(learner.model, "dressage_lora"):
+            lora.load(learner.model, folder)
+            learner.optimiser.clear()
+            learner.optimiser = type(learner.optimiser)(learner.optimiser.parameters, self.ranks.shape.world)
+        else:
+            # The old weights go first: two models need not fit.
+            learner.model, learner.optimiser = None, None
+            self.learners[name] = learner = self._make(name, folder)
+        if with_optimiser and learner.optimiser:
+            checkpoint.read_optimiser(learner.optimiser, learner.model, folder)
+
+    def publish(self, name: str, version: int) -> dict | None:
+        """Writes the weights into a folder of their own, which appears at once and whole. Rank 0 gets the reference."""
+        parent = self.options.run_root / "published" / name
+        final, partial = parent / f"v{version}", parent / f".v{version}.{os.getpid()}"
+        learner, dtype = self.learners[name], DTYPES[self.options.export_dtype]
+        failed = None
+        if self.ranks.rank == 0:
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+            except OSError as error:
+                failed = files.storage(error, "make", partial)
+        mine = partial if self.ranks.rank == 0 and not failed else None
+        try:
+            names = checkpoint.write_weights(learner.model, self.sources[name], mine, dtype, self.ranks.device)
+            if failed:
+                raise failed
+            found = self._announce(name, version, partial, final, names) if self.ranks.rank == 0 else None
+        except VerbError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self.versions[name] = version
+        return found
+
+    def _announce(self, name: str, version: int, partial: Path, final: Path, names: list[str]) -> dict:
+        try:
+            if self.content(name) == "whole":
+                names = names + files.copy_companions(self.sources[name], partial)
+            files.flush(partial)
+            if final.exists():
+                old = final.with_name(f".{final.name}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                final.rename(old)
+            partial.rename(final)
+            files.flush(final.parent)
+            files.remove_old(final.parent, self.options.keep_published, version)
+            manifest = files.manifest(final, self.content(name), names)
+        except OSError as error:
+            raise files.storage(error, "publish", final) from None
+        return {"version": version, "at": {"manifest": manifest}}

@@ -1,0 +1,107 @@
+"""The ranks of a group and how they share the work: data × context × tensor parallel, experts across them."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from .errors import StartError
+from .layout import Context
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a group: `world` processes are `data` × `context` × `tensor`; neighbours share tensors first, then contexts.
+    Weights are sharded over data × context, and experts over `expert` neighbours.
+    """
+
+    world: int
+    tensor: int
+    context: int
+    expert: int
+
+    @property
+    def shards(self) -> int:
+        """Ranks that weights are sharded over (FSDP2)."""
+        return self.world // self.tensor
+
+    @property
+    def data(self) -> int:
+        """Ranks that take micro-batches."""
+        return self.shards // self.context
+
+    def check(self) -> None:
+        """Raises `StartError` where the sizes do not make up the group."""
+        for name, size in (("--tp", self.tensor), ("--cp", self.context), ("--ep", self.expert)):
+            if size < 1:
+                raise StartError(f"{name} {size}; it must be at least 1")
+        if self.world % (self.tensor * self.context):
+            raise StartError(
+                f"{self.world} processes do not divide into --tp {self.tensor} × --cp {self.context}; "
+                "start a multiple of their product with --nproc-per-node and --nnodes"
+            )
+        if self.expert > 1 and (self.expert % self.tensor or self.world % self.expert):
+            raise StartError(
+                f"--ep {self.expert} must be a multiple of --tp {self.tensor} and divide the {self.world} processes"
+            )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Place of this process in the group."""
+
+    shape: Shape
+    rank: int
+    device: torch.device
+    context: Context
+
+    @property
+    def data(self) -> int:
+        """Which of the ranks that take micro-batches this is, together with those that share them."""
+        return self.rank // (self.shape.tensor * self.shape.context)
+
+    @property
+    def reports(self) -> bool:
+        """Whether this one, of those that compute the same, tells what it found."""
+        return self.rank % self.shape.tensor == 0
+
+    @staticmethod
+    def of(shape: Shape, device: torch.device) -> "Ranks":
+        """Joins the groups of this process. All processes of the group do this at once."""
+        rank = dist.get_rank()
+        context = Context()
+        for first in range(0, shape.world, shape.tensor * shape.context):
+            for offset in range(shape.tensor):
+                members = [first + offset + shape.tensor * i for i in range(shape.context)]
+                group = dist.new_group(members) if shape.context > 1 else None
+                if rank in members:
+                    context = Context(shape.context, members.index(rank), group)
+        return Ranks(shape, rank, device, context)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this process: `cpu`, `cuda`, or the one that there is with `auto`.
+
+    Raises `StartError` where there is none, or none that this build of PyTorch has code for.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise StartError("--device cuda, but PyTorch sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    local, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if local >= count:
+        raise StartError(
+            f"process {local} of this machine has no GPU: there are {count}; start no more processes than GPUs"
+        )
+    major, minor = torch.cuda.get_device_capability(local)
+    built = torch.cuda.get_arch_list()
+    if not any(
+        arch.startswith(("sm_", "compute_")) and int(arch.split("_")[1].rstrip("af")) // 10 == major for arch in built
+    ):
+        raise StartError(
+            f"GPU {local} has the architecture sm_{major}{minor}, and this build of PyTorch {torch.__version__} has code for "
+            f"{', '.join(built)}; install one that has it"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

@@ -1,0 +1,161 @@
+"""A Hugging Face causal language model that computes trees, sharded over the group.
+
+transformers reads every rank's shard of the safetensors files and applies its own plans for tensor and expert parallelism; FSDP2
+is applied in between (sharding.py).
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+from .attention import NAME
+from .errors import StartError
+from .layout import Layout
+from .mesh import Ranks
+from .sharding import Precision, shard
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+LAYERS = {"full_attention", "sliding_attention"}
+
+
+class TreeModel:
+    """Mixed into a class of transformers: `forward` runs the model on a layout and hands its last hidden states on."""
+
+    has_value_head = False
+    precision: Precision
+
+    def __init__(self, config, *rest, **options) -> None:
+        super().__init__(config, *rest, **options)
+        if self.has_value_head:
+            self.value_head = nn.Linear(config.hidden_size, 1)
+
+    @classmethod
+    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
+        """A step of `from_pretrained`, before weights are read: tensor and expert parallelism as transformers has them, then
+        FSDP2 as it is needed here. Heads that are tied are so before: transformers ties them after FSDP2, which then takes
+        them for two parameters, one of which would keep its old weights.
+        """
+        if mesh_manager is None:
+            return model
+        others = copy.copy(distributed_config)
+        others.fsdp_size = 1
+        model = super().maybe_distribute_model(model, others, mesh_manager)
+        model.config.distributed_config = distributed_config
+        model.tie_weights(recompute_mapping=False)
+        shard(model, mesh_manager.get_mesh("fsdp"), mesh_manager.get_mesh("efsdp"), cls.precision)
+        return model
+
+    def forward(self, layout: Layout | None, then):
+        """`then(self, hidden)` of the hidden states [rows, width] that predict the next tokens. It runs in here, where the
+        weights of the heads are whole.
+        """
+        if layout is None:
+            return then(self, None)
+        hidden = self.base_model(
+            input_ids=layout.tokens[None], position_ids=layout.positions[None], use_cache=False, tree=layout
+        ).last_hidden_state
+        return then(self, hidden[0])
+
+    def plain_logits(self, tokens: Tensor) -> Tensor:
+        """The logits of one sequence as transformers computes them, f32 [n, vocabulary]."""
+        self.config._attn_implementation, ours = "sdpa", self.config._attn_implementation
+        try:
+            return super().forward(input_ids=tokens[None], use_cache=False).logits[0].float()
+        finally:
+            self.config._attn_implementation = ours
+
+
+def check_config(folder: Path) -> AutoConfig:
+    """The configuration of a model that can be trained on trees.
+
+    Raises `StartError` where there is none, or the model is of another kind.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise StartError(f"{folder} has no configuration that transformers reads: {error}") from None
+    if not list(folder.glob("*.safetensors")):
+        raise StartError(f"{folder} has no safetensors files; others are not loaded, since pickles run code")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if odd := kinds - LAYERS:
+        raise StartError(
+            f"{folder} is a {config.model_type} with layers of {', '.join(sorted(odd))}; trees need {', '.join(LAYERS)}"
+        )
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise StartError(f"{folder} is a {config.model_type}, which is no causal language model in transformers")
+    return config
+
+
+def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = False, frozen: bool = False) -> nn.Module:
+    """The model of a folder, sharded. All ranks do this at once."""
+    config = check_config(folder)
+    base = AutoModelForCausalLM._model_mapping[type(config)]
+    model_class = type(base.__name__, (TreeModel, base), {"has_value_head": value_head, "precision": precision})
+    shape = ranks.shape
+    split = DistributedConfig(
+        tp_size=shape.tensor,
+        fsdp_size=shape.shards,
+        ep_size=shape.expert,
+        ep_implementation="all_to_all" if shape.expert > 1 else "auto",
+    )
+    model, report = model_class.from_pretrained(
+        folder,
+        config=config,
+        dtype=precision.compute if frozen else torch.float32,
+        attn_implementation=NAME,
+        use_safetensors=True,
+        local_files_only=True,
+        distributed_config=split if shape.world > 1 else None,
+        output_loading_info=True,
+    )
+    _check_report(folder, report)
+    if shape.world == 1:
+        model.to(ranks.device)
+        alone = init_device_mesh(ranks.device.type, (1,))
+        shard(model, alone, alone, precision)
+    return _settle(model, value_head, frozen, precision)
+
+
+def _check_report(folder: Path, report: dict) -> None:
+    """Raises `StartError` where tensors are missing, unknown or of another shape."""
+    missing = sorted(name for name in report["missing_keys"] if not name.startswith("value_head."))
+    unknown = sorted(name for name in report["unexpected_keys"] if "rotary_emb" not in name)
+    for what, names in (("lack", missing), ("have unknown", unknown), ("have misshapen", report["mismatched_keys"])):
+        if names:
+            raise StartError(f"the safetensors files of {folder} {what} tensors: {', '.join(map(str, names))[:400]}")
+
+
+def _settle(model: nn.Module, value_head: bool, frozen: bool, precision: Precision) -> nn.Module:
+    """What is trained, and how: no dropout, no padding token, a value head that starts at 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    # PyTorch keeps the gradient of the padding token at 0, and in some models it also ends a turn.
+    model.get_input_embeddings().padding_idx = None
+    if value_head:
+        with torch.no_grad():
+            for parameter in model.value_head.parameters():
+                parameter.zero_()
+    if frozen:
+        model.requires_grad_(False)
+    model.eval()
+    if precision.recompute and not frozen:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    return model
+
+
+def context_of(config) -> int:
+    """Positions that the model was made for."""
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+
+
+def original_config(folder: Path) -> dict:
+    """`config.json` as it lies in the folder."""
+    return json.loads((folder / "config.json").read_text())

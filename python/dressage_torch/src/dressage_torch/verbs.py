@@ -1,0 +1,185 @@
+"""The verbs: from a request to a reply. Each first reads and checks, which changes nothing and may be refused, and returns what is
+to be done on all ranks at once.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import checkpoint, files, wire
+from .batch import TreeBatch
+from .cut import Cut, plan
+from .errors import invalid
+from .host import Host
+from .losses import Loss
+from .merge import Paths, read_tokens
+from .model import context_of
+from .optimiser import Params
+from .wire import Arrays, Columns
+
+# What is to be done; the body of the reply on rank 0, None on others.
+Job = Callable[[], bytes | None]
+
+
+def number(value: float) -> float | None:
+    """A number in JSON; null where it is not finite."""
+    return value if math.isfinite(value) else None
+
+
+def _sums(sums) -> dict:
+    return {name: number(value) for name, value in sums.json().items()}
+
+
+def _field(control: Any, name: str, kind: type) -> Any:
+    value = control.get(name) if isinstance(control, dict) else None
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise invalid(f"the request needs {name!r}, of type {kind.__name__}, in its JSON; it has {value!r}")
+    return value
+
+
+def _batch(host: Host, name: str, arrays: Arrays) -> TreeBatch:
+    batch = TreeBatch.read(arrays)
+    config = host.learners[name].model.config
+    batch.check_fits(config.vocab_size, context_of(config))
+    return batch
+
+
+def plan_update(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
+    """`plan`: how the ranks would cut an update."""
+    most = _field(control, "micro_batch_tokens", int)
+    if most < 1:
+        raise invalid(f"micro_batch_tokens is {most}; it must be at least 1")
+    columns = Columns(arrays)
+    tokens, sizes = read_tokens(columns), columns.integers("group_len")
+    if (sizes < 0).any() or sizes.sum() != len(tokens):
+        raise invalid(f"group_len adds up to {sizes.sum()} paths of {len(tokens)}")
+    ends = np.cumsum(sizes)
+    groups = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    cut = plan(groups, most, host.ranks.shape.data)
+    return lambda: wire.pack({"cut": cut.json()})
+
+
+def train(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
+    """`train`: an update, exactly as it was cut."""
+    learner = host.learners[name]
+    loss = Loss.parse(control.get("loss"))
+    params, cut = Params.parse(control.get("params")), Cut.parse(control.get("cut"))
+    learner.check_trains(loss)
+    paths = Paths.read(arrays)
+    cut.check(len(paths.tokens), host.ranks.shape.data)
+    loss.check(paths.terms)
+    _check_paths(host, name, paths)
+
+    def job() -> bytes | None:
+        sums, step = learner.train(paths, cut, loss, params)
+        return wire.pack({"sums": [_sums(s) for s in sums], "step": step}) if sums is not None else None
+
+    return job
+
+
+def _check_paths(host: Host, name: str, paths: Paths) -> None:
+    config = host.learners[name].model.config
+    context, vocabulary = context_of(config), config.vocab_size
+    for place, tokens in enumerate(paths.tokens):
+        if len(tokens) > context:
+            raise invalid(f"path {place} has {len(tokens)} tokens, but the context holds {context}")
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise invalid(f"path {place} has the id {tokens.max()}, but the vocabulary has {vocabulary} entries")
+
+
+def _evaluation(kind: str) -> Callable:
+    def verb(host: Host, name: str, _control: Any, arrays: Arrays) -> Job:
+        batch = _batch(host, name, arrays)
+
+        def job() -> bytes | None:
+            found = host.learners[name].evaluate(batch, kind)
+            return wire.pack({}, found) if found is not None else None
+
+        return job
+
+    return verb
+
+
+def forward_backward(host: Host, name: str, control: Any, arrays: Arrays) -> Job:
+    """`forward_backward`: adds the gradient of a batch."""
+    learner = host.learners[name]
+    loss = Loss.parse(control.get("loss"))
+    learner.check_trains(loss)
+    batch = _batch(host, name, arrays)
+    loss.check(batch.terms)
+
+    def job() -> bytes | None:
+        sums = learner.forward_backward(batch, loss)
+        return wire.pack({"sums": _sums(sums)}) if sums is not None else None
+
+    return job
+
+
+def optim_step(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
+    """`optim_step`: a step along what has accumulated."""
+    learner = host.learners[name]
+    params = Params.parse(control.get("params"))
+    learner.check_trains()
+    return lambda: wire.pack({"step": learner.step(params)})
+
+
+def save(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
+    """`save`: into a folder under the root of the run."""
+    folder = _folder(host, control)
+    with_optimiser = _field(control, "with_optimiser", bool)
+
+    def job() -> bytes | None:
+        manifest = host.save(name, folder, with_optimiser)
+        return wire.pack({"manifest": manifest}) if manifest else None
+
+    return job
+
+
+def load(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
+    """`load`: from a folder under the root of the run."""
+    folder = _folder(host, control)
+    with_optimiser = _field(control, "with_optimiser", bool)
+    checkpoint.check(host.learners[name].model, folder, with_optimiser)
+
+    def job() -> bytes:
+        host.load(name, folder, with_optimiser)
+        return wire.pack({})
+
+    return job
+
+
+def _folder(host: Host, control: Any) -> Path:
+    folder = files.inside(host.options.run_root, _field(control, "folder", str))
+    if not folder.is_dir():
+        raise invalid(f"{folder} is no folder on the machine of rank {host.ranks.rank}")
+    return folder
+
+
+def publish(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
+    """`publish`: weights for samplers."""
+    version = _field(control, "version", int)
+    if version < 0:
+        raise invalid(f"version is {version}; it must not be negative")
+
+    def job() -> bytes | None:
+        weights = host.publish(name, version)
+        return wire.pack({"weights": weights}) if weights else None
+
+    return job
+
+
+VERBS: dict[str, Callable[[Host, str, Any, Arrays], Job]] = {
+    "plan": plan_update,
+    "train": train,
+    "logprobs": _evaluation("logprobs"),
+    "predictions": _evaluation("predictions"),
+    "values": _evaluation("values"),
+    "forward_backward": forward_backward,
+    "optim_step": optim_step,
+    "save": save,
+    "load": load,
+    "publish": publish,
+}
