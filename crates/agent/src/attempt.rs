@@ -21,14 +21,17 @@ use dressage_policy::{
     within,
 };
 use dressage_text::{Message, ToolSpec};
-use dressage_tree::{Finish, Outcome, Trajectory, TreeError};
+use dressage_tree::{CallCounts, Finish, Outcome, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, debug_span};
 
 use self::fitting::{Draws, Prompted};
 use crate::context::{ContextPolicy, Summariser};
+use crate::joined::join;
 use crate::tasks::Task;
-use crate::tools::{COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet};
+use crate::tools::{
+    Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet,
+};
 
 /// Model, format and tools that all attempts of a run share.
 #[derive(Clone)]
@@ -145,6 +148,10 @@ enum Broken {
     #[error("{0}")]
     Tool(#[from] ToolError),
     #[error("{0}")]
+    Outage(String),
+    #[error("the agent {agent} broke: {why}")]
+    Helper { agent: String, why: String },
+    #[error("{0}")]
     Tree(#[from] TreeError),
     #[error(
         "the prompt has {found} tokens, more than the {most} of agent.max_prompt_tokens; allow more, or set agent.truncation"
@@ -162,7 +169,8 @@ impl Broken {
         match self {
             Broken::Policy(_) => "sampler",
             Broken::Conversation(_) => "chat template",
-            Broken::Tool(_) => "tools",
+            Broken::Tool(_) | Broken::Outage(_) => "tools",
+            Broken::Helper { .. } => "agents",
             Broken::Tree(_) => "record",
             Broken::Prompt { .. } | Broken::Budget { .. } => "prompt",
         }
@@ -179,6 +187,7 @@ impl Agent {
             conversation: Conversation::new(),
             drawing: None,
             outcome: Outcome::begun(),
+            helped: CallCounts::default(),
         };
         let span = debug_span!("attempt", id = %request.id);
         let result = run.open_and_loop(request).instrument(span.clone()).await;
@@ -205,6 +214,8 @@ struct Run<'a> {
     /// The reply that is being drawn, as far as it has come.
     drawing: Option<Drawing>,
     outcome: Outcome,
+    /// Calls of tools of agents that helped.
+    helped: CallCounts,
 }
 
 /// A reply, the prompt that it answers, and how it is drawn.
@@ -225,6 +236,7 @@ async fn finished(conversation: Conversation, outcome: &mut Outcome) -> Trajecto
         tokio::task::spawn_blocking(move || lent.lock().unwrap_or_else(PoisonError::into_inner).finish());
     let drift = done.await;
     let mut conversation = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    let of_helpers = std::mem::take(&mut outcome.drift);
     outcome.drift = match drift {
         Ok(drift) => drift,
         Err(error) => {
@@ -232,6 +244,7 @@ async fn finished(conversation: Conversation, outcome: &mut Outcome) -> Trajecto
             conversation.drift()
         }
     };
+    outcome.drift.extend(of_helpers);
     std::mem::take(&mut *conversation).into_trajectory()
 }
 
@@ -241,7 +254,8 @@ impl Run<'_> {
         let (sampler, longest) = (self.agent.sampler.clone(), self.agent.limits.attempt);
         let AttemptRequest { id, task, seed, stream, .. } = &request;
         let (attempt, task, seed, stream) = (id.clone(), task.clone(), *seed, *stream);
-        let context = ToolContext { attempt, task, seed, stream, deadline: longest };
+        let params = request.params.clone();
+        let context = ToolContext { attempt, task, seed, stream, deadline: longest, params };
         let mut tools = self.agent.tools.open(&context).await?;
         self.specs = tools.specs().to_vec();
         let result = within(&*sampler, longest, self.turns(request, &mut tools)).await;
@@ -252,7 +266,7 @@ impl Run<'_> {
         // What was drawn of a reply that did not come to its end was drawn all the same.
         let cut = self.drawing.take().filter(|cut| !cut.completion.tokens.is_empty());
         let kept = cut.map_or(Ok(()), |cut| self.keep(cut).map(|_| ()));
-        self.outcome.calls = tools.counts();
+        self.outcome.calls = tools.counts().and(&self.helped);
         let (evidence, missing) = tools.evidence().await;
         self.outcome.evidence = evidence;
         for error in missing {
@@ -324,9 +338,11 @@ impl Run<'_> {
             let last = self.outcome.turns >= limits.turns;
             let before = tools.counts();
             // Nobody would read the answers of the last turn.
-            let answers = tools.answer(parsed, !last).await;
+            let mut answers = tools.answer(parsed, !last).await;
+            self.adopt(&mut answers)?;
             self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
-            if let Some(answer) = learn_from(&mut self.outcome, turn, &answers) {
+            let learnt = learn_from(&mut self.outcome, turn, &answers);
+            if let Some(answer) = learnt.map_err(Broken::Outage)? {
                 self.outcome.final_text = answer;
                 return Ok(Finish::Ended);
             }
@@ -364,6 +380,19 @@ impl Run<'_> {
         self.drawing.take().ok_or(PolicyError::Stopped("the sampler".into()))
     }
 
+    /// Takes the conversations of agents that helped into the record.
+    fn adopt(&mut self, answers: &mut [Observation]) -> Result<(), Broken> {
+        let mut broken = None;
+        for Branch { agent, trajectory, outcome } in answers.iter_mut().flat_map(|one| one.branches.drain(..))
+        {
+            let first = self.conversation.adopt(&trajectory)?;
+            let error = outcome.error.clone();
+            join(&mut self.outcome, &mut self.helped, first, outcome);
+            broken = broken.or(error.map(|why| Broken::Helper { agent, why }));
+        }
+        broken.map_or(Ok(()), Err)
+    }
+
     /// Records what was drawn.
     fn keep(&mut self, drawn: Drawing) -> Result<Reply, TreeError> {
         let Drawing { prepared, completion, params, turn: is_turn } = drawn;
@@ -379,7 +408,14 @@ impl Run<'_> {
 
 /// Notes what calls brought besides their observations. Returns the final answer of the first that ended
 /// the attempt.
-pub(crate) fn learn_from(outcome: &mut Outcome, turn: u32, answers: &[Observation]) -> Option<String> {
+///
+/// # Errors
+/// When a tool did not work after which the attempt is not to go on: which, and why.
+pub(crate) fn learn_from(
+    outcome: &mut Outcome,
+    turn: u32,
+    answers: &[Observation],
+) -> Result<Option<String>, String> {
     for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
         if let (Some(call), Some(trouble)) = (call, trouble) {
             outcome.trouble(format!("tool {}", call.name), trouble.as_str());
@@ -397,7 +433,10 @@ pub(crate) fn learn_from(outcome: &mut Outcome, turn: u32, answers: &[Observatio
         let reward = answers.iter().filter_map(|answer| answer.reward).sum();
         outcome.earned_by_turn.push((turn, finite(reward)));
     }
-    answers.iter().find_map(|answer| answer.ends.clone())
+    if let Some(Observation { toolbox, text, .. }) = answers.iter().find(|answer| answer.breaks) {
+        return Err(format!("the tool {} does not work: {text}", toolbox.as_deref().unwrap_or_default()));
+    }
+    Ok(answers.iter().find_map(|answer| answer.ends.clone()))
 }
 
 /// A sum that the record can hold: of large numbers it may be infinite.

@@ -22,6 +22,9 @@ use crate::tools::{Calculator, Session, ToolOutput, ToolSet, Toolbox};
 #[path = "attempt_tools_tests.rs"]
 mod tools;
 
+#[path = "helping_tests.rs"]
+mod helped;
+
 /// Scripted reply.
 #[derive(Clone)]
 pub(super) enum Reply {
@@ -415,7 +418,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     result.name = Some("calculator".into());
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
-    let specs = bench.agent.tools.specs("");
+    let specs = bench.agent.tools.specs(&Task::default());
     let demonstration =
         demonstrate(bench.agent.format.chat(), &specs, &conversation, messages().len()).unwrap();
     let parts =

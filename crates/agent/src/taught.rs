@@ -79,7 +79,9 @@ impl AgentLoop for Agent {
     }
 
     fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
-        Some(Arc::new(Taught { agent: self.clone(), teacher: teacher.clone() }))
+        // Agents that its tools ask would act by their own policies.
+        let is_helped = !self.tools.helpers().is_empty();
+        (!is_helped).then(|| Arc::new(Taught { agent: self.clone(), teacher: teacher.clone() }) as _)
     }
 }
 
@@ -147,8 +149,8 @@ type Broke = (&'static str, String);
 impl Taught {
     async fn open_and_loop(&self, run: &mut Lesson, context: AttemptContext) -> Result<Finish, Broke> {
         let longest = self.agent.limits.attempt;
-        let AttemptContext { name: attempt, task, messages, seed, stream, .. } = context;
-        let of_tools = ToolContext { attempt, task, seed, stream, deadline: longest };
+        let AttemptContext { name: attempt, task, messages, seed, stream, params, .. } = context;
+        let of_tools = ToolContext { attempt, task, seed, stream, deadline: longest, params };
         let broke = |error: crate::tools::ToolError| ("tools", error.to_string());
         let mut tools = self.agent.tools.open(&of_tools).await.map_err(broke)?;
         let turns = within(&*self.agent.sampler, longest, self.turns(run, messages, &mut tools)).await;
@@ -193,7 +195,8 @@ impl Taught {
             let before = tools.counts();
             let answers = tools.answer(&parsed, !last).await;
             run.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
-            if let Some(answer) = learn_from(&mut run.outcome, turn, &answers) {
+            let learnt = learn_from(&mut run.outcome, turn, &answers);
+            if let Some(answer) = learnt.map_err(|why| ("tools", why))? {
                 run.outcome.final_text = answer;
                 return Ok(Finish::Ended);
             }

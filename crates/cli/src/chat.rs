@@ -155,6 +155,7 @@ async fn talk(
         stream: 0,
         // Whoever talks may take any time.
         deadline: Duration::MAX,
+        params: params.clone(),
     };
     let tools = tools.open(&attempt).await?;
     let mut talk = Talk {

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod allocator;
 mod by_hand;
 mod chat;
+mod check;
 mod encoder;
 mod eval;
 mod external;
@@ -19,6 +20,7 @@ mod keep;
 mod log;
 mod merge;
 mod model;
+mod new;
 mod numerics;
 mod policies;
 mod programs;
@@ -34,6 +36,7 @@ mod serve;
 mod stop;
 mod supervise;
 mod table;
+mod testbed;
 mod tools;
 mod train;
 mod watch;
@@ -53,6 +56,8 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "Examples:
+  dressage new recipe                               write a recipe, from a few answers
+  dressage check recipes/calculator                 find what would fail, in seconds
   dressage train recipes/calculator                 train by a recipe, and see before and after
   dressage train recipes/calculator --resume        go on with a run that was stopped or killed
   dressage chat runs/calculator                     talk to what came out
@@ -69,8 +74,10 @@ enum Command {
     Train(train::Args),
     Eval(eval::Args),
     Chat(chat::Args),
+    Check(check::Args),
     Inspect(inspect::Args),
     Merge(merge::Args),
+    New(new::Args),
     Pull(pull::Args),
     Replay(replay::Args),
     Run(by_hand::Args),
@@ -88,8 +95,10 @@ fn main() -> ExitCode {
         Command::Train(args) => train::main(args),
         Command::Eval(args) => eval::main(args),
         Command::Chat(args) => chat::main(args),
+        Command::Check(args) => check::main(&args),
         Command::Inspect(args) => inspect::main(args),
         Command::Merge(args) => merge::main(args),
+        Command::New(args) => new::main(args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => by_hand::main(args),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use dressage_agent::program::Replies;
 use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
-use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
+use dressage_engine::{Engine, EngineOptions, Fingerprint, MemoryPlan, PlannedAdapter};
+use dressage_model::ModelFiles;
 use dressage_policy::LoraOptions;
 use dressage_remote::Mixture;
 use dressage_text::Chat;
@@ -186,6 +187,73 @@ fn models(recipe: &Recipe) -> anyhow::Result<Vec<Model>> {
     Ok(models)
 }
 
+/// How the engines of a policy are run whose weights are all its own, and words about the others.
+struct Whole {
+    policy: EngineOptions,
+    reference: Option<EngineOptions>,
+    critic: Option<EngineOptions>,
+    also: String,
+}
+
+/// The models of a recipe, opened and not started.
+pub struct Planned(Vec<Model>);
+
+impl Planned {
+    /// Opens the models; those that are not on this machine are fetched.
+    ///
+    /// # Errors
+    /// When one cannot be had.
+    pub fn open(recipe: &Recipe) -> anyhow::Result<Self> {
+        let models = models(recipe)?;
+        models.iter().try_for_each(Model::check)?;
+        Ok(Planned(models))
+    }
+
+    /// Sources of the models, and what each is.
+    pub fn described(&self) -> impl Iterator<Item = (&str, String)> {
+        self.0.iter().map(|model| (model.keys.source.as_str(), model::describe(&model.found.files)))
+    }
+
+    /// Files of the model that a policy begins with.
+    pub fn files_of(&self, policy: &str) -> Option<&ModelFiles> {
+        let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
+        self.0.iter().find(is_of).map(|model| &model.found.files)
+    }
+
+    /// Longest sequence that all of them take, in tokens.
+    pub fn context(&self) -> usize {
+        let of = |model: &Model| model.keys.context.unwrap_or(model.found.files.config.context);
+        self.0.iter().map(of).min().unwrap_or(0)
+    }
+
+    /// Memory that the engines of a run will take.
+    ///
+    /// # Errors
+    /// When options do not fit a model, or there is less.
+    pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
+        let mut plans: Vec<MemoryPlan> = Vec::new();
+        for model in &self.0 {
+            let (whole, over_base) = model.parted();
+            let mut all = Vec::new();
+            for wanted in whole {
+                let Whole { policy, reference, critic, .. } = model.whole_options(recipe, wanted)?;
+                all.extend([Some(policy), reference, critic].into_iter().flatten());
+            }
+            if !over_base.is_empty() {
+                all.push(model.base_options(recipe, &over_base));
+            }
+            // Memory of the models before counts for those after.
+            let taken: u64 = plans.iter().map(MemoryPlan::total).sum();
+            for options in all {
+                let plan = Engine::plan(&model.found.files.config, &options)?;
+                plan.check(options.budget().saturating_sub(taken))?;
+                plans.push(plan);
+            }
+        }
+        Ok(plans)
+    }
+}
+
 /// The engines of a policy.
 struct Engines {
     policy: Engine,
@@ -196,19 +264,13 @@ struct Engines {
 impl Model {
     /// Starts the policies over this model, in their order.
     async fn start(&self, recipe: &Recipe, chat: &Chat) -> anyhow::Result<Vec<Engines>> {
-        if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
-            return Err(unusable(format!(
-                "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
-                self.found.path.display()
-            )));
-        }
+        self.check()?;
         let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
+        let (whole, over_base) = self.parted();
         // Weights of their own come first: what they take is not there for the adapters.
-        for wanted in self.policies.iter().filter(|wanted| wanted.trained && wanted.lora.is_none()) {
+        for wanted in whole {
             started.insert(&wanted.name, self.whole(recipe, wanted, chat)?.with_value_head().await?);
         }
-        let over_base = |wanted: &&Wanted| !wanted.trained || wanted.lora.is_some();
-        let over_base: Vec<&Wanted> = self.policies.iter().filter(over_base).collect();
         if !over_base.is_empty() {
             self.over_base(recipe, &over_base, chat, &mut started).await?;
         }
@@ -218,37 +280,36 @@ impl Model {
     /// Starts a policy whose weights are all its own.
     fn whole(&self, recipe: &Recipe, wanted: &Wanted, chat: &Chat) -> anyhow::Result<Engines> {
         let files = &self.found.files;
-        let mut options = model::options(recipe, self.keys.context, Vec::new(), &files.config);
-        // Neither of the others samples.
-        let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
-        let frozen = EngineOptions { trains: false, ..silent.clone() };
-        let silent = EngineOptions { critic: true, ..silent };
-        let mut also = String::new();
-        for (needed, options_of, name) in
-            [(wanted.reference, &frozen, "the frozen copy"), (wanted.critic, &silent, "the critic")]
-        {
-            if needed {
-                // What it takes is not there for the others.
-                let taken = Engine::plan(&files.config, options_of)?.total();
-                options.memory_mb = (options.budget().saturating_sub(taken) >> 20).max(1) as usize;
-                also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
-            }
-        }
-        let policy = model::start(files, &options, Some(chat), &also)?;
-        let reference = wanted.reference.then(|| Engine::start(files, &frozen, None)).transpose()?;
-        let critic = wanted.critic.then(|| Engine::start(files, &silent, None)).transpose()?;
+        let Whole { policy, reference, critic, also } = self.whole_options(recipe, wanted)?;
+        let policy = model::start(files, &policy, Some(chat), &also)?;
+        let start = |options: EngineOptions| Engine::start(files, &options, None);
+        let (reference, critic) = (reference.map(start).transpose()?, critic.map(start).transpose()?);
         Ok(Engines { policy, reference, critic })
     }
 
-    /// Starts the policies that share the model's own weights: adapters over them, and the weights
-    /// themselves, frozen.
-    async fn over_base<'a>(
-        &self,
-        recipe: &Recipe,
-        policies: &[&'a Wanted],
-        chat: &Chat,
-        started: &mut BTreeMap<&'a str, Engines>,
-    ) -> anyhow::Result<()> {
+    /// How the engines of a policy are run whose weights are all its own.
+    fn whole_options(&self, recipe: &Recipe, wanted: &Wanted) -> anyhow::Result<Whole> {
+        let config = &self.found.files.config;
+        let mut policy = model::options(recipe, self.keys.context, Vec::new(), config);
+        // Neither of the others samples.
+        let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
+        let frozen = EngineOptions { trains: false, ..silent.clone() };
+        let silent = EngineOptions { critic: true, ..silent };
+        let (reference, critic) = (wanted.reference.then_some(frozen), wanted.critic.then_some(silent));
+        let mut also = String::new();
+        for (options, name) in [(&reference, "the frozen copy"), (&critic, "the critic")] {
+            if let Some(options) = options {
+                // What it takes is not there for the others.
+                let taken = Engine::plan(config, options)?.total();
+                policy.memory_mb = (policy.budget().saturating_sub(taken) >> 20).max(1) as usize;
+                also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
+            }
+        }
+        Ok(Whole { policy, reference, critic, also })
+    }
+
+    /// How the engine is run that policies over the model's own weights share.
+    fn base_options(&self, recipe: &Recipe, policies: &[&Wanted]) -> EngineOptions {
         let mut adapters = Vec::new();
         for Wanted { lora, reference, critic, .. } in policies {
             let Some(lora) = lora else { continue };
@@ -260,8 +321,36 @@ impl Model {
         let options = model::options(recipe, self.keys.context, adapters, &self.found.files.config);
         let critic = policies.iter().any(|wanted| wanted.critic);
         let batch_tokens = if trains { options.batch_tokens } else { 0 };
-        let options = EngineOptions { trains, critic, batch_tokens, ..options };
-        let engine = if trains {
+        EngineOptions { trains, critic, batch_tokens, ..options }
+    }
+
+    /// Policies whose weights are all their own, and those over the model's.
+    fn parted(&self) -> (Vec<&Wanted>, Vec<&Wanted>) {
+        self.policies.iter().partition(|wanted| wanted.trained && wanted.lora.is_none())
+    }
+
+    /// Refuses to train what cannot be.
+    fn check(&self) -> anyhow::Result<()> {
+        if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
+            return Err(unusable(format!(
+                "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
+                self.found.path.display()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Starts the policies that share the model's own weights: adapters over them, and the weights
+    /// themselves, frozen.
+    async fn over_base<'a>(
+        &self,
+        recipe: &Recipe,
+        policies: &[&'a Wanted],
+        chat: &Chat,
+        started: &mut BTreeMap<&'a str, Engines>,
+    ) -> anyhow::Result<()> {
+        let options = self.base_options(recipe, policies);
+        let engine = if options.trains {
             model::start(&self.found.files, &options, Some(chat), "")?
         } else {
             model::start_sampling(&self.found, &options, Some(chat)).await?

@@ -1,4 +1,4 @@
-//! Scorers that ask over a network, with the clients that they ask through.
+//! Scorers that ask others, with the clients and sandboxes that they ask through.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,9 @@ use dressage_trainer::recipe::RewardKeys;
 use serde_json::Value;
 
 use crate::failure::unusable;
+use crate::testbed;
 
-/// Scorers of a recipe that need a client. Keys are read from the environment.
+/// Scorers of a recipe that need a client or a sandbox. Keys are read from the environment.
 ///
 /// # Errors
 /// When an address or a setting cannot be used, or a key is missing: of which scorer.
@@ -29,6 +30,7 @@ pub fn asking(keys: &RewardKeys) -> anyhow::Result<CustomScorers> {
         let made: Result<Arc<dyn Scorer>, String> = match &scorer.scorer {
             ScorerKind::Http(keys) => http(keys).map_err(|error| error.to_string()),
             ScorerKind::Judge(keys) => judge(keys).map_err(|error| error.to_string()),
+            ScorerKind::Code(keys) => testbed::scorer(keys),
             _ => continue,
         };
         let made = made.map_err(|why| unusable(format!("the scorer {}: {why}", scorer.name)))?;

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use dressage_agent::Keeper;
 use dressage_agent::tasks::Task;
 use dressage_agent::tools::{ObservationKind, OpenTools, ToolContext};
+use dressage_policy::SamplingParams;
 use dressage_text::{Parsed, ToolCall};
 use dressage_trainer::recipe::Override;
 use dressage_trainer::{Toolboxes, chat_options};
@@ -72,6 +73,7 @@ async fn show(args: &Args, arguments: Map<String, Value>) -> anyhow::Result<Exit
         seed: recipe.run.seed,
         stream: 0,
         deadline: Duration::MAX,
+        params: SamplingParams::default(),
     };
     let mut tools = tools.open(&context).await?;
     let style = Style::stderr();

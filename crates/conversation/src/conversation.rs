@@ -297,6 +297,21 @@ impl Conversation {
         self.turns
     }
 
+    /// Takes the tokens of another conversation into the record, beside what is there. Returns by how much its
+    /// turns were moved, to come after those that were given before.
+    ///
+    /// # Errors
+    /// When its segments do not fit together, which those of a conversation do.
+    pub fn adopt(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
+        let (segments, first) = (self.trajectory.segments().len() as u32, self.turns);
+        for segment in other.segments() {
+            let parent = segment.parent.map(|SegmentId(parent)| SegmentId(segments + parent));
+            self.turns = self.turns.max(first + segment.turn + 1);
+            self.trajectory.push(Segment { parent, turn: first + segment.turn, ..segment.clone() })?;
+        }
+        Ok(first)
+    }
+
     /// Recorded prompts by how they came about.
     pub fn counts(&self) -> &Counts {
         &self.counts

@@ -179,7 +179,7 @@ impl Place {
 }
 
 /// Name of the schema that the answer to a task has, `answer` where its row names none.
-fn schema_of(task: &Value) -> Result<String, ScoreError> {
+pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
     let is_name = |name: &str| !name.is_empty() && !name.contains(['<', '>', '/']);
     match task_field(task, "answer_schema") {
         None => Ok("answer".into()),
@@ -191,7 +191,7 @@ fn schema_of(task: &Value) -> Result<String, ScoreError> {
 }
 
 /// Content of the last closing tag and the nearest opening one before it.
-fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
+pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     let (before, _) = text.rsplit_once(&format!("</{tag}>"))?;
     before.rsplit_once(&format!("<{tag}>")).map(|(_, inside)| inside.trim())
 }

@@ -29,7 +29,7 @@ pub trait Chat: Debug + Send + Sync {
     async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<String, ScoreError>;
 }
 
-/// A scorer that asks over a network, in a program that has given it no client.
+/// A scorer that asks others, in a program that has given it nobody to ask.
 #[derive(Debug)]
 pub(crate) struct Unwired(pub &'static str);
 
@@ -38,7 +38,7 @@ impl Scorer for Unwired {
     async fn score(&self, _evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         let Unwired(kind) = self;
         Err(ScoreError::Unusable(format!(
-            "a scorer of kind {kind} asks over a network, and was given no client"
+            "a scorer of kind {kind} asks a service or a sandbox, and was given none"
         )))
     }
 }

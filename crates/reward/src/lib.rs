@@ -7,7 +7,7 @@
 //! as a score of 0. Scorers that compare the final answer with what was expected are pure functions: the same
 //! text always scores the same. A [`CommandScorer`] asks a program of the user's, a [`PythonScorer`] a
 //! function; an [`HttpScorer`] asks a service, a [`JudgeScorer`] a language model, both through a client that
-//! they are given. A [`SqlScorer`] runs queries.
+//! they are given, and a [`CodeScorer`] has its tests run in a sandbox that it is given. A [`SqlScorer`] runs queries; a [`SchemaScorer`] looks at JSON.
 //!
 //! ```
 //! use dressage_reward::NumericScorer;
@@ -24,6 +24,7 @@ mod answer;
 mod asked;
 mod boxed;
 mod choice;
+mod code;
 mod command;
 mod form;
 mod http;
@@ -35,6 +36,7 @@ mod process;
 mod program;
 mod python;
 mod rational;
+mod schema;
 mod scorer;
 mod sql;
 #[cfg(test)]
@@ -48,6 +50,7 @@ use serde::{Deserialize, Serialize};
 pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
 pub use asked::{Chat, Service};
 pub use choice::ChoiceScorer;
+pub use code::{CodeKeys, CodeScorer, Passing, Program, ProgramEnd, Ran, Runner, Walls};
 pub use command::CommandScorer;
 pub use dressage_tree::Component;
 pub use form::FormScorer;
@@ -58,6 +61,7 @@ pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use program::{ProgramScorer, Said};
 pub use python::{PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
+pub use schema::SchemaScorer;
 pub use scorer::{Evidence, Scorer, task_field};
 pub use sql::SqlScorer;
 
@@ -75,8 +79,12 @@ pub enum ScorerKind {
     Choice(ChoiceScorer),
     /// The form of a reply.
     Form(FormScorer),
+    /// JSON that keeps to a schema.
+    JsonSchema(SchemaScorer),
     /// A query, by the rows that it gives.
     Sql(SqlScorer),
+    /// A program, by tests that it passes in a sandbox.
+    Code(CodeKeys),
     /// Asks a program.
     Command(CommandScorer),
     /// Asks a service.
@@ -170,7 +178,9 @@ impl ScorerKind {
             ScorerKind::Answer(_) => "answer",
             ScorerKind::Choice(_) => "choice",
             ScorerKind::Form(_) => "form",
+            ScorerKind::JsonSchema(_) => "json_schema",
             ScorerKind::Sql(_) => "sql",
+            ScorerKind::Code(_) => "code",
             ScorerKind::Command(_) => "command",
             ScorerKind::Http(_) => "http",
             ScorerKind::Judge(_) => "judge",
@@ -190,7 +200,9 @@ impl ScorerKind {
             ScorerKind::Answer(scorer) => scorer.check(),
             ScorerKind::Choice(scorer) => scorer.check(),
             ScorerKind::Form(scorer) => scorer.check(),
+            ScorerKind::JsonSchema(scorer) => scorer.check(),
             ScorerKind::Sql(scorer) => scorer.check(),
+            ScorerKind::Code(keys) => keys.check(),
             ScorerKind::Command(scorer) => scorer.check(),
             ScorerKind::Http(keys) => keys.check(),
             ScorerKind::Judge(keys) => keys.check(),
@@ -200,7 +212,7 @@ impl ScorerKind {
     }
 
     /// The scorer itself. One that asks over a network has to be given a client instead ([`HttpScorer::new`],
-    /// [`JudgeScorer::new`]): this one scores nothing.
+    /// [`JudgeScorer::new`]), one that runs programs a sandbox ([`CodeScorer::new`]): this one scores nothing.
     pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),
@@ -208,9 +220,12 @@ impl ScorerKind {
             ScorerKind::Answer(scorer) => Arc::new(*scorer),
             ScorerKind::Choice(scorer) => Arc::new(*scorer),
             ScorerKind::Form(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::JsonSchema(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
-            ScorerKind::Http(_) | ScorerKind::Judge(_) => Arc::new(Unwired(self.name())),
+            ScorerKind::Code(_) | ScorerKind::Http(_) | ScorerKind::Judge(_) => {
+                Arc::new(Unwired(self.name()))
+            }
             ScorerKind::Python(keys) => PythonScorer::new(keys.clone()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
         }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use dressage_agent::tasks::Task;
 use dressage_agent::tools::{ToolSet, Used};
-use dressage_agent::{Agent, AgentLoop, Attempt, AttemptContext, Limits, Pick, Summariser, Teacher};
+use dressage_agent::{
+    Agent, AgentLoop, Attempt, AttemptContext, HelperAgent, Limits, Pick, Summariser, Teacher,
+};
 use dressage_policy::{Sampler, SamplingParams};
 use dressage_text::Chat;
 use dressage_tree::DEFAULT;
@@ -93,6 +95,22 @@ impl NamedAgent {
         if trains { self.keys.sampling.params(params) } else { params }
     }
 
+    /// The agent as toolboxes of others ask it.
+    fn helper(&self) -> HelperAgent {
+        let (mut agents, mut pick) = (vec![self.built_in.clone()], None);
+        if let Some((others, of)) = &self.mixture {
+            agents.extend(others.iter().cloned());
+            pick = Some(Arc::clone(of));
+        }
+        let (keys, sampling) = (self.keys.clone(), self.keys.sampling.clone());
+        HelperAgent {
+            agents,
+            pick,
+            opens: Arc::new(move |task| keys.opening(task)),
+            samples: Arc::new(move |params| sampling.params(params)),
+        }
+    }
+
     fn limited(&self, limits: impl Fn(Limits) -> Limits) -> Self {
         let limited = |agent: &Agent| Agent { limits: limits(agent.limits), ..agent.clone() };
         let mixture = self.mixture.as_ref();
@@ -116,6 +134,15 @@ fn with_summarisers(mut agents: Vec<NamedAgent>) -> Vec<NamedAgent> {
         }
     }
     agents
+}
+
+/// Puts agents in the places at which toolboxes ask them.
+fn put_helpers(agents: &[NamedAgent]) {
+    for slot in agents.iter().flat_map(|agent| agent.built_in.tools.helpers()) {
+        if let Some(named) = agents.iter().find(|agent| agent.built_in.name == slot.agent()) {
+            slot.set(Arc::new(named.helper()));
+        }
+    }
 }
 
 /// The agents of a run; the first does what no other is asked to.
@@ -202,7 +229,9 @@ impl Agents {
         // No attempt is of an agent whose policy others serve.
         let own = recipe.agents().into_iter().filter(|(_, keys)| !recipe.may_be_external(keys));
         let agents = own.map(agent).collect::<Result<Vec<_>, TrainerError>>()?;
-        Ok(Agents(with_summarisers(agents)))
+        let agents = with_summarisers(agents);
+        put_helpers(&agents);
+        Ok(Agents(agents))
     }
 
     /// The agent that does a task: the one that it names, or else the first.

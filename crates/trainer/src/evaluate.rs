@@ -60,7 +60,7 @@ impl Uncalled {
             .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
         let Some((attempt, (_, task))) = drawn else { return Ok(None) };
         let agent = rollouts.agents.of(task)?;
-        let (chat, tools) = (agent.built_in.format.chat(), agent.built_in.tools.specs(&task.id));
+        let (chat, tools) = (agent.built_in.format.chat(), agent.built_in.tools.specs(task));
         let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
         let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
         let reply = chat.said(&tokens);

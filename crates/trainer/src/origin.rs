@@ -74,7 +74,7 @@ impl Offered {
         let mut all: Vec<Self> = Vec::new();
         for task in tasks.to_check() {
             let agent = &agents.of(&task)?.built_in;
-            for spec in agent.tools.specs(&task.id) {
+            for spec in agent.tools.specs(&task) {
                 let crc32c = crc32c::crc32c(json!(spec).to_string().as_bytes());
                 let offered = Offered { agent: agent.name.clone(), tool: spec.name, crc32c };
                 if !all.contains(&offered) {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_policy::awake;
-use dressage_reward::{Evidence, ScoreError, Scorer, task_field};
+use dressage_reward::{Evidence, ScoreError, Scorer, ScorerKind, task_field};
 use dressage_store::{Attempt, Earned, Earner, Status};
-use dressage_tree::{CallCounts, Component, Finish, Outcome};
+use dressage_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
 use serde_json::Value;
 
 use crate::TrainerError;
@@ -41,14 +41,29 @@ struct Named {
     weights: BTreeMap<String, f64>,
     when: WhenKeys,
     unscored: Unscored,
+    /// Whether the score is what the agent's own program says.
+    is_programs: bool,
     scorer: Arc<dyn Scorer>,
 }
 
 /// How often a scorer is asked about an attempt under `unscored = "retry"`.
 const ASKED: u32 = 3;
 
+/// Longest wait for a scorer that is asked before anything is made.
+const REHEARSAL: Duration = Duration::from_secs(120);
+
 /// The pause before it is asked again, at first.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// A scorer that was asked about a made-up attempt.
+#[derive(Debug, Clone)]
+pub struct Rehearsed {
+    /// Its name.
+    pub scorer: String,
+    /// Components that it gave, or why it could not; `None` where no task is scored by it, or only the
+    /// program of an attempt could say.
+    pub gave: Option<Result<Vec<Component>, ScoreError>>,
+}
 
 /// An attempt that could not be scored, and why.
 #[derive(Debug, Clone)]
@@ -138,6 +153,27 @@ impl Named {
         }
     }
 
+    /// Asks about a made-up attempt that ends with what its task expects.
+    async fn rehearse(&self, task: Value) -> Result<Vec<Component>, ScoreError> {
+        let outcome = Outcome::demonstrated(first_text(&task["answer"]));
+        let attempt = AttemptId::from_bytes([0; 16]);
+        let evidence = Evidence { attempt, task, outcome, trajectory: Arc::default() };
+        self.scorer.check_task(&evidence.task)?;
+        self.scorer.check_ready(&evidence.task).await?;
+        let asked = async {
+            match self.scorer.is_by_group() {
+                false => self.scorer.score(&evidence).await,
+                true => {
+                    let group = self.scorer.score_group(&[evidence.clone(), evidence.clone()]).await?;
+                    Ok(group.into_iter().next().unwrap_or_default())
+                }
+            }
+        };
+        let late = || Err(ScoreError::Unavailable(format!("it did not answer within {REHEARSAL:?}")));
+        let given = awake::within(REHEARSAL, asked).await.unwrap_or_else(late)?;
+        self.named(given)
+    }
+
     fn not_scored(&self, error: &ScoreError) -> NotScored {
         let again = error.may_pass();
         let fate = match self.unscored {
@@ -157,6 +193,16 @@ fn chosen(task: &Value) -> Option<Vec<&str>> {
         Value::String(name) => Some(vec![name.as_str()]),
         Value::Array(names) => Some(names.iter().filter_map(Value::as_str).collect()),
         _ => None,
+    }
+}
+
+/// A text or a number, of several the first.
+fn first_text(expected: &Value) -> String {
+    match expected {
+        Value::String(text) => text.clone(),
+        Value::Array(several) => several.first().map(first_text).unwrap_or_default(),
+        Value::Null => String::new(),
+        other => other.to_string(),
     }
 }
 
@@ -181,6 +227,7 @@ impl Scorers {
             weights: scorer.weights.clone(),
             when: scorer.when.clone(),
             unscored: scorer.unscored.unwrap_or(keys.unscored),
+            is_programs: matches!(scorer.scorer, ScorerKind::Program(_)),
             scorer: custom.remove(&scorer.name).unwrap_or_else(|| scorer.scorer.scorer()),
         };
         let scorers = match &keys.scorers[..] {
@@ -258,6 +305,26 @@ impl Scorers {
             }
         }
         Ok(())
+    }
+
+    /// Asks each scorer about a made-up attempt at the first task that `find` finds for it, which ends with
+    /// what that task expects.
+    pub(crate) async fn rehearse(
+        &self,
+        find: impl Fn(&dyn Fn(&Value) -> bool) -> Option<Value>,
+    ) -> Vec<Rehearsed> {
+        let mut found = Vec::new();
+        for named in &self.0.scorers {
+            let is_for = |task: &Value| self.of(task).any(|other| other.name == named.name);
+            // Nobody but the program of an attempt can say what that is worth.
+            let task = find(&is_for).filter(|_| !named.is_programs);
+            let gave = match task {
+                None => None,
+                Some(task) => Some(named.rehearse(task).await),
+            };
+            found.push(Rehearsed { scorer: named.name.clone(), gave });
+        }
+        found
     }
 
     /// Scores an attempt by itself. What it had of components is replaced.

@@ -5,16 +5,17 @@ use std::collections::HashSet;
 use dressage_agent::Truncation;
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::ToolContext;
+use dressage_policy::SamplingParams;
 use dressage_store::Store;
-use dressage_text::{ChatOptions, Message, Role};
+use dressage_text::{ChatOptions, Message};
 use dressage_tree::Purpose;
 use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
-use crate::recipe::{AgentKeys, QUESTION, Recipe, TaskSource};
-use crate::scoring::Scorers;
+use crate::recipe::{AgentKeys, Recipe, TaskSource};
+use crate::scoring::{Rehearsed, Scorers};
 
 /// How many tasks of a generator are looked at before the start. The others differ from them in their numbers
 /// only.
@@ -274,17 +275,7 @@ impl TaskOrder {
 
 /// The conversation that a task opens. Instructions of its own take the place of the recipe's.
 pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
-    let asked = |question: &str| agent.prompt.replace(QUESTION, question);
-    let mut messages = task.messages.clone();
-    match messages.last_mut() {
-        None => messages.push(Message::user(asked(&task.question))),
-        Some(last) if last.role == Role::User => last.content = asked(&last.content).into(),
-        Some(_) => {}
-    }
-    if !agent.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {
-        messages.insert(0, Message::system(agent.system.as_str()));
-    }
-    messages
+    agent.opening(task)
 }
 
 /// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds
@@ -316,9 +307,11 @@ pub async fn check_tasks(
         let limits = agent.limits;
         let attempt = "the check before the start".to_owned();
         let (seed, deadline) = (recipe.run.seed, limits.attempt);
-        agent.tools.find(&ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline }).await?;
+        let params = SamplingParams::default();
+        let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
+        agent.tools.find(&opened).await?;
         let cuts = limits.truncation != Truncation::Refuse;
-        let tokens = agent.format.chat().prompt(&opening(keys, &task), &agent.tools.specs(&task.id))?.len();
+        let tokens = agent.format.chat().prompt(&opening(keys, &task), &agent.tools.specs(&task))?.len();
         if tokens > limits.prompt && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
         }
@@ -331,6 +324,12 @@ pub async fn check_tasks(
         scorers.check_ready(&task.id, &recorded, &mut asked).await?;
     }
     Ok(())
+}
+
+/// Asks each scorer about a made-up attempt at the first task that it scores, which ends with what that task
+/// expects.
+pub async fn rehearse(scorers: &Scorers, tasks: &Tasks) -> Vec<Rehearsed> {
+    scorers.rehearse(|is_for| tasks.to_check().map(|task| json!(task)).find(|task| is_for(task))).await
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dressage_agent::Keeper;
-use dressage_agent::tools::{CallLimits, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
+use dressage_agent::tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
 use dressage_text::Chat;
 
 use crate::TrainerError;
-use crate::recipe::{AgentKeys, ToolKeys};
+use crate::recipe::{AgentKeys, Outage, ToolKeys};
 
 /// The toolboxes of a recipe. However many agents have one, it is made once: they share its processes and the
 /// limits of its calls.
@@ -45,12 +45,18 @@ impl Toolboxes {
                 let cut = Cut { characters: keys.max_characters, tokens, side: keys.truncate };
                 toolbox = Arc::new(Shortened::new(toolbox, cut));
             }
+            if let Some(condense) = &keys.condense {
+                toolbox = Arc::new(Condensed::new(toolbox, condense.options()));
+            }
             if !most.is_zero() {
                 toolbox = Arc::new(Delayed::new(toolbox, least..=most));
             }
             Ok((toolbox, Duration::from_secs_f64(keys.wait().unwrap_or(agent.tool_seconds))))
         };
-        Ok(ToolSet::timed(agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?)?)
+        let retries =
+            |name: &str| ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.outage == Outage::Retry);
+        let boxes = agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?;
+        Ok(ToolSet::timed(boxes)?.strict(retries))
     }
 
     /// The toolbox that all agents share.
@@ -100,7 +106,7 @@ mod tests {
             "[agent]\ntools = ['sums', 'calculator']\n[[tool]]\nkind = 'calculator'\nname = 'sums'\nseconds = 2",
         );
         let names = |recipe: &Recipe| {
-            let specs = set(recipe).unwrap().specs("");
+            let specs = set(recipe).unwrap().specs(&Task::default());
             specs.into_iter().map(|spec| spec.name).collect::<Vec<_>>()
         };
         assert_eq!(names(&recipe), ["sums__calculator", "calculator__calculator"]);
@@ -132,6 +138,7 @@ mod tests {
             seed: 0,
             stream: 0,
             deadline: Duration::from_secs(60),
+            params: Default::default(),
         };
         let arguments = json!({ "expression": "10 ^ 9" }).as_object().unwrap().clone();
         let call = ToolCall { id: String::new(), name: "calculator".into(), arguments };

@@ -322,8 +322,9 @@ impl Trainer {
                 }
                 let step = self.position.step;
                 let span = info_span!("step", phase, step);
-                let (metrics, attempts) = run.step(self, step, observer, stop).instrument(span).await?;
-                self.note_troubles(&attempts, observer).await?;
+                let (mut metrics, attempts) = run.step(self, step, observer, stop).instrument(span).await?;
+                let retried = self.note_troubles(&attempts, observer).await?;
+                metrics.add("training/retried", retried as f64);
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
@@ -458,17 +459,18 @@ impl Trainer {
         Ok(())
     }
 
-    /// Keeps what went wrong around the model, and says it the first time.
+    /// Keeps what went wrong around the model, and says it the first time. Returns how many tries came to
+    /// nothing before these attempts.
     pub(crate) async fn note_troubles(
         &mut self,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
-    ) -> Result<(), TrainerError> {
+    ) -> Result<usize, TrainerError> {
         let earlier = self.rollouts.earlier_tries(attempts).await?;
         for trouble in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
             observer.event(&Event::Note(&trouble));
         }
-        Ok(())
+        Ok(earlier.len())
     }
 
     /// Passes metrics on. A sink that fails is dropped.

@@ -56,6 +56,27 @@ pub struct Task {
     pub row: TaskRow,
 }
 
+impl Task {
+    /// Names of the tools that its row selects out of those of its agent, in verl's field
+    /// `extra_info.tool_selection`; `None` where it selects none, and all are there.
+    pub fn tool_selection(&self) -> Option<Vec<&str>> {
+        let names = self.row.get("extra_info")?.get("tool_selection")?.as_array()?;
+        Some(names.iter().filter_map(Value::as_str).collect())
+    }
+
+    /// The task with all tools of whichever agent does it.
+    pub(crate) fn selecting_no_tools(mut self) -> Self {
+        if self.tool_selection().is_some() {
+            let mut row = (*self.row).clone();
+            if let Some(Value::Object(extra)) = row.get_mut("extra_info") {
+                extra.remove("tool_selection");
+            }
+            self.row = row.into();
+        }
+        self
+    }
+}
+
 /// A worked solution: calls with their results, then the answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Demonstration {

@@ -18,9 +18,11 @@
 mod arguments;
 mod calculator;
 mod command;
+mod condensed;
 mod cut;
 mod delayed;
 mod expression;
+mod helper;
 mod limited;
 mod mcp;
 mod observation;
@@ -31,6 +33,7 @@ mod python;
 mod sandbox;
 mod search;
 mod set;
+mod sub_agent;
 #[cfg(test)]
 pub(crate) mod testing;
 mod used;
@@ -40,6 +43,7 @@ mod wrapped;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use dressage_policy::SamplingParams;
 use dressage_text::ToolSpec;
 use serde_json::{Map, Value};
 
@@ -47,21 +51,24 @@ use crate::tasks::Task;
 
 pub use calculator::Calculator;
 pub use command::{CommandOptions, CommandTool};
+pub use condensed::{Condensed, Condensing};
 pub use cut::{Cut, Shortened, Side};
 pub use delayed::Delayed;
 pub use dressage_sandbox::Demand;
 pub use dressage_search::Retries;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
+pub use helper::{HelpRequest, Helper, HelperSlot};
 pub use limited::{CallLimits, Limited};
 pub use mcp::{Mcp, McpServer};
 pub(crate) use observation::COUNTED;
 pub use observation::{Observation, ObservationKind};
-pub use output::{CallError, ToolOutput};
+pub use output::{Branch, CallError, ToolOutput};
 pub use permit::Permit;
 pub use python::{PythonOptions, PythonTools};
 pub use sandbox::{CodeOptions, CodeTool};
 pub use search::{SearchOptions, SearchTool};
 pub use set::{OpenTools, ToolSet};
+pub use sub_agent::SubAgent;
 pub use used::Used;
 pub use web::{Endpoint, EndpointOptions, Node, Services};
 
@@ -80,6 +87,8 @@ pub struct ToolContext {
     /// Longest time from the opening to the closing. What is held elsewhere for a session need not be held
     /// for longer.
     pub deadline: Duration,
+    /// How replies of the attempt are sampled; agents that are asked by toolboxes go by it.
+    pub params: SamplingParams,
 }
 
 /// A source of tools: one tool, or a server with many.
@@ -91,6 +100,11 @@ pub trait Toolbox: Send + Sync {
     /// The tools of every session, where they are known before one is opened.
     fn specs(&self) -> Option<Vec<ToolSpec>> {
         None
+    }
+
+    /// Agents of the run that its sessions ask, which have to be put in before one is asked.
+    fn helpers(&self) -> Vec<HelperSlot> {
+        Vec::new()
     }
 
     /// Waits until sessions can be opened, and starts what they need. Unlike opening and calling it has no
@@ -138,6 +152,11 @@ pub trait Session: Send + Sync {
     /// session must then answer the next one or say why it cannot.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
 
+    /// Works on the answer of a call, which has no deadline any more: it ends with the attempt.
+    async fn after(&self, _tool: &str, _arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
+        output
+    }
+
     /// Hands over what it knows of the attempt and scorers may use. Called once, after the last call.
     ///
     /// # Errors
@@ -165,6 +184,18 @@ pub enum ToolError {
         of: String,
         /// The name.
         name: String,
+    },
+    /// A task selects a tool that its agent does not have.
+    #[error(
+        "the task {task} selects the tool {name:?} (extra_info.tool_selection), which its agent does not have; it has {known}"
+    )]
+    Selected {
+        /// The task.
+        task: String,
+        /// The tool.
+        name: String,
+        /// Those that it has.
+        known: String,
     },
     /// A session could not be started.
     #[error("tool {tool:?} could not be opened: {why}")]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dressage_text::{Message, ToolCall};
 use dressage_tree::CallCounts;
 
-use super::{CallError, ToolOutput};
+use super::{Branch, CallError, ToolOutput};
 
 /// Names of the metrics that every toolbox has: how many calls it had, and how many of these it did not
 /// answer.
@@ -30,6 +30,10 @@ pub struct Observation {
     pub ends: Option<String>,
     /// Fault of the tool, where it has one.
     pub trouble: Option<String>,
+    /// Whether the attempt is not to go on after that fault.
+    pub breaks: bool,
+    /// Conversations of agents that helped.
+    pub branches: Vec<Branch>,
 }
 
 /// How a call went.
@@ -76,6 +80,8 @@ impl Observation {
             metrics: BTreeMap::new(),
             ends: None,
             trouble: None,
+            breaks: false,
+            branches: Vec::new(),
         }
     }
 
@@ -90,7 +96,7 @@ impl Observation {
         if output.error == Some(CallError::Unavailable) {
             of.trouble = Some(of.text.clone());
         }
-        let ToolOutput { reward, metrics, ends, .. } = output;
+        let ToolOutput { reward, metrics, ends, branches, .. } = output;
         // Neither a sum nor the record could hold it.
         let unfit =
             |what: &str, value: f64| format!("its {what} is {value}, which is left out: it must be finite");
@@ -108,7 +114,7 @@ impl Observation {
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
             of.trouble.get_or_insert_with(|| unfit("reward", reward));
         }
-        Observation { reward: reward.filter(|reward| reward.is_finite()), metrics: fit, ends, ..of }
+        Observation { reward: reward.filter(|reward| reward.is_finite()), metrics: fit, ends, branches, ..of }
     }
 
     /// The turn in which the model reads it.

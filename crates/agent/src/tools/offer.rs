@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dressage_text::ToolSpec;
 
 use super::ToolError;
+use crate::tasks::Task;
 
 /// Between the names of a toolbox and of its tool, where another toolbox has a tool of that name.
 const BETWEEN: &str = "__";
@@ -48,6 +49,17 @@ impl Offer {
         Ok(Offer { specs, places })
     }
 
+    /// The same tools, or those alone that a task selects, by the names that the model is told or by their
+    /// toolbox's own.
+    fn selected(&self, task: &Task) -> Self {
+        let Some(selection) = task.tool_selection() else { return self.clone() };
+        let all = self.specs.iter().zip(&self.places);
+        let kept =
+            all.filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
+        let (specs, places) = kept.map(|(spec, place)| (spec.clone(), place.clone())).unzip();
+        Offer { specs, places }
+    }
+
     /// The toolbox of a tool, by its place, and the tool's name there.
     pub fn find(&self, name: &str) -> Option<(usize, &str)> {
         let at = self.specs.iter().position(|spec| spec.name == name)?;
@@ -81,11 +93,11 @@ impl Offers {
     /// Errors of `now`.
     pub fn freeze(
         &self,
-        task: &str,
+        task: &Task,
         now: impl FnOnce() -> Result<Offer, ToolError>,
     ) -> Result<Arc<Offer>, ToolError> {
         let found = match self {
-            Offers::Fixed(offer) => return Ok(offer.clone()),
+            Offers::Fixed(offer) => return Ok(selected(offer, task)),
             Offers::Found(found) => found,
         };
         let now = now()?;
@@ -94,19 +106,50 @@ impl Offers {
         let first = first.get_or_insert_with(|| Arc::new(now.clone()));
         // Most toolboxes offer every task the same, which is kept once.
         let now = || if **first == now { first.clone() } else { Arc::new(now) };
-        Ok(by_task.entry(task.to_owned()).or_insert_with(now).clone())
+        let offer = by_task.entry(task.id.clone()).or_insert_with(now).clone();
+        Ok(selected(&offer, task))
     }
 
     /// The offer for a task, or else the first that was made for another; `None` where there was none.
-    pub fn known(&self, task: &str) -> Option<Arc<Offer>> {
+    pub fn known(&self, task: &Task) -> Option<Arc<Offer>> {
+        self.whole(task).map(|offer| selected(&offer, task))
+    }
+
+    /// Checks that a task selects only tools that there are.
+    ///
+    /// # Errors
+    /// Names the first that there is not.
+    pub fn check(&self, task: &Task) -> Result<(), ToolError> {
+        let (Some(selection), Some(offer)) = (task.tool_selection(), self.whole(task)) else { return Ok(()) };
+        let knows = |name: &&str| {
+            let own = offer.places.iter().any(|(_, own)| own == name);
+            own || offer.specs.iter().any(|spec| spec.name == **name)
+        };
+        match selection.iter().find(|name| !knows(name)) {
+            None => Ok(()),
+            Some(name) => Err(ToolError::Selected {
+                task: task.id.clone(),
+                name: (*name).to_owned(),
+                known: offer.specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+
+    /// The offer for a task, without what it selects itself.
+    fn whole(&self, task: &Task) -> Option<Arc<Offer>> {
         match self {
             Offers::Fixed(offer) => Some(offer.clone()),
             Offers::Found(found) => {
                 let found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                found.by_task.get(task).or(found.first.as_ref()).cloned()
+                found.by_task.get(&task.id).or(found.first.as_ref()).cloned()
             }
         }
     }
+}
+
+/// The part of an offer that a task selects; most select nothing, and share it.
+fn selected(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
+    if task.tool_selection().is_none() { offer.clone() } else { Arc::new(offer.selected(task)) }
 }
 
 #[cfg(test)]
@@ -146,17 +189,51 @@ mod tests {
         );
     }
 
+    fn task(id: &str, row: serde_json::Value) -> Task {
+        Task { id: id.into(), row: row.as_object().cloned().unwrap_or_default().into(), ..Task::default() }
+    }
+
+    #[test]
+    fn a_task_may_select_some_of_the_tools() {
+        let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"]))];
+        let whole = || Offer::new(&boxes);
+        let fixed = Offers::Fixed(Arc::new(whole().unwrap()));
+        let found = Offers::Found(Mutex::default());
+        found.freeze(&task("first", json!({})), whole).unwrap();
+        for offers in [fixed, found] {
+            for (selection, want) in [
+                (json!(["open"]), vec!["open"]),
+                (json!(["search"]), vec!["web__search", "wiki__search"]),
+                (json!(["wiki__search", "open"]), vec!["open", "wiki__search"]),
+                (json!([]), vec![]),
+                (json!(null), vec!["web__search", "open", "wiki__search"]),
+            ] {
+                let task = task("a", json!({ "extra_info": { "tool_selection": selection } }));
+                assert_eq!(names(&offers.known(&task).unwrap()), want);
+                assert_eq!(names(&offers.freeze(&task, whole).unwrap()), want);
+                offers.check(&task).unwrap();
+            }
+            let wrong = task("b", json!({ "extra_info": { "tool_selection": ["open", "close"] } }));
+            let error = offers.check(&wrong).unwrap_err().to_string();
+            assert!(
+                error.contains("task b selects the tool \"close\"") && error.contains("wiki__search"),
+                "{error}"
+            );
+        }
+    }
+
     #[test]
     fn offers_for_a_task_do_not_change() {
         let offers = Offers::Found(Mutex::default());
-        assert_eq!(offers.known("a"), None);
+        let of = |id| task(id, json!({}));
+        assert_eq!(offers.known(&of("a")), None);
         let freeze =
-            |task, names: &[&str]| offers.freeze(task, || Offer::new(&[("box", specs(names))])).unwrap();
+            |task, names: &[&str]| offers.freeze(&of(task), || Offer::new(&[("box", specs(names))])).unwrap();
         let first = freeze("a", &["x"]);
         assert_eq!(names(&freeze("a", &["y"])), ["x"]);
-        assert_eq!(names(&offers.known("b").unwrap()), ["x"]);
+        assert_eq!(names(&offers.known(&of("b")).unwrap()), ["x"]);
         assert_eq!(names(&freeze("b", &["y"])), ["y"]);
-        assert_eq!(names(&offers.known("b").unwrap()), ["y"]);
+        assert_eq!(names(&offers.known(&of("b")).unwrap()), ["y"]);
         assert!(Arc::ptr_eq(&freeze("c", &["x"]), &first));
     }
 }

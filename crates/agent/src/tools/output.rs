@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dressage_text::ContentPart;
+use dressage_tree::{Outcome, Trajectory};
 
 /// An answer to one call.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -18,6 +19,19 @@ pub struct ToolOutput {
     pub metrics: BTreeMap<String, f64>,
     /// Ends the attempt after this turn, with this as its final answer (which may be empty).
     pub ends: Option<String>,
+    /// Conversations of agents that were asked for the answer. They become part of the attempt's record.
+    pub branches: Vec<Branch>,
+}
+
+/// Conversation of an agent that helped another one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Branch {
+    /// Name of the agent.
+    pub agent: String,
+    /// Every token of it.
+    pub trajectory: Trajectory,
+    /// How it ended.
+    pub outcome: Outcome,
 }
 
 /// Why a call has no answer.

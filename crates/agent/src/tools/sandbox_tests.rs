@@ -25,6 +25,7 @@ async fn open(options: CodeOptions) -> Box<dyn Session> {
         seed: 0,
         stream: 0,
         deadline: Duration::from_secs(60),
+        params: Default::default(),
     };
     tool.open(&attempt).await.unwrap()
 }
@@ -131,6 +132,7 @@ async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
         seed: 0,
         stream: 0,
         deadline: Duration::from_secs(60),
+        params: Default::default(),
     };
     let error = tools.find(&attempt).await.unwrap_err().to_string();
     assert!(error.contains("\"code\"") && error.contains("/nowhere/python3"), "{error}");

@@ -19,7 +19,8 @@ use tracing::{debug, trace};
 use super::observation::{Observation, ObservationKind};
 use super::offer::{Offer, Offers};
 use super::used::{Meter, Used};
-use super::{Permit, Session, ToolContext, ToolError, Toolbox};
+use super::{HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
+use crate::tasks::Task;
 
 /// The most calls of one turn that run at once: a model may write any number.
 const AT_ONCE: usize = 32;
@@ -39,6 +40,8 @@ pub struct ToolSet {
 struct Entry {
     toolbox: Arc<dyn Toolbox>,
     deadline: Duration,
+    /// Whether an attempt breaks in which it does not work.
+    strict: bool,
     meter: Arc<Meter>,
 }
 
@@ -74,8 +77,23 @@ impl ToolSet {
             Some(fixed) => Offers::Fixed(Arc::new(Offer::new(&fixed)?)),
             None => Offers::Found(Mutex::default()),
         };
-        let entry = |(toolbox, deadline)| Entry { toolbox, deadline, meter: Arc::default() };
+        let entry = |(toolbox, deadline)| Entry { toolbox, deadline, strict: false, meter: Arc::default() };
         Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Arc::new(offers) })
+    }
+
+    /// Lets attempts break in which one of these toolboxes, by name, does not work, so that they can be made
+    /// again. Otherwise the model reads that it does not.
+    #[must_use]
+    pub fn strict(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
+        for entry in &mut self.boxes {
+            entry.strict = is_strict(entry.toolbox.name());
+        }
+        self
+    }
+
+    /// Agents of the run that its toolboxes ask.
+    pub fn helpers(&self) -> Vec<HelperSlot> {
+        self.boxes.iter().flat_map(|entry| entry.toolbox.helpers()).collect()
     }
 
     /// Whether there is no toolbox.
@@ -85,7 +103,7 @@ impl ToolSet {
 
     /// The tools that attempts at this task are told of, in the order of the toolboxes. Where a toolbox says
     /// so only once it is open, the set must have been [found](Self::find) or opened.
-    pub fn specs(&self, task: &str) -> Vec<ToolSpec> {
+    pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
         self.offers.known(task).map(|offer| offer.specs.clone()).unwrap_or_default()
     }
 
@@ -99,15 +117,16 @@ impl ToolSet {
     /// without one.
     ///
     /// # Errors
-    /// When a toolbox is not ready, or a session cannot be opened or closed.
+    /// When a toolbox is not ready, a session cannot be opened or closed, or the task selects a tool that
+    /// there is not.
     pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
         for Entry { toolbox, .. } in &self.boxes {
             toolbox.ready().await?;
         }
-        if self.offers.known(&attempt.task.id).is_some() {
-            return Ok(());
+        if self.offers.known(&attempt.task).is_none() {
+            self.open(attempt).await?.close().await?;
         }
-        self.open(attempt).await?.close().await
+        self.offers.check(&attempt.task)
     }
 
     /// Opens a session of every toolbox for an attempt.
@@ -127,21 +146,21 @@ impl ToolSet {
     }
 
     async fn open_into(&self, open: &mut OpenTools, attempt: &ToolContext) -> Result<(), ToolError> {
-        for Entry { toolbox, deadline, meter } in &self.boxes {
+        for Entry { toolbox, deadline, strict, meter } in &self.boxes {
             let name = toolbox.name().to_owned();
             toolbox.ready().await?;
             let opened = within(*deadline, toolbox.open(attempt)).await;
             let late =
                 || ToolError::Open { tool: name.clone(), why: format!("not ready within {deadline:?}") };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            let (deadline, longest) = (*deadline, attempt.deadline);
-            open.sessions.push(OpenBox { name, session, deadline, longest, meter: meter.clone() });
+            let (deadline, strict, longest) = (*deadline, *strict, attempt.deadline);
+            open.sessions.push(OpenBox { name, session, deadline, strict, longest, meter: meter.clone() });
         }
         let now = || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
             Offer::new(&specs.collect::<Vec<_>>())
         };
-        open.offer = self.offers.freeze(&attempt.task.id, now)?;
+        open.offer = self.offers.freeze(&attempt.task, now)?;
         Ok(())
     }
 }
@@ -159,6 +178,7 @@ struct OpenBox {
     name: String,
     session: Box<dyn Session>,
     deadline: Duration,
+    strict: bool,
     /// Longest wait for the turn of a call: for as long as the attempt may take.
     longest: Duration,
     meter: Arc<Meter>,
@@ -269,11 +289,13 @@ impl OpenTools {
         let (seconds, waited_seconds) = (time.as_secs_f64(), waited.as_secs_f64());
         debug!(tool = %call.name, ?kind, seconds, waited_seconds, "tool call");
         trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
-        let toolbox = self.find(call).map(|(open, _)| {
+        let (mut toolbox, mut breaks) = (None, false);
+        if let Some((open, _)) = self.find(call) {
             open.meter.add(time, waited);
-            open.name.clone()
-        });
-        Observation { call: Some(call.clone()), toolbox, ..observation }
+            toolbox = Some(open.name.clone());
+            breaks = open.strict && observation.trouble.is_some() && *kind != ObservationKind::Ok;
+        }
+        Observation { call: Some(call.clone()), toolbox, breaks, ..observation }
     }
 
     /// What becomes of a call, how long it took, and how long it had waited for its turn.
@@ -313,7 +335,7 @@ impl OpenTools {
             return trouble(ObservationKind::UnknownTool, text);
         }
         match within(*deadline, session.call(tool, &call.arguments)).await {
-            Some(output) => Observation::of(output),
+            Some(output) => Observation::of(session.after(tool, &call.arguments, output).await),
             None => {
                 let text = format!("{} did not answer within {deadline:?}", call.name);
                 trouble(ObservationKind::Timeout, text)

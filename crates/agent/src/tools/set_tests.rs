@@ -256,9 +256,9 @@ async fn attempts_at_a_task_are_told_of_the_same_tools() {
     *offered.lock().unwrap() = vec!["search", "open"];
     let set = set(vec![toolbox]);
     let names = |specs: &[ToolSpec]| specs.iter().map(|spec| spec.name.clone()).collect::<Vec<_>>();
-    assert_eq!(set.specs("task"), []);
+    assert_eq!(set.specs(&context("task").task), []);
     let mut first = set.open(&context("task")).await.unwrap();
-    assert_eq!(names(&set.specs("task")), ["search", "open"]);
+    assert_eq!(names(&set.specs(&context("task").task)), ["search", "open"]);
 
     // What is added is not offered, what is taken away says so, also within a session.
     *offered.lock().unwrap() = vec!["open", "click"];
@@ -289,11 +289,11 @@ async fn tools_are_found_by_a_session_that_is_closed() {
     unknown.find(&context("a")).await.unwrap();
     unknown.find(&context("b")).await.unwrap();
     assert_eq!(lines(&log), ["open x for a", "close x", "drop x"]);
-    assert_eq!(unknown.specs("c")[0].name, "x");
+    assert_eq!(unknown.specs(&context("c").task)[0].name, "x");
     // Where toolboxes say so by themselves, nothing is opened.
     let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
     let known = ToolSet::new(boxes, DEADLINE).unwrap();
-    assert_eq!(known.specs("c"), [Calculator::spec()]);
+    assert_eq!(known.specs(&context("c").task), [Calculator::spec()]);
     known.find(&context("a")).await.unwrap();
 }
 

@@ -20,6 +20,7 @@ pub fn context(attempt: &str) -> ToolContext {
         seed: 7,
         stream: 11,
         deadline: Duration::from_secs(60),
+        params: Default::default(),
     }
 }
 

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use dressage_text::ToolSpec;
 use serde_json::{Map, Value};
 
-use super::{Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{HelperSlot, Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 
 /// Changes to the calls of another toolbox. Whatever is not changed is the other's.
 #[async_trait]
@@ -54,6 +54,10 @@ impl<A: Around + 'static> Toolbox for Wrapped<A> {
         self.toolbox.specs()
     }
 
+    fn helpers(&self) -> Vec<HelperSlot> {
+        self.toolbox.helpers()
+    }
+
     async fn ready(&self) -> Result<(), ToolError> {
         self.toolbox.ready().await
     }
@@ -85,6 +89,10 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         self.around.call(&*self.session, tool, arguments).await
+    }
+
+    async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
+        self.session.after(tool, arguments, output).await
     }
 
     async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {

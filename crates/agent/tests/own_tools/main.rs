@@ -64,6 +64,7 @@ fn attempt(name: &str, row: Value) -> ToolContext {
         seed: 0,
         stream: 0,
         deadline: Duration::from_secs(300),
+        params: Default::default(),
     }
 }
 

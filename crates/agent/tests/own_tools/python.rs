@@ -13,7 +13,7 @@ const TYPES: &str = include_str!("types.py");
 async fn type_hints_and_docstrings_become_schemas() {
     let folder = tempfile::tempdir().unwrap();
     let set = python(folder.path(), TYPES, LONG);
-    assert!(set.specs("").is_empty());
+    assert!(set.specs(&Task::default()).is_empty());
     let mut open = open(&set, "a").await;
     let spec = |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap();
     let names: Vec<&str> = open.specs().iter().map(|spec| spec.name.as_str()).collect();

@@ -73,7 +73,7 @@ pub(super) fn demonstrations(
         let mut messages = opening(&agent.keys, &task);
         let given = messages.len();
         messages.extend(demonstration.messages());
-        let trajectory = demonstrate(format.chat(), &tools.specs(&task.id), &messages, given)
+        let trajectory = demonstrate(format.chat(), &tools.specs(&task), &messages, given)
             .map(|trajectory| trajectory.by(name, policy))
             .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);

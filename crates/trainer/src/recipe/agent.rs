@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dressage_agent::tasks::Task;
 use dressage_agent::{ContextPolicy, Limits, Truncation};
 use dressage_conversation::{Format, History, Options};
 use dressage_policy::SamplingParams;
-use dressage_text::{Chat, ToolPrompt, ToolProtocol};
+use dressage_text::{Chat, Message, Role, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
 
 use super::choice::PolicyChoice;
@@ -169,6 +170,21 @@ impl AgentKeys {
     /// How its prompts are kept within a context of so many tokens.
     pub fn context_policy(&self, context: usize) -> ContextPolicy {
         self.context.policy(self.max_context_tokens, self.max_tokens, context)
+    }
+
+    /// The conversation that a task opens. Instructions of its own take the place of these.
+    pub fn opening(&self, task: &Task) -> Vec<Message> {
+        let asked = |question: &str| self.prompt.replace(QUESTION, question);
+        let mut messages = task.messages.clone();
+        match messages.last_mut() {
+            None => messages.push(Message::user(asked(&task.question))),
+            Some(last) if last.role == Role::User => last.content = asked(&last.content).into(),
+            Some(_) => {}
+        }
+        if !self.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {
+            messages.insert(0, Message::system(self.system.as_str()));
+        }
+        messages
     }
 
     /// Where an attempt ends, with a context of so many tokens.

@@ -373,6 +373,7 @@ impl Recipe {
 
         checker.policies(self)?;
         checker.tools(&self.tool)?;
+        checker.helpers(self)?;
         for (name, keys) in self.agents() {
             let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
             checker.agent(self, &table, keys)?;

@@ -8,11 +8,13 @@ mod agent;
 mod apart;
 mod check;
 mod check_agents;
+mod check_helpers;
 mod check_reward;
 mod choice;
 mod code;
 mod compare;
 mod context;
+mod helpers;
 mod keys;
 mod named;
 mod own_tools;
@@ -36,6 +38,7 @@ pub use choice::{PolicyChoice, Share};
 pub use code::SandboxKeys;
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummariseKeys};
+pub use helpers::{AgentToolKeys, CondenseKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
     SftKeys, SourceKeys, TaskSource,
@@ -51,7 +54,7 @@ pub use rl::{
 };
 pub use services::{HttpKeys, McpKeys, McpapiKeys};
 pub use set::{Override, SetError};
-pub use tools::{CalculatorKeys, ToolKeys, ToolOptions};
+pub use tools::{CalculatorKeys, Outage, ToolKeys, ToolOptions};
 pub use write::WriteError;
 
 /// Faults of a recipe. All of them are the user's to put right.
@@ -220,9 +223,12 @@ fn resolve_scorers(table: &mut Table, folder: &Path) {
             Some("command") => ("folder", true),
             Some("python") => ("file", false),
             Some("sql") => ("databases", false),
+            Some("code") => ("python", false),
             _ => return,
         };
+        // An interpreter without a folder is looked for where programs are.
         let given = keys.get(key).and_then(Value::as_str);
+        let given = given.filter(|given| key != "python" || given.contains('/'));
         if let Some(given) = given.or(always.then_some("")) {
             let whole = Value::String(folder.join(given).display().to_string());
             keys.insert(key.into(), whole);

@@ -51,6 +51,8 @@ pub(super) const OF_TOOLS: Joined = Joined {
         "truncate",
         "calls_per_second",
         "at_once",
+        "condense",
+        "outage",
     ],
     options: "options",
 };

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::apart;
+use super::check::MOST_SECONDS;
 use super::code::SandboxKeys;
+use super::helpers::{AgentToolKeys, CondenseKeys};
 use super::own_tools::{CommandKeys, PythonKeys};
 use super::read::{OF_TOOLS, nearest};
 use super::retrieval::SearchKeys;
@@ -48,14 +50,33 @@ pub struct ToolKeys {
     /// Most calls that run at once, of all attempts together; any number where not given.
     #[serde(default)]
     pub at_once: Option<usize>,
+    /// The agent that condenses its long answers; they are read as they are where not given.
+    #[serde(default)]
+    pub condense: Option<CondenseKeys>,
+    /// The fate of an attempt in which it does not work.
+    #[serde(default)]
+    pub outage: Outage,
     /// The options of its kind.
     pub options: ToolOptions,
+}
+
+/// `outage`: the fate of an attempt in which a toolbox does not work, because its server died or hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outage {
+    /// The model reads that the call failed, and goes on.
+    #[default]
+    Observe,
+    /// The attempt breaks, and is made again as often as `agent.retries` says.
+    Retry,
 }
 
 /// `[[tool]]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolOptions {
+    /// Another agent.
+    Agent(AgentToolKeys),
     /// Evaluates arithmetic expressions.
     Calculator(CalculatorKeys),
     /// Functions and classes of a Python file.
@@ -90,6 +111,7 @@ impl ToolOptions {
     /// The name of its kind.
     pub fn kind(&self) -> &'static str {
         match self {
+            ToolOptions::Agent(_) => "agent",
             ToolOptions::Calculator(_) => Calculator::NAME,
             ToolOptions::Python(_) => "python",
             ToolOptions::Command(_) => "command",
@@ -105,7 +127,10 @@ impl ToolOptions {
     /// looks at a run needs none.
     fn check(&self) -> Result<(), String> {
         match self {
-            ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) | ToolOptions::Search(_) => Ok(()),
+            ToolOptions::Agent(_)
+            | ToolOptions::Calculator(_)
+            | ToolOptions::Sandbox(_)
+            | ToolOptions::Search(_) => Ok(()),
             ToolOptions::Python(keys) => keys.options().map(drop),
             ToolOptions::Command(keys) => CommandTool::new("", keys.options()?, Keeper::default()).map(drop),
             ToolOptions::Mcp(keys) => keys.check(),
@@ -126,6 +151,7 @@ impl ToolOptions {
         keeper: &Keeper,
     ) -> Result<Arc<dyn Toolbox>, String> {
         Ok(match self {
+            ToolOptions::Agent(keys) => Arc::new(keys.toolbox(name, seconds)),
             ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
             ToolOptions::Python(keys) => Arc::new(PythonTools::new(name, keys.options()?, keeper.clone())),
             ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
@@ -150,6 +176,8 @@ impl From<ToolOptions> for ToolKeys {
             truncate: Side::default(),
             calls_per_second: None,
             at_once: None,
+            condense: None,
+            outage: Outage::default(),
             options,
         }
     }
@@ -196,6 +224,8 @@ impl ToolKeys {
         match &self.options {
             ToolOptions::Sandbox(_) => Some(SandboxKeys::wait(self.seconds)),
             ToolOptions::Search(_) => Some(SearchKeys::wait(self.seconds)),
+            // It has a deadline of its own, at which it hands over what it has.
+            ToolOptions::Agent(_) => Some(MOST_SECONDS),
             // A server has to start.
             ToolOptions::Mcp(_) => self.seconds.or(Some(SERVER_SECONDS)),
             _ => self.seconds,
@@ -212,7 +242,9 @@ impl ToolKeys {
     /// # Errors
     /// Says which options do not go together.
     pub(super) fn check(&self) -> Result<(), String> {
-        if self.name.is_empty() && matches!(self.options, ToolOptions::Command(_) | ToolOptions::Http(_)) {
+        let is_named =
+            matches!(self.options, ToolOptions::Agent(_) | ToolOptions::Command(_) | ToolOptions::Http(_));
+        if self.name.is_empty() && is_named {
             return Err("it needs a `name`: that by which the model calls it".into());
         }
         self.options.check()

@@ -1,0 +1,143 @@
+use super::*;
+use crate::HelperAgent;
+use crate::tools::{Condensed, Condensing, HelperSlot, SubAgent};
+
+/// A helper that says these things in turn; it has a calculator.
+fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot) {
+    let mut bench = bench(replies);
+    (bench.agent.name, bench.agent.policy) = (name.into(), format!("{name}'s"));
+    let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
+    bench.agent.tools = ToolSet::new(boxes, Duration::from_secs(5)).unwrap();
+    let slot = HelperSlot::new(name);
+    slot.set(Arc::new(HelperAgent {
+        agents: vec![bench.agent.clone()],
+        pick: None,
+        opens: Arc::new(|task| vec![Message::system("You help."), Message::user(task.question.as_str())]),
+        samples: Arc::new(|params| SamplingParams { temperature: 0.5, ..params }),
+    }));
+    (bench, slot)
+}
+
+fn asks(replies: &[Reply], slot: &HelperSlot, longest: Option<Duration>) -> Bench {
+    let mut bench = bench(replies);
+    let clerk =
+        SubAgent { name: "clerk".into(), description: "Does sums.".into(), slot: slot.clone(), longest };
+    bench.agent.tools = ToolSet::new(vec![Arc::new(clerk)], Duration::from_secs(5)).unwrap();
+    bench
+}
+
+fn call(request: Value) -> String {
+    format!("<tool_call>{}</tool_call>", json!({ "name": "clerk", "arguments": { "request": request } }))
+}
+
+fn by<'a>(attempt: &'a Attempt, name: &str) -> Vec<&'a Segment> {
+    attempt.trajectory.segments().iter().filter(|segment| segment.agent == name).collect()
+}
+
+fn asked(bench: &Bench) -> Vec<SampleRequest> {
+    bench.sampler.requests.lock().unwrap().clone()
+}
+
+#[tokio::test]
+async fn an_agent_asks_another_one_whose_conversation_is_a_branch() {
+    let (clerk, slot) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
+    let both = format!("{}{}", call(json!("2+3?")), call(json!(7)));
+    let solver = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &slot, None);
+    let attempt = solver.run().await;
+    let outcome = &attempt.outcome;
+    assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "5"));
+    // Three turns of its own, whose tokens alone count.
+    assert_eq!(outcome.turns, 3);
+    let own: usize =
+        by(&attempt, "solver").iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.tokens.len()).sum();
+    assert_eq!(outcome.sampled_tokens, own);
+    let helped = by(&attempt, "clerk");
+    assert!(helped.iter().all(|segment| segment.policy == "clerk's"));
+    assert_eq!(helped.iter().filter(|segment| segment.kind == Kind::Sampled).count(), 3);
+    assert_eq!(helped.iter().filter(|segment| segment.parent.is_none()).count(), 2, "two conversations");
+    // No turn is two agents' own, and none is lost.
+    let mut turns: Vec<u32> =
+        attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.turn).collect();
+    turns.sort_unstable();
+    assert_eq!(turns, [0, 1, 2, 3, 4, 5]);
+    // The calls of both are counted, each by its turn.
+    assert_eq!((outcome.calls.ok, outcome.calls.bad_arguments), (3, 1));
+    for (turn, _) in &outcome.calls_by_turn {
+        assert!(turns.contains(turn));
+    }
+    let clerks: Vec<u32> = helped.iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.turn).collect();
+    assert!(outcome.calls_by_turn.iter().any(|(turn, counts)| clerks.contains(turn) && counts.ok == 1));
+    let text = |request: &SampleRequest| solver.text(&request.prompt);
+    let read = asked(&solver);
+    assert!(text(&read[1]).contains("It is 5.") && text(&read[1]).contains("must be given, as a text"));
+    assert!(text(&read[2]).contains("No idea."));
+    let theirs = asked(&clerk);
+    assert!(text(&theirs[0]).contains("You help.") && text(&theirs[0]).contains("2+3?"));
+    assert!(!text(&theirs[2]).contains("2+3?"), "each request is for itself");
+    assert!(theirs.iter().all(|request| request.params.temperature == 0.5));
+    // Nobody shares draws.
+    let mut streams: Vec<u64> = read.iter().chain(&theirs).map(|request| request.stream).collect();
+    streams.sort_unstable();
+    streams.dedup();
+    assert_eq!(streams.len(), 6);
+    let known = &outcome.evidence["clerk"]["asked"];
+    assert_eq!(
+        (&known[0]["request"], &known[0]["answer"], &known[1]["answer"]),
+        (&json!("2+3?"), &json!("It is 5."), &json!("No idea."))
+    );
+    // Everything again is the same.
+    let (_, again) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
+    let other = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &again, None).run().await;
+    assert_eq!(other, attempt);
+}
+
+#[tokio::test]
+async fn a_helper_that_is_cut_failed_and_one_that_breaks_breaks_the_attempt() {
+    let (_clerk, slot) = helper("clerk", &[says(CALL), says(CALL), says(CALL)]);
+    let solver = asks(&[says(&call(json!("2+3?"))), says("Well.")], &slot, None);
+    let attempt = solver.run().await;
+    assert_eq!((attempt.outcome.finish, attempt.outcome.calls.failed), (Finish::Answered, 1));
+    assert!(
+        solver.text(&asked(&solver)[1].prompt).contains("clerk came to no answer: it was cut at a limit")
+    );
+
+    let (_clerk, slot) = helper("clerk", &[says(CALL), Reply::Breaks]);
+    let broken = asks(&[says(&call(json!("2+3?"))), says("Well.")], &slot, None).run().await;
+    let error = broken.outcome.error.clone().unwrap();
+    assert!(error.starts_with("the agent clerk broke: "), "{error}");
+    assert_eq!(by(&broken, "clerk").iter().filter(|segment| segment.kind == Kind::Sampled).count(), 1);
+
+    // Without agents, as where tools are looked at alone, the call says so.
+    let alone = asks(&[says(&call(json!("2+3?"))), says("Well.")], &HelperSlot::new("clerk"), None);
+    let attempt = alone.run().await;
+    assert_eq!((attempt.outcome.error, attempt.outcome.calls.failed), (None, 1));
+    assert!(alone.text(&asked(&alone)[1].prompt).contains("the agent clerk is not running here"));
+}
+
+#[tokio::test]
+async fn long_answers_are_condensed_and_short_ones_are_not() {
+    let numbers: Vec<String> = (10..60).map(|number| number.to_string()).collect();
+    let long = CALL.replace("2+3", &numbers.join("+"));
+    let (browser, slot) = helper("browser", &[says("Five."), says(CALL), says(CALL), says(CALL)]);
+    let options = Condensing { slot, above: 2, instruction: "Condense.".into() };
+    let condensed = Condensed::new(Arc::new(Calculator::default()), options);
+    let mut solver = bench(&[says(CALL), says(&long), says(&long), says("Done.")]);
+    solver.agent.tools = ToolSet::new(vec![Arc::new(condensed)], Duration::from_secs(5)).unwrap();
+    solver.agent.limits.turns = 9;
+    solver.agent.limits.tokens = 4000;
+    let attempt = solver.run().await;
+    let outcome = &attempt.outcome;
+    assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "Done."));
+    let read = asked(&solver);
+    let text = |at: usize| solver.text(&read[at].prompt);
+    // The sum is 1725: four characters.
+    assert!(text(1).contains('5') && text(2).contains("Five.") && !text(2).contains("1725"));
+    assert!(text(3).contains("[… 2 characters are left out here …]"), "{}", text(3));
+    assert_eq!(outcome.tool_metrics["calculator/condensed"], 1.0);
+    assert_eq!(outcome.tool_metrics["calculator/cut"], 1.0);
+    let theirs = asked(&browser);
+    let question = solver.text(&theirs[0].prompt);
+    assert!(question.contains("Condense.\n\nThe call: calculator {\"expression\":\"10+11"), "{question}");
+    assert!(question.contains("The answer:\n1725"), "{question}");
+    assert_eq!(by(&attempt, "browser").iter().filter(|segment| segment.parent.is_none()).count(), 2);
+}

@@ -1,0 +1,140 @@
+//! A toolbox whose long answers another agent condenses before they are read.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_text::{ContentPart, ToolSpec};
+use serde_json::{Map, Value};
+
+use super::helper::{Asking, HelperSlot};
+use super::output::Branch;
+use super::{Cut, Permit, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// Which answers are condensed, and by whom.
+#[derive(Debug, Clone)]
+pub struct Condensing {
+    /// The agent that condenses.
+    pub slot: HelperSlot,
+    /// Answers of more characters than this are condensed.
+    pub above: usize,
+    /// Words before the call and its answer.
+    pub instruction: String,
+}
+
+/// Another toolbox whose long answers are condensed. An error is read as it is.
+pub struct Condensed {
+    toolbox: Arc<dyn Toolbox>,
+    options: Condensing,
+}
+
+impl Condensed {
+    /// That toolbox with shorter answers.
+    pub fn new(toolbox: Arc<dyn Toolbox>, options: Condensing) -> Self {
+        Condensed { toolbox, options }
+    }
+}
+
+#[async_trait]
+impl Toolbox for Condensed {
+    fn name(&self) -> &str {
+        self.toolbox.name()
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        self.toolbox.specs()
+    }
+
+    fn helpers(&self) -> Vec<HelperSlot> {
+        let mut helpers = self.toolbox.helpers();
+        helpers.push(self.options.slot.clone());
+        helpers
+    }
+
+    async fn ready(&self) -> Result<(), ToolError> {
+        self.toolbox.ready().await
+    }
+
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let session = self.toolbox.open(attempt).await?;
+        let asking = Asking::new(self.options.slot.clone(), self.toolbox.name(), attempt);
+        Ok(Box::new(Open { session, asking, options: self.options.clone() }))
+    }
+}
+
+struct Open {
+    session: Box<dyn Session>,
+    asking: Asking,
+    options: Condensing,
+}
+
+/// Name of the metric that counts answers that were condensed.
+const CONDENSED: &str = "condensed";
+/// Name of the metric that counts long answers whose condensing came to no end, and which were cut.
+const CUT: &str = "cut";
+
+impl Open {
+    /// The answer in other words, those of the agent, or cut where it has none.
+    fn shorter(&self, text: &str, branch: &Branch) -> (String, &'static str) {
+        let outcome = &branch.outcome;
+        if outcome.error.is_none() && outcome.finish.is_whole() && !outcome.final_text.trim().is_empty() {
+            return (outcome.final_text.clone(), CONDENSED);
+        }
+        let cut = Cut { characters: Some(self.options.above), tokens: None, side: Side::Middle };
+        (cut.of(text).unwrap_or_else(|| text.to_owned()), CUT)
+    }
+}
+
+#[async_trait]
+impl Session for Open {
+    fn specs(&self) -> Vec<ToolSpec> {
+        self.session.specs()
+    }
+
+    fn parallel(&self, tool: &str) -> bool {
+        self.session.parallel(tool)
+    }
+
+    fn acts(&self, tool: &str) -> bool {
+        self.session.acts(tool)
+    }
+
+    async fn admit(&self, tool: &str) -> Permit {
+        self.session.admit(tool).await
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        self.session.call(tool, arguments).await
+    }
+
+    async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
+        let mut output = self.session.after(tool, arguments, output).await;
+        let text = output.read();
+        if output.is_error() || text.chars().count() <= self.options.above {
+            return output;
+        }
+        let call = Value::Object(arguments.clone());
+        let question =
+            format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.options.instruction);
+        let branch = match self.asking.ask(question, None).await {
+            Ok(branch) => branch,
+            // Only where there are no agents at all, as in a check of tools.
+            Err(why) => {
+                tracing::debug!(why, "an answer was not condensed");
+                return output;
+            }
+        };
+        let (shorter, metric) = self.shorter(&text, &branch);
+        output.parts = vec![ContentPart::Text(shorter)];
+        *output.metrics.entry(metric.to_owned()).or_default() += 1.0;
+        output.branches.push(branch);
+        output
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        self.session.evidence().await
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        self.session.close().await
+    }
+}

@@ -1,0 +1,120 @@
+//! An agent as a tool of another one.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_text::ToolSpec;
+use serde_json::{Map, Value, json};
+
+use super::helper::{Asking, HelperSlot};
+use super::output::Branch;
+use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// Argument of the tool.
+const REQUEST: &str = "request";
+
+/// A tool that is another agent of the run: what it is asked opens a conversation of its own, and its final
+/// answer is the answer of the call.
+#[derive(Debug)]
+pub struct SubAgent {
+    /// Name of tool and toolbox.
+    pub name: String,
+    /// Description for the model.
+    pub description: String,
+    /// The agent that is asked.
+    pub slot: HelperSlot,
+    /// Longest time of a call; that of the agent's own attempts where not given.
+    pub longest: Option<Duration>,
+}
+
+impl SubAgent {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    REQUEST: {
+                        "type": "string",
+                        "description": "All that has to be known, since nothing else of this conversation is.",
+                    }
+                },
+                "required": [REQUEST],
+                "additionalProperties": false,
+            }),
+        }
+    }
+}
+
+#[async_trait]
+impl Toolbox for SubAgent {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![self.spec()])
+    }
+
+    fn helpers(&self) -> Vec<HelperSlot> {
+        vec![self.slot.clone()]
+    }
+
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let asking = Asking::new(self.slot.clone(), &self.name, attempt);
+        Ok(Box::new(Open { spec: self.spec(), asking, longest: self.longest, asked: Mutex::default() }))
+    }
+}
+
+struct Open {
+    spec: ToolSpec,
+    asking: Asking,
+    longest: Option<Duration>,
+    /// Requests with what came of them, for the scoring.
+    asked: Mutex<Vec<Value>>,
+}
+
+#[async_trait]
+impl Session for Open {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![self.spec.clone()]
+    }
+
+    fn parallel(&self, _tool: &str) -> bool {
+        true
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let Some(request) = arguments.get(REQUEST).and_then(Value::as_str) else {
+            let why = format!("\"{REQUEST}\" must be given, as a text");
+            return ToolOutput::error(CallError::BadArguments, why);
+        };
+        let branch = match self.asking.ask(request.to_owned(), self.longest).await {
+            Ok(branch) => branch,
+            Err(why) => return ToolOutput::error(CallError::Unavailable, why),
+        };
+        let Branch { agent, outcome, .. } = &branch;
+        let said = json!({
+            "request": request, "answer": outcome.final_text, "finish": outcome.finish, "turns": outcome.turns,
+            "evidence": outcome.evidence,
+        });
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+        let output = match (&outcome.error, outcome.finish.is_whole()) {
+            (Some(why), _) => ToolOutput::error(CallError::Unavailable, format!("{agent} broke: {why}")),
+            (None, true) => ToolOutput::text(outcome.final_text.clone()),
+            (None, false) => {
+                let why = format!("{agent} came to no answer: it was cut at a limit ({:?})", outcome.finish);
+                ToolOutput::error(CallError::Failed, why)
+            }
+        };
+        ToolOutput { branches: vec![branch], ..output }
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        let asked = std::mem::take(self.asked.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let known = Some(asked).filter(|asked| !asked.is_empty());
+        Ok(known.map(|asked| ("asked".to_owned(), Value::Array(asked))).into_iter().collect())
+    }
+}

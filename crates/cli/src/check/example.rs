@@ -1,0 +1,119 @@
+//! Arguments of a call, made up from a schema.
+
+use serde_json::{Map, Value, json};
+
+/// Deeper schemas are given nothing.
+const DEEPEST: usize = 8;
+
+/// Arguments that this schema of a tool allows, those alone that it requires. Texts are `text`, where nothing
+/// says otherwise.
+pub fn arguments(schema: &Value, text: &str) -> Map<String, Value> {
+    match value(schema, schema, text, 0) {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+fn value(schema: &Value, root: &Value, text: &str, depth: usize) -> Value {
+    if depth > DEEPEST {
+        return Value::Null;
+    }
+    let inner = |schema: &Value| value(schema, root, text, depth + 1);
+    if let Some(reference) = schema["$ref"].as_str() {
+        let found = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
+        return found.map_or(Value::Null, inner);
+    }
+    for key in ["const", "default"] {
+        if let Some(given) = schema.get(key) {
+            return given.clone();
+        }
+    }
+    for key in ["examples", "enum"] {
+        if let Some(first) = schema[key].as_array().and_then(|all| all.first()) {
+            return first.clone();
+        }
+    }
+    for key in ["anyOf", "oneOf", "allOf"] {
+        let all = schema[key].as_array().into_iter().flatten();
+        // Optional arguments may be null, which says least.
+        if let Some(first) = all.into_iter().find(|one| one["type"] != "null") {
+            return inner(first);
+        }
+    }
+    let kind = match &schema["type"] {
+        Value::String(kind) => kind.as_str(),
+        Value::Array(kinds) => {
+            kinds.iter().filter_map(Value::as_str).find(|kind| *kind != "null").unwrap_or("null")
+        }
+        _ if schema.get("properties").is_some() => "object",
+        _ => "string",
+    };
+    let bound = |key: &str| schema[key].as_f64();
+    match kind {
+        "object" => {
+            let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            required
+                .map(|name| (name.to_owned(), inner(&schema["properties"][name])))
+                .collect::<Map<_, _>>()
+                .into()
+        }
+        "array" => {
+            let count = schema["minItems"].as_u64().unwrap_or(0).min(16);
+            (0..count).map(|_| inner(&schema["items"])).collect()
+        }
+        "integer" => json!(bound("minimum").or(bound("maximum")).unwrap_or(1.0).ceil() as i64),
+        "number" => json!(bound("minimum").or(bound("maximum")).unwrap_or(1.0)),
+        "boolean" => json!(false),
+        "null" => Value::Null,
+        _ => {
+            let least = schema["minLength"].as_u64().unwrap_or(0).min(4096) as usize;
+            let most = schema["maxLength"].as_u64().unwrap_or(u64::MAX).min(1 << 20) as usize;
+            let mut text: String = text.chars().take(most).collect();
+            while text.chars().count() < least {
+                text.push('x');
+            }
+            json!(text)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_made_up_from_a_schema() {
+        let schema = json!({
+            "type": "object",
+            "required": ["city", "days", "unit", "places", "deep", "maybe", "exact", "flag"],
+            "properties": {
+                "city": { "type": "string", "maxLength": 3 },
+                "days": { "type": "integer", "minimum": 2.5 },
+                "unit": { "enum": ["C", "F"] },
+                "places": { "type": "array", "minItems": 2, "items": { "$ref": "#/$defs/Place" } },
+                "deep": { "$ref": "#/$defs/Deep" },
+                "maybe": { "anyOf": [{ "type": "null" }, { "type": ["null", "number"] }] },
+                "exact": { "type": "string", "minLength": 6 },
+                "flag": { "type": "boolean", "default": true },
+                "left_out": { "type": "string" },
+            },
+            "$defs": {
+                "Place": { "properties": { "x": { "type": "number", "maximum": 0.5 } }, "required": ["x"] },
+                "Deep": { "type": "object", "required": ["deep"], "properties": { "deep": { "$ref": "#/$defs/Deep" } } },
+            },
+        });
+        let made = Value::Object(arguments(&schema, "Rome?"));
+        let mut rest = made.clone();
+        rest["deep"] = Value::Null;
+        assert_eq!(
+            rest,
+            json!({
+                "city": "Rom", "days": 3, "unit": "C", "places": [{ "x": 0.5 }, { "x": 0.5 }], "deep": null,
+                "maybe": 1.0, "exact": "Rome?x", "flag": true,
+            })
+        );
+        assert!(made["deep"].is_object(), "what leads to itself comes to an end");
+        assert_eq!(arguments(&json!({}), "x"), Map::new());
+        assert_eq!(arguments(&json!({ "type": "object" }), "x"), Map::new());
+    }
+}

@@ -1,0 +1,94 @@
+//! How long a step takes: one of a single group, done in a temporary folder and thrown away.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dressage_trainer::recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
+use dressage_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
+use tokio::sync::Notify;
+
+use super::report::Report;
+use crate::policies::{self, Started};
+use crate::{run, scorers, screen};
+
+/// Does the step and says how long a whole one may take.
+pub async fn check(recipe: &Recipe, report: &mut Report) {
+    let Some((small, groups)) = reduced(recipe) else {
+        report.note("time", "the recipe has no phase whose step could be measured");
+        return;
+    };
+    let measured = measured(small).await;
+    report.item("time", measured, |metrics| described(metrics, groups));
+}
+
+/// The recipe with one step of one group, of its last phase that makes attempts; and how many groups a whole
+/// step has.
+fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
+    let mut small = recipe.clone();
+    let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));
+    let mut phase = attempts.or(recipe.phase.first())?.clone();
+    let mut groups = 1;
+    if let Phase::Rl(keys) = &mut phase {
+        groups = keys.groups;
+        (keys.steps, keys.groups, keys.mini_batches, keys.staleness) = (1, 1, 1, 0);
+    }
+    small.phase = vec![phase];
+    small.eval = EvalKeys { tasks: 0, unseen_wordings: 0, every: 0, before: false, ..recipe.eval.clone() };
+    small.metrics = MetricsKeys::default();
+    small.run.checkpoint_every = 0;
+    Some((small, groups))
+}
+
+/// Measures of the first step.
+async fn measured(mut recipe: Recipe) -> anyhow::Result<Metrics> {
+    let folder = tempfile::Builder::new().prefix("dressage-check-").tempdir()?;
+    recipe.run.folder = folder.path().join("run");
+    let begun = run::begun_or_now(&recipe.run.folder)?;
+    let Started { policies, agents, model_files, teachers, .. } = policies::start(&recipe, begun).await?;
+    let scorers = scorers::asking(&recipe.reward)?;
+    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
+    let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
+    let first = First::default();
+    let (mut watch, stop) = (first.clone(), StopFlag::default());
+    // Given up once the step is done: its checkpoint would be for nobody.
+    let ended = tokio::select! {
+        ended = trainer.run(&mut watch, &stop) => Some(ended),
+        () = first.0.1.notified() => None,
+    };
+    ended.transpose()?;
+    let found = first.0.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    found.ok_or_else(|| anyhow::anyhow!("the step that was to be measured came to no end"))
+}
+
+/// Keeps the measures of the first step, and tells that it is done.
+#[derive(Clone, Default)]
+struct First(Arc<(Mutex<Option<Metrics>>, Notify)>);
+
+impl Observer for First {
+    fn event(&mut self, event: &Event<'_>) {
+        if let Event::Step { metrics, .. } = event {
+            let mut found = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+            found.get_or_insert_with(|| (*metrics).clone());
+            self.0.1.notify_one();
+        }
+    }
+}
+
+/// Attempts of several groups are sampled together, so that more groups take less than so many times one.
+fn described(metrics: &Metrics, groups: usize) -> String {
+    let seconds = |name: &str| metrics.get(name).unwrap_or(0.0);
+    let whole = seconds("timing_s/step");
+    let parts: Vec<String> = [("sampling", "timing_s/gen"), ("update", "timing_s/update_actor")]
+        .iter()
+        .filter(|(_, name)| metrics.get(name).is_some())
+        .map(|(name, key)| format!("{name} {:.1} s", seconds(key)))
+        .collect();
+    let parts = parts.join(", ");
+    match groups {
+        1 => format!("a step took {whole:.1} s ({parts})"),
+        _ => format!(
+            "a step of {} may take {:.0} s or less: one of a single group took {whole:.1} s ({parts})",
+            screen::plural(groups as u32, "group"),
+            whole * groups as f64
+        ),
+    }
+}

@@ -1,0 +1,216 @@
+//! `dressage check`: everything about a recipe that would fail later, found in seconds.
+//!
+//! Nothing is trained, and nothing is left behind. Models are opened and not loaded; tools are started, and
+//! called where that can have no effects; each scorer is asked once.
+
+mod example;
+mod measure;
+mod report;
+mod room;
+mod tools;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use dressage_agent::Keeper;
+use dressage_agent::tasks::Task;
+use dressage_policy::{Sampler, Simulator, SimulatorConfig};
+use dressage_text::Chat;
+use dressage_trainer::recipe::{AgentKind, Override, Recipe};
+use dressage_trainer::{
+    AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_tasks, rehearse,
+};
+use dressage_tree::Component;
+
+use crate::policies::Planned;
+use crate::{external, model, recipe, scorers};
+use report::Report;
+
+/// Find what would fail in a run by a recipe, without training
+///
+/// One line for each thing that the run needs: the recipe itself, its tasks, models, tools, scorers, memory
+/// and disk. A model that is not on this machine is fetched, as training would. Tools whose calls change
+/// nothing (calculator, sandbox, search) are called once, others are started. Ends with code 2 where something
+/// would fail.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage check recipes/calculator
+  dressage check recipes/calculator --measure
+  dressage check my/recipe.toml --call --set engine.memory_mb=4000")]
+pub struct Args {
+    /// A TOML file, or a folder that holds recipe.toml
+    recipe: PathBuf,
+
+    /// Change a key of the recipe. Can be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<Override>,
+
+    /// Call the other tools, too, each once with arguments made from its schema
+    #[arg(long)]
+    call: bool,
+
+    /// Estimate the time of a step: load the models and do a step of one group in a temporary folder
+    #[arg(long)]
+    measure: bool,
+}
+
+pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut report = Report::default();
+    let loaded = recipe::load(&args.recipe, &args.overrides);
+    if let Some(recipe) = report.item("recipe", loaded, |recipe| describe(recipe)) {
+        crate::runtime()?.block_on(check(args, &recipe, &mut report))?;
+    }
+    Ok(report.end())
+}
+
+fn describe(recipe: &Recipe) -> String {
+    let steps: Vec<String> = recipe.phase.iter().map(|phase| phase.name().to_owned()).collect();
+    let agents: Vec<&str> = recipe.agents().into_iter().map(|(name, _)| name).collect();
+    let phases = if steps.is_empty() { "no phases".to_owned() } else { steps.join(", ") };
+    format!("{}: {phases}; agents {}", recipe.run.name, agents.join(", "))
+}
+
+async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Result<()> {
+    folder(recipe, report);
+    let tasks = Tasks::load(recipe);
+    let tasks = report.item("tasks", tasks, |tasks| {
+        let asked: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
+        format!("{} to train on, {asked} to evaluate on", tasks.train_len())
+    });
+    for note in tasks.iter().flat_map(|tasks| &tasks.notes) {
+        report.note("tasks", note);
+    }
+    let first = tasks.as_ref().and_then(first_task).unwrap_or_default();
+    report.quiet("policies", external::others(recipe));
+    let planned = report.quiet("model", Planned::open(recipe));
+    let chats = planned.as_ref().map(|planned| chats(recipe, planned, report));
+    programs(recipe, report);
+    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
+    let mut parts = Vec::new();
+    for (name, chat) in chats.unwrap_or_default() {
+        let Some(keys) = recipe.agent_named(&name) else { continue };
+        let checked = tools::check(recipe, &name, &chat, &first, args.call, report).await;
+        let Some(tools) = checked.then(|| toolboxes.of(keys, &chat)) else { continue };
+        if let Some(tools) = report.quiet("tools", tools) {
+            parts.push(AgentParts { name, tools, chat, custom: None, mixture: None });
+        }
+    }
+    let made = scorers::asking(&recipe.reward);
+    let scorers = report.quiet("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
+    if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {
+        score(scorers, tasks, report).await;
+        let needed = recipe.agents().iter().filter(|(_, keys)| !recipe.may_be_external(keys)).count();
+        if let Some(planned) = planned.as_ref().filter(|_| parts.len() == needed) {
+            prompts(recipe, planned, &parts, scorers, tasks, report).await;
+        }
+    }
+    if let Some(planned) = &planned {
+        room::check(recipe, planned, report);
+    }
+    if args.measure && !report.has_faults() {
+        measure::check(recipe, report).await;
+    }
+    Ok(())
+}
+
+/// The first task that a run would try.
+fn first_task(tasks: &Tasks) -> Option<Task> {
+    let held_out = || tasks.eval.iter().find_map(|slice| slice.tasks.first().cloned());
+    tasks.train(0).or_else(held_out)
+}
+
+/// The folder of the run: whether it can be written, and holds no run.
+fn folder(recipe: &Recipe, report: &mut Report) {
+    let folder = &recipe.run.folder;
+    if folder.join("recipe.toml").exists() {
+        let shown = crate::screen::path(folder);
+        report.note(
+            "folder",
+            &format!("{shown} holds a run: `train` goes on with --resume, or takes another --run"),
+        );
+        return;
+    }
+    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let written = tempfile::tempfile_in(there)
+        .map_err(|error| anyhow::anyhow!("{} cannot be written ({error}): set run.folder", there.display()));
+    report.item("folder", written, |_| crate::screen::path(folder));
+}
+
+/// The chats of all agents that sample here.
+fn chats(recipe: &Recipe, planned: &Planned, report: &mut Report) -> Vec<(String, Arc<Chat>)> {
+    for (source, what) in planned.described() {
+        report.fine("model", &format!("{source}: {what}"));
+    }
+    let mut chats = Vec::new();
+    for (name, keys) in recipe.agents() {
+        let Some(policy) = recipe.policy_of(keys).filter(|_| !recipe.may_be_external(keys)) else { continue };
+        let Some(files) = planned.files_of(&policy) else { continue };
+        if let Some(chat) = report.quiet("chat", model::chat(files, chat_options(keys, None))) {
+            chats.push((name.to_owned(), Arc::new(chat)));
+        }
+    }
+    chats
+}
+
+/// Programs of agents: whether they are there.
+fn programs(recipe: &Recipe, report: &mut Report) {
+    for (name, keys) in recipe.agents() {
+        let Some(program) = keys.command.first().filter(|_| keys.kind == AgentKind::Program) else {
+            continue;
+        };
+        let found = found(program, &keys.folder);
+        let missing = || {
+            anyhow::anyhow!(
+                "there is no program {program:?}, neither in {} nor on the PATH",
+                keys.folder.display()
+            )
+        };
+        report.item("program", found.ok_or_else(missing), |path| format!("{name}: {}", path.display()));
+    }
+}
+
+/// The file of a program: a path is told from its folder, a name is looked for on the path.
+fn found(program: &str, folder: &Path) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Some(folder.join(program)).filter(|path| path.is_file());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// Asks every scorer once, about an attempt that ends with what its task expects.
+async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
+    for Rehearsed { scorer, gave } in rehearse(scorers, tasks).await {
+        match gave {
+            None => {
+                report.note("scorer", &format!("{scorer}: not asked, since no task here is scored by it"))
+            }
+            Some(Err(error)) => report.fault("scorer", &format!("{scorer}: {error}")),
+            Some(Ok(given)) => {
+                let part = |part: &Component| format!("{} {}", part.name, part.value);
+                let given = given.iter().map(part).collect::<Vec<_>>().join(", ");
+                report.fine("scorer", &format!("gave {given} for what a task expects"));
+            }
+        }
+    }
+}
+
+/// Looks at all tasks as training would: whether prompts fit, and whether they can be scored.
+async fn prompts(
+    recipe: &Recipe,
+    planned: &Planned,
+    parts: &[AgentParts],
+    scorers: &Scorers,
+    tasks: &Tasks,
+    report: &mut Report,
+) {
+    let context = planned.context();
+    // Nothing is sampled.
+    let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
+    let looked = async {
+        let agents = Agents::over(recipe, parts, &sampler, context)?;
+        check_tasks(recipe, scorers, tasks, &agents).await
+    };
+    report.item("prompts", looked.await, |()| format!("fit the context of {context} tokens"));
+}

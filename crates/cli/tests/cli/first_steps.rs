@@ -1,0 +1,158 @@
+//! A recipe from a few answers, and what would fail in it, before anything is trained.
+
+use std::fs;
+use std::process::Output;
+
+use dressage_model::ModelConfig;
+use serde_json::json;
+
+use crate::support::{Place, config, stderr, stdout, write_model};
+
+/// Lines of a check, and its exit code.
+fn check(place: &Place, arguments: &[&str]) -> (String, Option<i32>) {
+    let output: Output = place.dressage().arg("check").args(arguments).output().unwrap();
+    (stdout(&output), output.status.code().or_else(|| panic!("{}", stderr(&output))))
+}
+
+/// The line of an item.
+fn line<'t>(said: &'t str, item: &str) -> &'t str {
+    let is_of = |line: &&str| line.split_whitespace().nth(1) == Some(item);
+    said.lines().find(is_of).unwrap_or_else(|| panic!("no {item} in\n{said}"))
+}
+
+#[test]
+fn a_recipe_is_checked_item_by_item_and_nothing_is_left() {
+    let place = Place::new();
+    let (said, code) = check(&place, &["recipe.toml"]);
+    assert_eq!(code, Some(0), "{said}");
+    for (item, parts) in [
+        ("recipe", &["✓", "tiny: sft, grpo; agents default"][..]),
+        ("folder", &["✓"]),
+        ("tasks", &["✓", "500 to train on, 7 to evaluate on"]),
+        ("model", &["✓", "/model: "]),
+        ("tool", &["✓", "calculator: calculator; calculator answered \"42\""]),
+        ("scorer", &["✓", "gave numeric 1 for what a task expects"]),
+        ("prompts", &["✓", "fit the context of 640 tokens"]),
+        ("memory", &["✓", "MiB (weights"]),
+        ("disk", &["✓", "checkpoints of up to"]),
+    ] {
+        for part in parts {
+            assert!(line(&said, item).contains(part), "no {part:?} in\n{said}");
+        }
+    }
+    assert!(!place.path("run").exists());
+    // All faults are found at once, each with its way out.
+    place.write("tools.py", "import nothing_of_this_name\n");
+    let tool = "[[tool]]\nkind = \"python\"\nname = \"own\"\nfile = \"tools.py\"\n\n[agent]\ntools = [\"own\", \"calculator\"]";
+    place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tool);
+    let scorer = "[reward]\nscorer = { kind = \"http\", url = \"http://127.0.0.1:9/\", tries = 1 }";
+    place.replace("recipe.toml", "[reward]", scorer);
+    let (said, code) = check(&place, &["recipe.toml", "--set", "engine.memory_mb=1"]);
+    assert_eq!(code, Some(2), "{said}");
+    for (item, part) in
+        [("tool", "nothing_of_this_name"), ("scorer", "127.0.0.1:9"), ("memory", "engine.memory_mb")]
+    {
+        let found = said
+            .lines()
+            .skip_while(|line| *line != self::line(&said, item))
+            .take(8)
+            .collect::<Vec<_>>()
+            .join("\n");
+        assert!(found.starts_with('✗') && said.contains(part), "no {part:?} in\n{said}");
+    }
+    assert!(said.ends_with("3 items would fail\n"), "{said}");
+}
+
+#[test]
+fn the_first_bad_row_and_a_bad_key_are_named() {
+    let place = Place::new();
+    let (said, code) = check(&place, &["recipe.toml", "--set", "phase.1.group_size=1"]);
+    assert_eq!(code, Some(2));
+    assert!(line(&said, "recipe").contains("`phase.1.group_size` is 1"), "{said}");
+    let rows = [
+        json!({ "question": "1+1?", "answer": "2" }),
+        json!({ "question": "2+2?" }),
+        json!({ "answer": "3" }),
+    ];
+    place.write("rows.jsonl", rows.map(|row| row.to_string()).join("\n"));
+    let (said, code) = check(
+        &place,
+        &[
+            "recipe.toml",
+            "--set",
+            "tasks=[{kind='file', path='rows.jsonl', held_out=1}]",
+            "--set",
+            "phase.0.demonstrations=1",
+        ],
+    );
+    assert_eq!(code, Some(2));
+    assert!(
+        line(&said, "tasks").starts_with('✗') && said.contains("rows.jsonl") && said.contains("answer"),
+        "{said}"
+    );
+    // The rest was looked at all the same.
+    assert!(line(&said, "model").starts_with('✓') && line(&said, "tool").starts_with('✓'), "{said}");
+}
+
+#[test]
+fn a_step_can_be_measured_and_trains_nothing() {
+    let place = Place::new();
+    let (said, code) = check(&place, &["recipe.toml", "--measure"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(line(&said, "time").contains("a step of 2 groups may take"), "{said}");
+    assert!(!place.path("run").exists());
+}
+
+#[test]
+fn a_new_recipe_is_whole_checked_and_never_overwritten() {
+    let place = Place::new();
+    // Room for the whole description of a tool, at a token for each byte.
+    write_model(&place.path("wide"), &ModelConfig { context: 2048, ..config() });
+    let new = |arguments: &[&str]| place.dressage().args(["new", "recipe"]).args(arguments).output().unwrap();
+    let output = new(&["sums", "--model", "./wide", "--tools", "calculator", "--algorithm", "rloo"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("dressage check sums"), "{}", stdout(&output));
+    let recipe = fs::read_to_string(place.path("sums/recipe.toml")).unwrap();
+    assert!(recipe.contains("algorithm = \"rloo\"") && recipe.contains("# Longest sequence"), "{recipe}");
+    assert!(fs::read_to_string(place.path("sums/README.md")).unwrap().contains("| algorithm | rloo |"));
+    let (said, code) = check(&place, &["sums"]);
+    assert_eq!(code, Some(0), "{said}\n{recipe}");
+    // It runs.
+    let short = [
+        "--set",
+        "phase.1.steps=1",
+        "--set",
+        "phase.1.groups=2",
+        "--set",
+        "phase.1.group_size=2",
+        "--set",
+        "eval.tasks=2",
+    ];
+    let output = place.dressage().args(["train", "sums"]).args(short).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let again = new(&["sums", "--model", "./model"]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(stderr(&again).contains("sums/recipe.toml exists; name another folder"), "{}", stderr(&again));
+    assert_eq!(fs::read_to_string(place.path("sums/recipe.toml")).unwrap(), recipe);
+
+    // Of a file the first row decides the scorer, and some rows are held out.
+    let row = |n: u32| json!({ "q": format!("Who is {n}?"), "a": ["Ada", "Lovelace"] }).to_string();
+    place.write("who.jsonl", (0..50).map(row).collect::<Vec<_>>().join("\n"));
+    let output = new(&["--model", "./wide", "--tasks", "who.jsonl", "--question", "q", "--answer", "a"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let recipe = fs::read_to_string(place.path("who/recipe.toml")).unwrap();
+    assert!(recipe.contains("held_out = 10") && recipe.contains("kind = \"answer\""), "{recipe}");
+    let (said, code) = check(&place, &["who"]);
+    assert_eq!(code, Some(0), "{said}");
+
+    let wrong = new(&["other", "--model", "./model", "--algorithm", "gpro"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        stderr(&wrong).contains("did you mean `grpo`?") && !place.path("other").exists(),
+        "{}",
+        stderr(&wrong)
+    );
+    let missing = new(&["other", "--model", "./model", "--tasks", "nowhere.jsonl"]);
+    assert_eq!(missing.status.code(), Some(2), "{}", stderr(&missing));
+}

@@ -1,0 +1,279 @@
+//! Servers and sandboxes that are killed in the middle of a run: it costs the attempts that needed them, which
+//! are made or scored again, and the run ends with all of its steps.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Place, stderr, stdout};
+
+/// Longest wait for something that a test needs to happen.
+const LONGEST: Duration = Duration::from_secs(90);
+
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(begun.elapsed() < LONGEST, "waited {LONGEST:?} for {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn kill(pid: &str) {
+    assert!(Command::new("kill").args(["-9", pid]).status().unwrap().success(), "no process {pid}");
+}
+
+/// A run under way.
+fn start(place: &Place) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_dressage"))
+        .current_dir(place.path(""))
+        .args(["train", "recipe.toml"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn end(run: Child) -> Output {
+    let output = run.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}\n{}", stdout(&output), stderr(&output));
+    output
+}
+
+/// Numbers of this name in the metrics of all steps.
+fn metric(place: &Place, name: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line.get(name).and_then(Value::as_f64)).collect()
+}
+
+/// Reinforcement alone, by a model that calls its tool.
+fn place(tool: &str, reward: &str) -> Place {
+    let place = Place::with_trained_model();
+    let recipe = std::fs::read_to_string(place.path("recipe.toml")).unwrap();
+    let (before, rest) = recipe.split_once("[[phase]]").unwrap();
+    let (_, rl) = rest.split_once("[[phase]]").unwrap();
+    let recipe = format!("{before}{tool}\n[[phase]]{rl}")
+        .replace("[reward]", &format!("[reward]\n{reward}"))
+        .replace("max_turns = 2", "max_turns = 2\nretries = 3");
+    place.write("recipe.toml", recipe);
+    place
+}
+
+/// A calculator that speaks the Model Context Protocol. In its first call ever it writes down its process and
+/// waits to be killed.
+const SERVER: &str = r#"
+import json, os, sys, time
+for line in sys.stdin:
+    ask = json.loads(line)
+    if "id" not in ask:
+        continue
+    method, result = ask["method"], {}
+    if method == "initialize":
+        result = {"protocolVersion": ask["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "sums", "version": "1"}}
+    elif method == "tools/list":
+        # As the model has learnt it.
+        schema = {"type": "object", "properties": {"expression": {
+            "type": "string", "description": "The expression, such as (12 + 7) * 3."}},
+            "required": ["expression"], "additionalProperties": False}
+        result = {"tools": [{"name": "calculator", "inputSchema": schema, "description":
+            "Evaluates an arithmetic expression with + - * / ^ and parentheses."}]}
+    elif method == "tools/call":
+        try:
+            file = os.open("calling", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            pass
+        else:
+            os.write(file, f"{os.getpid()}\n".encode())
+            time.sleep(600)
+        expression = ask["params"]["arguments"]["expression"]
+        try:
+            text = str(eval(expression, {"__builtins__": {}}))
+        except Exception as error:
+            text = repr(error)
+        result = {"content": [{"type": "text", "text": text}]}
+    elif method != "ping":
+        print(json.dumps({"jsonrpc": "2.0", "id": ask["id"], "error": {"code": -32601, "message": method}}), flush=True)
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": ask["id"], "result": result}), flush=True)
+"#;
+
+#[test]
+fn a_tool_server_that_is_killed_costs_one_try() {
+    let tool = r#"
+[[tool]]
+kind = "mcp"
+name = "sums"
+command = ["python3", "server.py"]
+outage = "retry"
+"#;
+    let place = place(tool, "");
+    place.write("server.py", SERVER);
+    place.replace("recipe.toml", "tools = [\"calculator\"]", "tools = [\"sums\"]");
+    place.replace("recipe.toml", "tasks = 4", "tasks = 0");
+    place.replace("recipe.toml", "unseen_wordings = 3", "");
+    let run = start(&place);
+    let pid = wait_for("a call", || {
+        let said = std::fs::read_to_string(place.path("calling")).ok()?;
+        said.strip_suffix('\n').map(str::to_owned)
+    });
+    kill(&pid);
+    let output = end(run);
+    let said = stdout(&output);
+    assert!(said.contains("3 steps"), "{said}");
+    assert_eq!(metric(&place, "training/retried"), [1.0, 0.0, 0.0]);
+    // It is named, once, and nothing else went wrong.
+    let troubles: Vec<&str> = said.lines().filter(|line| line.contains("went wrong")).collect();
+    assert!(troubles.iter().all(|line| line.contains("1 time,")), "{said}");
+    assert!(troubles.iter().any(|line| line.contains("tool calculator")), "{said}");
+    assert_eq!(metric(&place, "response/aborted_ratio"), [0.0; 3]);
+}
+
+/// A judge that breaks off in the middle of its third answer, is gone for a second, and comes back.
+struct Judge {
+    answered: Arc<AtomicUsize>,
+    url: String,
+}
+
+impl Judge {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let answered = Arc::new(AtomicUsize::new(0));
+        let count = answered.clone();
+        std::thread::spawn(move || {
+            let mut listener = Some(listener);
+            let mut asked = 0;
+            loop {
+                let open = listener
+                    .take()
+                    .unwrap_or_else(|| wait_for("the judge's port", || TcpListener::bind(address).ok()));
+                let Ok((socket, _)) = open.accept() else { return };
+                asked += 1;
+                if asked == 3 {
+                    // With the listener all that wait there are cut off, too.
+                    drop((socket, open));
+                    std::thread::sleep(Duration::from_secs(1));
+                    continue;
+                }
+                answer(socket);
+                count.fetch_add(1, Ordering::SeqCst);
+                listener = Some(open);
+            }
+        });
+        Judge { answered, url: format!("http://{address}/v1") }
+    }
+}
+
+fn answer(mut socket: TcpStream) {
+    let mut read = vec![0; 1 << 16];
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut request = Vec::new();
+    // All of it: what is not read when a connection closes takes the answer with it.
+    while !is_whole(&request) {
+        match socket.read(&mut read) {
+            Ok(count @ 1..) => request.extend_from_slice(&read[..count]),
+            _ => return,
+        }
+    }
+    let reply = json!({ "choices": [{ "message": { "role": "assistant", "content": "4" }, "finish_reason": "stop" }] });
+    let body = reply.to_string();
+    let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
+    let _ = socket.write_all(format!("HTTP/1.1 200 OK\r\n{head} {}\r\n\r\n{body}", body.len()).as_bytes());
+}
+
+fn is_whole(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request).to_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    length.is_none_or(|length| body.len() >= length.trim().parse().unwrap())
+}
+
+#[test]
+fn a_judge_that_is_killed_is_waited_for() {
+    let judge = Judge::start();
+    let keys = format!(
+        r#"scorer = {{ kind = "judge", endpoints = [{{ url = "{}", model = "m" }}], cache = 0,
+           verdict = {{ kind = "number", least = 1, most = 5 }} }}
+unscored = "park""#,
+        judge.url
+    )
+    .replace(",\n           ", ", ");
+    let place = place("", &keys);
+    place.replace("recipe.toml", "tasks = 4", "tasks = 0");
+    place.replace("recipe.toml", "unseen_wordings = 3", "");
+    let output = end(start(&place));
+    assert!(stdout(&output).contains("3 steps"), "{}", stdout(&output));
+    // Every answer got its verdict, however late; no attempt was made again or left out for the outage.
+    assert_eq!(metric(&place, "critic/score/max"), [0.75; 3]);
+    assert_eq!(metric(&place, "training/retried"), [0.0; 3]);
+    assert_eq!(metric(&place, "response/aborted_ratio"), [0.0; 3]);
+    assert!(judge.answered.load(Ordering::SeqCst) > 3, "{}", judge.answered.load(Ordering::SeqCst));
+}
+
+/// Processes below one, as the system lists them.
+#[cfg(target_os = "linux")]
+fn below(pid: u32) -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(child) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+        if parent == Some(pid) {
+            let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            found.push((child, String::from_utf8_lossy(&command).replace('\0', " ")));
+        }
+    }
+    found
+}
+
+/// Whatever an attempt answers is run as a program, and tested; the sandbox is killed twice while one is.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_sandbox_that_is_killed_costs_no_attempt_its_score() {
+    let keys = r#"scorer = { kind = "code", tests = "tests", value = "share", protection = "best-effort", seconds = 20 }"#;
+    let place = place("", keys);
+    let tests = json!(["import time; time.sleep(0.2)"]);
+    let rows: Vec<String> = (1..30)
+        .map(|n| {
+            json!({ "question": format!("What is {n} + 7?"), "answer": "x", "tests": tests }).to_string()
+        })
+        .collect();
+    place.write("tasks.jsonl", rows.join("\n"));
+    let recipe = std::fs::read_to_string(place.path("recipe.toml")).unwrap();
+    let (before, rest) = recipe.split_once("[[tasks]]").unwrap();
+    let (_, after) = rest.split_once("[agent]").unwrap();
+    let tasks = "[[tasks]]\nkind = \"file\"\npath = \"tasks.jsonl\"\n";
+    place.write("recipe.toml", format!("{before}{tasks}\n[agent]{after}"));
+    place.replace("recipe.toml", "tasks = 4", "tasks = 0");
+    place.replace("recipe.toml", "unseen_wordings = 3", "");
+    let run = start(&place);
+    let forks = |run: u32| {
+        below(run).into_iter().find(|(pid, command)| command.contains("python") && !below(*pid).is_empty())
+    };
+    // The sandbox is tried before the run begins.
+    wait_for("the run to begin", || place.path("run/recipe.toml").exists().then_some(()));
+    let mut killed = Vec::new();
+    // A scorer is asked three times.
+    for _ in 0..2 {
+        let (pid, _) =
+            wait_for("a program under test", || forks(run.id()).filter(|(pid, _)| !killed.contains(pid)));
+        kill(&pid.to_string());
+        killed.push(pid);
+    }
+    let output = end(run);
+    assert!(stdout(&output).contains("3 steps"), "{}", stdout(&output));
+    // Asked again, the scorer had another sandbox: nothing was made again, nothing left out.
+    assert_eq!(metric(&place, "training/retried"), [0.0; 3]);
+    assert_eq!(metric(&place, "critic/score/mean").len(), 3);
+    assert!(Path::new(&place.path("run/checkpoints")).exists());
+}

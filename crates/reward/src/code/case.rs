@@ -1,0 +1,162 @@
+//! Tests of a program: how data sets write them, and what each one is.
+
+use serde_json::{Map, Value};
+
+use crate::scorer::{expected, task_field};
+
+/// One test.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Case {
+    /// The program reads this input and must print this output.
+    Prints { input: String, output: String },
+    /// Code that runs after the program, with its names, and raises where that is wrong.
+    Asserts(String),
+    /// A function of the program, or a method of its class `Solution`, must return this.
+    Returns { function: String, arguments: Vec<Value>, value: Value },
+}
+
+/// The tests of a task: in its field `field`, or else what it expects.
+///
+/// # Errors
+/// Says what is no test, or that there is none.
+pub(super) fn of(task: &Value, field: &str) -> Result<Vec<Case>, String> {
+    let given = task_field(task, field).unwrap_or_else(|| expected(task));
+    let cases = read(given, task).map_err(|why| format!("the tests of the task {why}"))?;
+    if cases.is_empty() {
+        return Err(format!("the task has no tests, neither in its field {field:?} nor as its answer"));
+    }
+    Ok(cases)
+}
+
+fn read(given: &Value, task: &Value) -> Result<Vec<Case>, String> {
+    match given {
+        Value::Null => Ok(Vec::new()),
+        Value::String(text) => match serde_json::from_str(text) {
+            // Tables have them as text.
+            Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
+            _ if text.trim().is_empty() => Ok(Vec::new()),
+            _ => Ok(vec![Case::Asserts(checked(text, task))]),
+        },
+        Value::Array(items) => items.iter().map(|item| one(item, task)).collect(),
+        Value::Object(fields) => fields_of(fields, task),
+        other => Err(format!("are {}: give a list, a table or code", shown(other))),
+    }
+}
+
+/// One of a list: code, or an input with its output.
+fn one(item: &Value, task: &Value) -> Result<Case, String> {
+    match item {
+        Value::String(code) => Ok(Case::Asserts(checked(code, task))),
+        Value::Object(fields) => {
+            let (Some(input), Some(output)) = (fields.get("input"), fields.get("output")) else {
+                return Err(format!("have {}, which is no `input` with an `output`", shown(item)));
+            };
+            let is_called = fields.get("testtype").and_then(Value::as_str) == Some("functional");
+            let name = || task_field(task, "fn_name").or_else(|| task_field(task, "func_name"));
+            match name().and_then(Value::as_str).filter(|_| is_called) {
+                Some(function) => called(function, input, output),
+                None if is_called => Err("are `functional`, but the row has no `fn_name` to call".into()),
+                None => Ok(Case::Prints { input: text(input), output: text(output) }),
+            }
+        }
+        other => Err(format!("have {}, which is neither code nor a table", shown(other))),
+    }
+}
+
+/// Tests as APPS, TACO and verl have them: lists of inputs and of outputs, with a function to call or
+/// without; or lists of assertions.
+fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
+    let before = fields.get("import_prefix").and_then(Value::as_str).unwrap_or_default();
+    if let Some(Value::Array(asserts)) = fields.get("assert_case") {
+        let code = |item: &Value| match item.as_str() {
+            Some(code) => Ok(Case::Asserts(format!("{before}\n{}", checked(code, task)))),
+            None => Err(format!("have the assertion {}, which is no code", shown(item))),
+        };
+        return asserts.iter().map(code).collect();
+    }
+    let list = |name: &str| fields.get(name).and_then(Value::as_array);
+    let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
+        let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+        return Err(format!("have {}, but not `inputs` with `outputs`, nor `assert_case`", names.join(", ")));
+    };
+    if inputs.len() != outputs.len() {
+        return Err(format!("have {} inputs and {} outputs", inputs.len(), outputs.len()));
+    }
+    let function = fields.get("fn_name").and_then(Value::as_str);
+    let case = |(input, output): (&Value, &Value)| match function {
+        Some(function) => called(function, input, output),
+        None => Ok(Case::Prints { input: text(input), output: text(output) }),
+    };
+    inputs.iter().zip(outputs).map(case).collect()
+}
+
+/// A call, whose arguments are a list or, as text, JSON on a line each.
+fn called(function: &str, input: &Value, output: &Value) -> Result<Case, String> {
+    let parsed = |line: &str| {
+        serde_json::from_str(line).map_err(|error| format!("have the argument {line:?}, no JSON: {error}"))
+    };
+    let arguments = match input {
+        Value::Array(arguments) => arguments.clone(),
+        Value::String(lines) => {
+            lines.lines().filter(|line| !line.trim().is_empty()).map(parsed).collect::<Result<_, _>>()?
+        }
+        other => vec![other.clone()],
+    };
+    let value = match output {
+        Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| output.clone()),
+        other => other.clone(),
+    };
+    Ok(Case::Returns { function: function.to_owned(), arguments, value })
+}
+
+/// Code of tests. `check(candidate)`, as HumanEval has it, is called with the function that the row names.
+fn checked(code: &str, task: &Value) -> String {
+    let entry =
+        task_field(task, "entry_point").and_then(Value::as_str).filter(|_| code.contains("def check("));
+    match entry {
+        Some(entry) => format!("{code}\ncheck({entry})\n"),
+        None => code.to_owned(),
+    }
+}
+
+/// Input or output: a text, or lines of one each.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(lines) => lines.iter().map(text).collect::<Vec<_>>().join("\n"),
+        other => other.to_string(),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    crate::process::shown(&value.to_string())
+}
+
+/// Whether an output is what was expected: the same lines, but for white space around words and empty lines
+/// at the end; numbers with a decimal point may differ by `tolerance`, relative to the expected one beyond 1.
+pub(super) fn same(found: &str, want: &str, tolerance: f64) -> bool {
+    let lines = |text: &str| -> Vec<Vec<String>> {
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+        text.trim_end().lines().map(words).collect()
+    };
+    let (found, want) = (lines(found), lines(want));
+    let same_line = |(found, want): (&Vec<String>, &Vec<String>)| {
+        found.len() == want.len() && found.iter().zip(want).all(|(a, b)| same_word(a, b, tolerance))
+    };
+    found.len() == want.len() && found.iter().zip(&want).all(same_line)
+}
+
+fn same_word(found: &str, want: &str, tolerance: f64) -> bool {
+    if found == want {
+        return true;
+    }
+    // Whole numbers are exact, however long they are.
+    let is_decimal = |word: &str| word.contains(['.', 'e', 'E']);
+    if !is_decimal(found) && !is_decimal(want) {
+        return false;
+    }
+    match (found.parse::<f64>(), want.parse::<f64>()) {
+        (Ok(found), Ok(want)) => (found - want).abs() <= tolerance * want.abs().max(1.0),
+        _ => false,
+    }
+}

@@ -1,0 +1,303 @@
+//! Programs, right where they pass tests, which run in a sandbox.
+//!
+//! A test is for itself: it starts the program afresh. Whatever the program does (it hangs, floods, forks,
+//! ends its own process) costs the attempt its score and nothing else; a sandbox that fails is an outage, and
+//! never a score of 0.
+
+mod case;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{Component, Evidence, ScoreError, Scorer};
+use case::Case;
+
+/// `kind = "code"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CodeKeys {
+    /// Field of a task or its row that has the tests; where there is none, the expected answer has them.
+    pub tests: String,
+    /// Language of the program. This machine's sandbox knows `python` and `bash`; a service may know more.
+    /// Tests that are code themselves are Python.
+    pub language: String,
+    /// Worth of a program that passes some of the tests.
+    pub value: Passing,
+    /// Most tests that are run, the first ones; all where 0.
+    pub most_tests: usize,
+    /// Longest time of a test, in seconds.
+    pub seconds: f64,
+    /// Most memory of a test's processes, in MiB.
+    pub memory_mb: u64,
+    /// Difference that two numbers with a decimal point may have in an output, relative beyond 1.
+    pub tolerance: f64,
+    /// Protection without which nothing runs.
+    pub protection: Walls,
+    /// The interpreter: a name, a file, or the folder of a virtual environment.
+    pub python: String,
+    /// Modules that are loaded before any program runs.
+    pub preload: Vec<String>,
+    /// Most tests that run at once, of all attempts; one on each core where 0.
+    pub concurrency: usize,
+    /// A service of SandboxFusion's API, in place of this machine.
+    pub url: Option<String>,
+    /// Environment variable with the key of that service.
+    pub key_env: Option<String>,
+}
+
+impl Default for CodeKeys {
+    fn default() -> Self {
+        CodeKeys {
+            tests: "tests".into(),
+            language: PYTHON.into(),
+            value: Passing::default(),
+            most_tests: 0,
+            seconds: 10.0,
+            memory_mb: 1024,
+            tolerance: 1e-6,
+            protection: Walls::default(),
+            python: "python3".into(),
+            preload: Vec::new(),
+            concurrency: 0,
+            url: None,
+            key_env: None,
+        }
+    }
+}
+
+const PYTHON: &str = "python";
+
+/// Worth of a program that passes some tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Passing {
+    /// 1 where all tests pass, else 0. The first that does not is the last one that runs.
+    #[default]
+    All,
+    /// The share of tests that pass.
+    Share,
+}
+
+/// Protection that programs run behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Walls {
+    /// All walls of the sandbox.
+    #[default]
+    Full,
+    /// Those that the kernel has.
+    BestEffort,
+}
+
+/// A program to run once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Program {
+    /// Language of the code, by its name in the recipe.
+    pub language: String,
+    /// Source code.
+    pub code: String,
+    /// Standard input.
+    pub stdin: String,
+    /// Bytes of standard output that must be kept of it.
+    pub output_bytes: usize,
+}
+
+/// What became of a program.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ran {
+    /// Standard output, of a longer one the beginning and the end.
+    pub stdout: String,
+    /// Whether that is all of it.
+    pub is_whole: bool,
+    /// Way in which it ended.
+    pub end: ProgramEnd,
+}
+
+/// Way in which a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgramEnd {
+    /// By itself, with this exit code; signals are below 0.
+    Exit(i32),
+    /// At its deadline.
+    TimeLimit,
+    /// Because it held too much memory.
+    MemoryLimit,
+}
+
+/// Runs programs that nobody trusts, within the limits of the scorer's keys.
+#[async_trait]
+pub trait Runner: Debug + Send + Sync {
+    /// Starts whatever programs need.
+    ///
+    /// # Errors
+    /// When none could be run.
+    async fn ready(&self) -> Result<(), ScoreError>;
+
+    /// Runs a program to its end. Whatever it does is no error.
+    ///
+    /// # Errors
+    /// [`ScoreError::Unavailable`] where it was not run, but may be later; [`ScoreError::Unusable`] where it
+    /// cannot be.
+    async fn run(&self, program: &Program) -> Result<Ran, ScoreError>;
+}
+
+/// The scorer with the sandbox that runs its tests.
+#[derive(Debug)]
+pub struct CodeScorer {
+    keys: CodeKeys,
+    runner: Arc<dyn Runner>,
+}
+
+/// Name of the component that is the share of tests that passed.
+const PASSED: &str = "passed";
+/// Name of the component that says whether a limit of time or memory was met.
+const LIMITED: &str = "limited";
+
+/// Least output that is kept of a test, in bytes.
+const OUTPUT: usize = 64 << 10;
+
+const RUNNER: &str = include_str!("runner.py");
+
+impl CodeKeys {
+    pub(crate) fn check(&self) -> Result<(), ScoreError> {
+        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
+            return refuse(format!("seconds = {}, but it must be above 0 and at most 86400", self.seconds));
+        }
+        if !(32..=1 << 24).contains(&self.memory_mb) {
+            return refuse(format!("memory_mb = {}, but it must be in 32..={}", self.memory_mb, 1 << 24));
+        }
+        if !(0.0..1.0).contains(&self.tolerance) {
+            return refuse(format!("tolerance = {}, but it must be in 0..1", self.tolerance));
+        }
+        let known = [PYTHON, "bash"];
+        match &self.url {
+            Some(url) if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) => {
+                refuse(format!("url = {url:?}, but it must begin with http:// or https://"))
+            }
+            None if !known.contains(&&*self.language) => refuse(format!(
+                "language = {:?}, but the sandbox of this machine runs {}: give the `url` of a service that knows it",
+                self.language,
+                known.join(" and ")
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl CodeScorer {
+    /// A scorer whose tests run there.
+    pub fn new(keys: CodeKeys, runner: Arc<dyn Runner>) -> Arc<Self> {
+        Arc::new(CodeScorer { keys, runner })
+    }
+
+    fn cases(&self, task: &Value) -> Result<Vec<Case>, ScoreError> {
+        let mut cases = case::of(task, &self.keys.tests).map_err(ScoreError::Unusable)?;
+        if self.keys.most_tests > 0 {
+            cases.truncate(self.keys.most_tests);
+        }
+        let prints = |case: &Case| matches!(case, Case::Prints { .. });
+        if self.keys.language != PYTHON && !cases.iter().all(prints) {
+            return Err(ScoreError::Unusable(format!(
+                "a test of the task is code in Python, but programs are in {}: give inputs and outputs",
+                self.keys.language
+            )));
+        }
+        Ok(cases)
+    }
+
+    /// Runs a test; `token` is what nobody else knows.
+    async fn passes(&self, code: &str, case: &Case, token: &str) -> Result<(bool, ProgramEnd), ScoreError> {
+        let order = |mut test: Value| {
+            test["program"] = code.into();
+            test["token"] = token.into();
+            Program {
+                language: PYTHON.into(),
+                code: RUNNER.to_owned(),
+                stdin: format!("{test}\n"),
+                output_bytes: OUTPUT,
+            }
+        };
+        let program = match case {
+            Case::Prints { input, output } => Program {
+                language: self.keys.language.clone(),
+                code: code.to_owned(),
+                stdin: input.clone(),
+                output_bytes: OUTPUT.max(2 * output.len()),
+            },
+            Case::Asserts(asserts) => order(json!({ "asserts": asserts })),
+            Case::Returns { function, arguments, value } => {
+                order(json!({ "function": function, "arguments": arguments, "value": value }))
+            }
+        };
+        let Ran { stdout, is_whole, end } = self.runner.run(&program).await?;
+        let passed = end == ProgramEnd::Exit(0)
+            && match case {
+                Case::Prints { output, .. } => is_whole && case::same(&stdout, output, self.keys.tolerance),
+                _ => stdout.trim_end().ends_with(token),
+            };
+        Ok((passed, end))
+    }
+}
+
+#[async_trait]
+impl Scorer for CodeScorer {
+    fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
+        self.cases(task).map(drop)
+    }
+
+    async fn check_ready(&self, _task: &Value) -> Result<(), ScoreError> {
+        self.runner.ready().await
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        let cases = self.cases(&evidence.task)?;
+        let code = program_in(evidence.text()).filter(|_| evidence.is_answered());
+        let (mut passed, mut limited) = (0, false);
+        for (number, case) in cases.iter().enumerate() {
+            let Some(code) = code else { break };
+            let token = format!("passed {} {number}", evidence.attempt);
+            let (ok, end) = self.passes(code, case, &token).await?;
+            passed += usize::from(ok);
+            limited = !matches!(end, ProgramEnd::Exit(_));
+            // A program that hangs once would do so in every test.
+            if limited || (!ok && self.keys.value == Passing::All) {
+                break;
+            }
+        }
+        let share = passed as f64 / cases.len() as f64;
+        let value = match self.keys.value {
+            Passing::Share => share,
+            Passing::All => f64::from(u8::from(passed == cases.len())),
+        };
+        let score = Component { extracted: code.map(str::to_owned), ..Component::score(value) };
+        let limited = Component::new(LIMITED, f64::from(u8::from(limited)));
+        Ok(vec![score, Component::new(PASSED, share), limited])
+    }
+}
+
+/// The program in a text: its last block of code, also one that is not closed; in `<answer>`; or all of it.
+fn program_in(text: &str) -> Option<&str> {
+    let answer = crate::answer::in_tag(text, "answer").unwrap_or(text);
+    let fences: Vec<usize> = answer.match_indices("```").map(|(at, _)| at).collect();
+    let inside = match &fences[..] {
+        [] => answer,
+        // Fences come in pairs: after an odd number the last block is open.
+        [.., last] if fences.len() % 2 == 1 => &answer[last + 3..],
+        [.., open, close] => &answer[open + 3..*close],
+        _ => answer,
+    };
+    let code = match (fences.is_empty(), inside.split_once('\n')) {
+        // The first line of a block names its language.
+        (false, Some((name, code))) if !name.trim().contains(char::is_whitespace) => code,
+        _ => inside,
+    };
+    Some(code).filter(|code| !code.trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::testing::evidence;
+
+/// Runs Python without any walls, for these tests' own programs.
+#[derive(Debug, Default)]
+struct Bare {
+    runs: Mutex<usize>,
+}
+
+#[async_trait]
+impl Runner for Bare {
+    async fn ready(&self) -> Result<(), ScoreError> {
+        Ok(())
+    }
+
+    async fn run(&self, program: &Program) -> Result<Ran, ScoreError> {
+        *self.runs.lock().unwrap() += 1;
+        let mut python = tokio::process::Command::new("python3")
+            .args(["-c", &program.code])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let (mut stdin, mut stdout) = (python.stdin.take().unwrap(), python.stdout.take().unwrap());
+        let input = program.stdin.clone();
+        tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
+        let mut bytes = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(20), stdout.read_to_end(&mut bytes)).await;
+        if read.is_err() {
+            return Ok(Ran { stdout: String::new(), is_whole: true, end: ProgramEnd::TimeLimit });
+        }
+        let code = python.wait().await.unwrap().code().unwrap_or(-9);
+        let stdout = String::from_utf8_lossy(&bytes).into_owned();
+        Ok(Ran { stdout, is_whole: true, end: ProgramEnd::Exit(code) })
+    }
+}
+
+fn scorer(value: Passing) -> (Arc<Bare>, Arc<CodeScorer>) {
+    let runner = Arc::new(Bare::default());
+    (runner.clone(), CodeScorer::new(CodeKeys { value, ..CodeKeys::default() }, runner))
+}
+
+async fn values(scorer: &CodeScorer, answer: &str, task: Value) -> Vec<f64> {
+    scorer.check_task(&task).unwrap();
+    let given = scorer.score(&evidence(answer, task)).await.unwrap();
+    let names: Vec<&str> = given.iter().map(|component| component.name.as_str()).collect();
+    assert_eq!(names, [Component::SCORE, PASSED, LIMITED]);
+    given.iter().map(|component| component.value).collect()
+}
+
+const ADD: &str = "Here:\n```python\na, b = map(int, input().split())\nprint(a + b)\n```\nDone.";
+
+#[tokio::test]
+async fn programs_are_run_on_inputs() {
+    let (runner, share) = scorer(Passing::Share);
+    let tests = json!({ "answer": "", "row": { "tests": { "inputs": ["1 2", "3 4\n", "0 0"], "outputs": ["3", "7\n", "1"] } } });
+    assert_eq!(values(&share, ADD, tests.clone()).await, [2.0 / 3.0, 2.0 / 3.0, 0.0]);
+    assert_eq!(*runner.runs.lock().unwrap(), 3);
+    let (runner, all) = scorer(Passing::All);
+    let pairs = json!({ "tests": [{ "input": "1 2", "output": "3" }, { "input": "1 1", "output": "2" }] });
+    assert_eq!(values(&all, ADD, pairs.clone()).await, [1.0, 1.0, 0.0]);
+    // The first failure is the last test.
+    assert_eq!(values(&all, "```\nprint(5)\n```", pairs.clone()).await, [0.0, 0.0, 0.0]);
+    assert_eq!(*runner.runs.lock().unwrap(), 3);
+    // Without a program nothing is run.
+    assert_eq!(values(&all, "```python\n```", pairs).await, [0.0, 0.0, 0.0]);
+    assert_eq!(*runner.runs.lock().unwrap(), 3);
+    // As verl has them: JSON as text, in the expected answer.
+    let text = json!({ "answer": tests["row"]["tests"].to_string() });
+    assert_eq!(values(&share, ADD, text).await[0], 2.0 / 3.0);
+}
+
+#[tokio::test]
+async fn programs_are_tested_by_code() {
+    let (_, scorer) = scorer(Passing::Share);
+    let add = "```python\ndef add(a, b):\n    return a + b\nif __name__ == '__main__':\n    raise SystemExit(1)\n```";
+    let asserts = json!({ "row": { "tests": ["assert add(1, 2) == 3", "assert add(1, 1) == 3"] } });
+    assert_eq!(values(&scorer, add, asserts.clone()).await, [0.5, 0.5, 0.0]);
+    let prefixed = json!({ "answer": { "import_prefix": "import math", "assert_case": ["assert add(1, 2) == math.floor(3.5)"] } });
+    assert_eq!(values(&scorer, add, prefixed).await[0], 1.0);
+    let humaneval = json!({
+        "row": { "tests": "def check(candidate):\n    assert candidate(2, 2) == 4\n", "entry_point": "add" }
+    });
+    assert_eq!(values(&scorer, add, humaneval.clone()).await[0], 1.0);
+    let wrong = "```python\ndef add(a, b):\n    return a - b\n```";
+    assert_eq!(values(&scorer, wrong, humaneval).await[0], 0.0);
+    // Leaving early, whatever the exit code, is not passing.
+    for early in ["import sys\nsys.exit(0)", "import os\nos._exit(0)", "def add(a, b):\n    exit(0)", "x ="] {
+        assert_eq!(
+            values(&scorer, &format!("```python\n{early}\n```"), asserts.clone()).await[0],
+            0.0,
+            "{early}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn functions_are_called() {
+    let (_, scorer) = scorer(Passing::Share);
+    let tests = json!({ "tests": {
+        "fn_name": "pair", "inputs": [[1, 2], "3\n4", [0.1, 0.2]], "outputs": [[1, 2], "[3, 4]", [0.1, 0.30000000001]],
+    } });
+    let function = "```python\ndef pair(a, b):\n    return (a, b)\n```";
+    let method = "```python\nclass Solution:\n    def pair(self, a, b):\n        return [a, b]\n```";
+    for program in [function, method] {
+        assert_eq!(values(&scorer, program, tests.clone()).await[0], 2.0 / 3.0, "{program}");
+    }
+    let functional = json!({ "row": {
+        "tests": [{ "input": "1\n2", "output": "[1, 2]", "testtype": "functional" }], "fn_name": "pair",
+    } });
+    assert_eq!(values(&scorer, method, functional).await[0], 1.0);
+    assert_eq!(values(&scorer, "```python\npair = 5\n```", tests).await[0], 0.0);
+}
+
+#[test]
+fn outputs_are_compared_by_words() {
+    for (found, want, same) in [
+        ("3\n", "3", true),
+        ("1  2 \n3\n\n", "1 2\n3", true),
+        ("1 2 3", "1 2\n3", false),
+        ("0.3333333", "0.33333333333", true),
+        ("0.333", "0.33333333333", false),
+        ("1.0", "1", true),
+        ("1000000007", "1000000008", false),
+        ("", "0", false),
+        ("nan", "nan.", false),
+    ] {
+        assert_eq!(case::same(found, want, 1e-6), same, "{found:?} {want:?}");
+    }
+}
+
+#[test]
+fn programs_are_found_in_answers() {
+    for (text, want) in [
+        ("a ```python\nx = 1\n``` b ```\ny = 2\n``` c", Some("y = 2\n")),
+        ("```py\nx\n``` and <answer>```python\ny\n```</answer>", Some("y\n")),
+        ("```python\ny = 2", Some("y = 2")),
+        ("```x = 1```", Some("x = 1")),
+        ("```x\n```", None),
+        ("print(1)", Some("print(1)")),
+        ("```\n\n```", None),
+        ("", None),
+    ] {
+        assert_eq!(program_in(text), want, "{text}");
+    }
+}
+
+#[test]
+fn tests_that_make_no_sense_are_named() {
+    let (_, scorer) = scorer(Passing::All);
+    for (task, want) in [
+        (json!({}), "the task has no tests, neither in its field \"tests\" nor as its answer"),
+        (json!({ "answer": 5 }), "the tests of the task are 5"),
+        (json!({ "tests": [{ "input": "x" }] }), "which is no `input` with an `output`"),
+        (json!({ "tests": { "inputs": ["1"], "outputs": [] } }), "have 1 inputs and 0 outputs"),
+        (json!({ "tests": { "input": "1" } }), "have input, but not `inputs` with `outputs`"),
+        (
+            json!({ "tests": { "fn_name": "f", "inputs": ["x"], "outputs": ["1"] } }),
+            "the argument \"x\", no JSON",
+        ),
+    ] {
+        let error = scorer.check_task(&task).unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+    for (keys, want) in [
+        (CodeKeys { seconds: 0.0, ..CodeKeys::default() }, "seconds = 0"),
+        (CodeKeys { memory_mb: 1, ..CodeKeys::default() }, "memory_mb = 1"),
+        (CodeKeys { language: "cpp".into(), ..CodeKeys::default() }, "language = \"cpp\""),
+        (CodeKeys { url: Some("h".into()), ..CodeKeys::default() }, "url = \"h\""),
+    ] {
+        let error = keys.check().unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+    CodeKeys { language: "cpp".into(), url: Some("http://h".into()), ..CodeKeys::default() }.check().unwrap();
+}

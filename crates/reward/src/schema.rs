@@ -1,0 +1,162 @@
+//! JSON that keeps to a schema.
+
+use async_trait::async_trait;
+use jsonschema::Validator;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::answer::{in_tag, schema_of};
+use crate::scorer::{of_answer, task_field};
+use crate::{Component, Evidence, Score, ScoreError, Scorer};
+
+/// Scores 1 where the JSON of an answer keeps to a schema, else 0.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchemaScorer {
+    /// The schema, for all tasks. References lead to parts of itself only.
+    pub schema: Option<Map<String, Value>>,
+    /// Field of a task or of its row that has the schema, where it has one of its own.
+    pub field: Option<String>,
+}
+
+#[async_trait]
+impl Scorer for SchemaScorer {
+    fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
+        self.validator(task).map(drop)
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        of_answer(evidence, self.grade(evidence.text(), &evidence.task))
+    }
+}
+
+impl SchemaScorer {
+    pub(crate) fn check(&self) -> Result<(), ScoreError> {
+        match (&self.schema, &self.field) {
+            (None, None) => Err(ScoreError::Unusable(
+                "no schema is given: give `schema`, or `field`, the field of a task that has it".into(),
+            )),
+            (Some(schema), _) => compiled(&Value::Object(schema.clone())).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// The schema of a task.
+    fn validator(&self, task: &Value) -> Result<Validator, ScoreError> {
+        let own = self.field.as_deref().and_then(|field| task_field(task, field));
+        match (own, &self.schema, &self.field) {
+            // Tables have it as text.
+            (Some(Value::String(text)), ..) => {
+                let schema = serde_json::from_str(text);
+                compiled(
+                    &schema
+                        .map_err(|error| ScoreError::Unusable(format!("the schema is no JSON: {error}")))?,
+                )
+            }
+            (Some(own), ..) => compiled(own),
+            (None, Some(schema), _) => compiled(&Value::Object(schema.clone())),
+            (None, None, field) => {
+                let field = field.as_deref().unwrap_or("schema");
+                Err(ScoreError::Unusable(format!(
+                    "the task has no field {field:?}, which is to have its schema"
+                )))
+            }
+        }
+    }
+
+    /// Grades a final text, which is JSON, or has JSON in a block of code or in the tag that the task names.
+    ///
+    /// # Errors
+    /// When there is no schema, or it makes no sense.
+    pub fn grade(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
+        let validator = self.validator(task)?;
+        let tag = schema_of(task)?;
+        let Some((json, written)) = json_of(text, &tag) else {
+            return Ok(Score { value: 0.0, extracted: None });
+        };
+        let value = f64::from(u8::from(validator.is_valid(&json)));
+        Ok(Score { value, extracted: Some(written.to_owned()) })
+    }
+}
+
+fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
+    let made = jsonschema::options().build(schema);
+    made.map_err(|error| ScoreError::Unusable(format!("the schema cannot be used: {error}")))
+}
+
+/// The JSON of a text, and how it is written: all of it, in a tag, or in the last block of code.
+fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, &'t str)> {
+    let block = || {
+        let (before, _) = text.rsplit_once("```")?;
+        let (_, inside) = before.rsplit_once("```")?;
+        Some(inside.trim_start().strip_prefix("json").unwrap_or(inside))
+    };
+    let places = [Some(text), in_tag(text, tag), block()];
+    places.into_iter().flatten().map(str::trim).find_map(|written| {
+        let json = serde_json::from_str(written).ok()?;
+        Some((json, written))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn scorer() -> SchemaScorer {
+        let schema = json!({
+            "type": "object",
+            "properties": { "name": { "type": "string" }, "age": { "type": "integer", "minimum": 0 } },
+            "required": ["name"],
+            "additionalProperties": false,
+        });
+        SchemaScorer { schema: schema.as_object().cloned(), field: None }
+    }
+
+    #[test]
+    fn json_keeps_to_the_schema_or_not() {
+        scorer().check().unwrap();
+        for (text, value) in [
+            (r#"{"name": "Ada", "age": 36}"#, 1.0),
+            ("Here it is:\n```json\n{\"name\": \"Ada\"}\n```\nDone.", 1.0),
+            ("```\n{\"name\": \"Ada\"}\n```", 1.0),
+            (r#"<answer>{"name": "Ada"}</answer>"#, 1.0),
+            (r#"{"name": "Ada", "age": -1}"#, 0.0),
+            (r#"{"age": 1}"#, 0.0),
+            (r#"{"name": "Ada", "more": 1}"#, 0.0),
+            (r#"{"name": "Ada""#, 0.0),
+            ("", 0.0),
+        ] {
+            assert_eq!(scorer().grade(text, &Value::Null).unwrap().value, value, "{text}");
+        }
+        // The task says where its answer stands.
+        let named = json!({ "row": { "answer_schema": "result" } });
+        let text = "<answer>no</answer> <result>{\"name\": \"Ada\"}</result>";
+        assert_eq!(scorer().grade(text, &named).unwrap().value, 1.0);
+        assert_eq!(scorer().grade(text, &Value::Null).unwrap().value, 0.0);
+        // However deep it is, reading it ends.
+        assert_eq!(scorer().grade(&"[".repeat(100_000), &Value::Null).unwrap().value, 0.0);
+    }
+
+    #[test]
+    fn a_task_may_have_a_schema_of_its_own() {
+        let own = SchemaScorer { field: Some("format".into()), schema: None };
+        let task = json!({ "row": { "format": { "type": "integer" } } });
+        assert_eq!((own.grade("5", &task).unwrap().value, own.grade("x", &task).unwrap().value), (1.0, 0.0));
+        let text = json!({ "row": { "format": "{\"type\": \"array\"}" } });
+        assert_eq!(own.grade("[5]", &text).unwrap().value, 1.0);
+        for (task, want) in [
+            (json!({}), "no field \"format\""),
+            (json!({ "format": { "type": "nothing" } }), "the schema cannot be used"),
+            (json!({ "format": "{" }), "the schema is no JSON"),
+            // Nothing is fetched.
+            (json!({ "format": { "$ref": "https://example.com/schema.json" } }), "the schema cannot be used"),
+            (json!({ "format": { "$ref": "file:///etc/passwd" } }), "the schema cannot be used"),
+        ] {
+            let error = own.check_task(&task).unwrap_err().to_string();
+            assert!(error.contains(want), "{error}");
+        }
+        assert!(SchemaScorer::default().check().unwrap_err().to_string().contains("no schema is given"));
+    }
+}

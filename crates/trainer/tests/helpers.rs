@@ -1,0 +1,111 @@
+//! Runs whose tools ask other agents: their conversations are branches of the attempts, and are trained or not
+//! as the recipe says of them.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{parts, recipe, simulator, trained};
+use dressage_agent::Keeper;
+use dressage_store::testing::wait;
+use dressage_store::{Attempt, Sqlite, Store};
+use dressage_text::testing::tiny_chat;
+use dressage_trainer::recipe::Recipe;
+use dressage_trainer::{AgentParts, Ended, Parts, Start, StopFlag, Toolboxes, Trainer, replay};
+use dressage_tree::Purpose;
+
+/// Answers of the calculator of two characters or more are condensed by an agent of the same policy.
+const CONDENSE: [&str; 2] = [
+    "tool=[{kind='calculator', condense={agent='browser', above=1}}]",
+    "agent.browser={tools=[], max_tokens=12}",
+];
+
+fn parts_of(recipe: &Recipe, policy: &Arc<dressage_policy::Simulator>) -> Parts {
+    let mut parts = parts(policy, Duration::ZERO);
+    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
+    let chat = Arc::new(tiny_chat().unwrap());
+    let agent = |(name, keys): (&str, _)| AgentParts {
+        name: name.to_owned(),
+        chat: chat.clone(),
+        tools: toolboxes.of(keys, &chat).unwrap(),
+        custom: None,
+        mixture: None,
+    };
+    parts.agents = recipe.agents().into_iter().map(agent).collect();
+    parts
+}
+
+/// Runs to the end; the weights then, and all attempts that were made to train on.
+async fn run(folder: &Path, overrides: &[&str]) -> (Vec<f32>, Vec<Attempt>) {
+    let recipe = recipe(folder, &[&CONDENSE[..], overrides].concat());
+    let policy = simulator(Duration::ZERO, 0.0);
+    let parts = parts_of(&recipe, &policy);
+    let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await.unwrap();
+    let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+    drop(trainer);
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let all = wait(store.summaries(Purpose::Train)).unwrap();
+    let attempts = all.iter().map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect();
+    (policy.weights(), attempts)
+}
+
+fn has_browser(attempt: &Attempt) -> bool {
+    attempt.trajectory.segments().iter().any(|segment| segment.agent == "browser")
+}
+
+/// How many paths plans train that end with a segment of the browser's.
+fn trained_on(folder: &Path, attempts: &[Attempt]) -> usize {
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let mut found = 0;
+    for (phase, step) in wait(store.planned_steps()).unwrap() {
+        let plan = wait(store.step(phase, step)).unwrap().unwrap();
+        found += plan
+            .paths()
+            .filter(|path| {
+                let attempt = attempts.iter().find(|attempt| attempt.id == path.attempt);
+                let segments = attempt.map(|attempt| attempt.trajectory.segments());
+                segments.is_some_and(|segments| segments[path.leaf.0 as usize].agent == "browser")
+            })
+            .count();
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn helpers_are_recorded_with_attempts_and_trained_as_the_recipe_says() {
+    let root = tempfile::tempdir().unwrap();
+    let (one, two, silent) = (root.path().join("one"), root.path().join("two"), root.path().join("silent"));
+    let (weights, attempts) = run(&one, &[]).await;
+    let helped: Vec<&Attempt> = attempts.iter().filter(|attempt| has_browser(attempt)).collect();
+    assert!(!helped.is_empty(), "no answer was condensed in {} attempts", attempts.len());
+    for attempt in &helped {
+        // Turns of an attempt are each one agent's.
+        let mut by_turn: Vec<(u32, &str)> =
+            attempt.trajectory.segments().iter().map(|s| (s.turn, s.agent.as_str())).collect();
+        by_turn.sort_unstable();
+        by_turn.dedup();
+        assert!(by_turn.windows(2).all(|pair| pair[0].0 != pair[1].0), "{by_turn:?}");
+    }
+    assert!(trained_on(&one, &attempts) > 0);
+    // A run is a function of its recipe, whatever ran beside what.
+    let (again, same) = run(&two, &["engine.concurrency=1"]).await;
+    assert_eq!(again, weights);
+    assert_eq!(same.len(), attempts.len());
+    let fresh = vec![trained("default", &simulator(Duration::ZERO, 0.0))];
+    let recipe = Recipe::load(&one.join("recipe.toml"), &[]).unwrap();
+    let mut differs = 0;
+    replay(&recipe, &one, fresh, &mut (), &mut |compared| differs += usize::from(compared.differs.is_some()))
+        .await
+        .unwrap();
+    assert_eq!(differs, 0);
+    // Not trained, it is recorded all the same.
+    let (other, attempts) = run(&silent, &["agent.browser.train=false"]).await;
+    assert_ne!(other, weights);
+    assert!(attempts.iter().any(has_browser));
+    assert_eq!(trained_on(&silent, &attempts), 0);
+}
