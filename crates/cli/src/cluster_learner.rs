@@ -27,7 +27,7 @@ const RECIPE: &str = "recipe.toml";
 
 /// The policy that a group is to train.
 pub struct Wants<'a> {
-    /// Its model.
+    /// The model it begins with.
     pub files: &'a ModelFiles,
     /// Longest path, in tokens.
     pub context: usize,

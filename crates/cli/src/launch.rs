@@ -37,7 +37,7 @@ pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
 
-    /// Who starts processes
+    /// The launcher, which starts processes
     #[arg(long)]
     on: Launcher,
 
@@ -97,7 +97,7 @@ enum Launcher {
 enum Ended {
     /// With an exit code of its own.
     Code(u8),
-    /// It goes on; how to look after it, and how to end it.
+    /// Not yet; how to look after it, and how to end it.
     Detached { watch: String, end: String },
 }
 
@@ -144,7 +144,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What is to be launched.
+/// The job to launch.
 fn job(args: &Args, recipe: &Recipe) -> anyhow::Result<Job> {
     let root = std::path::absolute(&recipe.run.folder)?;
     // A slip in the name of the folder is not found out on many machines.

@@ -34,7 +34,7 @@ pub struct Args {
 /// How often files are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What is to be done next.
+/// The next thing to do.
 enum Next {
     Follow(Order),
     Over,

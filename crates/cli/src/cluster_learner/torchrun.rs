@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use super::order::{self, Order};
 use super::{FOLDER, Wants};
 
-/// What the processes of this machine print, in the learner's folder.
+/// Output of the processes of this machine, in the learner's folder.
 pub const LOG: &str = "node-0.log";
 /// The file in which rank 0 says where it listens.
 const PORT: &str = "port";

@@ -1,6 +1,6 @@
 //! Kubernetes: an indexed Job and a headless Service, by kubectl.
 //!
-//! What is rendered is checked against the schemas of Kubernetes; it was never run on a cluster.
+//! Manifests were checked against the schemas of Kubernetes, and never run on a cluster.
 
 use std::path::PathBuf;
 

@@ -69,7 +69,7 @@ impl Work {
     }
 }
 
-/// What these numbers rest on.
+/// The assumptions behind these numbers.
 pub fn assumptions(device: &Device) -> String {
     format!(
         "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches {:.0} %, prompts {:.0} %,\n\

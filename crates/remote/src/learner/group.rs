@@ -49,7 +49,7 @@ pub(super) struct Call<'a> {
     pub learner: &'a str,
     pub verb: &'static str,
     pub body: Body,
-    /// What is waited for, when so many micro-batches are done.
+    /// Names the thing that is waited for, when so many micro-batches are done.
     pub what: &'a (dyn Fn(usize) -> String + Sync),
 }
 

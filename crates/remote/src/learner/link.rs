@@ -149,7 +149,7 @@ impl Link {
             .map_err(|error| PolicyError::Invalid(format!("the answer of {url} cannot be read: {error}")))
     }
 
-    /// What an answer means.
+    /// Meaning of an answer: its body, or why there is none.
     pub fn judge(&self, reply: Reply) -> Result<Bytes, Miss> {
         if reply.status.is_success() {
             return Ok(reply.body);

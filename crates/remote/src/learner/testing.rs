@@ -20,7 +20,7 @@ use super::wire::Body;
 /// The token that it asks for.
 pub const TOKEN: &str = "of the tests";
 
-/// What goes wrong with the next call of a verb.
+/// Fault of the next call of a verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The call is done, and its answer lost on the way.

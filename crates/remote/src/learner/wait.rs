@@ -29,7 +29,7 @@ pub(super) struct Limits {
 /// A call that is waited for.
 pub(super) struct Wait<'a> {
     limits: Limits,
-    /// What is waited for, when so many micro-batches are done.
+    /// Names the thing that is waited for, when so many micro-batches are done.
     what: &'a (dyn Fn(usize) -> String + Sync),
     who: String,
     watch: Stopwatch,

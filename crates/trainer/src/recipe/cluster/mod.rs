@@ -10,7 +10,7 @@ pub use learner::{LearnerKeys, TorchKeys};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterKeys {
-    /// Who trains, in place of the embedded engine.
+    /// The learner, in place of the embedded engine.
     pub learner: Option<LearnerKeys>,
 }
 
