@@ -23,5 +23,5 @@ pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
 pub use dressage_policy::environment::PASSED;
 pub use helping::HelperAgent;
-pub use kept::Keeper;
+pub use kept::{Keeper, KeptProcess};
 pub use program::{Program, ProgramAgent};

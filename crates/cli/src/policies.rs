@@ -13,7 +13,9 @@ use dressage_remote::Mixture;
 use dressage_text::Chat;
 use dressage_trainer::recipe::{AgentKeys, AgentKind, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
+use tokio::task::JoinHandle;
 
+use crate::cluster_learner::{self, Elsewhere, Wants};
 use crate::external;
 use crate::failure::unusable;
 use crate::model::{self, Found};
@@ -32,6 +34,8 @@ pub struct Started {
     pub model_files: Vec<PathBuf>,
     /// Policies of others that phases imitate.
     pub teachers: BTreeMap<String, Teacher>,
+    /// Ends once the processes of a learner elsewhere are gone, which its policies hold.
+    pub gone: Option<JoinHandle<()>>,
 }
 
 /// A model that one or several policies begin with.
@@ -49,6 +53,8 @@ struct Wanted {
     lora: Option<LoraOptions>,
     reference: bool,
     critic: bool,
+    /// Whether it learns elsewhere: here it is only sampled from.
+    elsewhere: bool,
 }
 
 /// Starts what a recipe samples from and trains, and a frozen copy where a penalty is measured from one:
@@ -61,6 +67,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
     // A key that is missing is not found out after minutes.
     let others = external::others(recipe)?;
     let models = models(recipe)?;
+    let elsewhere = learner_elsewhere(recipe, &models).await?;
     let mut policies = Vec::new();
     let (mut fingerprint, mut model_files) = (None, Vec::new());
     // Memory of the models before counts for those after.
@@ -77,11 +84,19 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
                 name: wanted.name.clone(),
                 context: Engine::context(&policy),
                 sampler: Arc::new(policy.clone()),
-                learns: wanted.trained.then(|| Learns {
-                    learner: Arc::new(policy),
-                    reference: reference.map(learner),
-                    critic: critic.map(learner),
-                    companions: companions.clone(),
+                learns: wanted.trained.then(|| match elsewhere.as_ref().filter(|_| wanted.elsewhere) {
+                    Some(elsewhere) => Learns {
+                        learner: elsewhere.policy(),
+                        reference: wanted.reference.then(|| elsewhere.reference()),
+                        critic: wanted.critic.then(|| elsewhere.critic()),
+                        companions: companions.clone(),
+                    },
+                    None => Learns {
+                        learner: Arc::new(policy),
+                        reference: reference.map(learner),
+                        critic: critic.map(learner),
+                        companions: companions.clone(),
+                    },
                 }),
             });
         }
@@ -139,7 +154,24 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         Some((name.to_owned(), teacher))
     });
     let teachers = teachers.collect();
-    Ok(Started { policies, agents, fingerprint, model_files, teachers })
+    let gone = elsewhere.and_then(|elsewhere| elsewhere.gone);
+    Ok(Started { policies, agents, fingerprint, model_files, teachers, gone })
+}
+
+/// The learner of a recipe that has one elsewhere, for the policy that is trained.
+async fn learner_elsewhere(recipe: &Recipe, models: &[Model]) -> anyhow::Result<Option<Elsewhere>> {
+    for Model { keys, found, policies } in models {
+        let Some(wanted) = policies.iter().find(|wanted| wanted.elsewhere) else { continue };
+        let wants = Wants {
+            files: &found.files,
+            context: keys.context.unwrap_or(found.files.config.context),
+            lora: wanted.lora.as_ref(),
+            reference: wanted.reference,
+            critic: wanted.critic,
+        };
+        return cluster_learner::start(recipe, &wants).await;
+    }
+    Ok(None)
 }
 
 /// Which of the policies of an agent plays it in an attempt, where there are several: as often as their
@@ -172,6 +204,7 @@ fn models(recipe: &Recipe) -> anyhow::Result<Vec<Model>> {
             lora: own.lora.clone(),
             reference: needs(RlKeys::needs_reference),
             critic: needs(RlKeys::needs_critic),
+            elsewhere: recipe.cluster.learner.is_some() && matches!(keys, PolicyKeys::Trained(_)),
             name,
         };
         let key = ModelKeys { lora: None, ..own };
@@ -291,6 +324,10 @@ impl Model {
     fn whole_options(&self, recipe: &Recipe, wanted: &Wanted) -> anyhow::Result<Whole> {
         let config = &self.found.files.config;
         let mut policy = model::options(recipe, self.keys.context, Vec::new(), config);
+        if wanted.elsewhere {
+            let policy = EngineOptions { trains: false, batch_tokens: 0, ..policy };
+            return Ok(Whole { policy, reference: None, critic: None, also: String::new() });
+        }
         // Neither of the others samples.
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
         let frozen = EngineOptions { trains: false, ..silent.clone() };
@@ -311,15 +348,15 @@ impl Model {
     /// How the engine is run that policies over the model's own weights share.
     fn base_options(&self, recipe: &Recipe, policies: &[&Wanted]) -> EngineOptions {
         let mut adapters = Vec::new();
-        for Wanted { lora, reference, critic, .. } in policies {
+        for Wanted { lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else { continue };
-            let all = [(true, true), (*reference, false), (*critic, true)];
+            let all = [(true, !elsewhere), (*reference && !elsewhere, false), (*critic && !elsewhere, true)];
             let planned = |(_, learns)| PlannedAdapter { lora: lora.clone(), learns };
             adapters.extend(all.into_iter().filter(|(needed, _)| *needed).map(planned));
         }
-        let trains = !adapters.is_empty();
+        let trains = adapters.iter().any(|adapter| adapter.learns);
         let options = model::options(recipe, self.keys.context, adapters, &self.found.files.config);
-        let critic = policies.iter().any(|wanted| wanted.critic);
+        let critic = policies.iter().any(|wanted| wanted.critic && !wanted.elsewhere);
         let batch_tokens = if trains { options.batch_tokens } else { 0 };
         EngineOptions { trains, critic, batch_tokens, ..options }
     }
@@ -356,7 +393,7 @@ impl Model {
             model::start_sampling(&self.found, &options, Some(chat)).await?
         };
         let (seed, source) = (recipe.run.seed, &self.keys.source);
-        for Wanted { name, lora, reference, critic, .. } in policies {
+        for Wanted { name, lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else {
                 let engines = Engines { policy: engine.clone(), reference: None, critic: None };
                 started.insert(name, engines);
@@ -367,7 +404,8 @@ impl Model {
                 true => engine.lora(lora.clone(), seed, source).await.map(Some),
                 false => Ok(None),
             };
-            let (reference, critic) = (other(*reference).await?, other(*critic).await?);
+            let here = |needed: bool| needed && !elsewhere;
+            let (reference, critic) = (other(here(*reference)).await?, other(here(*critic)).await?);
             started.insert(name, Engines { policy, reference, critic }.with_value_head().await?);
         }
         Ok(())

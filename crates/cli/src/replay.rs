@@ -32,7 +32,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let run = Run::open(&args.run)?;
-    let (recipe, begun) = (run.recipe()?, run.begun()?);
+    let (mut recipe, begun) = (run.recipe()?, run.begun()?);
+    // Where it lies now.
+    recipe.run.folder = std::path::absolute(&args.run)?;
     let Started { policies, fingerprint, .. } = policies::start(&recipe, begun).await?;
     numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);

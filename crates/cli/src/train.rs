@@ -2,13 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
+use dressage_policy::PolicyError;
 use dressage_policy::awake::Clock;
-use dressage_trainer::recipe::{Override, Recipe};
+use dressage_trainer::recipe::{LearnerKeys, Override, Recipe};
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
 
+use crate::cluster_learner::{self, order};
 use crate::failure::INTERRUPTED;
 use crate::policies::{self, Started};
+use crate::run::Run;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Watch;
@@ -70,16 +74,6 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let dim = |text| Style::stderr().dim(text);
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
-    let begun = run::begun_or_now(&folder)?;
-    let Started { policies, agents, fingerprint, model_files, teachers } =
-        policies::start(&recipe, begun).await?;
-    let scorers = scorers::asking(&recipe.reward)?;
-    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
-    let start = if args.resume { Start::Resume } else { Start::Fresh };
-    let mut trainer = Trainer::new(recipe, parts, start).await?;
-    numerics::compare(&folder, &fingerprint);
-    numerics::record(&folder, &fingerprint)?;
-
     let stop = StopFlag::default();
     let interrupts = tokio::spawn(interrupted(Requests::listen()?, stop.clone()));
     let clock = Clock::default();
@@ -90,18 +84,26 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
             screen::clock(pause)
         );
     }));
-    let mut watch = Watch::new(clock);
-    let ended = trainer.run(&mut watch, &stop).await;
-    watch.clear();
+    let mut again = Again::new(&recipe);
+    let mut start = if args.resume { Start::Resume } else { Start::Fresh };
+    let ended = loop {
+        match once(&recipe, start, &clock, &stop).await {
+            Err(error) if !stop.is_stopped() && again.may(&error, &folder) => start = Start::Resume,
+            ended => break ended,
+        }
+    };
     interrupts.abort();
     pauses.abort();
-    match ended? {
+    let ended = ended?;
+    // Whoever takes part on other machines may go home.
+    order::end(&folder.join(cluster_learner::FOLDER))?;
+    match ended {
         Ended::Finished(summary) => {
             finished(&summary, &folder);
             Ok(ExitCode::SUCCESS)
         }
         Ended::Stopped { done, steps, .. } => {
-            eprintln!("stopped after step {done} of {steps}; go on with\n  {}", again(&args));
+            eprintln!("stopped after step {done} of {steps}; go on with\n  {}", to_go_on(&args));
             Ok(ExitCode::from(INTERRUPTED))
         }
     }
@@ -120,8 +122,77 @@ async fn interrupted(requests: Requests, stop: StopFlag) {
     std::process::exit(INTERRUPTED.into());
 }
 
+/// Trains from the beginning or the newest checkpoint, until all is done, it is asked to stop, or something
+/// breaks.
+async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> anyhow::Result<Ended> {
+    let folder = &recipe.run.folder;
+    let begun = run::begun_or_now(folder)?;
+    let Started { policies, agents, fingerprint, model_files, teachers, gone } =
+        policies::start(recipe, begun).await?;
+    let scorers = scorers::asking(&recipe.reward)?;
+    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
+    let ended = async {
+        let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
+        numerics::compare(folder, &fingerprint);
+        numerics::record(folder, &fingerprint)?;
+        let mut watch = Watch::new(clock.clone());
+        let ended = trainer.run(&mut watch, stop).await;
+        watch.clear();
+        Ok(ended?)
+    };
+    let ended = ended.await;
+    // Nobody holds the processes of a learner any more; what comes next needs the memory that they have.
+    if let Some(gone) = gone {
+        let _ = tokio::time::timeout(LEAVING, gone).await;
+    }
+    ended
+}
+
+/// Longest wait for the processes of a learner to be gone.
+const LEAVING: Duration = Duration::from_secs(20);
+
+/// Whether a run goes on after its learner elsewhere has died: so many times in a row, where nothing is
+/// written in between that it goes on from.
+struct Again {
+    most: u32,
+    died: u32,
+    newest: Option<PathBuf>,
+}
+
+impl Again {
+    fn new(recipe: &Recipe) -> Self {
+        let most = recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
+        Again { most, died: 0, newest: None }
+    }
+
+    /// Whether the run in a folder may go on after this error; says so.
+    fn may(&mut self, error: &anyhow::Error, folder: &Path) -> bool {
+        let of_policy = match error.downcast_ref::<TrainerError>() {
+            Some(TrainerError::Policy(error)) => Some(error),
+            _ => error.downcast_ref::<PolicyError>(),
+        };
+        let died = matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)));
+        let Some(run) = Run::find(folder).filter(|_| died) else { return false };
+        let newest = run.newest_checkpoint();
+        if newest != self.newest {
+            (self.newest, self.died) = (newest, 0);
+        }
+        self.died += 1;
+        if self.died > self.most {
+            return false;
+        }
+        let note = Style::stderr().dim("note:");
+        let from = match &self.newest {
+            Some(checkpoint) => screen::path(checkpoint),
+            None => "the beginning".into(),
+        };
+        eprintln!("{note} {error}\n{note} going on from {from} ({} of {} in a row)", self.died, self.most);
+        true
+    }
+}
+
 /// The command that goes on with a run.
-fn again(args: &Args) -> String {
+fn to_go_on(args: &Args) -> String {
     let mut words = vec![program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
     for change in &args.overrides {
         words.push("--set".into());
@@ -185,7 +256,7 @@ mod tests {
             restarts: 0,
             run: Some("runs/b".into()),
         };
-        let command = again(&args);
+        let command = to_go_on(&args);
         let tail = command.split_once(" train ").unwrap().1;
         assert_eq!(
             tail,

@@ -279,6 +279,24 @@ impl Sampler for Engine {
         Ok(self.condition().await?.learnt)
     }
 
+    /// Weights in files replace those of this policy, once every file is as it was written and fits it;
+    /// else nothing changes. An accumulated gradient and the state of the optimiser are dropped. Requests
+    /// under way go on with them.
+    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let WeightsAt::Manifest(manifest) = &weights.at else {
+            return weights.check_shared(self.version().await?);
+        };
+        let manifest = manifest.clone();
+        let verified = tokio::task::spawn_blocking(move || manifest.verify().map(Path::to_owned)).await;
+        let folder = verified.map_err(|_| PolicyError::Stopped("the check of weights".into()))??;
+        let version = weights.version;
+        let adopted = self.learn(|answer| LearnerCommand::Adopt(folder, version, answer)).await;
+        adopted.map_err(|error| match error {
+            PolicyError::Storage(why) | PolicyError::Invalid(why) => PolicyError::NotAdopted(why),
+            other => other,
+        })
+    }
+
     async fn version(&self) -> Result<u64, PolicyError> {
         self.ask(|answer| Command::Version(self.policy, answer)).await
     }

@@ -79,6 +79,8 @@ pub enum LearnerCommand {
     Merge(PathBuf, Answer<()>),
     /// Make the weights those that are drawn from.
     Publish(u64, Answer<()>),
+    /// Replace them by those of a folder, and draw from these as a version.
+    Adopt(PathBuf, u64, Answer<()>),
 }
 
 impl LearnerCommand {
@@ -95,6 +97,7 @@ impl LearnerCommand {
             LearnerCommand::Load(..) => "load",
             LearnerCommand::Merge(..) => "merge",
             LearnerCommand::Publish(..) => "publish",
+            LearnerCommand::Adopt(..) => "adopt",
         }
     }
 }
@@ -312,20 +315,20 @@ impl Service {
                 drop(answer.send(saved));
             }
             LearnerCommand::Load(folder, with_optimiser, answer) => {
-                let saved = frozen().and_then(|()| {
+                let opened = frozen().and_then(|()| {
                     checkpoint::open(model, adapter, &folder, with_optimiser).map_err(storage)
                 });
-                let saved = match saved {
-                    Ok(saved) => saved,
-                    // Nothing has changed: the policy stays as it is.
-                    Err(error) => return drop(answer.send(Err(error))),
-                };
-                let loaded = checkpoint::load(model, learning, saved);
-                self.weights_changed(policy, false);
-                drop(answer.send(loaded.map_err(|error| {
-                    let state = "some of the weights have been replaced; load a whole folder before going on";
-                    PolicyError::Storage(format!("{error}\n{state}"))
-                })));
+                let replaced = opened.and_then(|saved| self.replace(policy, saved));
+                drop(answer.send(replaced));
+            }
+            LearnerCommand::Adopt(folder, version, answer) => {
+                let opened =
+                    frozen().and_then(|()| checkpoint::open(model, adapter, &folder, false).map_err(storage));
+                let replaced = opened.and_then(|saved| self.replace(policy, saved));
+                if replaced.is_ok() {
+                    self.published[policy as usize] = Published { version, current: true };
+                }
+                drop(answer.send(replaced));
             }
             LearnerCommand::Merge(folder, answer) => {
                 drop(answer.send(checkpoint::save_merged(model, adapter, &folder).map_err(storage)));
@@ -335,6 +338,17 @@ impl Service {
                 drop(answer.send(Ok(())));
             }
         }
+    }
+
+    /// Replaces the weights of a policy by those that were opened: where nothing could be opened, it stays as
+    /// it is.
+    fn replace(&mut self, policy: u32, saved: checkpoint::Saved) -> Result<(), PolicyError> {
+        let loaded = checkpoint::load(&mut self.model, &mut self.learning, saved);
+        self.weights_changed(policy, false);
+        loaded.map_err(|error| {
+            let state = "some of the weights have been replaced; load a whole folder before going on";
+            PolicyError::Storage(format!("{error}\n{state}"))
+        })
     }
 
     fn weights_changed(&mut self, policy: u32, keep_cache: bool) {

@@ -8,7 +8,7 @@ use dressage_engine::testing::{Compute, random_weights, tiny_config};
 use dressage_engine::{Engine, EngineOptions};
 use dressage_policy::{
     Completion, Content, Cut, Learner, LoraOptions, OptimParams, Place, PolicyError, SampleRequest, Sampler,
-    SamplingParams, SavedFile, TrainRequest, Uncut, uniform,
+    SamplingParams, SavedFile, TrainRequest, Uncut, WeightsAt, WeightsRef, uniform,
 };
 use dressage_rl::{Loss, PolicyLoss};
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -152,4 +152,52 @@ async fn a_manifest_says_what_was_saved() {
     adapter.adopt(&published).await.unwrap();
     let error = engine.adopt(&published).await.unwrap_err();
     assert!(matches!(error, PolicyError::NotAdopted(_)), "{error}");
+}
+
+/// Weights that another learner has published as files are drawn from once they are adopted; what is not as
+/// it was written, or belongs to another model, changes nothing.
+#[tokio::test]
+async fn published_files_are_adopted() {
+    let (learner, sampler) = (start(), start());
+    learner.train(request(), &Cut::of_sizes([5]), &mut || {}).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = learner.save(folder.path(), false).await.unwrap();
+    let weights = WeightsRef { version: 7, at: WeightsAt::Manifest(manifest.clone()) };
+    let before = seen(&sampler).await;
+    assert_ne!(before, seen(&learner).await);
+
+    let damage = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let file = folder.path().join(name);
+        let whole = std::fs::read(&file).unwrap();
+        let mut bytes = whole.clone();
+        change(&mut bytes);
+        std::fs::write(&file, bytes).unwrap();
+        move || std::fs::write(&file, &whole).unwrap()
+    };
+    let mend = damage("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1);
+    let error = sampler.adopt(&weights).await.unwrap_err();
+    assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("has the checksum")), "{error}");
+    mend();
+    // Of another model, by a manifest that says so.
+    let config = "config.json";
+    let mend = damage(config, &|bytes| {
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        config["rms_norm_eps"] = serde_json::json!(0.5);
+        *bytes = config.to_string().into_bytes();
+    });
+    let mut other = manifest.clone();
+    let changed = SavedFile::read(folder.path(), config).unwrap();
+    *other.files.iter_mut().find(|file| file.name == config).unwrap() = changed;
+    let error = sampler.adopt(&WeightsRef { version: 7, at: WeightsAt::Manifest(other) }).await.unwrap_err();
+    assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("norm_epsilon")), "{error}");
+    mend();
+    assert_eq!((seen(&sampler).await, sampler.version().await.unwrap()), (before, 0));
+
+    sampler.adopt(&weights).await.unwrap();
+    assert_eq!(seen(&sampler).await, seen(&learner).await);
+    let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
+    let asked = SampleRequest { least_version: 7, prompt: vec![3, 4, 5], params, ..Default::default() };
+    let reply = sampler.sample(asked).await.unwrap().collect(DEADLINE).await.unwrap();
+    assert_eq!(reply.versions.iter().map(|run| run.version).collect::<Vec<_>>(), [7]);
 }

@@ -1,4 +1,4 @@
-//! Samplers that are elsewhere, or many.
+//! Samplers that are elsewhere, or many; learners that are elsewhere.
 //!
 //! A [`Router`] is one [`Sampler`](dressage_policy::Sampler) over several of one policy: replicas of an
 //! engine, servers on other machines. It decides which of them draws a reply, goes on at another one when one
@@ -32,6 +32,10 @@
 //!
 //! A [`Service`] is asked in JSON and answers in JSON, as one that scores does.
 //!
+//! A [`RemoteLearner`] is a [`Learner`](dressage_policy::Learner) in other processes, such as a group of
+//! PyTorch's: it is asked for every verb over HTTP, and does what it is asked once, although an answer may
+//! get lost.
+//!
 //! A [`Mixture`] says which policy plays a role of an attempt, as a function of seed, stream and role.
 //!
 //! Guarantees: a token is handed out once, in order, and drawn with weights that are no older than the
@@ -40,12 +44,17 @@
 //! member stood still. Keys are shown nowhere. Not here: serving over HTTP, and what policies are asked.
 
 mod external;
+mod learner;
 mod mixture;
 mod router;
 
 pub use external::{
     CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
     ExternalOptions, Finish, Service, ServiceOptions, Usage,
+};
+pub use learner::{
+    CRITIC, Described, Description, Expected, GroupLayout, LearnerOptions, POLICY, Processes, REFERENCE,
+    RemoteLearner,
 };
 pub use mixture::Mixture;
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};

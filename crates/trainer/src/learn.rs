@@ -123,7 +123,8 @@ impl<'a> Rules<'a> {
         version: u64,
         recipe: &Recipe,
     ) -> Self {
-        let (seed, exact) = (recipe.run.seed, !recipe.engine.keep_cache);
+        let exact = recipe.cluster.is_one_engine() && !recipe.engine.keep_cache;
+        let seed = recipe.run.seed;
         let stream = u64::from(index) << 32 | u64::from(step);
         // Schedules are made for the steps that the phase had when the step was planned.
         let steps = phase.steps();

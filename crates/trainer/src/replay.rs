@@ -59,7 +59,7 @@ pub async fn replay(
     for note in &damaged {
         observer.event(&Event::Note(note));
     }
-    let scratch = Scratch::new()?;
+    let scratch = Scratch::new(recipe, folder)?;
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
         let trained = recipe.trained_in(phase);
@@ -179,10 +179,15 @@ async fn compare(
 struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self, TrainerError> {
+    /// Below `run` where a learner elsewhere writes there and nowhere else; else where temporary files are.
+    fn new(recipe: &Recipe, run: &Path) -> Result<Self, TrainerError> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("dressage-replay-{}-{number}", std::process::id()));
+        let path = match recipe.cluster.learner {
+            Some(_) => std::path::absolute(run).map_err(|source| file_error("find", run, source))?,
+            None => std::env::temp_dir(),
+        };
+        let path = path.join(format!("dressage-replay-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).map_err(|source| file_error("create", &path, source))?;
         Ok(Scratch(path))
     }

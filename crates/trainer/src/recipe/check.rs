@@ -372,6 +372,7 @@ impl Recipe {
         }
 
         checker.policies(self)?;
+        checker.learner(self)?;
         checker.tools(&self.tool)?;
         checker.helpers(self)?;
         for (name, keys) in self.agents() {

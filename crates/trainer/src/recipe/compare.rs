@@ -28,6 +28,20 @@ const FREE: [&str; 16] = [
     "eval.every",
 ];
 
+/// Such keys of a learner elsewhere.
+const FREE_OF_LEARNERS: [&str; 10] = [
+    "url",
+    "token_env",
+    "start",
+    "python",
+    "gpus",
+    "environment",
+    "start_seconds",
+    "call_seconds",
+    "silent_seconds",
+    "restarts",
+];
+
 /// Such keys of a toolbox.
 const FREE_OF_TOOLS: [&str; 6] =
     ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
@@ -35,7 +49,10 @@ const FREE_OF_TOOLS: [&str; 6] =
 /// Whether a key is among those, of whatever agent or scorer.
 fn is_free(key: &str) -> bool {
     let of_one_of_several = match key.split('.').collect::<Vec<_>>()[..] {
+        // Names of variables.
+        ["cluster", "learner", "environment", _] => true,
         ["reward", "scorers", _, "unscored"] => true,
+        ["cluster", "learner", of_learner] => FREE_OF_LEARNERS.contains(&of_learner),
         ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
         ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
         _ => false,

@@ -8,9 +8,11 @@ mod agent;
 mod apart;
 mod check;
 mod check_agents;
+mod check_cluster;
 mod check_helpers;
 mod check_reward;
 mod choice;
+mod cluster;
 mod code;
 mod compare;
 mod context;
@@ -35,6 +37,7 @@ use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
 pub use choice::{PolicyChoice, Share};
+pub use cluster::{ClusterKeys, LearnerKeys, TorchKeys};
 pub use code::SandboxKeys;
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummariseKeys};
@@ -150,6 +153,7 @@ impl Recipe {
         resolve_scorers(&mut table, &here);
         resolve_programs(&mut table, &here);
         resolve_tools(&mut table, &here);
+        TorchKeys::resolve(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
@@ -205,6 +209,7 @@ fn resolve(table: &mut Table, folder: &Path) {
     resolve_scorers(table, folder);
     resolve_programs(table, folder);
     resolve_tools(table, folder);
+    TorchKeys::resolve(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.

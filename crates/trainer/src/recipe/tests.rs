@@ -148,10 +148,61 @@ fn tools_read_back_the_same() {
 }
 
 #[test]
+fn a_learner_elsewhere_reads_back_the_same() {
+    let learner = "cluster.learner={kind='torch', start=true, processes=2, python='env/bin/python'}";
+    let recipe = load(SMALL, &[learner]).unwrap();
+    let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { panic!() };
+    assert!(keys.python.is_absolute() && keys.python.ends_with("env/bin/python"));
+    let text = recipe.to_toml().unwrap();
+    assert!(text.contains("[cluster.learner]\nkind = \"torch\""), "{text}");
+    assert_eq!(load(&text, &[]).unwrap(), recipe);
+    let plain = load(SMALL, &[]).unwrap();
+    assert!(!plain.to_toml().unwrap().contains("cluster"));
+    let difference = |change: &str| load(&text, &[change]).unwrap().difference(&recipe).unwrap();
+    assert_eq!(difference("cluster.learner.restarts=9"), None);
+    assert_eq!(difference("cluster.learner.environment=['A']"), None);
+    let more = difference("cluster.learner.processes=4").unwrap();
+    assert_eq!(more.to_string(), "`cluster.learner.processes` is 4 now and was 2");
+    assert_eq!(recipe.difference(&plain).unwrap().unwrap().key, "cluster");
+}
+
+#[test]
 fn bad_recipes_are_refused_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
+        (&["cluster.learner.kind=torhc"], "`cluster.learner.kind` is \"torhc\", but must be one of `torch`"),
+        (
+            &["cluster.learner.kind=torch"],
+            "`cluster.learner.start` is false, but must be true (the run starts",
+        ),
+        (
+            &["cluster.learner={kind='torch', start=true, url='http://h:1'}"],
+            "`cluster.learner.start` is true, but must be true (the run starts the group), or `url` given",
+        ),
+        (
+            &["cluster.learner={kind='torch', url='h:1', token_env='T'}"],
+            "`cluster.learner.url` is \"h:1\", but must be an address with http:// or https://",
+        ),
+        (
+            &["cluster.learner={kind='torch', url='http://h:1'}"],
+            "`cluster.learner.token_env` is \"\", but must be the name of the environment variable",
+        ),
+        (
+            &["cluster.learner={kind='torch', start=true, processes=3, tp=2}"],
+            "`cluster.learner.processes` is 3, but must be so many that all 3 of the group divide into `tp` × `cp` = 2",
+        ),
+        (
+            &["cluster.learner={kind='torch', start=true, processes=3, gpus=2}"],
+            "`cluster.learner.processes` is 3, but must be at most the 2 GPUs",
+        ),
+        (
+            &[
+                "cluster.learner={kind='torch', start=true}",
+                "policy={default={kind='trained'}, other={kind='trained'}}",
+            ],
+            "`cluster.learner` is given, and 2 policies are trained, but must be left out unless",
+        ),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
         (&["phase.1.temperature=0"], "`phase.1.temperature` is 0, but must be in 0.01..=100: greedy"),
         (&["phase.1.mini_batches=9"], "`phase.1.mini_batches` is 9, but must be at least 1, and at most"),

@@ -1,0 +1,270 @@
+//! A group of `dressage_torch` under torchrun, which lives as long as the run: kill this process, and it
+//! ends.
+
+use std::fmt::Display;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use dressage_agent::{Keeper, KeptProcess};
+use dressage_policy::LoraOptions;
+use dressage_policy::awake::{Stopwatch, sleep};
+use dressage_remote::Processes;
+use dressage_trainer::recipe::{Recipe, TorchKeys};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::order::{self, Order};
+use super::{FOLDER, Wants};
+
+/// Output of the processes of this machine, in the learner's folder.
+pub const LOG: &str = "node-0.log";
+/// The file in which rank 0 says where it listens.
+const PORT: &str = "port";
+/// The environment variable in which it finds its token.
+pub const TOKEN: &str = "DRESSAGE_LEARNER_TOKEN";
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// The name by which other machines reach this one.
+const HEAD: &str = "DRESSAGE_HEAD";
+
+/// A group that listens.
+pub struct Group {
+    pub url: String,
+    pub token: String,
+    pub processes: Processes,
+    /// Ends once the processes are gone.
+    pub gone: JoinHandle<()>,
+}
+
+/// Starts the processes of a group, on this machine, and gives those on others their order.
+///
+/// # Errors
+/// When they cannot be started, end at once, or do not listen in time.
+pub async fn start(
+    keys: &TorchKeys,
+    recipe: &Recipe,
+    root: &Path,
+    model: &Path,
+    wants: &Wants<'_>,
+) -> anyhow::Result<Group> {
+    let folder = root.join(FOLDER);
+    order::clear(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
+    let port = folder.join(PORT);
+    let _ = fs::remove_file(&port);
+    let head = match (std::env::var(HEAD), keys.nodes) {
+        (Ok(head), _) => head,
+        (Err(_), 1) => "127.0.0.1".into(),
+        (Err(_), _) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    };
+    let order = Order {
+        start: random()?[..12].to_owned(),
+        command: command(keys, recipe, root, model, wants, (&head, free_port()?)),
+        variables: variables(keys),
+        environment: keys.environment.clone(),
+        nodes: keys.nodes,
+        patience: keys.start_seconds,
+    };
+    let log = folder.join(LOG);
+    let token = random()?;
+    let mut environment = order.whole_environment();
+    environment.push((TOKEN.into(), token.clone()));
+    let mut kept = serve(&order, 0, root, environment, &log).await?;
+    order.write(&folder)?;
+    let url = listens(&mut kept, &port, &log, keys.start()).await?;
+    let (send, ended) = watch::channel(None);
+    let (held, dropped) = oneshot::channel::<()>();
+    let gone = tokio::spawn(async move {
+        let how = tokio::select! {
+            how = kept.ended() => Some(format!("its processes ended: {how}; {}", last_words(&log))),
+            how = others(&folder, &order) => Some(format!("its processes ended {how}")),
+            _ = dropped => None,
+        };
+        kept.stop().await;
+        if let Some(how) = how {
+            send.send_replace(Some(how));
+        }
+    });
+    Ok(Group { url, token, processes: Processes { ended, held: Box::new(held) }, gone })
+}
+
+/// Starts the processes of a machine; their log goes on where it is.
+///
+/// # Errors
+/// When they cannot be started, or the log cannot be written.
+pub async fn serve(
+    order: &Order,
+    node: u32,
+    root: &Path,
+    environment: Vec<(String, String)>,
+    log: &Path,
+) -> anyhow::Result<KeptProcess> {
+    let file = OpenOptions::new().create(true).append(true).open(log);
+    let file = file.with_context(|| format!("cannot write {}", log.display()))?;
+    let kept = Keeper::this()?.serve(&order.of_node(node), root, environment, file).await;
+    kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
+}
+
+/// The command of a machine of the group.
+fn command(
+    keys: &TorchKeys,
+    recipe: &Recipe,
+    root: &Path,
+    model: &Path,
+    wants: &Wants<'_>,
+    (head, master): (&str, u16),
+) -> Vec<String> {
+    let mut words: Vec<String> = vec![keys.python.display().to_string()];
+    let mut add = |flag: &str, value: &dyn Display| words.extend([flag.to_owned(), value.to_string()]);
+    add("-m", &"torch.distributed.run");
+    add("--nnodes", &keys.nodes);
+    add("--nproc-per-node", &keys.of_node());
+    add("--node-rank", &Order::node());
+    add("--master-addr", &head);
+    add("--master-port", &master);
+    // The group is restarted as a whole, from a checkpoint, by the run.
+    add("--max-restarts", &0);
+    add("-m", &"dressage_torch");
+    add("--model", &model.display());
+    add("--run-root", &root.display());
+    add("--token-env", &TOKEN);
+    add("--port-file", &root.join(FOLDER).join(PORT).display());
+    add("--device", if keys.gpus > 0 { &"cuda" } else { &"cpu" });
+    add("--dtype", &keys.dtype);
+    // Samplers take the weights as they compute with them.
+    add("--export-dtype", &recipe.engine.precision);
+    add("--threads", &keys.threads.max(1));
+    // Ranks that wait for one that is gone say so themselves, before they are given up.
+    add("--collective-seconds", &(0.8 * keys.call_seconds));
+    for (flag, size) in [("--tp", keys.tp), ("--cp", keys.cp), ("--ep", keys.ep)] {
+        add(flag, &size);
+    }
+    for (flag, needed) in [("--reference", wants.reference), ("--critic", wants.critic)] {
+        if needed {
+            add(flag, &model.display());
+        }
+    }
+    if let Some(LoraOptions { rank, alpha, targets, .. }) = wants.lora {
+        add("--lora-rank", rank);
+        add("--lora-alpha", alpha);
+        add("--lora-targets", &targets.join(","));
+        add("--lora-seed", &recipe.run.seed);
+    }
+    words.extend(keys.args.iter().cloned());
+    words
+}
+
+fn variables(keys: &TorchKeys) -> Vec<(String, String)> {
+    let threads = keys.threads.max(1).to_string();
+    // Written as it comes, for whoever watches the log.
+    vec![("OMP_NUM_THREADS".into(), threads), ("PYTHONUNBUFFERED".into(), "1".into())]
+}
+
+/// Waits until rank 0 says where it listens.
+async fn listens(
+    kept: &mut KeptProcess,
+    port: &Path,
+    log: &Path,
+    longest: Duration,
+) -> anyhow::Result<String> {
+    let mut watch = Stopwatch::start();
+    loop {
+        let found = fs::read_to_string(port).ok().filter(|text| text.trim().parse::<SocketAddr>().is_ok());
+        if let Some(address) = found {
+            return Ok(format!("http://{}", address.trim()));
+        }
+        tokio::select! {
+            how = kept.ended() => anyhow::bail!(
+                "the processes of the learner ended before they listened: {how}\n{}",
+                last_words(log)
+            ),
+            _ = sleep(LOOK) => {}
+        }
+        if watch.elapsed() > longest {
+            anyhow::bail!(
+                "waited {longest:?} for the processes of the learner to listen\n{}\nraise \
+                 `cluster.learner.start_seconds` where the machine is only slow",
+                last_words(log)
+            );
+        }
+    }
+}
+
+/// How the processes of another machine ended.
+async fn others(folder: &Path, order: &Order) -> String {
+    loop {
+        if let Some(how) = order::has_left(folder, order) {
+            return how;
+        }
+        sleep(5 * LOOK).await;
+    }
+}
+
+/// The line of a log that is most likely to say why its processes ended, and where there is more.
+pub fn last_words(log: &Path) -> String {
+    let end = end_of(log).unwrap_or_default();
+    let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
+    // Of PyTorch's own summary nothing says why.
+    let says_why = |line: &&str| {
+        let starts = ["dressage_torch:", "error:"].iter().any(|start| line.starts_with(start));
+        starts || line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"))
+    };
+    let line = lines().filter(says_why).next_back().or_else(|| lines().next_back());
+    match line {
+        Some(line) => format!("{line} (log: {})", log.display()),
+        None => format!("nothing was printed (log: {})", log.display()),
+    }
+}
+
+/// The last of a file.
+fn end_of(log: &Path) -> io::Result<String> {
+    const END: u64 = 16 << 10;
+    let mut file = File::open(log)?;
+    let from = file.metadata()?.len().saturating_sub(END);
+    file.seek(SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A port that is free now.
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("0.0.0.0:0")?.local_addr()?.port())
+}
+
+/// 256 random bits, in hexadecimal digits.
+fn random() -> io::Result<String> {
+    let mut bytes = [0u8; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The log of a machine's processes.
+pub fn log_of(root: &Path, node: u32) -> PathBuf {
+    root.join(FOLDER).join(format!("node-{node}.log"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_found_in_a_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        assert!(last_words(&log).starts_with("nothing was printed"));
+        fs::write(&log, "hello\n  File x\nValueError: no such model\n\ntorch.distributed: failed\n").unwrap();
+        assert!(last_words(&log).starts_with("ValueError: no such model (log: "));
+        fs::write(&log, "hello\nKilled\n\n").unwrap();
+        assert!(last_words(&log).starts_with("Killed (log: "));
+    }
+
+    #[test]
+    fn tokens_differ() {
+        let (one, other) = (random().unwrap(), random().unwrap());
+        assert!(one.len() == 64 && one != other);
+    }
+}

@@ -1,0 +1,221 @@
+//! Kubernetes: an indexed Job and a headless Service, by kubectl.
+//!
+//! Manifests were checked against the schemas of Kubernetes, and never run on a cluster.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::files::{Job, quoted};
+use super::{Ended, LOOK, Plan, asked};
+use crate::failure::{INTERRUPTED, unusable};
+use crate::screen::Style;
+use crate::stop::Requests;
+
+/// Options of `--on k8s`
+#[derive(clap::Args)]
+pub struct Options {
+    /// Image with dressage and the learner's environment, for --on k8s
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+
+    /// A volume claim that all pods share, and where it is mounted, for --on k8s: the folder of the run, its
+    /// model and its environment lie below. Can be given many times
+    #[arg(long = "claim", value_name = "NAME:FOLDER")]
+    claims: Vec<String>,
+
+    /// The namespace, for --on k8s
+    #[arg(long, default_value = "default")]
+    namespace: String,
+
+    /// Memory of a pod, for --on k8s
+    #[arg(long, value_name = "QUANTITY", default_value = "16Gi")]
+    memory: String,
+}
+
+/// Manifests of a job.
+pub struct Manifests {
+    pub files: Vec<(PathBuf, String)>,
+    file: PathBuf,
+    name: String,
+    namespace: String,
+}
+
+/// Renders the manifests.
+///
+/// # Errors
+/// When there is no image, or the folder of the run is in no volume.
+pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
+    let Options { image, claims, namespace, memory } = options;
+    let image =
+        image.as_ref().ok_or_else(|| unusable("--on k8s needs --image: one that has dressage in it"))?;
+    let (mut volumes, mut mounts, mut holds_run) = (Vec::new(), Vec::new(), false);
+    for (number, claim) in claims.iter().enumerate() {
+        let (of, folder) = claim
+            .split_once(':')
+            .filter(|(_, folder)| folder.starts_with('/'))
+            .ok_or_else(|| unusable(format!("--claim {claim:?} must be NAME:FOLDER, such as runs:/runs")))?;
+        let name = format!("volume-{number}");
+        volumes.push(json!({ "name": name, "persistentVolumeClaim": { "claimName": of } }));
+        mounts.push(json!({ "name": name, "mountPath": folder }));
+        holds_run |= job.root.starts_with(folder);
+    }
+    if !holds_run {
+        return Err(unusable(format!(
+            "the folder of the run, {}, is in none of the volumes; name the claim that is mounted above it with \
+             --claim NAME:FOLDER",
+            job.root.display()
+        )));
+    }
+    // Ranks of a machine share memory there.
+    volumes.push(json!({ "name": "shared-memory", "emptyDir": { "medium": "Memory" } }));
+    mounts.push(json!({ "name": "shared-memory", "mountPath": "/dev/shm" }));
+    let mut limits = json!({ "memory": memory });
+    if job.gpus > 0 {
+        limits["nvidia.com/gpu"] = json!(job.gpus);
+    }
+    let name = &job.name;
+    let labels = json!({ "app.kubernetes.io/name": "dressage", "dressage/run": name });
+    let script = format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script().display()));
+    let container = json!({
+        "name": "node",
+        "image": image,
+        "command": ["sh", "-c", script],
+        "env": [{ "name": "DRESSAGE_HEAD", "value": format!("{name}-0.{name}") }],
+        "resources": {
+            "requests": { "cpu": job.processors.to_string(), "memory": memory },
+            "limits": limits,
+        },
+        "volumeMounts": mounts,
+    });
+    let of_job = json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": { "name": name, "namespace": namespace, "labels": labels },
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": job.nodes,
+            "parallelism": job.nodes,
+            "backoffLimit": 3 * job.nodes,
+            "template": {
+                "metadata": { "labels": labels },
+                "spec": {
+                    "restartPolicy": "Never",
+                    // Names of pods: NAME-INDEX.NAME.
+                    "subdomain": name,
+                    // In time for a checkpoint.
+                    "terminationGracePeriodSeconds": 120,
+                    "containers": [container],
+                    "volumes": volumes,
+                },
+            },
+        },
+    });
+    let service = json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "name": name, "namespace": namespace, "labels": labels },
+        "spec": {
+            "clusterIP": "None",
+            // Pods find each other before they are ready.
+            "publishNotReadyAddresses": true,
+            "selector": { "dressage/run": name },
+        },
+    });
+    // YAML holds all of JSON.
+    let pretty = |value: &Value| serde_json::to_string_pretty(value);
+    let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&of_job)?);
+    let file = job.folder.join("job.yaml");
+    let files = vec![(file.clone(), text)];
+    Ok(Plan::K8s(Manifests { files, file, name: name.clone(), namespace: namespace.clone() }))
+}
+
+impl Manifests {
+    /// The command that submits them.
+    pub fn command(&self) -> String {
+        format!("kubectl apply -f {}", quoted(&self.file.display()))
+    }
+
+    /// Submits the job and follows it.
+    pub async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
+        let (file, namespace) = (self.file.display().to_string(), self.namespace.as_str());
+        asked(&["kubectl", "apply", "-f", &file]).await?;
+        let dim = |text| Style::stderr().dim(text);
+        let name = &self.name;
+        let end = format!("kubectl delete -f {}", quoted(&file));
+        if detach {
+            return Ok(Ended::Detached { watch: format!("kubectl -n {namespace} logs -f job/{name}"), end });
+        }
+        let mut stop = Requests::listen()?;
+        let mut last = String::new();
+        let code = loop {
+            tokio::select! {
+                _ = stop.next() => break INTERRUPTED,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            let found = asked(&["kubectl", "-n", namespace, "get", "job", name, "-o", "json"]).await?;
+            let found: Value = serde_json::from_str(&found)?;
+            let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
+            let now =
+                format!("{} run, {} done, {} failed", count("active"), count("succeeded"), count("failed"));
+            if now != last {
+                eprintln!("{} {now}", dim("k8s   "));
+                last = now;
+            }
+            let conditions = found["status"]["conditions"].as_array();
+            let is = |kind: &str| {
+                let holds = |c: &Value| c["type"] == kind && c["status"] == "True";
+                conditions.is_some_and(|all| all.iter().any(holds))
+            };
+            if is("Complete") || is("Failed") {
+                break u8::from(is("Failed"));
+            }
+        };
+        for node in 0..job.nodes {
+            let pod = format!("job-name={name},batch.kubernetes.io/job-completion-index={node}");
+            let logs = asked(&["kubectl", "-n", namespace, "logs", "-l", &pod, "--tail=-1"]).await;
+            match logs {
+                Ok(logs) => std::fs::write(job.log(node), logs)?,
+                Err(error) => eprintln!("{} no log of machine {node}: {error}", dim("note  ")),
+            }
+        }
+        asked(&["kubectl", "delete", "-f", &file]).await?;
+        Ok(Ended::Code(code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manifests_need_an_image_and_the_folder_of_the_run() {
+        let job = Job::new("calc", "/runs/a".into(), "/opt/dressage".into()).unwrap();
+        let job = Job { nodes: 2, gpus: 8, ..job };
+        let options = |image: Option<&str>, claim: &str| Options {
+            image: image.map(str::to_owned),
+            claims: vec![claim.into()],
+            namespace: "ml".into(),
+            memory: "16Gi".into(),
+        };
+        let why = |options: &Options| match plan(&job, options) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("it is taken"),
+        };
+        assert!(why(&options(None, "runs:/runs")).contains("needs --image"));
+        assert!(why(&options(Some("i"), "runs")).contains("must be NAME:FOLDER"));
+        assert!(why(&options(Some("i"), "runs:/other")).contains("/runs/a, is in none of the volumes"));
+        let Plan::K8s(manifests) = plan(&job, &options(Some("i"), "runs:/runs")).unwrap() else { panic!() };
+        let parts: Vec<Value> = manifests.files[0]
+            .1
+            .split("---\n")
+            .filter(|part| !part.is_empty())
+            .map(|part| serde_json::from_str(part).unwrap())
+            .collect();
+        assert_eq!(parts[1]["spec"]["completions"], 2);
+        let container = &parts[1]["spec"]["template"]["spec"]["containers"][0];
+        assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], 8);
+        assert_eq!(container["env"][0]["value"], "dressage-calc-0.dressage-calc");
+        assert_eq!(parts[0]["spec"]["clusterIP"], "None");
+    }
+}

@@ -1,0 +1,138 @@
+//! Memory of a process of the learner on PyTorch.
+
+use super::shape::Shape;
+
+/// Bytes.
+pub type Bytes = u64;
+
+/// Weights that are trained, their gradients and moments are f32.
+const F32: u64 = 4;
+
+/// A group of processes, as it will be started.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Learner {
+    pub processes: u64,
+    /// Ranks that share a tensor.
+    pub tensor: u64,
+    /// Ranks that share a path.
+    pub context: u64,
+    /// Bytes of a number that is computed with.
+    pub compute: u64,
+    /// Whether activations are computed again in the backward pass.
+    pub recompute: bool,
+    /// Rows of the head at a time.
+    pub head_rows: u64,
+    /// Packed tokens of a micro-batch.
+    pub tokens: u64,
+    /// Rank of the adapter that is trained in place of all weights.
+    pub lora: Option<u64>,
+    pub reference: bool,
+    pub critic: bool,
+    pub on_gpu: bool,
+}
+
+/// Rows of the head at a time, from the arguments of the processes.
+pub fn head_rows(args: &[String]) -> u64 {
+    let at = args.iter().position(|arg| arg == "--head-rows");
+    let given = at.and_then(|at| args.get(at + 1)?.parse().ok());
+    given.unwrap_or(512)
+}
+
+impl Learner {
+    /// Bytes of one process by purpose.
+    pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
+        let Learner { processes, tensor, context, compute, .. } = *self;
+        let parameters = shape.parameters();
+        let share = |bytes: u64| bytes.div_ceil(processes);
+        let adapter = self.lora.map(|rank| {
+            let block = 2 * (shape.hidden + shape.queries()) + 2 * (shape.hidden + shape.keys());
+            let wide = 3 * (shape.hidden + shape.wide());
+            shape.layers * rank * (block + wide)
+        });
+        // What is learnt has a gradient and two moments; an adapter is whole on every rank.
+        let (learnt, whole) = match adapter {
+            Some(adapter) => (3 * F32 * adapter + F32 * adapter, true),
+            None => (3 * F32 * parameters, false),
+        };
+        let optimiser = if whole { learnt } else { share(learnt) };
+        // What is sharded is gathered block by block, two at a time; the ends stay gathered.
+        let gathered = match processes / tensor {
+            1 if compute == F32 => 0,
+            _ => compute * (shape.ends() + 2 * shape.block()).div_ceil(tensor),
+        };
+        let rows = self.tokens.div_ceil(context);
+        let kept = if self.recompute { 1 } else { shape.layers };
+        let inputs = if self.recompute { shape.layers * rows * shape.hidden } else { 0 };
+        // Of a block PyTorch keeps: both norms' inputs (in f32, and as they are), queries, keys and values
+        // before and after their rotation, attention, and four of the feed-forward part.
+        let of_block = 6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
+        let of_block = of_block + 4 * shape.wide() / tensor;
+        let activations = compute * (rows * kept * of_block + inputs) + F32 * 2 * kept * rows * shape.hidden;
+        let mask = if self.on_gpu { 0 } else { (1 + compute) * rows * self.tokens };
+        let head = 4 * F32 * self.head_rows.min(rows) * shape.vocabulary;
+        let frozen = if self.reference { share(compute * parameters) } else { 0 };
+        let critic = if self.critic { share(4 * F32 * parameters) } else { 0 };
+        // Measured: PyTorch with transformers and gloo, and CUDA's context with NCCL's buffers.
+        let runtime = if self.on_gpu { 1800 << 20 } else { 450 << 20 };
+        vec![
+            ("weights, f32", share(F32 * parameters)),
+            ("gradients and moments, f32", optimiser),
+            ("blocks as they are gathered", gathered),
+            ("activations", activations + mask),
+            ("logits", head),
+            ("frozen reference", frozen),
+            ("critic with its optimiser", critic),
+            ("PyTorch itself", runtime),
+        ]
+    }
+}
+
+/// GiB, with a digit that tells.
+pub fn gib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> Shape {
+        let text = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
+            "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064}"#;
+        Shape::read(text).unwrap()
+    }
+
+    fn learner() -> Learner {
+        Learner {
+            processes: 8,
+            tensor: 1,
+            context: 1,
+            compute: 2,
+            recompute: true,
+            head_rows: 512,
+            tokens: 8192,
+            lora: None,
+            reference: false,
+            critic: false,
+            on_gpu: true,
+        }
+    }
+
+    fn total(learner: &Learner) -> u64 {
+        learner.plan(&shape()).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    #[test]
+    fn what_shares_takes_less() {
+        let one = total(&Learner { processes: 1, ..learner() });
+        let eight = total(&learner());
+        // 16 bytes for each parameter, shared by eight.
+        assert!((one - eight) as f64 > 0.8 * 14.0 * 7.6e9, "{one} {eight}");
+        assert!(total(&Learner { recompute: false, ..learner() }) > 2 * eight / 2 + (20 << 30));
+        assert!(total(&Learner { tokens: 16384, ..learner() }) > eight);
+        assert!(total(&Learner { lora: Some(16), ..learner() }) < eight);
+        assert!(total(&Learner { reference: true, critic: true, ..learner() }) > eight + (16 << 30));
+        assert_eq!(head_rows(&["--head-rows".into(), "64".into()]), 64);
+        assert_eq!(head_rows(&["--head-rows".into()]), 512);
+    }
+}

@@ -1,0 +1,169 @@
+//! The shape of a model, from its `config.json`.
+
+use serde::Deserialize;
+
+use crate::screen;
+
+/// A decoder-only transformer with a gated feed-forward part, dense or of experts.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Shape {
+    #[serde(default)]
+    model_type: String,
+    #[serde(rename = "hidden_size")]
+    pub hidden: u64,
+    #[serde(rename = "num_hidden_layers")]
+    pub layers: u64,
+    #[serde(rename = "num_attention_heads")]
+    pub heads: u64,
+    #[serde(rename = "num_key_value_heads", default)]
+    kv_heads: Option<u64>,
+    #[serde(default)]
+    head_dim: Option<u64>,
+    #[serde(rename = "intermediate_size")]
+    pub intermediate: u64,
+    #[serde(rename = "vocab_size")]
+    pub vocabulary: u64,
+    #[serde(rename = "max_position_embeddings", default = "usual_context")]
+    pub context: u64,
+    #[serde(rename = "tie_word_embeddings", default)]
+    pub tied: bool,
+    #[serde(rename = "num_experts", alias = "num_local_experts", default)]
+    experts: Option<u64>,
+    #[serde(rename = "num_experts_per_tok", default)]
+    experts_of_token: Option<u64>,
+    #[serde(rename = "moe_intermediate_size", default)]
+    expert_intermediate: Option<u64>,
+}
+
+fn usual_context() -> u64 {
+    4096
+}
+
+impl Shape {
+    /// Reads a configuration of Hugging Face's.
+    ///
+    /// # Errors
+    /// Names the number that is missing or makes no sense.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let shape: Shape = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        for (name, value) in [
+            ("hidden_size", shape.hidden),
+            ("num_hidden_layers", shape.layers),
+            ("num_attention_heads", shape.heads),
+            ("vocab_size", shape.vocabulary),
+        ] {
+            if value == 0 || value > 1 << 32 {
+                return Err(format!("{name} is {value}, which no model has"));
+            }
+        }
+        Ok(shape)
+    }
+
+    /// Width of a head.
+    pub fn head_dim(&self) -> u64 {
+        self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// Width of all keys of a layer.
+    pub fn keys(&self) -> u64 {
+        self.kv_heads.unwrap_or(self.heads) * self.head_dim()
+    }
+
+    /// Width of all queries of a layer.
+    pub fn queries(&self) -> u64 {
+        self.heads * self.head_dim()
+    }
+
+    /// Width of the feed-forward part that a token goes through.
+    pub fn wide(&self) -> u64 {
+        match (self.experts, self.experts_of_token) {
+            (Some(_), Some(active)) => active * self.expert_intermediate.unwrap_or(self.intermediate),
+            _ => self.intermediate,
+        }
+    }
+
+    fn attention(&self) -> u64 {
+        self.hidden * (2 * self.queries() + 2 * self.keys())
+    }
+
+    /// Parameters of one block.
+    pub fn block(&self) -> u64 {
+        let feed_forward = match self.experts {
+            Some(experts) => {
+                let one = self.expert_intermediate.unwrap_or(self.intermediate);
+                experts * (3 * self.hidden * one + self.hidden)
+            }
+            None => 3 * self.hidden * self.intermediate,
+        };
+        self.attention() + feed_forward + 2 * self.hidden
+    }
+
+    /// Parameters of the embedding and, where it is apart, the head.
+    pub fn ends(&self) -> u64 {
+        self.vocabulary * self.hidden * if self.tied { 1 } else { 2 } + self.hidden
+    }
+
+    /// All parameters.
+    pub fn parameters(&self) -> u64 {
+        self.layers * self.block() + self.ends()
+    }
+
+    /// Parameters that a token is multiplied by, the head's included.
+    pub fn active(&self) -> u64 {
+        self.layers * (self.attention() + 3 * self.hidden * self.wide()) + self.vocabulary * self.hidden
+    }
+
+    /// Bytes of the keys and values of a token, with so many for a number.
+    pub fn cache_of_token(&self, bytes: u64) -> u64 {
+        2 * self.layers * self.keys() * bytes
+    }
+
+    /// Operations of the forward pass of a token that sees so many.
+    pub fn forward(&self, seen: u64) -> f64 {
+        2.0 * self.active() as f64 + 4.0 * (self.layers * self.queries() * seen) as f64
+    }
+
+    /// On one line.
+    pub fn describe(&self) -> String {
+        let (parameters, active) = (self.parameters(), self.active());
+        let experts = match self.experts {
+            Some(_) => format!(" ({} for a token)", screen::count(active)),
+            None => String::new(),
+        };
+        format!(
+            "{}, {} parameters{experts}, {} layers of {}, {} tokens",
+            self.model_type,
+            screen::count(parameters),
+            self.layers,
+            self.hidden,
+            self.vocabulary
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parameters as they are published: SmolLM2-135M 134,515,008; Qwen2.5-7B 7.62 B; Qwen3-30B-A3B 30.5 B,
+    /// of which 3.3 B for a token.
+    #[test]
+    fn parameters_are_those_of_published_models() {
+        let smol = r#"{"model_type":"llama","hidden_size":576,"num_hidden_layers":30,"num_attention_heads":9,
+            "num_key_value_heads":3,"intermediate_size":1536,"vocab_size":49152,"tie_word_embeddings":true}"#;
+        let smol = Shape::read(smol).unwrap();
+        assert_eq!(smol.parameters(), 134_515_008);
+        assert_eq!(smol.cache_of_token(2), 2 * 30 * 192 * 2);
+        let qwen = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
+            "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064,"tie_word_embeddings":false}"#;
+        let parameters = Shape::read(qwen).unwrap().parameters() as f64;
+        assert!((parameters / 7.6156e9 - 1.0).abs() < 1e-3, "{parameters}");
+        let experts = r#"{"hidden_size":2048,"num_hidden_layers":48,"num_attention_heads":32,"head_dim":128,
+            "num_key_value_heads":4,"intermediate_size":6144,"vocab_size":151936,"num_experts":128,
+            "num_experts_per_tok":8,"moe_intermediate_size":768}"#;
+        let experts = Shape::read(experts).unwrap();
+        let (all, active) = (experts.parameters() as f64, experts.active() as f64);
+        assert!((all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1, "{all} {active}");
+        assert!(Shape::read("{}").unwrap_err().contains("hidden_size"));
+    }
+}

@@ -1,0 +1,276 @@
+//! Learners in processes of their own, such as a group of PyTorch's under torchrun: all verbs of
+//! [`Learner`], over HTTP.
+//!
+//! A call has a name of its own. One whose answer was lost is asked for again by that name, and answered
+//! with what came of it the first time: so nothing is learnt twice. A group that has failed, hangs or was
+//! started again meanwhile has lost what it held: that is [`PolicyError::Stopped`] or a deadline, and whoever
+//! holds a checkpoint goes on from it.
+
+mod batch;
+mod description;
+mod group;
+mod link;
+#[cfg(test)]
+mod testing;
+mod wait;
+mod wire;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_policy::{
+    Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Place, PolicyError, Predictions,
+    TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
+};
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use batch::{put_batch, put_paths, put_uncut};
+pub use description::{CRITIC, Described, Description, Expected, GroupLayout, POLICY, REFERENCE};
+use group::{Call, Group};
+pub use link::{LearnerOptions, Processes};
+use wire::Body;
+
+/// A learner of a group elsewhere.
+#[derive(Clone)]
+pub struct RemoteLearner {
+    group: Arc<Group>,
+    name: String,
+}
+
+impl RemoteLearner {
+    /// Connects to a group, and checks that it fits the run. Returns the learner of its policy; `processes`
+    /// live as long as it and all others of the group.
+    ///
+    /// # Errors
+    /// When the address or the token cannot be used, nobody answers there in time, or the group does not fit:
+    /// which difference, and the way out.
+    pub async fn connect(
+        options: LearnerOptions,
+        processes: Option<Processes>,
+        expected: &Expected,
+    ) -> Result<Self, PolicyError> {
+        let group = Group::connect(options, processes, expected).await?;
+        Ok(RemoteLearner { group, name: POLICY.into() })
+    }
+
+    /// Another learner of the same group.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Self {
+        RemoteLearner { group: self.group.clone(), name: name.into() }
+    }
+
+    /// Facts that the group states of itself.
+    pub fn description(&self) -> &Description {
+        self.group.description()
+    }
+
+    async fn ask(
+        &self,
+        verb: &'static str,
+        body: Body,
+        what: &(dyn Fn(usize) -> String + Sync),
+    ) -> Result<Body, PolicyError> {
+        let call = Call { learner: &self.name, verb, body, what };
+        Ok(self.group.call(call, &mut || {}).await?.0)
+    }
+
+    /// Asks for numbers of every target of a batch.
+    async fn numbers<const N: usize>(
+        &self,
+        verb: &'static str,
+        names: [&str; N],
+        batch: &TreeBatch,
+    ) -> Result<[Vec<f32>; N], PolicyError> {
+        let mut body = Body::new(json!({}));
+        put_batch(&mut body, batch);
+        let tokens = batch.tokens.len();
+        let mut answer = self.ask(verb, body, &|_| format!("{verb} of a batch of {tokens} tokens")).await?;
+        let mut found = [const { Vec::new() }; N];
+        for (place, name) in found.iter_mut().zip(names) {
+            *place = answer.take_numbers(name, batch.targets.len()).map_err(|why| self.wrong(verb, &why))?;
+        }
+        Ok(found)
+    }
+
+    fn take<T: DeserializeOwned>(&self, verb: &str, answer: &mut Body, name: &str) -> Result<T, PolicyError> {
+        answer.take(name).map_err(|why| self.wrong(verb, &why))
+    }
+
+    fn wrong(&self, verb: &str, why: &str) -> PolicyError {
+        PolicyError::Invalid(format!("the answer of the learner at {} to {verb}: {why}", self.group.url()))
+    }
+
+    /// Checks that what the learner has written can be read here.
+    fn check_here(&self, manifest: &Manifest) -> Result<(), PolicyError> {
+        let Place::Local(folder) = &manifest.place else { return Ok(()) };
+        for file in &manifest.files {
+            let path = folder.join(&file.name);
+            let found = std::fs::metadata(&path).map(|found| found.len());
+            if found.as_ref().ok() != Some(&file.bytes) {
+                let found = found.map_or_else(|error| error.to_string(), |bytes| format!("{bytes} bytes"));
+                return Err(PolicyError::Storage(format!(
+                    "the learner at {} says that it wrote {} with {} bytes, and here there is: {found}; the folder of \
+                     the run must be on a file system that both reach under the same path",
+                    self.group.url(),
+                    path.display(),
+                    file.bytes
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A step of the optimiser, as it is told: JSON has no number for a gradient that is not finite.
+#[derive(serde::Deserialize)]
+struct Step {
+    grad_norm: Option<f64>,
+    applied: bool,
+}
+
+impl From<Step> for OptimReport {
+    fn from(Step { grad_norm, applied }: Step) -> Self {
+        OptimReport { grad_norm: grad_norm.unwrap_or(f64::NAN), applied }
+    }
+}
+
+fn json_of(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
+    serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
+}
+
+/// A folder as it goes over the wire.
+fn folder_of(folder: &Path) -> Result<String, PolicyError> {
+    let absolute = std::path::absolute(folder).ok();
+    absolute.and_then(|folder| folder.to_str().map(str::to_owned)).ok_or_else(|| {
+        PolicyError::Invalid(format!("the name of the folder {} is not UTF-8; rename it", folder.display()))
+    })
+}
+
+#[async_trait]
+impl Learner for RemoteLearner {
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        let mut body = Body::new(json!({ "micro_batch_tokens": update.micro_batch_tokens }));
+        put_uncut(&mut body, update);
+        let mut answer = self.ask("plan", body, &|_| "an update to be cut".into()).await?;
+        let cut: Cut = self.take("plan", &mut answer, "cut")?;
+        // What is recorded must be what can be followed.
+        let paths = update.groups.iter().map(Vec::len).sum();
+        cut.check(paths, self.description().layout.world_size)?;
+        Ok(cut)
+    }
+
+    async fn train(
+        &self,
+        update: TrainRequest,
+        cut: &Cut,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Trained, PolicyError> {
+        let TrainRequest { paths, loss, params } = update;
+        let ranks = self.description().layout.world_size;
+        if cut.world_size != ranks {
+            return Err(PolicyError::Cut(format!(
+                "it was made for {} data-parallel ranks, and the learner at {} has {ranks}; start it with as many \
+                 as the run began with (`cluster.learner.processes` and `nodes`)",
+                cut.world_size,
+                self.group.url()
+            )));
+        }
+        cut.check(paths.len(), ranks)?;
+        let mut body = Body::new(json!({
+            "loss": json_of(&loss)?,
+            "params": json_of(&params)?,
+            "cut": json_of(cut)?,
+        }));
+        put_paths(&mut body, &paths);
+        let batches = cut.micro_batches.len();
+        let what = |known: usize| match known {
+            known if known < batches => format!("micro-batch {} of {batches} to be learnt from", known + 1),
+            _ => "a step of the optimiser".into(),
+        };
+        let call = Call { learner: &self.name, verb: "train", body, what: &what };
+        let (mut answer, told) = self.group.call(call, done).await?;
+        let sums: Vec<ForwardBackward> = self.take("train", &mut answer, "sums")?;
+        if sums.len() != batches {
+            let why = format!("it has sums of {} micro-batches instead of {batches}", sums.len());
+            return Err(self.wrong("train", &why));
+        }
+        (told..batches).for_each(|_| done());
+        let step: Step = self.take("train", &mut answer, "step")?;
+        Ok(Trained { sums, step: step.into() })
+    }
+
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        let [logprobs] = self.numbers("logprobs", ["logprobs"], &batch).await?;
+        Ok(logprobs)
+    }
+
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        let names = ["logprobs", "entropies", "concentrations"];
+        let [logprobs, entropies, concentrations] = self.numbers("predictions", names, &batch).await?;
+        Ok(Predictions { logprobs, entropies, concentrations })
+    }
+
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        let [values] = self.numbers("values", ["values"], &batch).await?;
+        Ok(values)
+    }
+
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
+        let mut body = Body::new(json!({ "loss": json_of(&loss)? }));
+        put_batch(&mut body, &batch);
+        let tokens = batch.tokens.len();
+        let what = |_| format!("the gradient of a batch of {tokens} tokens");
+        let mut answer = self.ask("forward_backward", body, &what).await?;
+        self.take("forward_backward", &mut answer, "sums")
+    }
+
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        let body = Body::new(json!({ "params": json_of(&params)? }));
+        let mut answer = self.ask("optim_step", body, &|_| "a step of the optimiser".into()).await?;
+        Ok(self.take::<Step>("optim_step", &mut answer, "step")?.into())
+    }
+
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
+        let body = Body::new(json!({ "folder": folder_of(folder)?, "with_optimiser": with_optimiser }));
+        let what = |_| format!("the weights to be written to {}", folder.display());
+        let mut answer = self.ask("save", body, &what).await?;
+        let manifest: Manifest = self.take("save", &mut answer, "manifest")?;
+        self.check_here(&manifest)?;
+        Ok(manifest)
+    }
+
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        let body = Body::new(json!({ "folder": folder_of(folder)?, "with_optimiser": with_optimiser }));
+        let what = |_| format!("the weights to be read from {}", folder.display());
+        self.ask("load", body, &what).await.map(drop)
+    }
+
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        let body = Body::new(json!({ "version": version }));
+        let what = |_| format!("the weights to be published as version {version}");
+        let mut answer = self.ask("publish", body, &what).await?;
+        let weights: WeightsRef = self.take("publish", &mut answer, "weights")?;
+        if weights.version != version {
+            return Err(self.wrong("publish", &format!("it is version {}, not {version}", weights.version)));
+        }
+        if let WeightsAt::Manifest(manifest) = &weights.at {
+            self.check_here(manifest)?;
+        }
+        if self.name == POLICY {
+            self.group.published(version);
+        }
+        Ok(weights)
+    }
+}
+
+#[cfg(test)]
+#[path = "learner/learner_tests.rs"]
+mod tests;

@@ -1,0 +1,251 @@
+//! Batches, paths and updates as arrays.
+
+use dressage_policy::Uncut;
+use dressage_tree::{PathInput, Term, Tokens, TreeBatch};
+
+use super::wire::Body;
+
+/// Puts a merged batch into a body. A token k is seen by a later one q where q < `subtree_end`\[k\].
+pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
+    // Descendants come after their node, so a node's end is known once those after it are.
+    let mut ends: Vec<u32> = batch.nodes.iter().map(|node| node.start + node.len).collect();
+    for (index, node) in batch.nodes.iter().enumerate().rev() {
+        if let Some(parent) = node.parent {
+            ends[parent as usize] = ends[parent as usize].max(ends[index]);
+        }
+    }
+    let tokens_of = |index: usize| 0..batch.nodes[index].len;
+    let nodes = 0..batch.nodes.len();
+    body.integers("tokens", batch.tokens.iter().copied());
+    body.integers(
+        "position",
+        nodes.clone().flat_map(|i| tokens_of(i).map(move |k| batch.nodes[i].depth + k)),
+    );
+    body.integers("subtree_end", nodes.flat_map(|i| tokens_of(i).map(|_| ends[i]).collect::<Vec<_>>()));
+    let targets = || batch.targets.iter();
+    body.integers("target_token", targets().map(|target| target.token));
+    body.integers("predictor", targets().map(|target| target.predictor));
+    body.numbers("temperature", targets().map(|target| target.temperature));
+    body.integers("first_term", targets().map(|target| target.first_term));
+    body.integers("terms", targets().map(|target| target.terms));
+    body.integers("path", batch.terms.iter().map(|term| term.path));
+    put_terms(body, &batch.terms);
+}
+
+/// Puts the paths of an update into a body, each with its targets, whose paths stand in their order.
+pub(super) fn put_paths(body: &mut Body, paths: &[PathInput]) {
+    put_tokens(body, paths.iter().map(|path| &path.tokens));
+    body.integers("path_targets", paths.iter().map(|path| path.targets.len() as i64));
+    let targets = || paths.iter().flat_map(|path| &path.targets);
+    body.integers("index", targets().map(|target| target.index));
+    body.numbers("temperature", targets().map(|target| target.temperature));
+    put_terms(body, &targets().map(|target| target.term).collect::<Vec<Term>>());
+}
+
+/// Puts an update that is to be cut into a body.
+pub(super) fn put_uncut(body: &mut Body, update: &Uncut) {
+    put_tokens(body, update.groups.iter().flatten());
+    body.integers("group_len", update.groups.iter().map(|group| group.len() as i64));
+}
+
+fn put_tokens<'a>(body: &mut Body, paths: impl Iterator<Item = &'a Tokens> + Clone) {
+    body.integers("path_tokens", paths.clone().flat_map(Tokens::iter));
+    body.integers("path_len", paths.map(|tokens| tokens.len() as i64));
+}
+
+fn put_terms(body: &mut Body, terms: &[Term]) {
+    let mut maybe = |name: &str, of: fn(&Term) -> Option<f32>| {
+        body.numbers(name, terms.iter().map(|term| of(term).unwrap_or(f32::NAN)));
+    };
+    maybe("value", |term| term.value);
+    maybe("behaviour", |term| term.behaviour);
+    maybe("proximal", |term| term.proximal);
+    maybe("reference", |term| term.reference);
+    maybe("path_log_ratio", |term| term.path_log_ratio);
+    maybe("correction", |term| term.correction);
+    body.numbers("weight", terms.iter().map(|term| term.weight));
+    body.numbers("advantage", terms.iter().map(|term| term.advantage));
+    body.numbers("returns", terms.iter().map(|term| term.returns));
+    body.flags("marked", terms.iter().map(|term| term.marked));
+    body.integers("age", terms.iter().map(|term| term.age));
+    body.integers("version", terms.iter().map(|term| i64::try_from(term.version).unwrap_or(i64::MAX)));
+}
+
+#[cfg(test)]
+pub(super) mod reading {
+    //! The other direction, for the learner of the tests.
+
+    use dressage_tree::{Node, PathTarget, Target};
+
+    use super::*;
+
+    fn terms_of(body: &mut Body, paths: &[u32]) -> Result<Vec<Term>, String> {
+        let mut all = |name: &str| body.take_all(name);
+        let names = ["value", "behaviour", "proximal", "reference", "path_log_ratio", "correction"];
+        let [value, behaviour, proximal, reference, path_log_ratio, correction] = names.map(&mut all);
+        let [weight, advantage, returns] = ["weight", "advantage", "returns"].map(&mut all);
+        let maybe = |values: &Result<Vec<f32>, String>, i: usize| -> Result<Option<f32>, String> {
+            Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
+        };
+        let (marked, age) = (body.take_flags("marked")?, body.take_integers("age")?);
+        let version = body.take_integers("version")?;
+        let term = |i: usize| {
+            Ok(Term {
+                path: paths[i],
+                weight: weight.clone()?[i],
+                advantage: advantage.clone()?[i],
+                returns: returns.clone()?[i],
+                value: maybe(&value, i)?,
+                behaviour: maybe(&behaviour, i)?,
+                proximal: maybe(&proximal, i)?,
+                reference: maybe(&reference, i)?,
+                path_log_ratio: maybe(&path_log_ratio, i)?,
+                marked: marked[i],
+                correction: maybe(&correction, i)?,
+                age: age[i],
+                version: version[i],
+            })
+        };
+        (0..paths.len()).map(term).collect()
+    }
+
+    /// A batch that computes the same: its nodes may be longer, since where one goes on in a single child
+    /// nothing tells the two apart.
+    pub fn batch(body: &mut Body) -> Result<TreeBatch, String> {
+        let tokens: Vec<u32> = body.take_integers("tokens")?;
+        let position: Vec<u32> = body.take_integers("position")?;
+        let subtree_end: Vec<u32> = body.take_integers("subtree_end")?;
+        let mut nodes: Vec<Node> = Vec::new();
+        for k in 0..tokens.len() as u32 {
+            let end = |k: u32| subtree_end[k as usize];
+            if k > 0 && k < end(k - 1) && end(k) == end(k - 1) {
+                nodes.last_mut().unwrap().len += 1;
+                continue;
+            }
+            let parent = (0..nodes.len() as u32).rev().find(|&i| end(nodes[i as usize].start) > k);
+            nodes.push(Node { parent, start: k, len: 1, depth: position[k as usize] });
+        }
+        let [target_token, predictor, first_term, counts] =
+            ["target_token", "predictor", "first_term", "terms"].map(|name| body.take_integers::<u32>(name));
+        let (target_token, predictor, first_term, counts) = (target_token?, predictor?, first_term?, counts?);
+        let temperature = body.take_all("temperature")?;
+        let target = |i: usize| Target {
+            token: target_token[i],
+            predictor: predictor[i],
+            temperature: temperature[i],
+            first_term: first_term[i],
+            terms: counts[i],
+        };
+        let targets = (0..target_token.len()).map(target).collect();
+        let paths: Vec<u32> = body.take_integers("path")?;
+        let terms = terms_of(body, &paths)?;
+        let batch = TreeBatch { tokens, nodes, targets, terms, ..TreeBatch::default() };
+        batch.check().map_err(|error| error.to_string())?;
+        Ok(batch)
+    }
+
+    fn tokens_of(body: &mut Body) -> Result<Vec<Tokens>, String> {
+        let tokens: Vec<u32> = body.take_integers("path_tokens")?;
+        let mut rest = &tokens[..];
+        let lengths: Vec<usize> = body.take_integers("path_len")?;
+        let take = |len: usize| {
+            let (path, after) = rest.split_at(len);
+            rest = after;
+            Tokens::from(path.to_vec())
+        };
+        Ok(lengths.into_iter().map(take).collect())
+    }
+
+    /// The paths of an update.
+    pub fn paths(body: &mut Body) -> Result<Vec<PathInput>, String> {
+        let tokens = tokens_of(body)?;
+        let counts: Vec<usize> = body.take_integers("path_targets")?;
+        let (index, temperature) = (body.take_integers("index")?, body.take_all("temperature")?);
+        let terms = terms_of(body, &vec![0; index.len()])?;
+        let mut at = 0;
+        let path = |(tokens, count): (Tokens, usize)| {
+            let of_path = at..at + count;
+            at += count;
+            let target =
+                |i: usize| PathTarget { index: index[i], temperature: temperature[i], term: terms[i] };
+            PathInput { tokens, targets: of_path.map(target).collect() }
+        };
+        Ok(tokens.into_iter().zip(counts).map(path).collect())
+    }
+
+    /// An update that is to be cut.
+    pub fn uncut(body: &mut Body) -> Result<Uncut, String> {
+        let mut tokens = tokens_of(body)?.into_iter();
+        let groups: Vec<usize> = body.take_integers("group_len")?;
+        let groups = groups.into_iter().map(|len| tokens.by_ref().take(len).collect()).collect();
+        Ok(Uncut { groups, micro_batch_tokens: body.take("micro_batch_tokens")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_tree::PathTarget;
+
+    use super::*;
+
+    fn path(tokens: &[u32], targets: &[u32]) -> PathInput {
+        let target = |&index: &u32| PathTarget {
+            index,
+            temperature: 0.5 + index as f32,
+            term: Term {
+                weight: 0.25,
+                advantage: -1.5,
+                behaviour: (index % 2 == 0).then_some(-0.5),
+                reference: Some(-0.75),
+                marked: index == 2,
+                age: index,
+                version: 7,
+                ..Term::default()
+            },
+        };
+        PathInput { tokens: tokens.to_vec().into(), targets: targets.iter().map(target).collect() }
+    }
+
+    fn written(put: impl Fn(&mut Body)) -> Body {
+        let mut body = Body::new(serde_json::json!({ "micro_batch_tokens": 9 }));
+        put(&mut body);
+        Body::read(&body.to_bytes().unwrap()).unwrap()
+    }
+
+    /// The golden tree: which token sees which is what the ancestry of nodes says.
+    #[test]
+    fn a_token_is_seen_until_its_subtree_ends() {
+        let paths = [
+            path(&[1, 2, 3, 4, 5], &[2, 3]),
+            path(&[1, 2, 3, 6, 7, 8], &[2, 5]),
+            path(&[1, 2, 9], &[2]),
+            path(&[1, 2], &[1]),
+            path(&[11, 12], &[1]),
+        ];
+        let batch = TreeBatch::merge(&paths).unwrap();
+        let mut body = written(|body| put_batch(body, &batch));
+        let ends: Vec<usize> = body.clone().take_integers("subtree_end").unwrap();
+        let positions: Vec<usize> = body.clone().take_integers("position").unwrap();
+        assert_eq!(positions, [0, 1, 2, 3, 4, 3, 4, 5, 2, 0, 1]);
+        let node_of = |k: usize| batch.nodes.partition_point(|node| node.start as usize <= k) - 1;
+        for q in 0..batch.tokens.len() {
+            let above = batch.ancestry(node_of(q) as u32);
+            for (k, end) in ends.iter().enumerate() {
+                let seen = k <= q && above.contains(&(node_of(k) as u32));
+                assert_eq!(k <= q && q < *end, seen, "{k} by {q}");
+            }
+        }
+        let read = reading::batch(&mut body).unwrap();
+        assert_eq!((&read.tokens, &read.targets, &read.terms), (&batch.tokens, &batch.targets, &batch.terms));
+    }
+
+    #[test]
+    fn updates_are_read_as_they_were_written() {
+        let paths = vec![path(&[1, 2, 3], &[1, 2]), path(&[4], &[]), path(&[1, 2, 3, 4], &[3])];
+        assert_eq!(reading::paths(&mut written(|body| put_paths(body, &paths))).unwrap(), paths);
+        let tokens = |path: &PathInput| path.tokens.clone();
+        let groups = vec![paths[..2].iter().map(tokens).collect(), Vec::new(), vec![paths[2].tokens.clone()]];
+        let update = Uncut { groups, micro_batch_tokens: 9 };
+        assert_eq!(reading::uncut(&mut written(|body| put_uncut(body, &update))).unwrap(), update);
+    }
+}

@@ -1,0 +1,306 @@
+//! Facts that a group of learners states of itself, and whether they fit the run.
+
+use std::collections::BTreeMap;
+
+use dressage_policy::PolicyError;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The version of the protocol that this build speaks.
+pub(crate) const PROTOCOL: u32 = 1;
+
+/// A group of learners: processes that hold the weights of a policy, and perhaps its reference and critic.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Description {
+    /// Version of the protocol.
+    pub protocol: u32,
+    /// Family of the model, as its `config.json` names it.
+    pub model_type: String,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Longest path, in tokens.
+    pub context: usize,
+    /// Parameters of the policy.
+    #[serde(default)]
+    pub parameters: u64,
+    /// How they are split and computed.
+    #[serde(flatten)]
+    pub layout: GroupLayout,
+    /// Random name of this start of the group, where it tells one.
+    #[serde(default)]
+    pub instance: Option<String>,
+    /// The learners of the group, by name.
+    pub learners: BTreeMap<String, Described>,
+}
+
+/// The facts of a group that the bits of a run depend on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GroupLayout {
+    /// Ranks that take micro-batches: a cut is made for so many.
+    pub world_size: u32,
+    /// Processes.
+    #[serde(default)]
+    pub processes: u32,
+    /// Type of weights and activations.
+    #[serde(default)]
+    pub dtype: String,
+    /// Device that computes.
+    #[serde(default)]
+    pub device: String,
+    /// Ranks that share a tensor.
+    #[serde(default = "one")]
+    pub tp: u32,
+    /// Ranks that share a path.
+    #[serde(default = "one")]
+    pub cp: u32,
+    /// Ranks that share experts.
+    #[serde(default = "one")]
+    pub ep: u32,
+    /// Stages of a pipeline.
+    #[serde(default = "one")]
+    pub pp: u32,
+    /// How weights are sharded.
+    #[serde(default)]
+    pub fsdp: Value,
+    /// Version of PyTorch.
+    #[serde(default)]
+    pub torch: String,
+    /// Version of transformers.
+    #[serde(default)]
+    pub transformers: String,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// One learner of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+pub struct Described {
+    /// The version that was last published; `None` since it was started.
+    #[serde(default)]
+    pub version: Option<u64>,
+    /// Whether it gives values.
+    #[serde(default)]
+    pub value_head: bool,
+    /// Whether its weights learn.
+    #[serde(default)]
+    pub trains: bool,
+    /// The form of its adapter, where it trains one.
+    #[serde(default)]
+    pub lora: Option<Value>,
+}
+
+/// Facts of a run that a group of learners must fit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expected {
+    /// Family of the model, in the words of its `config.json`.
+    pub model_type: String,
+    /// Rows of the embedding.
+    pub vocabulary: usize,
+    /// Longest path of the run, in tokens.
+    pub context: usize,
+    /// Whether a frozen reference is asked for.
+    pub reference: bool,
+    /// Whether a critic is trained.
+    pub critic: bool,
+    /// Whether an adapter is trained, in place of all weights.
+    pub lora: bool,
+}
+
+/// The learners of a group by their usual names.
+pub const POLICY: &str = "policy";
+/// The frozen reference.
+pub const REFERENCE: &str = "reference";
+/// The critic.
+pub const CRITIC: &str = "critic";
+
+impl Description {
+    /// Checks that the group can train the run.
+    ///
+    /// # Errors
+    /// Names the first difference, both values and the way out.
+    pub fn check(&self, expected: &Expected, url: &str) -> Result<(), PolicyError> {
+        let refused = |what: String| {
+            Err(PolicyError::Invalid(format!("the learner at {url} cannot train this: {what}")))
+        };
+        let Expected { model_type, vocabulary, context, reference, critic, lora } = expected;
+        if self.protocol != PROTOCOL {
+            return refused(format!(
+                "it speaks version {} of the protocol, this build version {PROTOCOL}; make its environment anew \
+                 with `dressage cluster setup` of this build",
+                self.protocol
+            ));
+        }
+        // Multi-modal families name their text part apart.
+        let family = self.model_type.strip_suffix("_text").unwrap_or(&self.model_type);
+        if family != model_type {
+            return refused(format!(
+                "its model is of the family {family}, that of the recipe of {model_type}; start it with the model of \
+                 `model.source`"
+            ));
+        }
+        if self.vocab_size != *vocabulary {
+            return refused(format!(
+                "its vocabulary has {} tokens, that of the recipe's model {vocabulary}; start it with the model of \
+                 `model.source`",
+                self.vocab_size
+            ));
+        }
+        if self.context < *context {
+            return refused(format!(
+                "its context is {} tokens, `model.context` is {context}; lower it, or start the learner with more",
+                self.context
+            ));
+        }
+        if self.layout.world_size == 0 {
+            return refused("it has no ranks that take micro-batches".into());
+        }
+        let names = || self.learners.keys().cloned().collect::<Vec<_>>().join(", ");
+        let Some(policy) = self.learners.get(POLICY).filter(|policy| policy.trains) else {
+            return refused(format!("it has no learner {POLICY} that trains, but {}", names()));
+        };
+        if policy.lora.is_some() != *lora {
+            let (has, wants) =
+                if *lora { ("all weights", "an adapter") } else { ("an adapter", "all weights") };
+            return refused(format!(
+                "it trains {has}, the recipe (`model.lora`) {wants}; start it as that says"
+            ));
+        }
+        if *reference && !self.learners.contains_key(REFERENCE) {
+            return refused(format!(
+                "a phase has a penalty for leaving a reference, and it has no learner {REFERENCE}, but {}; start it \
+                 with one",
+                names()
+            ));
+        }
+        if *critic && !self.learners.get(CRITIC).is_some_and(|critic| critic.value_head && critic.trains) {
+            return refused(format!(
+                "a phase trains a critic, and it has no learner {CRITIC} with a value head, but {}; start it with \
+                 one",
+                names()
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl GroupLayout {
+    /// The first difference that no run goes on with: which, before and now.
+    pub fn breaks(&self, before: &Self) -> Option<String> {
+        let ranks = |layout: &Self| layout.world_size;
+        (ranks(self) != ranks(before)).then(|| {
+            format!(
+                "the learner has {} data-parallel ranks, and the run began with {}: steps that are planned are cut \
+                 for these",
+                ranks(self),
+                ranks(before)
+            )
+        })
+    }
+
+    /// Differences that change the last bits of what follows.
+    pub fn changes(&self, before: &Self) -> Vec<String> {
+        let facts = |layout: &Self| {
+            let GroupLayout { processes, dtype, device, tp, cp, ep, pp, fsdp, torch, transformers, .. } =
+                layout.clone();
+            [
+                ("processes", processes.to_string()),
+                ("dtype", dtype),
+                ("device", device),
+                ("tp", tp.to_string()),
+                ("cp", cp.to_string()),
+                ("ep", ep.to_string()),
+                ("pp", pp.to_string()),
+                ("fsdp", fsdp.to_string()),
+                ("torch", torch),
+                ("transformers", transformers),
+            ]
+        };
+        let pairs = facts(before).into_iter().zip(facts(self));
+        pairs
+            .filter(|((_, before), (_, now))| before != now)
+            .map(|((name, before), (_, now))| format!("{name} is {now} and was {before}"))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    pub fn described() -> Value {
+        json!({
+            "protocol": 1, "model_type": "llama", "vocab_size": 64, "context": 128, "parameters": 7,
+            "dtype": "float32", "device": "cpu", "world_size": 2, "processes": 2, "fsdp": true, "tp": 1, "cp": 1,
+            "ep": 1, "pp": 1, "torch": "2.15.0", "transformers": "5.24.0", "later": "fields are fine",
+            "learners": {
+                "policy": { "version": null, "value_head": false, "trains": true, "lora": null },
+                "reference": { "version": null, "value_head": false, "trains": false, "lora": null },
+            },
+        })
+    }
+
+    fn expected() -> Expected {
+        Expected {
+            model_type: "llama".into(),
+            vocabulary: 64,
+            context: 128,
+            reference: true,
+            critic: false,
+            lora: false,
+        }
+    }
+
+    #[test]
+    fn differences_between_learner_and_run_are_named() {
+        let check = |key: &str, value: Value, expected: &Expected| {
+            let mut described = described();
+            if let Some(place) = described.pointer_mut(key) {
+                *place = value;
+            }
+            let description: Description = serde_json::from_value(described).unwrap();
+            description.check(expected, "u").map_err(|error| error.to_string())
+        };
+        assert_eq!(check("", described(), &expected()), Ok(()));
+        assert_eq!(check("/model_type", json!("llama_text"), &expected()), Ok(()));
+        for (key, value, want) in [
+            ("/protocol", json!(2), "version 2 of the protocol, this build version 1"),
+            ("/model_type", json!("qwen2"), "of the family qwen2, that of the recipe of llama"),
+            ("/vocab_size", json!(65), "has 65 tokens, that of the recipe's model 64"),
+            ("/context", json!(100), "its context is 100 tokens, `model.context` is 128"),
+            ("/world_size", json!(0), "no ranks"),
+            ("/learners/policy/trains", json!(false), "no learner policy that trains, but policy, reference"),
+            (
+                "/learners/policy/lora",
+                json!({ "rank": 8 }),
+                "trains an adapter, the recipe (`model.lora`) all",
+            ),
+            ("/learners", json!({ "policy": { "trains": true } }), "no learner reference, but policy"),
+        ] {
+            let error = check(key, value, &expected()).unwrap_err();
+            assert!(error.contains(want), "{error}");
+        }
+        let critic = check("", described(), &Expected { critic: true, ..expected() }).unwrap_err();
+        assert!(critic.contains("no learner critic with a value head"), "{critic}");
+    }
+
+    #[test]
+    fn another_number_of_ranks_breaks_a_run() {
+        let layout: GroupLayout = serde_json::from_value(described()).unwrap();
+        let more = GroupLayout { world_size: 4, ..layout.clone() };
+        assert!(
+            more.breaks(&layout).unwrap().contains("has 4 data-parallel ranks, and the run began with 2")
+        );
+        let newer = GroupLayout { torch: "2.16".into(), dtype: "bfloat16".into(), ..layout.clone() };
+        assert_eq!(newer.breaks(&layout), None);
+        assert_eq!(
+            newer.changes(&layout),
+            ["dtype is bfloat16 and was float32", "torch is 2.16 and was 2.15.0"]
+        );
+        let text = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<GroupLayout>(&text).unwrap(), layout);
+    }
+}

@@ -1,0 +1,239 @@
+//! Calls of a group of learners that are done once, however often they are asked for.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dressage_http::{Ask, Bounds, HttpError};
+use dressage_policy::PolicyError;
+use dressage_policy::awake::{Stopwatch, sleep};
+use hyper::Method;
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+
+use super::description::{Description, Expected, POLICY};
+use super::link::{LOOK, LearnerOptions, Link, Miss, Processes};
+use super::wait::{Limits, Wait};
+use super::wire::Body;
+
+const CALL: HeaderName = HeaderName::from_static("x-dressage-call");
+const STEP: HeaderName = HeaderName::from_static("x-dressage-step");
+const SAFETENSORS: HeaderValue = HeaderValue::from_static("application/x-safetensors");
+
+/// Most bytes of an answer: numbers of the tokens of a batch.
+const MOST_BYTES: usize = 1 << 30;
+/// The deadline of a call is kept beside it, where progress counts.
+const NEVER: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// A group of learners elsewhere. Does one call at a time.
+pub(super) struct Group {
+    link: Link,
+    description: Description,
+    /// Tells calls of this process from those of others.
+    origin: String,
+    calls: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// Knowledge of a group that decides whether it may be asked on.
+#[derive(Default)]
+struct State {
+    /// Why its weights are not to be relied on any more.
+    failed: Option<String>,
+    /// The version of the policy that was published last.
+    published: Option<u64>,
+}
+
+/// One call.
+pub(super) struct Call<'a> {
+    pub learner: &'a str,
+    pub verb: &'static str,
+    pub body: Body,
+    /// Names the thing that is waited for, when so many micro-batches are done.
+    pub what: &'a (dyn Fn(usize) -> String + Sync),
+}
+
+impl Group {
+    /// Connects to a group, and checks that it fits the run.
+    ///
+    /// # Errors
+    /// When the token cannot be used, nobody answers there, or it does not fit: the difference.
+    pub async fn connect(
+        options: LearnerOptions,
+        processes: Option<Processes>,
+        expected: &Expected,
+    ) -> Result<Arc<Self>, PolicyError> {
+        let link = Link::new(options, processes)?;
+        let description = link.first_described().await?;
+        description.check(expected, &link.options.url)?;
+        let nanos = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+        let origin = format!("{}-{nanos:x}", std::process::id());
+        Ok(Arc::new(Group { link, description, origin, calls: AtomicU64::new(0), state: Mutex::default() }))
+    }
+
+    /// Facts that the group states of itself.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The address.
+    pub fn url(&self) -> &str {
+        &self.link.options.url
+    }
+
+    /// Takes note of the version that was published last.
+    pub fn published(&self, version: u64) {
+        self.state().published = Some(version);
+    }
+
+    /// Does a call, again with the same name where its answer was lost. `done` is called for each
+    /// micro-batch.
+    ///
+    /// # Errors
+    /// [`PolicyError::Stopped`] when the group is gone or has failed, [`PolicyError::Deadline`] with what
+    /// was waited for: its weights are then not to be relied on, and no further call is made. Else what it
+    /// refuses.
+    pub async fn call(
+        &self,
+        call: Call<'_>,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<(Body, usize), PolicyError> {
+        if let Some(why) = self.state().failed.clone() {
+            return Err(self.link.stopped(&why));
+        }
+        let result = self.tried(call, done).await;
+        if let Err(error @ (PolicyError::Stopped(_) | PolicyError::Deadline(..))) = &result {
+            self.state().failed.get_or_insert_with(|| error.to_string());
+        }
+        result
+    }
+
+    async fn tried(
+        &self,
+        call: Call<'_>,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<(Body, usize), PolicyError> {
+        let Call { learner, verb, body, what } = call;
+        let invalid =
+            |why: String| PolicyError::Invalid(format!("a call of {verb} cannot be written: {why}"));
+        let bytes = body.to_bytes().map_err(invalid)?;
+        drop(body);
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{}-{number}", self.origin);
+        let ask = Ask {
+            method: Method::POST,
+            url: self.link.address(&format!("/v1/learners/{learner}/{verb}")),
+            headers: self.headers_of(&id)?,
+            body: bytes,
+        };
+        let limits = Limits { call: self.link.options.call, silence: self.link.options.silence };
+        let mut wait = Wait::new(limits, format!("the learner at {}", self.link.options.url), what);
+        tracing::debug!(learner, verb, call = id, bytes = ask.body.len(), "a learner is asked");
+        loop {
+            match self.once(&ask, &id, &mut wait, done).await {
+                Ok(reply) => {
+                    let read = self.read(verb, &reply).map_err(|why| self.link.stopped(&why))?;
+                    return Ok((read, wait.done));
+                }
+                Err(Miss::For(error)) => return Err(error),
+                Err(Miss::Again(why)) => {
+                    tracing::warn!(learner, verb, call = id, why, "a learner is asked again");
+                    self.reconnect(&why, &mut wait).await?;
+                }
+            }
+        }
+    }
+
+    /// Asks once, until there is an answer, a deadline passes or the processes have ended.
+    async fn once(
+        &self,
+        ask: &Ask,
+        id: &str,
+        wait: &mut Wait<'_>,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Bytes, Miss> {
+        let bounds = Bounds { deadline: NEVER, bytes: MOST_BYTES, redirects: 0 };
+        let mut answer = std::pin::pin!(self.link.client.ask(ask.clone(), bounds));
+        let mut progress = Box::pin(self.link.progress());
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut answer => return match answer {
+                    Ok(reply) => self.link.judge(reply),
+                    Err(error @ (HttpError::Connect { .. } | HttpError::Broken { .. })) => {
+                        Err(Miss::Again(error.to_string()))
+                    }
+                    Err(error) => Err(Miss::For(PolicyError::Invalid(error.to_string()))),
+                },
+                why = self.link.over() => return Err(Miss::For(self.link.stopped(&why))),
+                heard = &mut progress => {
+                    if let Some(heard) = heard {
+                        (0..wait.hear(id, &heard)).for_each(|_| done());
+                    }
+                    wait.look().map_err(Miss::For)?;
+                    progress = Box::pin(self.link.progress());
+                }
+                () = tokio::time::sleep(LOOK) => wait.look().map_err(Miss::For)?,
+            }
+        }
+    }
+
+    /// Waits for a connection to the very group that there was.
+    async fn reconnect(&self, why: &str, wait: &mut Wait<'_>) -> Result<(), PolicyError> {
+        let mut watch = Stopwatch::start();
+        let mut pause = Duration::from_millis(250);
+        loop {
+            tokio::select! {
+                ended = self.link.over() => return Err(self.link.stopped(&ended)),
+                _ = sleep(pause) => {}
+            }
+            pause = (2 * pause).min(LOOK);
+            match self.link.small::<Description>("/v1/describe").await {
+                Ok(now) if self.is_the_same(&now) => {
+                    wait.hear_of();
+                    return wait.look();
+                }
+                Ok(_) => {
+                    return Err(self.link.stopped(&format!(
+                        "{why}; it was started again meanwhile and has lost its weights"
+                    )));
+                }
+                Err(error) if watch.elapsed() > self.link.options.reconnect => {
+                    let longest = self.link.options.reconnect;
+                    return Err(self.link.stopped(&format!("no connection for {longest:?}: {error}")));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Whether a group has what this one had: it is the same start, or holds the version that was published.
+    fn is_the_same(&self, now: &Description) -> bool {
+        let published = self.state().published;
+        let version = now.learners.get(POLICY).and_then(|policy| policy.version);
+        // A call whose answer was lost may have published the next one.
+        let fits = published.is_none_or(|published| version.is_some_and(|version| version >= published));
+        now.instance == self.description.instance && fits
+    }
+
+    /// The body of an answer.
+    fn read(&self, verb: &str, bytes: &[u8]) -> Result<Body, String> {
+        Body::read(bytes).map_err(|why| format!("its answer to {verb} cannot be read: {why}"))
+    }
+
+    fn headers_of(&self, id: &str) -> Result<HeaderMap, PolicyError> {
+        let value = |text: &str| {
+            HeaderValue::from_str(text).map_err(|error| PolicyError::Invalid(format!("{text:?}: {error}")))
+        };
+        let step = self.state().published.unwrap_or_default();
+        let mut headers = self.link.headers.clone();
+        headers.insert(CALL, value(id)?);
+        headers.insert(STEP, value(&step.to_string())?);
+        headers.insert(CONTENT_TYPE, SAFETENSORS);
+        Ok(headers)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,193 @@
+//! The way to a group of learners: its address, what it answers, and whether its processes live.
+
+use std::any::Any;
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use dressage_http::{Ask, Bounds, Client, Hosts, Reply};
+use dressage_policy::PolicyError;
+use dressage_policy::awake::{Stopwatch, sleep};
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use hyper::{Method, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use super::description::Description;
+use super::wait::Progress;
+
+/// How often the clock is looked at, and the learner asked how far it is.
+pub(super) const LOOK: Duration = Duration::from_secs(1);
+/// Longest wait for an answer to a small question.
+const SMALL: Duration = Duration::from_secs(20);
+
+/// Where a group of learners is, and how long it may take.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LearnerOptions {
+    /// Address of its rank 0, such as `http://127.0.0.1:29700`.
+    pub url: String,
+    /// Token that it asks for.
+    pub token: String,
+    /// Longest time for one thing: a micro-batch, a step of the optimiser, a forward pass, writing or reading
+    /// weights.
+    pub call: Duration,
+    /// Longest time in which it does not even say how far it is.
+    pub silence: Duration,
+    /// Longest time without a connection.
+    pub reconnect: Duration,
+    /// Longest time until it first says what it is, which it does once its models are loaded.
+    pub start: Duration,
+}
+
+impl fmt::Debug for LearnerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LearnerOptions { url, call, silence, reconnect, .. } = self;
+        write!(f, "LearnerOptions {{ {url}, {call:?}, {silence:?}, {reconnect:?} }}")
+    }
+}
+
+/// Processes behind a group that were started with it.
+pub struct Processes {
+    /// Says how they ended, once they have.
+    pub ended: watch::Receiver<Option<String>>,
+    /// Ends them when it is dropped.
+    pub held: Box<dyn Any + Send + Sync>,
+}
+
+/// The way to a group.
+pub(super) struct Link {
+    pub options: LearnerOptions,
+    pub client: Client,
+    /// Headers of every request.
+    pub headers: HeaderMap,
+    ended: Option<watch::Receiver<Option<String>>>,
+    _held: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// Why an attempt at a call came to nothing.
+pub(super) enum Miss {
+    /// The connection broke, or there is no time for it now: the same call may be asked for again.
+    Again(String),
+    /// Nothing more is to be tried.
+    For(PolicyError),
+}
+
+/// `{"error": …}`
+#[derive(Deserialize)]
+struct Refusal {
+    error: Reason,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    #[serde(default)]
+    code: String,
+    #[serde(default)]
+    message: String,
+}
+
+impl Link {
+    /// The way to an address, with its token.
+    ///
+    /// # Errors
+    /// When the token cannot be shown, or TLS cannot be set up.
+    pub fn new(options: LearnerOptions, processes: Option<Processes>) -> Result<Self, PolicyError> {
+        let invalid = |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
+        let token = HeaderValue::from_str(&format!("Bearer {}", options.token));
+        let mut token = token.map_err(|_| invalid("its token is no text that a header can carry".into()))?;
+        token.set_sensitive(true);
+        let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
+        let client = Client::new(Hosts::default(), None).map_err(|error| invalid(error.to_string()))?;
+        let (ended, held) = processes.map(|Processes { ended, held }| (ended, held)).unzip();
+        Ok(Link { options, client, headers, ended, _held: held })
+    }
+
+    /// The description of a group that may still be starting.
+    pub async fn first_described(&self) -> Result<Description, PolicyError> {
+        let mut watch = Stopwatch::start();
+        loop {
+            let described = tokio::select! {
+                ended = self.over() => return Err(self.stopped(&ended)),
+                described = self.small("/v1/describe") => described,
+            };
+            match described {
+                Ok(description) => return Ok(description),
+                Err(PolicyError::Stopped(_)) if watch.elapsed() < self.options.start => {
+                    sleep(LOOK).await;
+                }
+                Err(PolicyError::Stopped(why)) => {
+                    let what = format!("the learner at {} to say what it is: {why}", self.options.url);
+                    return Err(PolicyError::Deadline(self.options.start, what));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// How far the group is, after a moment; `None` where it does not say.
+    pub async fn progress(&self) -> Option<Progress> {
+        tokio::time::sleep(LOOK).await;
+        self.small("/v1/progress").await.ok()
+    }
+
+    /// The answer to a small question.
+    pub async fn small<T: DeserializeOwned>(&self, path: &str) -> Result<T, PolicyError> {
+        let url = self.address(path);
+        let ask =
+            Ask { method: Method::GET, url: url.clone(), headers: self.headers.clone(), body: Bytes::new() };
+        let bounds = Bounds { deadline: SMALL, bytes: 1 << 20, redirects: 0 };
+        let reply = self.client.ask(ask, bounds).await.map_err(|error| match error.may_pass() {
+            true => PolicyError::Stopped(error.to_string().into()),
+            false => PolicyError::Invalid(error.to_string()),
+        })?;
+        let body = self.judge(reply).map_err(|miss| match miss {
+            Miss::Again(why) => PolicyError::Stopped(why.into()),
+            Miss::For(error) => error,
+        })?;
+        serde_json::from_slice(&body)
+            .map_err(|error| PolicyError::Invalid(format!("the answer of {url} cannot be read: {error}")))
+    }
+
+    /// Meaning of an answer: its body, or why there is none.
+    pub fn judge(&self, reply: Reply) -> Result<Bytes, Miss> {
+        if reply.status.is_success() {
+            return Ok(reply.body);
+        }
+        let Refusal { error: Reason { code, message } } =
+            serde_json::from_slice(&reply.body).unwrap_or_else(|_| Refusal {
+                error: Reason { code: String::new(), message: reply.text().chars().take(500).collect() },
+            });
+        let url = &self.options.url;
+        Err(Miss::For(match (reply.status, code.as_str()) {
+            (StatusCode::SERVICE_UNAVAILABLE, "busy") => return Err(Miss::Again(message)),
+            (StatusCode::CONFLICT, _) => PolicyError::Cut(message),
+            (StatusCode::UNPROCESSABLE_ENTITY, "no_predictions") => PolicyError::NoPredictions,
+            (StatusCode::UNPROCESSABLE_ENTITY, "no_value_head") => PolicyError::NoValueHead,
+            (StatusCode::UNAUTHORIZED, _) => {
+                PolicyError::Invalid(format!("the learner at {url} does not take the token that it is shown"))
+            }
+            (StatusCode::INSUFFICIENT_STORAGE, _) | (_, "storage") => PolicyError::Storage(message),
+            (status, _) if status.is_client_error() => {
+                PolicyError::Invalid(format!("the learner at {url} refuses: {message} ({status})"))
+            }
+            (status, _) => self.stopped(&format!("{message} ({status})")),
+        }))
+    }
+
+    pub fn address(&self, path: &str) -> String {
+        format!("{}{path}", self.options.url.trim_end_matches('/'))
+    }
+
+    /// How the processes ended, once they have; for ever where they are not this one's.
+    pub async fn over(&self) -> String {
+        let Some(ended) = &self.ended else { return std::future::pending().await };
+        let mut ended = ended.clone();
+        let ended = ended.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
+        ended.unwrap_or_else(|_| "its processes are watched no more".into())
+    }
+
+    pub fn stopped(&self, why: &str) -> PolicyError {
+        PolicyError::Stopped(format!("the learner at {} ({why})", self.options.url).into())
+    }
+}

@@ -1,0 +1,310 @@
+//! A group of learners over simulators, behind the wire, that fails as it is told.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dressage_policy::{Content, Learner, Manifest, OptimParams, PolicyError, Simulator, SimulatorConfig};
+use dressage_policy::{Cut, TrainRequest, WeightsAt, WeightsRef};
+use dressage_rl::Loss;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use super::batch::reading;
+use super::wire::Body;
+
+/// The token that it asks for.
+pub const TOKEN: &str = "of the tests";
+
+/// Fault of the next call of a verb.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The call is done, and its answer lost on the way.
+    LoseAnswer,
+    /// The connection breaks before the call is read.
+    Break,
+    /// The call never ends, though the group goes on to say how far it is.
+    Hang,
+    /// The group says nothing any more.
+    Silent,
+    /// There is no time for it.
+    Busy,
+    /// The call fails.
+    Fail,
+    /// The group is gone, and started again without its weights.
+    StartAgain,
+}
+
+/// A group of learners.
+pub struct TestGroup {
+    pub url: String,
+    pub shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+pub struct Shared {
+    root: PathBuf,
+    pub learners: Mutex<BTreeMap<String, Arc<Simulator>>>,
+    version: Mutex<Option<u64>>,
+    /// Answers by the names of calls.
+    answers: Mutex<HashMap<String, (u16, Bytes)>>,
+    progress: Mutex<Value>,
+    faults: Mutex<Vec<(&'static str, Fault)>>,
+    silent: Mutex<bool>,
+    /// Calls that were really done, by verb.
+    pub done: Mutex<Vec<String>>,
+    described: Value,
+}
+
+impl Drop for TestGroup {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub fn simulators() -> BTreeMap<String, Arc<Simulator>> {
+    let simulator = || Arc::new(Simulator::new(SimulatorConfig { rows: 64, ..SimulatorConfig::default() }));
+    ["policy", "reference", "critic"].map(|name| (name.to_owned(), simulator())).into()
+}
+
+impl TestGroup {
+    /// A group that writes below `root`, described as given.
+    pub async fn start(root: PathBuf, described: Value) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let shared = Arc::new(Shared {
+            root,
+            learners: Mutex::new(simulators()),
+            version: Mutex::default(),
+            answers: Mutex::default(),
+            progress: Mutex::new(json!({ "call": null })),
+            faults: Mutex::default(),
+            silent: Mutex::default(),
+            done: Mutex::default(),
+            described,
+        });
+        let task = tokio::spawn({
+            let shared = shared.clone();
+            async move {
+                while let Ok((socket, _)) = listener.accept().await {
+                    tokio::spawn(shared.clone().serve(socket));
+                }
+            }
+        });
+        TestGroup { url, shared, task }
+    }
+
+    /// Has the next call of a verb go wrong.
+    pub fn fault(&self, verb: &'static str, fault: Fault) {
+        self.shared.faults.lock().unwrap().push((verb, fault));
+    }
+
+    /// How often calls of a verb were really done.
+    pub fn done(&self, verb: &str) -> usize {
+        self.shared.done.lock().unwrap().iter().filter(|done| *done == verb).count()
+    }
+}
+
+/// A request: method and path, headers in lower case, body.
+async fn read(socket: &mut TcpStream) -> Option<(String, HashMap<String, String>, Vec<u8>)> {
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+            let mut lines = head.lines();
+            let first = lines.next()?.to_owned();
+            let headers: HashMap<String, String> = lines
+                .filter_map(|line| line.split_once(": "))
+                .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+                .collect();
+            let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+            if bytes.len() >= end + 4 + length {
+                return Some((first, headers, bytes.split_off(end + 4)));
+            }
+        }
+        match socket.read(&mut buffer).await {
+            Ok(0) | Err(_) => return None,
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+async fn answer(socket: &mut TcpStream, status: u16, body: &[u8]) {
+    let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    let _ = socket.write_all(head.as_bytes()).await;
+    let _ = socket.write_all(body).await;
+    let _ = socket.shutdown().await;
+}
+
+fn refusal(status: u16, code: &str, message: impl ToString) -> (u16, Bytes) {
+    let error = json!({ "error": { "code": code, "message": message.to_string(), "retry": false } });
+    (status, error.to_string().into())
+}
+
+impl Shared {
+    async fn serve(self: Arc<Self>, mut socket: TcpStream) {
+        let Some((first, headers, body)) = read(&mut socket).await else { return };
+        let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
+        if *self.silent.lock().unwrap() {
+            return std::future::pending().await;
+        }
+        let (status, reply) = if headers.get("authorization") != Some(&format!("Bearer {TOKEN}")) {
+            refusal(401, "unauthorised", "no")
+        } else if path == "/v1/describe" {
+            let mut described = self.described.clone();
+            described["learners"]["policy"]["version"] = json!(*self.version.lock().unwrap());
+            (200, described.to_string().into())
+        } else if path == "/v1/progress" {
+            (200, self.progress.lock().unwrap().to_string().into())
+        } else {
+            let parts: Vec<&str> = path.trim_start_matches("/v1/learners/").split('/').collect();
+            let [learner, verb] = parts[..] else { panic!("{path}") };
+            let fault = {
+                let mut faults = self.faults.lock().unwrap();
+                let found = faults.iter().position(|(of, _)| *of == verb);
+                found.map(|at| faults.remove(at).1)
+            };
+            let id = headers["x-dressage-call"].clone();
+            match fault {
+                Some(Fault::Break) => return,
+                Some(Fault::Hang) => {
+                    let hung = json!({ "call": id, "micro_batches_done": 1, "of": 2 });
+                    *self.progress.lock().unwrap() = hung;
+                    return std::future::pending().await;
+                }
+                Some(Fault::Silent) => {
+                    *self.silent.lock().unwrap() = true;
+                    return std::future::pending().await;
+                }
+                Some(Fault::Busy) => {
+                    let (status, reply) = refusal(503, "busy", "another call runs");
+                    return answer(&mut socket, status, &reply).await;
+                }
+                Some(Fault::Fail) => {
+                    let (status, reply) = refusal(500, "failed", "rank 1 is out of memory");
+                    return answer(&mut socket, status, &reply).await;
+                }
+                Some(Fault::StartAgain) => {
+                    *self.learners.lock().unwrap() = simulators();
+                    *self.version.lock().unwrap() = None;
+                    self.answers.lock().unwrap().clear();
+                    return;
+                }
+                Some(Fault::LoseAnswer) | None => {}
+            }
+            let known = self.answers.lock().unwrap().get(&id).cloned();
+            let reply = match known {
+                Some(reply) => reply,
+                None => {
+                    let done = self.does(&id, learner, verb, &body).await;
+                    let reply = done.unwrap_or_else(|error| refused(&error));
+                    self.answers.lock().unwrap().insert(id, reply.clone());
+                    reply
+                }
+            };
+            if fault == Some(Fault::LoseAnswer) {
+                return;
+            }
+            reply
+        };
+        answer(&mut socket, status, &reply).await;
+    }
+
+    async fn does(
+        &self,
+        id: &str,
+        learner: &str,
+        verb: &str,
+        body: &[u8],
+    ) -> Result<(u16, Bytes), PolicyError> {
+        let Some(of) = self.learners.lock().unwrap().get(learner).cloned() else {
+            return Ok(refusal(404, "unknown", format!("there is no learner {learner}")));
+        };
+        let mut body = Body::read(body).map_err(PolicyError::Invalid)?;
+        self.done.lock().unwrap().push(verb.to_owned());
+        let invalid = PolicyError::Invalid;
+        let batch = |body: &mut Body| reading::batch(body).map(Arc::new).map_err(invalid);
+        let mut reply = Body::new(json!({}));
+        match verb {
+            "plan" => {
+                let cut = of.plan(&reading::uncut(&mut body).map_err(invalid)?).await?;
+                reply.json = json!({ "cut": cut });
+            }
+            "train" => {
+                let loss: Loss = body.take("loss").map_err(invalid)?;
+                let params = params(&mut body)?;
+                let cut: Cut = body.take("cut").map_err(invalid)?;
+                let paths = reading::paths(&mut body).map_err(invalid)?;
+                let mut done = 0;
+                let mut note = || {
+                    done += 1;
+                    *self.progress.lock().unwrap() = json!({ "call": id, "micro_batches_done": done });
+                };
+                let trained = of.train(TrainRequest { paths, loss, params }, &cut, &mut note).await?;
+                // So that whoever asks meanwhile hears of it.
+                tokio::time::sleep(Duration::from_secs(3)).await;
+                reply.json = json!({ "sums": trained.sums, "step": trained.step });
+            }
+            "logprobs" => reply.numbers("logprobs", of.logprobs(batch(&mut body)?).await?),
+            "values" => reply.numbers("values", of.values(batch(&mut body)?).await?),
+            "predictions" => {
+                let found = of.predictions(batch(&mut body)?).await?;
+                reply.numbers("logprobs", found.logprobs);
+                reply.numbers("entropies", found.entropies);
+                reply.numbers("concentrations", found.concentrations);
+            }
+            "forward_backward" => {
+                let loss: Loss = body.take("loss").map_err(invalid)?;
+                reply.json = json!({ "sums": of.forward_backward(batch(&mut body)?, loss).await? });
+            }
+            "optim_step" => reply.json = json!({ "step": of.optim_step(params(&mut body)?).await? }),
+            "save" => {
+                let folder: PathBuf = body.take("folder").map_err(invalid)?;
+                let with_optimiser: bool = body.take("with_optimiser").map_err(invalid)?;
+                reply.json = json!({ "manifest": of.save(&folder, with_optimiser).await? });
+            }
+            "load" => {
+                let folder: PathBuf = body.take("folder").map_err(invalid)?;
+                of.load(&folder, body.take("with_optimiser").map_err(invalid)?).await?;
+            }
+            "publish" => {
+                let version: u64 = body.take("version").map_err(invalid)?;
+                let folder = self.root.join(format!("{learner}-{version}"));
+                std::fs::create_dir_all(&folder).unwrap();
+                let written = of.save(&folder, false).await?;
+                let names: Vec<String> = written.files.into_iter().map(|file| file.name).collect();
+                let manifest = Manifest::of(&folder, Content::Whole, &names)?;
+                *self.version.lock().unwrap() = Some(version);
+                reply.json = json!({ "weights": WeightsRef { version, at: WeightsAt::Manifest(manifest) } });
+            }
+            other => return Ok(refusal(404, "unknown", format!("there is no verb {other}"))),
+        }
+        Ok((200, reply.to_bytes().unwrap()))
+    }
+}
+
+/// JSON has no infinity: `null` stands for a norm that bounds nothing.
+fn params(body: &mut Body) -> Result<OptimParams, PolicyError> {
+    let mut value: Value = body.take("params").map_err(PolicyError::Invalid)?;
+    let unbounded = value["max_grad_norm"].is_null();
+    if unbounded {
+        value["max_grad_norm"] = json!(0.0);
+    }
+    let params: OptimParams =
+        serde_json::from_value(value).map_err(|e| PolicyError::Invalid(e.to_string()))?;
+    Ok(if unbounded { OptimParams { max_grad_norm: f32::INFINITY, ..params } } else { params })
+}
+
+fn refused(error: &PolicyError) -> (u16, Bytes) {
+    match error {
+        PolicyError::Cut(why) => refusal(409, "cut", why),
+        PolicyError::NoValueHead => refusal(422, "no_value_head", error),
+        PolicyError::NoPredictions => refusal(422, "no_predictions", error),
+        PolicyError::Storage(why) => refusal(507, "storage", why),
+        other => refusal(400, "invalid", other),
+    }
+}

@@ -1,0 +1,123 @@
+//! How long a call of a learner may take, and how far it is meanwhile.
+
+use std::time::Duration;
+
+use dressage_policy::PolicyError;
+use dressage_policy::awake::Stopwatch;
+use serde::Deserialize;
+
+/// How far a learner is, as it tells.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+pub(super) struct Progress {
+    /// The call under way, if any.
+    #[serde(default)]
+    pub call: Option<String>,
+    /// Micro-batches of it that are done.
+    #[serde(default)]
+    pub micro_batches_done: usize,
+}
+
+/// Limits of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Longest time without progress.
+    pub call: Duration,
+    /// Longest time in which the learner says nothing at all.
+    pub silence: Duration,
+}
+
+/// A call that is waited for.
+pub(super) struct Wait<'a> {
+    limits: Limits,
+    /// Names the thing that is waited for, when so many micro-batches are done.
+    what: &'a (dyn Fn(usize) -> String + Sync),
+    who: String,
+    watch: Stopwatch,
+    /// When it last got on.
+    moved: Duration,
+    /// When the learner last said anything.
+    heard: Duration,
+    /// Micro-batches that are done.
+    pub done: usize,
+}
+
+impl<'a> Wait<'a> {
+    /// Begins now.
+    pub fn new(limits: Limits, who: String, what: &'a (dyn Fn(usize) -> String + Sync)) -> Self {
+        let watch = Stopwatch::start();
+        Wait { limits, what, who, watch, moved: Duration::ZERO, heard: Duration::ZERO, done: 0 }
+    }
+
+    /// Takes note of what the learner says, and returns how many micro-batches are done since it last said
+    /// so.
+    pub fn hear(&mut self, call: &str, progress: &Progress) -> usize {
+        let now = self.hear_of();
+        let of_this = progress.call.as_deref() == Some(call);
+        let more = if of_this { progress.micro_batches_done.saturating_sub(self.done) } else { 0 };
+        if more > 0 {
+            self.moved = now;
+            self.done += more;
+        }
+        more
+    }
+
+    /// Takes note that the learner lives. Returns the time.
+    pub fn hear_of(&mut self) -> Duration {
+        self.heard = self.watch.elapsed();
+        self.heard
+    }
+
+    /// Looks at the clock, which has to be done about once a second.
+    ///
+    /// # Errors
+    /// [`PolicyError::Deadline`] says what was waited for.
+    pub fn look(&mut self) -> Result<(), PolicyError> {
+        let now = self.watch.elapsed();
+        let Limits { call, silence } = self.limits;
+        if now - self.moved > call {
+            return Err(PolicyError::Deadline(call, format!("{}: {}", self.who, (self.what)(self.done))));
+        }
+        if now - self.heard > silence {
+            let what = (self.what)(self.done);
+            return Err(PolicyError::Deadline(
+                silence,
+                format!("{} to say how far it is with {what}", self.who),
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn progress_gives_more_time_and_silence_less() {
+        let limits = Limits { call: Duration::from_secs(30), silence: Duration::from_secs(10) };
+        let what = |done: usize| format!("micro-batch {} of 3", done + 1);
+        let mut wait = Wait::new(limits, "the learner".into(), &what);
+        let pass = async |seconds| tokio::time::advance(Duration::from_secs(seconds)).await;
+        let told = |call: &str, micro_batches_done| Progress { call: Some(call.into()), micro_batches_done };
+        for second in 1..=25 {
+            pass(1).await;
+            assert_eq!(wait.hear("a", &told("a", usize::from(second > 20))), usize::from(second == 21));
+            wait.look().unwrap();
+        }
+        // Of another call.
+        assert_eq!(wait.hear("a", &told("b", 3)), 0);
+        for _ in 0..27 {
+            pass(1).await;
+            wait.hear("a", &Progress::default());
+        }
+        let error = wait.look().unwrap_err().to_string();
+        assert_eq!(error, "waited 30s for the learner: micro-batch 2 of 3");
+        let mut wait = Wait::new(limits, "the learner".into(), &what);
+        for _ in 0..11 {
+            pass(1).await;
+            wait.watch.elapsed();
+        }
+        let error = wait.look().unwrap_err().to_string();
+        assert_eq!(error, "waited 10s for the learner to say how far it is with micro-batch 1 of 3");
+    }
+}

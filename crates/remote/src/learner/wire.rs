@@ -1,0 +1,230 @@
+//! Bodies of requests and answers: a safetensors file, whose metadata hold the control part as JSON.
+//!
+//! Arrays are one-dimensional: integers are I64, log-probabilities F32 (NaN where there is none), flags U8.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// The key of the metadata that holds the control part.
+const JSON: &str = "json";
+
+/// One array.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Array {
+    /// Ids, indices, counts.
+    I64(Vec<i64>),
+    /// Numbers of tokens.
+    F32(Vec<f32>),
+    /// Flags.
+    U8(Vec<u8>),
+}
+
+/// A body: the control part, and arrays by name.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Body {
+    /// The control part.
+    pub json: Value,
+    arrays: BTreeMap<String, Array>,
+}
+
+/// Raw bytes of an array, with its shape.
+struct Raw<'a> {
+    dtype: Dtype,
+    shape: [usize; 1],
+    bytes: Cow<'a, [u8]>,
+}
+
+impl View for Raw<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+impl Array {
+    fn raw(&self) -> Raw<'_> {
+        let (dtype, len, bytes) = match self {
+            Array::I64(values) => {
+                let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                (Dtype::I64, values.len(), Cow::Owned(bytes))
+            }
+            Array::F32(values) => {
+                let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                (Dtype::F32, values.len(), Cow::Owned(bytes))
+            }
+            Array::U8(values) => (Dtype::U8, values.len(), Cow::Borrowed(&values[..])),
+        };
+        Raw { dtype, shape: [len], bytes }
+    }
+}
+
+impl Body {
+    /// A body with this control part.
+    pub fn new(json: Value) -> Self {
+        Body { json, arrays: BTreeMap::new() }
+    }
+
+    /// Adds an array of integers.
+    pub fn integers<T: Into<i64>>(&mut self, name: &str, values: impl IntoIterator<Item = T>) {
+        self.arrays.insert(name.into(), Array::I64(values.into_iter().map(Into::into).collect()));
+    }
+
+    /// Adds an array of numbers.
+    pub fn numbers(&mut self, name: &str, values: impl IntoIterator<Item = f32>) {
+        self.arrays.insert(name.into(), Array::F32(values.into_iter().collect()));
+    }
+
+    /// Adds an array of flags.
+    pub fn flags(&mut self, name: &str, values: impl IntoIterator<Item = bool>) {
+        self.arrays.insert(name.into(), Array::U8(values.into_iter().map(u8::from).collect()));
+    }
+
+    /// The file.
+    ///
+    /// # Errors
+    /// When it cannot be written as safetensors, in words.
+    pub fn to_bytes(&self) -> Result<Bytes, String> {
+        let metadata = HashMap::from([(JSON.to_owned(), self.json.to_string())]);
+        let arrays = self.arrays.iter().map(|(name, array)| (name, array.raw()));
+        serialize(arrays, Some(metadata)).map(Bytes::from).map_err(|error| error.to_string())
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it is none, or holds anything but one-dimensional arrays of these types: in words.
+    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+        let none = |error: safetensors::SafeTensorError| format!("it is no safetensors file: {error}");
+        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(none)?;
+        let file = SafeTensors::deserialize(bytes).map_err(none)?;
+        let json = metadata.metadata().as_ref().and_then(|metadata| metadata.get(JSON));
+        let json = json.map_or(Ok(Value::Null), |text| serde_json::from_str(text));
+        let json = json.map_err(|error| format!("its control part is no JSON: {error}"))?;
+        let mut arrays = BTreeMap::new();
+        for (name, view) in file.tensors() {
+            if view.shape().len() != 1 {
+                return Err(format!("{name} has the shape {:?}, but must be one array", view.shape()));
+            }
+            let array = match view.dtype() {
+                Dtype::I64 => Array::I64(chunks(view.data(), i64::from_le_bytes)),
+                Dtype::F32 => Array::F32(chunks(view.data(), f32::from_le_bytes)),
+                Dtype::U8 => Array::U8(view.data().to_vec()),
+                other => return Err(format!("{name} is of type {other}, but must be I64, F32 or U8")),
+            };
+            arrays.insert(name, array);
+        }
+        Ok(Body { json, arrays })
+    }
+
+    /// An array of numbers, `len` of them.
+    ///
+    /// # Errors
+    /// When it is not there, or of another length: in words.
+    pub fn take_numbers(&mut self, name: &str, len: usize) -> Result<Vec<f32>, String> {
+        match self.arrays.remove(name) {
+            Some(Array::F32(values)) if values.len() == len => Ok(values),
+            Some(Array::F32(values)) => Err(format!("{name} has {} numbers instead of {len}", values.len())),
+            Some(_) => Err(format!("{name} is not of type F32")),
+            None => Err(format!("it has no {name}")),
+        }
+    }
+
+    /// A value of the control part.
+    ///
+    /// # Errors
+    /// When it is not there, or of another form: in words.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, String> {
+        let value = self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("it has no {name}"))?;
+        serde_json::from_value(value).map_err(|error| format!("its {name} cannot be read: {error}"))
+    }
+
+    /// An array of integers.
+    #[cfg(test)]
+    pub fn take_integers<T: TryFrom<i64>>(&mut self, name: &str) -> Result<Vec<T>, String> {
+        let Some(Array::I64(values)) = self.arrays.remove(name) else {
+            return Err(format!("it has no integers {name}"));
+        };
+        let narrow = |value: i64| T::try_from(value).map_err(|_| format!("{name}: {value} is out of range"));
+        values.into_iter().map(narrow).collect()
+    }
+
+    /// An array of numbers, however many.
+    #[cfg(test)]
+    pub fn take_all(&mut self, name: &str) -> Result<Vec<f32>, String> {
+        match self.arrays.remove(name) {
+            Some(Array::F32(values)) => Ok(values),
+            _ => Err(format!("it has no numbers {name}")),
+        }
+    }
+
+    /// An array of flags.
+    #[cfg(test)]
+    pub fn take_flags(&mut self, name: &str) -> Result<Vec<bool>, String> {
+        match self.arrays.remove(name) {
+            Some(Array::U8(values)) => Ok(values.into_iter().map(|value| value != 0).collect()),
+            _ => Err(format!("it has no flags {name}")),
+        }
+    }
+}
+
+/// Values of `N` bytes each, little-endian; the bytes may lie anywhere.
+fn chunks<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.chunks_exact(N).filter_map(|chunk| chunk.try_into().ok()).map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn bodies_are_read_as_they_were_written() {
+        let mut body = Body::new(json!({ "step": { "applied": true }, "n": 3 }));
+        body.integers("tokens", [1u32, u32::MAX]);
+        body.numbers("logprobs", [-0.25, f32::MIN_POSITIVE, 0.0]);
+        body.flags("marked", [true, false, true]);
+        body.integers("none", [0u32; 0]);
+        let bytes = body.to_bytes().unwrap();
+        let mut read = Body::read(&bytes).unwrap();
+        assert_eq!(read, body);
+        assert_eq!(read.take_numbers("logprobs", 2).unwrap_err(), "logprobs has 3 numbers instead of 2");
+        assert_eq!(read.take_numbers("logprobs", 3).unwrap_err(), "it has no logprobs");
+        assert_eq!(read.take_integers::<u32>("tokens").unwrap(), [1, u32::MAX]);
+        assert_eq!(read.take::<u32>("n"), Ok(3));
+        assert_eq!(read.take::<u32>("m"), Err("it has no m".into()));
+        assert!(read.take::<u32>("step").unwrap_err().starts_with("its step cannot be read"));
+        // Absence is NaN, which stays what it is.
+        let mut body = Body::default();
+        body.numbers("value", [f32::NAN]);
+        let mut read = Body::read(&body.to_bytes().unwrap()).unwrap();
+        assert!(read.take_numbers("value", 1).unwrap()[0].is_nan());
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        assert!(Body::read(b"").unwrap_err().contains("no safetensors file"));
+        assert!(Body::read(b"{\"error\": 1}").unwrap_err().contains("no safetensors file"));
+        let whole = Body::new(json!({})).to_bytes().unwrap();
+        assert!(Body::read(&whole[..whole.len() - 1]).is_err());
+        let double = Raw { dtype: Dtype::F64, shape: [1], bytes: Cow::Owned(vec![0; 8]) };
+        let bytes = serialize([("x", double)], None).unwrap();
+        assert_eq!(Body::read(&bytes).unwrap_err(), "x is of type F64, but must be I64, F32 or U8");
+    }
+}

@@ -1,0 +1,152 @@
+//! A real group of `dressage_torch` behind the wire.
+//!
+//! ```sh
+//! export LEARNER_TOKEN=0123456789abcdef LEARNER_ROOT=/tmp/root LEARNER_MODEL=/tmp/model
+//! torchrun --nproc-per-node 2 -m dressage_torch --model $LEARNER_MODEL --critic $LEARNER_MODEL \
+//!     --reference $LEARNER_MODEL --run-root $LEARNER_ROOT --token-env LEARNER_TOKEN --port 29700 \
+//!     --device cpu --dtype f32 --export-dtype f32 &
+//! LEARNER_URL=http://127.0.0.1:29700 cargo test -p dressage-remote --test torch -- --ignored
+//! ```
+#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_policy::{Cut, Learner, OptimParams, PolicyError, TrainRequest, Uncut, WeightsAt};
+use dressage_remote::{CRITIC, Expected, LearnerOptions, REFERENCE, RemoteLearner};
+use dressage_rl::{Loss, PolicyLoss};
+use dressage_tree::{PathInput, PathTarget, Target, Term, TreeBatch};
+
+const LOSS: Loss = Loss::of(PolicyLoss::CrossEntropy);
+const ADAM: OptimParams = OptimParams {
+    learning_rate: 1e-3,
+    beta1: 0.9,
+    beta2: 0.99,
+    epsilon: 1e-8,
+    weight_decay: 0.01,
+    max_grad_norm: f32::INFINITY,
+};
+
+/// Five paths, three of them with a common beginning.
+fn paths() -> Vec<PathInput> {
+    let path = |number: u32| {
+        let first = if number < 3 { 1 } else { 10 * number };
+        let token = |i: u32| if i < 6 { (first + i) % 60 } else { (7 * number + 3 * i) % 60 };
+        let term = Term { weight: 1.0 / 30.0, behaviour: Some(-4.0), returns: 0.5, ..Term::default() };
+        PathInput {
+            tokens: (0..12).map(token).collect(),
+            targets: (6..12).map(|index| PathTarget { index, temperature: 0.9, term }).collect(),
+        }
+    };
+    (0..5).map(path).collect()
+}
+
+fn request() -> TrainRequest {
+    TrainRequest { paths: paths(), loss: LOSS, params: ADAM }
+}
+
+/// Largest difference.
+fn apart(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
+}
+
+async fn connect() -> RemoteLearner {
+    let config = Path::new(&variable("LEARNER_MODEL")).join("config.json");
+    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
+    let expected = Expected {
+        model_type: config["model_type"].as_str().unwrap().into(),
+        vocabulary: config["vocab_size"].as_u64().unwrap() as usize,
+        context: 64,
+        reference: true,
+        critic: true,
+        lora: false,
+    };
+    let minutes = Duration::from_secs(300);
+    let options = LearnerOptions {
+        url: variable("LEARNER_URL"),
+        token: variable("LEARNER_TOKEN"),
+        call: minutes,
+        silence: minutes,
+        reconnect: minutes,
+        start: minutes,
+    };
+    let other = Expected { vocabulary: expected.vocabulary + 1, ..expected.clone() };
+    assert!(RemoteLearner::connect(options.clone(), None, &other).await.is_err());
+    RemoteLearner::connect(options, None, &expected).await.unwrap()
+}
+
+#[tokio::test]
+#[ignore = "needs a group of dressage_torch, named in the environment"]
+async fn every_verb_is_understood() {
+    let (policy, root) = (connect().await, PathBuf::from(variable("LEARNER_ROOT")));
+    let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());
+    let before = policy.logprobs(batch.clone()).await.unwrap();
+    assert!(before.iter().all(|logprob| logprob.is_finite() && *logprob < 0.0));
+    // A tree is its paths.
+    for (number, path) in paths().iter().enumerate() {
+        let alone = Arc::new(TreeBatch::merge(std::slice::from_ref(path)).unwrap());
+        let alone = policy.logprobs(alone).await.unwrap();
+        let is_of = |target: &Target| batch.terms_of(target).iter().any(|term| term.path as usize == number);
+        let places = batch.targets.iter().enumerate().filter(|(_, target)| is_of(target));
+        let merged: Vec<f32> = places.map(|(place, _)| before[place]).collect();
+        assert!(apart(&alone, &merged) < 1e-4, "{alone:?} {merged:?}");
+    }
+    let predicted = policy.predictions(batch.clone()).await.unwrap();
+    assert!(apart(&predicted.logprobs, &before) < 1e-6);
+    assert!(predicted.entropies.iter().all(|entropy| *entropy > 0.0));
+    assert!(matches!(policy.values(batch.clone()).await, Err(PolicyError::NoValueHead)));
+    let values = policy.named(CRITIC).values(batch.clone()).await.unwrap();
+    assert_eq!(values, vec![0.0; batch.targets.len()], "a new value head gives 0");
+
+    let tokens = paths().into_iter().map(|path| path.tokens);
+    let update = Uncut { groups: vec![tokens.collect()], micro_batch_tokens: 20 };
+    let cut = policy.plan(&update).await.unwrap();
+    assert_eq!(cut, policy.plan(&update).await.unwrap());
+    let saved = root.join("saved");
+    std::fs::create_dir_all(&saved).unwrap();
+    let (mut losses, mut done) = (Vec::new(), 0);
+    for step in 0..4 {
+        let trained = policy.train(request(), &cut, &mut || done += 1).await.unwrap();
+        assert!(trained.step.applied && trained.step.grad_norm > 0.0, "{trained:?}");
+        losses.push(trained.sums.iter().map(|sums| sums.loss).sum::<f64>());
+        if step == 1 {
+            let manifest = policy.save(&saved, true).await.unwrap();
+            assert_eq!(manifest.verify(), Ok(saved.as_path()));
+        }
+    }
+    assert_eq!(done, 4 * cut.micro_batches.len());
+    assert!(losses.is_sorted_by(|a, b| a > b), "{losses:?}");
+    let other = Cut { world_size: policy.description().layout.world_size, ..Cut::of_sizes([4]) };
+    assert!(matches!(policy.train(request(), &other, &mut || {}).await, Err(PolicyError::Cut(_))));
+
+    // From the middle, to the same end, bit for bit.
+    let after = policy.logprobs(batch.clone()).await.unwrap();
+    policy.load(&saved, true).await.unwrap();
+    for loss in &losses[2..] {
+        let trained = policy.train(request(), &cut, &mut || {}).await.unwrap();
+        assert_eq!(trained.sums.iter().map(|sums| sums.loss).sum::<f64>().to_bits(), loss.to_bits());
+    }
+    assert_eq!(policy.logprobs(batch.clone()).await.unwrap(), after);
+
+    let sums = policy.forward_backward(batch.clone(), LOSS).await.unwrap();
+    assert_eq!((sums.terms, sums.targets), (30, batch.targets.len() as u64));
+    assert!(policy.optim_step(ADAM).await.unwrap().applied);
+    assert_ne!(policy.logprobs(batch.clone()).await.unwrap(), after);
+
+    let reference = policy.named(REFERENCE);
+    assert!(apart(&reference.logprobs(batch.clone()).await.unwrap(), &before) < 1e-6);
+    reference.load(&saved, false).await.unwrap();
+    assert!(apart(&reference.logprobs(batch).await.unwrap(), &before) > 1e-3);
+    let outside = policy.save(Path::new("/tmp"), false).await.unwrap_err();
+    assert!(matches!(outside, PolicyError::Invalid(_)), "{outside}");
+    let version = policy.description().learners["policy"].version.map_or(0, |version| version + 1);
+    let weights = policy.publish(version).await.unwrap();
+    let WeightsAt::Manifest(manifest) = weights.at else { panic!("{weights:?}") };
+    manifest.verify().unwrap();
+}

@@ -1,0 +1,66 @@
+//! Parts that are elsewhere: what must be given together, and what not.
+
+use super::RecipeError;
+use super::check::Checker;
+use super::cluster::LearnerKeys;
+use super::keys::Recipe;
+
+impl Checker<'_> {
+    /// Checks who trains.
+    pub(super) fn learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+        let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(()) };
+        let key = |name: &str| format!("cluster.learner.{name}");
+        let quoted = |text: &str| format!("\"{text}\"");
+        let has_url = !keys.url.is_empty();
+        self.check(
+            has_url != keys.start,
+            key("start"),
+            keys.start,
+            "true (the run starts the group), or `url` given (it runs already), and not both",
+        )?;
+        let is_http = ["http://", "https://"].iter().any(|scheme| keys.url.starts_with(scheme));
+        let range = "an address with http:// or https://, without a user";
+        self.check(!has_url || (is_http && !keys.url.contains('@')), key("url"), quoted(&keys.url), range)?;
+        let has_token = !keys.token_env.is_empty();
+        let range =
+            "the name of the environment variable with the token of the group at `url`, and only with it";
+        self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
+        self.check(!keys.python.as_os_str().is_empty(), key("python"), "empty", "a program or its path")?;
+        let counts = [
+            ("nodes", keys.nodes),
+            ("threads", keys.threads),
+            ("tp", keys.tp),
+            ("cp", keys.cp),
+            ("ep", keys.ep),
+        ];
+        for (name, value) in counts {
+            self.at_least_one(key(name), value as usize)?;
+        }
+        let of_group = keys.of_node().saturating_mul(keys.nodes);
+        let shared = keys.tp.saturating_mul(keys.cp);
+        self.check(
+            of_group.is_multiple_of(shared),
+            key("processes"),
+            keys.of_node(),
+            format!(
+                "so many that all {of_group} of the group divide into `tp` × `cp` = {shared} that share a path"
+            ),
+        )?;
+        self.check(
+            keys.gpus == 0 || keys.of_node() <= keys.gpus,
+            key("processes"),
+            keys.of_node(),
+            format!("at most the {} GPUs of a machine", keys.gpus),
+        )?;
+        self.seconds(&key("start_seconds"), keys.start_seconds)?;
+        self.seconds(&key("call_seconds"), keys.call_seconds)?;
+        self.seconds(&key("silent_seconds"), keys.silent_seconds)?;
+        let trained = recipe.policies().into_iter().filter(|(_, keys)| keys.is_trained()).count();
+        self.check(
+            trained == 1,
+            "cluster.learner",
+            format!("given, and {trained} policies are trained"),
+            "left out unless the recipe trains one policy: a group trains one",
+        )
+    }
+}
