@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use dressage_conversation::{Conversation, Format, Request};
-use dressage_gateway::{Answer, ExternalCall, Query, Said, Sampling, ToolChoice};
+use dressage_gateway::{Answer, ExternalCall, Query, Responder, Said, Sampling, ToolChoice};
 use dressage_policy::{FinishReason, awake, within};
 use dressage_text::{Message, Parsed, ToolSpec};
 use dressage_tree::{Finish, Outcome, Trajectory};
@@ -148,10 +148,12 @@ impl Taught {
     async fn open_and_loop(&self, run: &mut Lesson, context: AttemptContext) -> Result<Finish, Broke> {
         let longest = self.agent.limits.attempt;
         let AttemptContext { name: attempt, task, messages, seed, stream, .. } = context;
+        let teacher = self.teacher.of(&task).map_err(|why| ("teacher", why))?;
         let of_tools = ToolContext { attempt, task, seed, stream, deadline: longest };
         let broke = |error: crate::tools::ToolError| ("tools", error.to_string());
         let mut tools = self.agent.tools.open(&of_tools).await.map_err(broke)?;
-        let turns = within(&*self.agent.sampler, longest, self.turns(run, messages, &mut tools)).await;
+        let turns = self.turns(run, teacher, messages, &mut tools);
+        let turns = within(&*self.agent.sampler, longest, turns).await;
         let ended = turns.unwrap_or_else(|| {
             run.outcome.trouble("attempt", format!("was not done within {longest:?}"));
             Ok(Finish::Deadline)
@@ -169,13 +171,14 @@ impl Taught {
     async fn turns(
         &self,
         run: &mut Lesson,
+        teacher: Arc<dyn Responder>,
         mut history: Vec<Message>,
         tools: &mut OpenTools,
     ) -> Result<Finish, Broke> {
         let limits = self.agent.limits;
         loop {
             let turn = run.outcome.turns;
-            let Answer { message, finish, .. } = self.ask(&history, tools.specs()).await?;
+            let Answer { message, finish, .. } = self.ask(&*teacher, &history, tools.specs()).await?;
             run.outcome.turns += 1;
             if finish != FinishReason::StopId {
                 return Ok(Finish::MaxTokens);
@@ -206,9 +209,14 @@ impl Taught {
     }
 
     /// Asks the teacher for the next reply.
-    async fn ask(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Answer, Broke> {
+    async fn ask(
+        &self,
+        teacher: &dyn Responder,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Answer, Broke> {
         let deadline = self.agent.limits.reply;
-        let mut parts = self.teacher.0.respond(Query {
+        let mut parts = teacher.respond(Query {
             messages: messages.to_vec(),
             tools: tools.to_vec(),
             tool_choice: ToolChoice::Auto,
