@@ -37,7 +37,11 @@ def made_up(count, seed):
         seen.add(question)
         expression = f"{first} {outer} {second}"
         answer = eval(expression)  # numbers and operators of this function
-        yield {"question": question, "answer": str(answer), "demonstration": [call(expression), f"The answer is {answer}."]}
+        yield {
+            "question": question,
+            "answer": str(answer),
+            "demonstration": [call(expression), f"The answer is {answer}."],
+        }
 
 
 def chain(row):
@@ -53,7 +57,9 @@ def brought(paths):
             row = json.loads(line)
             question, answer = row.get("question"), row.get("result", row.get("answer"))
             if question is None or answer is None:
-                raise SystemExit(f"{path}, line {at}: needs `question` and `result` or `answer`, but has {', '.join(row)}")
+                raise SystemExit(
+                    f"{path}, line {at}: needs `question` and `result` or `answer`, but has {', '.join(row)}"
+                )
             answer = str(answer).rsplit("####", 1)[-1].strip().replace(",", "")
             task = {"question": question, "answer": answer, "data_source": Path(path).stem}
             if 1 <= len(calls := chain(row)) <= 4:

@@ -1,4 +1,4 @@
-"""Makes questions that a server of the Model Context Protocol answers: what time it is elsewhere. Standard library only.
+"""Makes questions that a server of the Model Context Protocol answers: what time it is elsewhere.
 
     python3 prepare.py        # into data/
 

@@ -97,7 +97,7 @@ def annotated(solution, answer):
     if not 1 <= len(steps) <= 4 or any(re.search(r"\*\*|//|%\s*\d", expression) for expression, _ in steps):
         return None
     names, lines = {}, []
-    for name, (expression, result) in zip("abcd", steps):
+    for name, (expression, result) in zip("abcd", steps, strict=False):
         # A number that an earlier step found is that step's variable.
         known = re.sub(r"\d+(?:\.\d+)?", lambda number: names.get(number.group(), number.group()), expression)
         lines.append(f"{name} = {known.replace('%', '/100')}")

@@ -16,7 +16,9 @@ from pathlib import Path
 
 BEGINNINGS = "Var Kel Mor Tir Os Bra Lun Fen Gal Hol Ister Jor Quin Rav Sol Thal Ulm Wen Yar Zel".split()
 ENDINGS = "holt mere dale wick burg stead ford garth haven moor".split()
-FIRST = "Ada Bruno Clara Dario Elin Falk Greta Hugo Ines Joris Karla Leif Mira Nils Olga Pavel Rosa Sven Tilda Uwe".split()
+FIRST = (
+    "Ada Bruno Clara Dario Elin Falk Greta Hugo Ines Joris Karla Leif Mira Nils Olga Pavel Rosa Sven Tilda Uwe".split()
+)
 LAST = "Krell Brandt Osei Lindqvist Moreau Tanaka Varga Holm Ruiz Petrov Aydin Keller Nowak Silva Byrne Costa".split()
 TRADES = ["glass", "copper", "wool", "salt", "paper", "amber", "tiles", "honey", "clocks", "boats"]
 RIVERS = ["Arn", "Belo", "Cirth", "Dovra", "Esk", "Fara", "Gilda", "Harn"]
@@ -25,7 +27,8 @@ RIVERS = ["Arn", "Belo", "Cirth", "Dovra", "Esk", "Fara", "Gilda", "Harn"]
 def search(*queries):
     """A turn that searches: once, for each of these."""
     return [
-        {"content": "", "tool_calls": [{"function": {"name": "search", "arguments": {"query": query}}}]} for query in queries
+        {"content": "", "tool_calls": [{"function": {"name": "search", "arguments": {"query": query}}}]}
+        for query in queries
     ]
 
 
@@ -35,7 +38,7 @@ def made_up(seed, count):
     towns = draws.sample([a + b for a in BEGINNINGS for b in ENDINGS], count)
     people = draws.sample([f"{a} {b}" for a in FIRST for b in LAST], count)
     passages, tasks = [], []
-    for at, (town, mayor) in enumerate(zip(towns, people)):
+    for at, (town, mayor) in enumerate(zip(towns, people, strict=True)):
         # Towns and mayors are from elsewhere, so the second hop is another passage.
         born, river, trade = towns[(at + 7) % count], draws.choice(RIVERS), draws.choice(TRADES)
         founded, living = draws.randint(900, 1800), draws.randint(11, 99) * 100
@@ -80,7 +83,9 @@ def several_hops(path):
     rows, passages, known = json.loads(Path(path).read_text(encoding="utf-8")), [], set()
     for row in rows:
         for title, sentences in row["context"]:
-            text = "".join(sentences).strip() if any(s.startswith(" ") for s in sentences) else " ".join(sentences).strip()
+            text = (
+                "".join(sentences).strip() if any(s.startswith(" ") for s in sentences) else " ".join(sentences).strip()
+            )
             if text and (title, text) not in known:
                 known.add((title, text))
                 passages.append({"id": str(len(passages)), "title": title, "text": text})

@@ -21,18 +21,42 @@ from pathlib import Path
 TRAIN = {
     "concerts": ("singer", "name", "country", ["France", "Japan", "Brazil", "Kenya"], "age", "albums", "population"),
     "library": ("book", "title", "genre", ["crime", "poetry", "history", "travel"], "release_year", "pages", "shelf"),
-    "company": ("employee", "full_name", "department", ["sales", "research", "law", "design"], "salary", "age", "budget"),
+    "company": (
+        "employee",
+        "full_name",
+        "department",
+        ["sales", "research", "law", "design"],
+        "salary",
+        "age",
+        "budget",
+    ),
     "garage": ("car", "model", "maker", ["Volta", "Norda", "Kiri", "Astra"], "price", "horsepower", "founded"),
     "cinema": ("film", "title", "director", ["Lind", "Okafor", "Ruiz", "Sato"], "year", "minutes", "awards"),
     "atlas": ("river", "river_name", "continent", ["Africa", "Asia", "Europe", "America"], "length", "depth", "area"),
     "school": ("student", "name", "major", ["physics", "law", "music", "biology"], "age", "score", "professors"),
-    "market": ("shop", "shop_name", "district", ["north", "south", "harbour", "old town"], "products", "rating", "rent"),
+    "market": (
+        "shop",
+        "shop_name",
+        "district",
+        ["north", "south", "harbour", "old town"],
+        "products",
+        "rating",
+        "rent",
+    ),
     "kennel": ("dog", "name", "breed", ["collie", "beagle", "poodle", "husky"], "age", "weight", "lifespan"),
     "league": ("player", "player_name", "team", ["Lions", "Hawks", "Bears", "Wolves"], "goals", "matches", "titles"),
 }
 DEV = {
     "airport": ("plane", "model", "airline", ["Alta", "Borea", "Cirrus", "Delfin"], "seats", "speed", "fleet_size"),
-    "museums": ("museum", "name", "city", ["Lyon", "Porto", "Turin", "Ghent"], "visitors", "opening_year", "inhabitants"),
+    "museums": (
+        "museum",
+        "name",
+        "city",
+        ["Lyon", "Porto", "Turin", "Ghent"],
+        "visitors",
+        "opening_year",
+        "inhabitants",
+    ),
     "garden": ("plant", "plant_name", "family", ["rose", "mint", "palm", "daisy"], "height", "cost", "species"),
     "fleet": ("ship", "name", "flag", ["Malta", "Panama", "Norway", "Greece"], "tons", "crew", "ports"),
 }
@@ -113,8 +137,10 @@ def run(path, query):
 
 def broken(query, path, draws):
     """A slip in a query such as people make it, that the database refuses; None where none is found."""
-    names = [word for word in dict.fromkeys(re.findall(r"[a-z_]+", query.split("'")[0]))]
-    slips = [re.sub(rf"\b{name}\b", wrong, query) for name in names for wrong in (f"{name}s", f"{name}_id", f"the_{name}")]
+    names = dict.fromkeys(re.findall(r"[a-z_]+", query.split("'")[0]))
+    slips = [
+        re.sub(rf"\b{name}\b", wrong, query) for name in names for wrong in (f"{name}s", f"{name}_id", f"the_{name}")
+    ]
     slips += [query.replace("'", "", 1), query.replace(" FROM", "", 1), query.replace("(", "", 1)]
     draws.shuffle(slips)
     return next((slip for slip in slips if slip != query and run(path, slip)[1]), None)

@@ -1,6 +1,6 @@
 //! Whoever writes the replies of attempts that are to be imitated: a policy of others, or the people who made
-//! the tasks. A row then has the replies of an attempt at it, and nothing else: every call in them is answered
-//! by the tool itself, and every attempt is scored, so a demonstration that does not do what it should is
+//! the tasks. A row then has the replies of an attempt at it, and nothing else: the tools themselves answer
+//! every call in them, and every attempt is scored, so a demonstration that does not do what it should is
 //! found and left out.
 
 use std::sync::Arc;

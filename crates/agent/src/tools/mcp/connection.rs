@@ -100,9 +100,9 @@ struct Process {
 }
 
 impl Connection {
-    /// Connects, and asks which tools there are. A server that takes longer to start than the SDK waits for
-    /// the answer to its first question answers that one when it is being asked the second: it is started once
-    /// more then, and asked as that answer says.
+    /// Connects, and asks which tools there are. The SDK waits so long for the answer to its first question,
+    /// and takes what comes later for an answer to the second. A server that starts slower than that is
+    /// started again, and asked as its late answer says.
     pub async fn open(server: &McpServer) -> Result<Self, String> {
         let either = ClientLifecycleMode::Auto {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
