@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_gateway::{Answer, Fault, Kind, Query, Responder, Said};
-use dressage_policy::{FinishReason, Sampler, SamplingParams};
+use dressage_policy::{Sampler, SamplingParams};
 use dressage_text::Message;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use crate::Attempt;
 use crate::tasks::Task;
+use crate::{Attempt, Teacher};
 
 /// The policies of a run that can be sampled from, by name.
 pub type Samplers = Arc<BTreeMap<String, Arc<dyn Sampler>>>;
@@ -36,35 +34,6 @@ pub struct AttemptContext {
 
 /// Picks one of several policies, by its place, by seed and stream of an attempt.
 pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
-
-/// A policy of others that is to be imitated.
-#[derive(Clone)]
-pub struct Teacher(pub Arc<dyn Responder>);
-
-impl Teacher {
-    /// A teacher that answers a conversation by a rule, or says why it cannot.
-    pub fn by_rule(rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static) -> Self {
-        Teacher(Arc::new(Rule(rule)))
-    }
-}
-
-/// A rule that answers conversations.
-struct Rule<F>(F);
-
-impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> Responder for Rule<F> {
-    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
-        let (sender, receiver) = unbounded_channel();
-        let (finish, prompt_tokens, tokens, thought_tokens) = (FinishReason::StopId, 0, 0, 0);
-        let said = (self.0)(&query.messages)
-            .map(|message| {
-                Said::Ended(Box::new(Answer { message, finish, prompt_tokens, tokens, thought_tokens }))
-            })
-            .map_err(|why| Fault::new(Kind::Unavailable, why));
-        // The receiver is there, and holds any number.
-        let _ = sender.send(said);
-        receiver
-    }
-}
 
 /// Makes attempts.
 ///

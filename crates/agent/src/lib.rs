@@ -15,9 +15,10 @@ mod kept;
 pub mod program;
 pub mod tasks;
 mod taught;
+mod teacher;
 pub mod tools;
 
-pub use agent_loop::{AgentLoop, AttemptContext, Pick, Samplers, Teacher};
+pub use agent_loop::{AgentLoop, AttemptContext, Pick, Samplers};
 pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
@@ -25,3 +26,4 @@ pub use dressage_policy::environment::PASSED;
 pub use helping::HelperAgent;
 pub use kept::{Keeper, KeptProcess};
 pub use program::{Program, ProgramAgent};
+pub use teacher::{Teacher, written};

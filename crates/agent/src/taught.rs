@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use dressage_conversation::{Conversation, Format, Request};
-use dressage_gateway::{Answer, ExternalCall, Query, Said, Sampling, ToolChoice};
+use dressage_gateway::{Answer, ExternalCall, Query, Responder, Said, Sampling, ToolChoice};
 use dressage_policy::{FinishReason, awake, within};
 use dressage_text::{Message, Parsed, ToolSpec};
 use dressage_tree::{Finish, Outcome, Trajectory};
@@ -75,6 +75,7 @@ pub(crate) fn taught<'a>(
 impl AgentLoop for Agent {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let AttemptContext { name: id, task, messages, seed, stream, params, .. } = context;
+        let teacher = self.teacher.of(&task).map_err(|why| ("teacher", why))?;
         Agent::run(self, AttemptRequest { id, task, messages, seed, stream, params }).await
     }
 
@@ -153,7 +154,8 @@ impl Taught {
         let of_tools = ToolContext { attempt, task, seed, stream, deadline: longest, params };
         let broke = |error: crate::tools::ToolError| ("tools", error.to_string());
         let mut tools = self.agent.tools.open(&of_tools).await.map_err(broke)?;
-        let turns = within(&*self.agent.sampler, longest, self.turns(run, messages, &mut tools)).await;
+        let turns = self.turns(run, teacher, messages, &mut tools);
+        let turns = within(&*self.agent.sampler, longest, turns).await;
         let ended = turns.unwrap_or_else(|| {
             run.outcome.trouble("attempt", format!("was not done within {longest:?}"));
             Ok(Finish::Deadline)
@@ -171,13 +173,14 @@ impl Taught {
     async fn turns(
         &self,
         run: &mut Lesson,
+        teacher: Arc<dyn Responder>,
         mut history: Vec<Message>,
         tools: &mut OpenTools,
     ) -> Result<Finish, Broke> {
         let limits = self.agent.limits;
         loop {
             let turn = run.outcome.turns;
-            let Answer { message, finish, .. } = self.ask(&history, tools.specs()).await?;
+            let Answer { message, finish, .. } = self.ask(&*teacher, &history, tools.specs()).await?;
             run.outcome.turns += 1;
             if finish != FinishReason::StopId {
                 return Ok(Finish::MaxTokens);
@@ -209,9 +212,14 @@ impl Taught {
     }
 
     /// Asks the teacher for the next reply.
-    async fn ask(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Answer, Broke> {
+    async fn ask(
+        &self,
+        teacher: &dyn Responder,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<Answer, Broke> {
         let deadline = self.agent.limits.reply;
-        let mut parts = self.teacher.0.respond(Query {
+        let mut parts = teacher.respond(Query {
             messages: messages.to_vec(),
             tools: tools.to_vec(),
             tool_choice: ToolChoice::Auto,

@@ -68,7 +68,7 @@ fn call(expression: &str) -> Message {
 
 async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<Query>) {
     let script = Arc::new(Script(Mutex::new(script), Mutex::default()));
-    let taught = Taught { agent: agent(), teacher: Teacher(script.clone()) };
+    let taught = Taught { agent: agent(), teacher: Teacher::Asked(script.clone()) };
     let context = AttemptContext {
         name: "a".into(),
         task: Task::default(),

@@ -150,7 +150,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
     programs::put_in(recipe, &mut agents, &callers).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
-        let teacher = Teacher(Arc::clone(others.get(name)?));
+        let teacher = Teacher::Asked(Arc::clone(others.get(name)?));
         Some((name.to_owned(), teacher))
     });
     let teachers = teachers.collect();

@@ -15,7 +15,7 @@ use dressage_tree::DEFAULT;
 
 use crate::TrainerError;
 use crate::policies::Policies;
-use crate::recipe::{AgentKeys, EvalKeys, Recipe};
+use crate::recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 
 /// Parts that an agent of a recipe works with.
 #[derive(Clone)]
@@ -273,11 +273,11 @@ impl Agents {
     ///
     /// # Errors
     /// When one has a loop that a teacher cannot act in.
-    pub(crate) fn taught(&self, name: &str, teacher: &Teacher) -> Result<Self, TrainerError> {
+    pub(crate) fn taught(&self, source: &SourceKeys, teacher: &Teacher) -> Result<Self, TrainerError> {
         let taught = |agent: &NamedAgent| {
             let custom = agent.runs().taught(teacher).ok_or_else(|| TrainerError::NotTaught {
                 agent: agent.built_in.name.clone(),
-                teacher: name.to_owned(),
+                teacher: source.to_string(),
             })?;
             Ok(NamedAgent { custom: Some(custom), ..agent.clone() })
         };

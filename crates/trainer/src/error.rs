@@ -118,13 +118,13 @@ pub enum TrainerError {
     },
     /// A teacher does not do well enough.
     #[error(
-        "the policy {teacher} reached a score of {least} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
+        "{teacher} reached a score of {least} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
          {wanted}; ask for fewer, lower `phase.{phase}.source.least_score`, or raise `phase.{phase}.source.tasks`"
     )]
     TooFewLessons {
         /// The phase.
         phase: u32,
-        /// The teacher.
+        /// The teacher: `the policy NAME`, or `the field NAME`.
         teacher: String,
         /// The least score.
         least: f64,
@@ -136,12 +136,20 @@ pub enum TrainerError {
         wanted: usize,
     },
     /// An agent whose loop does not ask in messages.
-    #[error("the agent {agent} has a loop of its own that the policy {teacher} cannot act in")]
+    #[error("the agent {agent} has a loop of its own that {teacher} cannot act in")]
     NotTaught {
         /// The agent.
         agent: String,
-        /// The teacher.
+        /// The teacher: `the policy NAME`, or `the field NAME`.
         teacher: String,
+    },
+    /// Replies of a task that cannot be imitated.
+    #[error("task {task}: {why}")]
+    Replies {
+        /// The task.
+        task: String,
+        /// Why not.
+        why: String,
     },
     /// A demonstration cannot be imitated.
     #[error("the demonstration of task {task}: {source}")]
@@ -348,6 +356,7 @@ impl TrainerError {
             | E::TooFewLessons { .. }
             | E::NotTaught { .. }
             | E::Demonstration { .. }
+            | E::Replies { .. }
             | E::PromptTooLong { .. }
             | E::PromptOverLimit { .. }
             | E::Answer { .. }

@@ -1,4 +1,4 @@
-//! Phases that imitate a policy of others.
+//! Phases that imitate a policy of others, or replies that rows of tasks have.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -142,4 +142,51 @@ async fn a_teacher_that_does_not_do_well_is_named() {
     let text = error.to_string();
     assert!(text.contains("teacher reached a score of 1 in 0 of 12 attempts"), "{text}");
     assert!(error.is_user_error());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_that_rows_have_are_tried_with_their_tools_and_imitated_where_they_do_well() {
+    let root = tempfile::tempdir().unwrap();
+    let tasks = root.path().join("tasks.jsonl");
+    let row = |a: u32| {
+        let arguments = json!({ "expression": format!("{a}+4") });
+        let call =
+            json!({ "tool_calls": [{ "function": { "name": "calculator", "arguments": arguments } }] });
+        // One in three says something else than its tool, and four rows have nothing to say.
+        let said = format!("The answer is {}.", if a % 3 == 0 { 0 } else { a + 4 });
+        let mut row = json!({ "question": format!("What is {a} and 4?"), "answer": a + 4 });
+        if a > 4 {
+            row["replies"] = json!([call, said]);
+        }
+        format!("{row}\n")
+    };
+    std::fs::write(&tasks, (1..=30).map(row).collect::<String>()).unwrap();
+    let source = format!("tasks.0={{kind='file', path='{}', held_out=6}}", tasks.display());
+    let with = [source.as_str(), "eval.unseen_wordings=0", "phase.1.steps=1", "phase.0.epochs=4"];
+    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let start = async |overrides: &[&str]| {
+        let recipe = recipe(&folder, &[&with[..], overrides].concat());
+        Trainer::new(recipe, parts(&policy, Duration::ZERO), Start::Fresh).await
+    };
+    let few = ["phase.0.source={field='replies'}", "phase.0.demonstrations=25"];
+    let error = start(&few).await.err().unwrap();
+    assert!(matches!(error, TrainerError::TooFewDemonstrations { wanted: 25, .. }), "{error}");
+    let other = ["phase.0.source={field='question'}", "phase.0.demonstrations=5"];
+    let error = start(&other).await.err().unwrap();
+    assert!(error.to_string().contains("its field `question` is no list of replies"), "{error}");
+
+    let good = ["phase.0.source={field='replies'}", "phase.0.demonstrations=8"];
+    start(&good).await.unwrap().run(&mut (), &StopFlag::default()).await.unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let made = wait(store.summaries(Purpose::Demonstration)).unwrap();
+    assert_eq!(made.iter().filter(|attempt| attempt.score == Some(1.0)).count(), 8);
+    for summary in &made {
+        let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
+        assert_eq!((attempt.outcome.calls.ok, attempt.outcome.turns), (1, 2), "its call was answered");
+        let demonstrated = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated);
+        assert_eq!(demonstrated.count(), 2);
+    }
+    let lines = metrics(&folder);
+    let nll: Vec<f64> = lines.iter().filter_map(|line| line.get("train/nll")?.as_f64()).collect();
+    assert!(nll[nll.len() - 1] < 0.8 * nll[0], "{nll:?}");
 }

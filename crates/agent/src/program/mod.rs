@@ -208,10 +208,11 @@ impl Program {
 
     /// The agents of an attempt, with the samplers of their policies.
     fn routes(&self, context: &AttemptContext) -> Result<Vec<Route>, String> {
+        let teacher = self.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
         let route = |agent: &ProgramAgent| {
-            let taught = self.teacher.as_ref().filter(|_| agent.trained);
+            let taught = teacher.as_ref().filter(|_| agent.trained);
             let backend = match &agent.replies {
-                Replies::Tokens { .. } if let Some(Teacher(teacher)) = taught => {
+                Replies::Tokens { .. } if let Some(teacher) = taught => {
                     Backend::Messages(Arc::clone(teacher))
                 }
                 Replies::Messages(responder) => Backend::Messages(Arc::clone(responder)),

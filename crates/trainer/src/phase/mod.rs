@@ -14,7 +14,7 @@ use crate::TrainerError;
 use crate::agents::Agents;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
-use crate::recipe::{Phase, Recipe};
+use crate::recipe::{Phase, Recipe, SftKeys};
 use crate::tasks::Tasks;
 use crate::trainer::{Leave, Trainer};
 
@@ -37,8 +37,10 @@ impl PhaseRun {
         agents: &Agents,
     ) -> Result<(), TrainerError> {
         match phase {
-            // A teacher is not asked before the phase.
-            Phase::Sft(keys) if keys.source.is_some() => Ok(()),
+            // A policy of others is not asked before the phase.
+            Phase::Sft(SftKeys { source: Some(source), demonstrations, .. }) => {
+                teacher::check(index, source, *demonstrations, recipe.run.seed, tasks)
+            }
             Phase::Sft(keys) => {
                 // Names do not matter here: nothing is recorded.
                 let run = RunId(String::new());

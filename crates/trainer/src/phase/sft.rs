@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use dressage_agent::{Agent, demonstrate};
+use dressage_agent::{Agent, Teacher, demonstrate};
 use dressage_policy::crash_point;
 use dressage_store::{Attempt, Status, StepPlan};
 use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
@@ -109,8 +109,13 @@ impl Sft {
     ) -> Result<Self, Leave> {
         let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
         if let Some(source) = &keys.source {
-            let no_part = || TrainerError::NoPart(format!("the teacher {}", source.policy));
-            let teacher = trainer.teachers.get(&source.policy).ok_or_else(no_part)?;
+            let teacher = match (&source.policy, &source.field) {
+                (None, Some(field)) => &Teacher::Written(field.clone()),
+                (policy, _) => {
+                    let no_part = || TrainerError::NoPart(source.to_string());
+                    policy.as_ref().and_then(|name| trainer.teachers.get(name)).ok_or_else(no_part)?
+                }
+            };
             let asked = (&keys, source);
             let found =
                 teacher::demonstrations(index, asked, teacher, tasks, rollouts, observer, stop).await?;

@@ -1,9 +1,10 @@
-//! Demonstrations by a policy of others: attempts in which it acts, of which those with a good score are
-//! kept.
+//! Demonstrations by a policy of others, or by replies that rows of tasks have: attempts in which these act,
+//! of which those with a good score are kept.
 //!
-//! Its attempts are made, scored and recorded like all others, so a run that goes on asks for none again.
+//! Such attempts are made, scored and recorded like all others, so a run that goes on asks for none again.
 
-use dressage_agent::Teacher;
+use dressage_agent::tasks::Task;
+use dressage_agent::{Teacher, written};
 use dressage_policy::SamplingParams;
 use dressage_store::{Attempt, Status};
 use dressage_tree::{Placement, Purpose};
@@ -29,9 +30,8 @@ pub(super) async fn demonstrations(
     observer: &mut dyn Observer,
     stop: &StopFlag,
 ) -> Result<Option<Vec<Attempt>>, TrainerError> {
-    let rollouts = Rollouts { agents: rollouts.agents.taught(&source.policy, teacher)?, ..rollouts.clone() };
-    let order = order(rollouts.seed, "demonstrations", &[phase], tasks.train_len());
-    let mut left = order.into_iter().filter_map(|at| tasks.train(at as usize)).zip(0..);
+    let rollouts = Rollouts { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
+    let mut left = taught(phase, source, rollouts.seed, tasks).zip(0..);
     let (wanted, most) = (keys.demonstrations, source.most_tasks(keys.demonstrations));
     let (mut found, mut tried) = (Vec::with_capacity(wanted), 0);
     while found.len() < wanted && tried < most {
@@ -47,11 +47,47 @@ pub(super) async fn demonstrations(
         found.extend(made.into_iter().filter(|attempt| is_good(attempt, source.least_score)));
     }
     if found.len() < wanted {
-        let (teacher, least) = (source.policy.clone(), source.least_score);
+        let (teacher, least) = (source.to_string(), source.least_score);
         let found = found.len();
         return Err(TrainerError::TooFewLessons { phase, teacher, least, found, tried, wanted });
     }
     Ok(Some(found))
+}
+
+/// The training tasks to be done, in a seeded order: of replies in rows those that have some.
+fn taught<'t>(
+    phase: u32,
+    source: &'t SourceKeys,
+    seed: u64,
+    tasks: &'t Tasks,
+) -> impl Iterator<Item = Task> + 't {
+    let order = order(seed, "demonstrations", &[phase], tasks.train_len());
+    let tasks = order.into_iter().filter_map(|at| tasks.train(at as usize));
+    let can_be = |task: &Task| source.field.as_ref().is_none_or(|field| task.row.contains_key(field));
+    tasks.filter(can_be)
+}
+
+/// Finds before the start what would stop the phase later: replies that cannot be read, or too few of them.
+///
+/// # Errors
+/// When there is such a thing. A policy of others is not asked.
+pub(super) fn check(
+    phase: usize,
+    source: &SourceKeys,
+    wanted: usize,
+    seed: u64,
+    tasks: &Tasks,
+) -> Result<(), TrainerError> {
+    let Some(field) = &source.field else { return Ok(()) };
+    let mut found = 0;
+    for task in taught(phase as u32, source, seed, tasks).take(source.most_tasks(wanted)) {
+        written(&task, field).map_err(|why| TrainerError::Replies { task: task.id, why })?;
+        found += 1;
+    }
+    if found < wanted {
+        return Err(TrainerError::TooFewDemonstrations { phase, wanted, found });
+    }
+    Ok(())
 }
 
 /// Whether an attempt is one to imitate: whole, with tokens, and with such a score.

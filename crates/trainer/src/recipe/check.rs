@@ -99,9 +99,18 @@ impl Checker<'_> {
     fn sft(&self, recipe: &Recipe, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
         if let Some(source) = &keys.source {
             let key = |key: &str| format!("phase.{phase}.source.{key}");
-            let external = matches!(recipe.policy.get(&source.policy), Some(PolicyKeys::External(_)));
-            let range = "a policy of kind \"external\": its replies are imitated";
-            self.check(external, key("policy"), format!("\"{}\"", source.policy), range)?;
+            if let Some(policy) = &source.policy {
+                let external = matches!(recipe.policy.get(policy), Some(PolicyKeys::External(_)));
+                let range = "a policy of kind \"external\": its replies are imitated";
+                self.check(external, key("policy"), format!("\"{policy}\""), range)?;
+                let range = "left out beside `policy`: one of them writes the replies that are imitated";
+                let field = source.field.as_deref().unwrap_or_default();
+                self.check(source.field.is_none(), key("field"), format!("\"{field}\""), range)?;
+            } else {
+                let field = source.field.as_deref().unwrap_or_default();
+                let range = "the field of tasks that holds the replies to imitate, unless `policy` is given";
+                self.check(!field.is_empty(), key("field"), format!("\"{field}\""), range)?;
+            }
             let finite = source.least_score.is_finite();
             self.check(finite, key("least_score"), source.least_score, "a finite number")?;
             let (tasks, least) = (source.most_tasks(keys.demonstrations), keys.demonstrations);

@@ -1,6 +1,7 @@
 //! Every key of a recipe, declared once: its type, its default, what it means.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -330,7 +331,7 @@ impl Phase {
     /// The policy of others that it imitates, by name.
     pub fn teacher(&self) -> Option<&str> {
         match self {
-            Phase::Sft(keys) => keys.source.as_ref().map(|source| source.policy.as_str()),
+            Phase::Sft(keys) => keys.source.as_ref().and_then(|source| source.policy.as_deref()),
             Phase::Rl(_) => None,
         }
     }
@@ -408,12 +409,17 @@ pub struct SftKeys {
     pub optimiser: OptimiserKeys,
 }
 
-/// `[phase.source]`: a policy of others that acts in the place of the trained ones, to be imitated.
+/// `[phase.source]`: whoever acts in the place of the trained policies, to be imitated: a policy of others, or
+/// replies that rows of tasks have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceKeys {
     /// The policy, by name; one of kind `external`.
-    pub policy: String,
+    #[serde(default)]
+    pub policy: Option<String>,
+    /// In its place: the field of a task's row with the replies of an attempt at it, in order.
+    #[serde(default)]
+    pub field: Option<String>,
     /// The least score of an attempt whose replies are imitated.
     #[serde(default = "whole_score")]
     pub least_score: f64,
@@ -424,6 +430,15 @@ pub struct SourceKeys {
 
 fn whole_score() -> f64 {
     1.0
+}
+
+impl fmt::Display for SourceKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.policy, &self.field) {
+            (Some(policy), _) => write!(f, "the policy {policy}"),
+            (None, field) => write!(f, "the field {}", field.as_deref().unwrap_or_default()),
+        }
+    }
 }
 
 impl SourceKeys {

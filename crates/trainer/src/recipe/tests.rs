@@ -241,6 +241,10 @@ fn bad_recipes_are_refused_by_key() {
             "`phase.0.source.policy` is \"default\", but must be a policy of kind \"external\"",
         ),
         (
+            &["phase.0.source={least_score=1.0}"],
+            "`phase.0.source.field` is \"\", but must be the field of tasks that holds the replies",
+        ),
+        (
             &[
                 "policy.default={kind='trained'}",
                 "policy.x={kind='external', base_urls=['x.com'], model='m'}",
@@ -592,7 +596,11 @@ fn recipes_of_this_repository_and_of_its_pages_are_read() {
     let recipes: Vec<PathBuf> = files("recipes").into_iter().filter(|path| path.is_dir()).collect();
     assert!(recipes.len() >= 2);
     for folder in recipes {
-        Recipe::load(&folder.join("recipe.toml"), &[]).unwrap_or_else(|error| panic!("{error}"));
+        assert!(folder.join("recipe.toml").is_file(), "{} has no recipe", folder.display());
+        let own = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        for file in own.filter(|file| file.extension().is_some_and(|end| end == "toml")) {
+            Recipe::load(&file, &[]).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        }
     }
     // A page shows parts of a recipe: the rest is as in a small one.
     let mut shown = 0;

@@ -10,7 +10,7 @@ use rmcp::model::{
     CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, Implementation,
     PaginatedRequestParams, ProtocolVersion,
 };
-use rmcp::service::{ClientLifecycleMode, ClientServiceExt, RunningService};
+use rmcp::service::{ClientInitializeError, ClientLifecycleMode, ClientServiceExt, RunningService};
 use rmcp::transport::async_rw::AsyncRwTransport;
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClientTransport, StreamableHttpClientTransportConfig,
@@ -66,6 +66,32 @@ pub(super) struct Failed {
     pub over: String,
 }
 
+/// A connection that did not come about.
+struct Refusal {
+    why: String,
+    /// The generation of the protocol that the server turned out to speak, where it said so too late.
+    generation: Option<ClientLifecycleMode>,
+}
+
+impl Refusal {
+    fn of(error: ClientInitializeError) -> Self {
+        let generation = match &error {
+            ClientInitializeError::ConflictInitResponseId(..) => Some(ClientLifecycleMode::Discover {
+                preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+            }),
+            ClientInitializeError::UncorrelatedErrorResponse { .. } => Some(ClientLifecycleMode::Initialize),
+            _ => None,
+        };
+        Refusal { why: dressage_http::causes(&error), generation }
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Refusal { why, generation: None }
+    }
+}
+
 /// The process of a server, under its keeper.
 struct Process {
     keeper: Arc<Mutex<Child>>,
@@ -74,28 +100,39 @@ struct Process {
 }
 
 impl Connection {
-    /// Connects, and asks which tools there are.
+    /// Connects, and asks which tools there are. The SDK waits so long for the answer to its first question,
+    /// and takes what comes later for an answer to the second. A server that starts slower than that is
+    /// started again, and asked as its late answer says.
     pub async fn open(server: &McpServer) -> Result<Self, String> {
-        let info = ClientConfig::new(
-            ClientCapabilities::default(),
-            Implementation::new("dressage", env!("CARGO_PKG_VERSION")),
-        );
-        let lifecycle = ClientLifecycleMode::Auto {
+        let either = ClientLifecycleMode::Auto {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
             legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
         };
+        match Self::connect(server, either).await {
+            Err(Refusal { generation: Some(generation), .. }) => Self::connect(server, generation).await,
+            other => other,
+        }
+        .map_err(|refusal| refusal.why)
+    }
+
+    async fn connect(server: &McpServer, lifecycle: ClientLifecycleMode) -> Result<Self, Refusal> {
+        let mut info = ClientConfig::new(
+            ClientCapabilities::default(),
+            Implementation::new("dressage", env!("CARGO_PKG_VERSION")),
+        );
+        info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
         let (process, served) = match server {
             McpServer::Program { command, folder, passes, keeper } => {
                 let mut child = keeper.start(dressage_policy::environment::passed(passes))?;
                 let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-                    return Err("its standard input and output cannot be had".into());
+                    return Err("its standard input and output cannot be had".to_owned().into());
                 };
                 let process = Process::new(child);
                 // A keeper that takes no order is gone, and its standard error says why.
                 let _ = stdin.write_all(kept::order(command, folder, None).as_bytes()).await;
                 let transport = AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(MOST_BYTES);
                 let served = info.serve_with_lifecycle(transport, lifecycle).await;
-                (Some(process), served.map_err(|error| dressage_http::causes(&error)))
+                (Some(process), served.map_err(Refusal::of))
             }
             McpServer::Address { url, headers, client } => {
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
@@ -104,13 +141,16 @@ impl Connection {
                 config.max_json_response_size = MOST_BYTES;
                 let transport = StreamableHttpClientTransport::with_client(Web(client.clone()), config);
                 let served = info.serve_with_lifecycle(transport, lifecycle).await;
-                (None, served.map_err(|error| dressage_http::causes(&error)))
+                (None, served.map_err(Refusal::of))
             }
         };
         let service = match (served, &process) {
             (Ok(service), _) => service,
-            (Err(why), Some(process)) => return Err(format!("{why}{}", process.end_told().await)),
-            (Err(why), None) => return Err(why),
+            (Err(mut refusal), Some(process)) => {
+                refusal.why.push_str(&process.end_told().await);
+                return Err(refusal);
+            }
+            (Err(refusal), None) => return Err(refusal),
         };
         let peer = service.peer().clone();
         let (service, is_silent) = (Mutex::new(service), AtomicBool::new(false));
@@ -120,7 +160,7 @@ impl Connection {
             Err(why) => {
                 let over = connection.why_over();
                 connection.close().await;
-                return Err(format!("{why}{over}"));
+                return Err(format!("{why}{over}").into());
             }
         }
         Ok(connection)

@@ -134,3 +134,16 @@ async fn servers_that_do_not_start_say_why() {
     let error = open("import sys; sys.stdin.readline(); print('hello')").await;
     assert!(error.contains("tool \"tests\" could not be opened"), "{error}");
 }
+
+#[tokio::test]
+async fn a_server_that_starts_slowly_is_asked_as_its_late_answer_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("has-started");
+    let slow = format!(
+        "import os, time\nif not os.path.exists({mark:?}):\n    open({mark:?}, 'w').close()\n    time.sleep(11)\n{}",
+        include_str!("server_for_tests.py")
+    );
+    let mut session = Mcp::new("tests", server(&slow)).open(&context("a")).await.unwrap();
+    assert_eq!(ask(&*session, "count", json!({})).await.read(), "1");
+    session.close().await.unwrap();
+}

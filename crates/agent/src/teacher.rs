@@ -1,0 +1,148 @@
+//! Whoever writes the replies of attempts that are to be imitated: a policy of others, or the people who made
+//! the tasks. A row then has the replies of an attempt at it, and nothing else: the tools themselves answer
+//! every call in them, and every attempt is scored, so a demonstration that does not do what it should is
+//! found and left out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dressage_gateway::{Answer, Fault, Kind, Query, Responder, Said};
+use dressage_policy::FinishReason;
+use dressage_text::{Message, Role};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::tasks::Task;
+
+/// A writer of replies that are to be imitated.
+#[derive(Clone)]
+pub enum Teacher {
+    /// A policy of others, which is asked.
+    Asked(Arc<dyn Responder>),
+    /// The row of each task, which has the replies in the field of this name.
+    Written(String),
+}
+
+impl Teacher {
+    /// A teacher that answers a conversation by a rule, or says why it cannot.
+    pub fn by_rule(rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static) -> Self {
+        Teacher::Asked(Arc::new(Rule(rule)))
+    }
+
+    /// Whoever writes the replies of one attempt at a task.
+    ///
+    /// # Errors
+    /// When its row should have them, and has not.
+    pub(crate) fn of(&self, task: &Task) -> Result<Arc<dyn Responder>, String> {
+        match self {
+            Teacher::Asked(responder) => Ok(Arc::clone(responder)),
+            Teacher::Written(field) => said(task, field),
+        }
+    }
+}
+
+/// A rule that answers conversations.
+struct Rule<F>(F);
+
+impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> Responder for Rule<F> {
+    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+        let (sender, receiver) = unbounded_channel();
+        let (finish, prompt_tokens, tokens, thought_tokens) = (FinishReason::StopId, 0, 0, 0);
+        let said = (self.0)(&query.messages)
+            .map(|message| {
+                Said::Ended(Box::new(Answer { message, finish, prompt_tokens, tokens, thought_tokens }))
+            })
+            .map_err(|why| Fault::new(Kind::Unavailable, why));
+        // The receiver is there, and holds any number.
+        let _ = sender.send(said);
+        receiver
+    }
+}
+
+/// The replies of a field, in order: a list of texts, or of messages as chat APIs have them. Turns of tools
+/// and users between them are left out, since an attempt brings its own; calls without an id get one.
+///
+/// # Errors
+/// When the row has no such field, or it holds something else.
+pub fn written(task: &Task, field: &str) -> Result<Vec<Message>, String> {
+    let found = task.row.get(field).ok_or_else(|| format!("its row has no field `{field}`"))?;
+    let wrong = |why: String| format!("its field `{field}` {why}");
+    let items = found.as_array().ok_or_else(|| wrong("is no list of replies".to_owned()))?;
+    let mut replies = Vec::with_capacity(items.len());
+    for (at, item) in items.iter().enumerate() {
+        let message = message(item).map_err(|why| wrong(format!("has a wrong message {at}: {why}")))?;
+        replies.extend((message.role == Role::Assistant).then_some(message));
+    }
+    for (turn, reply) in replies.iter_mut().enumerate() {
+        for (place, call) in reply.tool_calls.iter_mut().enumerate().filter(|(_, call)| call.id.is_empty()) {
+            call.id = format!("call_{turn}_{place}");
+        }
+    }
+    if replies.is_empty() { Err(wrong("has no reply".to_owned())) } else { Ok(replies) }
+}
+
+fn message(item: &Value) -> Result<Message, String> {
+    let mut item = match item {
+        Value::String(text) => json!({ "content": text }),
+        other => other.clone(),
+    };
+    if let Some(fields) = item.as_object_mut() {
+        fields.entry("role").or_insert_with(|| "assistant".into());
+    }
+    serde_json::from_value(item).map_err(|error| error.to_string())
+}
+
+/// Says the replies of a task, one to a query.
+///
+/// # Errors
+/// As [`written`].
+fn said(task: &Task, field: &str) -> Result<Arc<dyn Responder>, String> {
+    let (replies, next, field) = (written(task, field)?, AtomicUsize::new(0), field.to_owned());
+    let rule = move |_: &[Message]| {
+        let at = next.fetch_add(1, Ordering::Relaxed);
+        let used_up = || format!("the agent asked for more than the {} replies in `{field}`", replies.len());
+        replies.get(at).cloned().ok_or_else(used_up)
+    };
+    Ok(Arc::new(Rule(rule)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(replies: Value) -> Task {
+        let row = json!({ "replies": replies }).as_object().unwrap().clone();
+        Task { row: row.into(), ..Task::default() }
+    }
+
+    #[test]
+    fn replies_are_read_as_people_write_them() {
+        let call = json!({ "function": { "name": "python", "arguments": { "code": "print(1)" } } });
+        let task = task(json!([
+            { "role": "assistant", "content": "Let me see.", "tool_calls": [call.clone(), call] },
+            { "role": "tool", "content": "1" },
+            "It is 1.",
+        ]));
+        let replies = written(&task, "replies").unwrap();
+        assert_eq!(replies.len(), 2, "what a tool said is left out");
+        let ids: Vec<&str> = replies[0].tool_calls.iter().map(|call| call.id.as_str()).collect();
+        assert_eq!(ids, ["call_0_0", "call_0_1"]);
+        assert_eq!(replies[0].tool_calls[0].arguments["code"], "print(1)");
+        assert_eq!(replies[1], Message::assistant("It is 1."));
+    }
+
+    #[test]
+    fn a_field_that_holds_no_replies_is_named() {
+        for (replies, why) in [
+            (json!("one"), "is no list of replies"),
+            (json!([]), "has no reply"),
+            (json!([{ "role": "tool", "content": "1" }]), "has no reply"),
+            (json!([3]), "has a wrong message 0"),
+            (json!(["a", { "role": "wizard", "content": "b" }]), "has a wrong message 1"),
+        ] {
+            let error = written(&task(replies), "replies").unwrap_err();
+            assert!(error.starts_with("its field `replies` ") && error.contains(why), "{error}");
+        }
+        assert_eq!(written(&task(json!([])), "demo").unwrap_err(), "its row has no field `demo`");
+    }
+}
