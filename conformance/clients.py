@@ -11,17 +11,25 @@ each is learnt from. Checked, from `run.db` and `metrics.jsonl`:
 
 The model must call tools at times: SmolLM2 does after a little imitation (`--model`, a checkpoint of a run whose agent has the calculator of
 recipes/bring-your-own-agent). Packages are installed into `--environments` where they are not there yet: several GB for all.
+
+Coding agents of npm ask with some 10,000 to 30,000 tokens of instructions, which is more than SmolLM2 reads. They get a small model of random
+weights with its tokenizer, which first imitates: a teacher (a server of this script) plays the agent through the gateway and calls its shell.
 """
 
 import argparse
+import array
 import collections
+import contextlib
+import http.server
 import json
 import os
+import random
 import shutil
 import sqlite3
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,16 +42,26 @@ PYTHON = {
     "agentscope": ["agentscope==2.0.11"],
     "autogen": ["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"],
     "mini-swe-agent": ["mini-swe-agent==2.4.6"],
+    "camel": ["camel-ai==0.2.90", "mcp<2"],
+    "pydantic-ai": ["pydantic-ai-slim[openai]==2.68.0"],
+    "smolagents": ["smolagents[openai]==1.26.0"],
+    "strands": ["strands-agents[openai]==1.62.0"],
+    "qwen-agent": ["qwen-agent==0.0.34", "soundfile", "python-dateutil"],
 }
-NODE = [
-    "openai@6.49.0",
-    "@anthropic-ai/sdk@1.14.0",
-    "ai@6.0.326",
-    "@ai-sdk/openai@3.0.141",
-    "@ai-sdk/openai-compatible@2.0.92",
-    "@ai-sdk/anthropic@3.0.140",
-    "zod@4.6.7",
-]
+NODE = {
+    "node": [
+        "openai@6.49.0",
+        "@anthropic-ai/sdk@1.14.0",
+        "ai@6.0.326",
+        "@ai-sdk/openai@3.0.141",
+        "@ai-sdk/openai-compatible@2.0.92",
+        "@ai-sdk/anthropic@3.0.140",
+        "zod@4.6.7",
+    ],
+    "agents-js": ["@openai/agents@0.20.0", "zod@4.6.7"],
+    "mastra": ["@mastra/core@0.24.9", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7"],
+    "coding": ["@openai/codex@0.169.0", "opencode-ai@1.18.33", "@anthropic-ai/claude-code@2.1.197"],
+}
 # The environment, the program, its modes.
 SETUPS = [
     ("", "plain.py", [""]),
@@ -58,7 +76,15 @@ SETUPS = [
     ("agentscope", "agentscope_agent.py", ["whole", "stream"]),
     ("autogen", "autogen_agent.py", ["whole", "stream"]),
     ("node", "ai_sdk.mjs", ["chat", "compatible", "compatible-stream", "responses", "messages"]),
+    ("agents-js", "openai_agents.mjs", ["chat", "responses"]),
+    ("mastra", "mastra_agent.mjs", [""]),
+    ("camel", "camel_agent.py", [""]),
+    ("qwen-agent", "qwen_agent_run.py", [""]),
+    ("pydantic-ai", "pydantic_ai_agent.py", ["whole", "stream"]),
+    ("smolagents", "smolagents_agent.py", [""]),
+    ("strands", "strands_agent.py", [""]),
     ("mini-swe-agent", "mini_swe_agent.py", ["chat"]),
+    ("coding", "coding_agent.py", ["codex", "opencode", "claude"]),
 ]
 RECIPE = """
 [run]
@@ -69,10 +95,9 @@ checkpoint_every = 0
 [model]
 source = "{model}"
 context = {context}
-lora = {{ rank = 1 }}
-
+{model_keys}
 [engine]
-micro_batch_tokens = {context}
+micro_batch_tokens = 2560
 
 [[tasks]]
 kind = "arithmetic"
@@ -91,7 +116,7 @@ protocol = "hermes"
 tool_prompt = "compact"
 max_turns = {turns}
 max_tokens = 800
-attempt_seconds = 300
+attempt_seconds = 900
 
 [reward]
 scorer = {{ kind = "program", from = "last_line" }}
@@ -99,13 +124,31 @@ scorer = {{ kind = "program", from = "last_line" }}
 [eval]
 tasks = 0
 
+{imitation}
 [[phase]]
 kind = "rl"
 steps = 1
 groups = 1
 group_size = {attempts}
-temperature = 1.1
+temperature = {temperature}
 learning_rate = 1e-6
+"""
+TAUGHT = """
+[policy.default]
+kind = "trained"
+[policy.teacher]
+kind = "external"
+url = "{url}"
+model = "teacher"
+"""
+IMITATION = """
+[[phase]]
+kind = "sft"
+demonstrations = 1
+source = {{ policy = "teacher", least_score = 0.0 }}
+batch = 1
+epochs = {epochs}
+learning_rate = 1e-2
 """
 
 
@@ -113,13 +156,13 @@ def interpreter(environments, name):
     """The program that runs a set-up's, installed with its packages where it is not."""
     if not name:
         return sys.executable
-    if name == "node":
-        folder = environments / "node"
+    if name in NODE:
+        folder = environments / name
         if not (folder / "node_modules").is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-            install = ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *NODE]
+            install = ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *NODE[name]]
             subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
-        return shutil.which("node")
+        return sys.executable if name == "coding" else shutil.which("node")
     python = environments / name / "bin/python"
     if not python.is_file():
         subprocess.run([sys.executable, "-m", "venv", environments / name], check=True)
@@ -127,25 +170,101 @@ def interpreter(environments, name):
     return str(python)
 
 
+def small_model(folder, beside):
+    """A model of random weights that reads long prompts, with the tokenizer and the chat template of the one in `beside`."""
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(beside / name, folder)
+    config = json.loads((beside / "config.json").read_text())
+    hidden, heads, inner = 64, 2, 128
+    shape = {"hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": heads}
+    shape |= {"head_dim": hidden // heads, "intermediate_size": inner, "max_position_embeddings": 1 << 17}
+    (folder / "config.json").write_text(json.dumps(config | shape | {"rope_theta": 1e6}))
+    shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
+    layer = "model.layers.0"
+    shapes |= {f"{layer}.{name}.weight": [hidden] for name in ("input_layernorm", "post_attention_layernorm")}
+    shapes |= {f"{layer}.self_attn.{name}_proj.weight": [hidden, hidden] for name in "qkvo"}
+    shapes |= {f"{layer}.mlp.{name}_proj.weight": [inner, hidden] for name in ("gate", "up")}
+    shapes[f"{layer}.mlp.down_proj.weight"] = [hidden, inner]
+    rng, header, values = random.Random(1), {}, array.array("f")
+    for name, shape in shapes.items():
+        begin, count = 4 * len(values), shape[0] * [*shape, 1][1]
+        values.extend([1.0] * count if len(shape) == 1 else (rng.uniform(-0.1, 0.1) for _ in range(count)))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, 4 * len(values)]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        values.tofile(file)
+
+
+class Teacher(http.server.BaseHTTPRequestHandler):
+    """Chat completions of one who calls the shell of whoever asks twice for each question, and then says what came of it."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        message = {"role": "assistant", "content": "It is 42."}
+        functions = [tool["function"] for tool in body.get("tools") or []]
+        shells = [function for function in functions if {"cmd", "command"} & set(function["parameters"]["properties"])]
+        # Messages of its own are what every client keeps.
+        if shells and sum(said["role"] == "assistant" for said in body["messages"]) % 3 < 2:
+            named = "cmd" if "cmd" in shells[0]["parameters"]["properties"] else "command"
+            required = shells[0]["parameters"].get("required", [])
+            arguments = dict.fromkeys(required, "echo") | {named: "echo 42"}
+            call = {"name": shells[0]["name"], "arguments": json.dumps(arguments)}
+            message = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "c", "type": "function", "function": call}],
+            }
+        finish = "tool_calls" if "tool_calls" in message else "stop"
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        choices = [{"index": 0, "message": message, "finish_reason": finish}]
+        answer = {"id": "1", "object": "chat.completion", "model": "teacher", "choices": choices, "usage": usage}
+        answer = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def teacher():
+    """A teacher on a free port: its base URL."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+
+
 def run(arguments, environment, program, mode, folder):
     """Trains a step with a client; the reason why that failed, if it did."""
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "conformance/clients", folder, dirs_exist_ok=True)
     command = [interpreter(arguments.environments, environment), program, *mode.split()]
-    if environment == "node":
+    if environment in NODE:
         # A module finds its packages beside itself.
-        (folder / "node_modules").symlink_to(arguments.environments / "node/node_modules")
-    coding = environment == "mini-swe-agent"
-    recipe = RECIPE.format(
-        model=arguments.model,
-        command=json.dumps(command),
-        attempts=arguments.attempts,
-        context=2560 if coding else 1536,
-        turns=12,
-    )
-    (folder / "recipe.toml").write_text(recipe)
-    train = [arguments.dressage, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
-    done = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=1800, env=os.environ)
+        (folder / "node_modules").symlink_to(arguments.environments / environment / "node_modules")
+    filled = {"command": json.dumps(command), "attempts": arguments.attempts, "turns": 12}
+    if environment == "coding":
+        small_model(folder / "model", arguments.model)
+        filled |= {"model": folder / "model", "context": 1 << 16, "temperature": 0.8}
+        filled["imitation"] = IMITATION.format(epochs=arguments.epochs)
+    else:
+        context = 2560 if environment == "mini-swe-agent" else 1536
+        filled |= {"model": arguments.model, "model_keys": "lora = { rank = 1 }\n", "context": context}
+        filled |= {"temperature": 1.1, "imitation": ""}
+    with teacher() as url:
+        if environment == "coding":
+            filled["model_keys"] = TAUGHT.format(url=url)
+        (folder / "recipe.toml").write_text(RECIPE.format(**filled))
+        train = [arguments.dressage, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
+        done = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=3600, env=os.environ)
     return None if done.returncode == 0 else (done.stderr.strip() or done.stdout).splitlines()[-1]
 
 
@@ -241,6 +360,7 @@ def main():
     p.add_argument("--environments", type=Path, help="a folder for the clients' packages")
     p.add_argument("--folder", type=Path, help="a folder for the runs; those that are right are removed")
     p.add_argument("--attempts", type=int, default=4, help="of each client")
+    p.add_argument("--epochs", type=int, default=30, help="of imitation, for coding agents")
     p.add_argument("--only", default="", help="set-ups whose names contain this")
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
     p.add_argument("--check", type=Path, metavar="FOLDER", help="check the run in FOLDER/run, and start nothing")
