@@ -75,7 +75,6 @@ pub(crate) fn taught<'a>(
 impl AgentLoop for Agent {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let AttemptContext { name: id, task, messages, seed, stream, params, .. } = context;
-        let teacher = self.teacher.of(&task).map_err(|why| ("teacher", why))?;
         Agent::run(self, AttemptRequest { id, task, messages, seed, stream, params }).await
     }
 
@@ -151,6 +150,7 @@ impl Taught {
     async fn open_and_loop(&self, run: &mut Lesson, context: AttemptContext) -> Result<Finish, Broke> {
         let longest = self.agent.limits.attempt;
         let AttemptContext { name: attempt, task, messages, seed, stream, params, .. } = context;
+        let teacher = self.teacher.of(&task).map_err(|why| ("teacher", why))?;
         let of_tools = ToolContext { attempt, task, seed, stream, deadline: longest, params };
         let broke = |error: crate::tools::ToolError| ("tools", error.to_string());
         let mut tools = self.agent.tools.open(&of_tools).await.map_err(broke)?;
