@@ -8,13 +8,10 @@ use dressage_rl::correction::Level;
 use dressage_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
 use dressage_tree::DEFAULT;
 
-use super::RecipeError;
 use super::keys::{EvalKeys, OptimiserKeys, Phase, Recipe, SftKeys, TaskSource};
 use super::policy::PolicyKeys;
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
-
-/// The longest time that a recipe may name, which keeps it within what a duration can hold.
-pub(super) const MOST_SECONDS: f64 = 1e9;
+use super::{MOST_SECONDS, RecipeError};
 
 /// Collects the first value out of range.
 pub(super) struct Checker<'a> {

@@ -4,9 +4,10 @@ use std::fmt::Display;
 
 use serde::de::Error as _;
 
+use super::MOST_SECONDS;
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
-use super::check::{Checker, MOST_SECONDS};
+use super::check::Checker;
 use super::choice::Share;
 use super::code::SandboxKeys;
 use super::context::ContextKeys;

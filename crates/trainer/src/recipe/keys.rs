@@ -409,8 +409,8 @@ pub struct SftKeys {
     pub optimiser: OptimiserKeys,
 }
 
-/// `[phase.source]`: whoever acts in the place of the trained policies, to be imitated: a policy of others, or
-/// replies that rows of tasks have.
+/// `[phase.source]`: whoever acts in the place of the trained policies, to be imitated: a policy of others,
+/// or replies that rows of tasks have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceKeys {

@@ -60,6 +60,9 @@ pub use set::{Override, SetError};
 pub use tools::{CalculatorKeys, Outage, ToolKeys, ToolOptions};
 pub use write::WriteError;
 
+/// The longest time that a recipe may name, in seconds, which keeps it within what a duration can hold.
+const MOST_SECONDS: f64 = 1e9;
+
 /// Faults of a recipe. All of them are the user's to put right.
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {

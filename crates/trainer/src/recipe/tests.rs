@@ -2,6 +2,9 @@
 
 use super::*;
 
+#[path = "files_tests.rs"]
+mod files;
+
 const SMALL: &str = r#"
 [run]
 name = "small"
@@ -499,52 +502,6 @@ fn keys_that_have_a_new_name_are_read_by_their_old_one() {
 }
 
 #[test]
-fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("model")).unwrap();
-    let file = folder.path().join("recipe.toml");
-    let text = "[run]\nname = 'x'\nfolder = 'out'\n[model]\nsource = 'model'\n\
-                [[tasks]]\nkind = 'jsonl'\npath = './rows.jsonl'";
-    std::fs::write(&file, text).unwrap();
-    let path = |recipe: &Recipe| match &recipe.tasks[0] {
-        TaskSource::File(options) => options.path.as_slice().to_vec(),
-        TaskSource::Arithmetic(_) => panic!(),
-    };
-    let recipe = Recipe::load(&file, &[]).unwrap();
-    assert_eq!(recipe.run.folder, folder.path().join("out"));
-    assert_eq!(Path::new(&recipe.model.source), folder.path().join("model"));
-    assert_eq!(path(&recipe), [folder.path().join("rows.jsonl")]);
-
-    let here = std::env::current_dir().unwrap();
-    let command = |overrides: &[&str]| {
-        let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-        match Recipe::load(&file, &overrides).unwrap().reward.scorer {
-            dressage_reward::ScorerKind::Command(scorer) => scorer.folder,
-            other => panic!("{other:?}"),
-        }
-    };
-    let scorer = "reward.scorer={kind='command', command=['true']}";
-    assert_eq!(command(&[scorer]), here);
-    assert_eq!(command(&[scorer, "reward.scorer.folder=scores"]), here.join("scores"));
-    let overrides =
-        ["run.folder=other", "tasks.0.path=rows", "model.source=org/model"].map(|o| o.parse().unwrap());
-    let recipe = Recipe::load(&file, &overrides).unwrap();
-    assert_eq!(recipe.run.folder, here.join("other"));
-    assert_eq!(path(&recipe), [here.join("rows")]);
-    assert_eq!(recipe.model.source, "org/model");
-
-    // Several files, each on its own; and the name that sources of files had before.
-    std::fs::write(&file, text.replace("'./rows.jsonl'", "['a.json', '/b/*.json']").replace("jsonl", "file"))
-        .unwrap();
-    let recipe = Recipe::load(&file, &[]).unwrap();
-    assert_eq!(path(&recipe), [folder.path().join("a.json"), "/b/*.json".into()]);
-    let recipe = Recipe::load(&file, &["tasks.0.path=['c', '/d']".parse().unwrap()]).unwrap();
-    assert_eq!(path(&recipe), [here.join("c"), "/d".into()]);
-    let recipe = Recipe::load(&file, &["tasks.0.path.1=c".parse().unwrap()]).unwrap();
-    assert_eq!(path(&recipe), [folder.path().join("a.json"), here.join("c")]);
-}
-
-#[test]
 fn attempts_under_way_follow_the_step_and_what_runs_ahead() {
     let concurrency = |overrides: &[&str]| load(SMALL, overrides).unwrap().concurrency();
     let step = ["engine.concurrency=0", "phase.1.groups=40", "phase.1.group_size=4"];
@@ -584,40 +541,4 @@ fn only_what_matters_is_a_difference() {
         difference(&["phase.0={kind='rl', steps=1, groups=1, group_size=2, learning_rate=1}"]).unwrap().key,
         "phase.0.kind"
     );
-}
-
-#[test]
-fn recipes_of_this_repository_and_of_its_pages_are_read() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let files = |folder: &str| {
-        let entries = std::fs::read_dir(root.join(folder)).unwrap();
-        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
-    };
-    let recipes: Vec<PathBuf> = files("recipes").into_iter().filter(|path| path.is_dir()).collect();
-    assert!(recipes.len() >= 2);
-    for folder in recipes {
-        assert!(folder.join("recipe.toml").is_file(), "{} has no recipe", folder.display());
-        let own = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
-        for file in own.filter(|file| file.extension().is_some_and(|end| end == "toml")) {
-            Recipe::load(&file, &[]).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        }
-    }
-    // A page shows parts of a recipe: the rest is as in a small one.
-    let mut shown = 0;
-    let pages = files("docs").into_iter().filter(|file| file.extension().is_some_and(|end| end == "md"));
-    for page in pages.chain([root.join("README.md")]) {
-        let text = std::fs::read_to_string(&page).unwrap();
-        for block in text.split("```toml\n").skip(1) {
-            let block = block.split("```").next().unwrap();
-            let mut table: Table =
-                block.parse().unwrap_or_else(|error| panic!("{}: {error}", page.display()));
-            for (key, value) in SMALL.parse::<Table>().unwrap() {
-                table.entry(key).or_insert(value);
-            }
-            load(&table.to_string(), &[])
-                .unwrap_or_else(|error| panic!("{}: {error}\n{block}", page.display()));
-            shown += 1;
-        }
-    }
-    assert!(shown >= 10, "{shown} blocks");
 }

@@ -13,8 +13,8 @@ use dressage_agent::tools::{
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::MOST_SECONDS;
 use super::apart;
-use super::check::MOST_SECONDS;
 use super::code::SandboxKeys;
 use super::helpers::{AgentToolKeys, CondenseKeys};
 use super::own_tools::{CommandKeys, PythonKeys};
