@@ -153,7 +153,7 @@ async fn replies_that_rows_have_are_tried_with_their_tools_and_imitated_where_th
         let call =
             json!({ "tool_calls": [{ "function": { "name": "calculator", "arguments": arguments } }] });
         // One in three says something else than its tool, and four rows have nothing to say.
-        let said = format!("The answer is {}.", if a % 3 == 0 { 0 } else { a + 4 });
+        let said = format!("The answer is {}.", if a.is_multiple_of(3) { 0 } else { a + 4 });
         let mut row = json!({ "question": format!("What is {a} and 4?"), "answer": a + 4 });
         if a > 4 {
             row["replies"] = json!([call, said]);
