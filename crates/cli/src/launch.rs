@@ -18,8 +18,8 @@ use anyhow::Context as _;
 use dressage_trainer::recipe::{LearnerKeys, Override, Recipe};
 
 use crate::failure::unusable;
+use crate::recipe;
 use crate::screen::{self, Style};
-use crate::{recipe, run};
 use files::Job;
 
 /// Start a run on one machine or many, watch it, and collect its logs
@@ -147,10 +147,6 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// The job to launch.
 fn job(args: &Args, recipe: &Recipe) -> anyhow::Result<Job> {
     let root = std::path::absolute(&recipe.run.folder)?;
-    // A slip in the name of the folder is not found out on many machines.
-    if root.join("recipe.toml").exists() {
-        run::Run::open(&root)?;
-    }
     let (nodes, processes, threads, gpus) = match &recipe.cluster.learner {
         Some(LearnerKeys::Torch(keys)) if keys.start => (keys.nodes, keys.of_node(), keys.threads, keys.gpus),
         Some(LearnerKeys::Torch(_)) | None => (1, 1, recipe.engine.threads.max(1) as u32, 0),

@@ -207,10 +207,12 @@ async fn others(folder: &Path, order: &Order) -> String {
 pub fn last_words(log: &Path) -> String {
     let end = end_of(log).unwrap_or_default();
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
-    // Of PyTorch's own summary nothing says why.
+    // Of torchrun's own summary nothing says why, nor does what a rank says of itself while all is well.
+    let passing = ["ChildFailedError", "SignalException", "dressage_torch: listens", "dressage_torch: ready"];
     let says_why = |line: &&str| {
         let starts = ["dressage_torch:", "error:"].iter().any(|start| line.starts_with(start));
-        starts || line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"))
+        let raised = line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"));
+        (starts || raised) && !passing.iter().any(|passing| line.contains(passing))
     };
     let line = lines().filter(says_why).next_back().or_else(|| lines().next_back());
     match line {
@@ -256,7 +258,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         assert!(last_words(&log).starts_with("nothing was printed"));
-        fs::write(&log, "hello\n  File x\nValueError: no such model\n\ntorch.distributed: failed\n").unwrap();
+        const END: &str = "dressage_torch: listens on 127.0.0.1:1\n  File x\nValueError: no such model\n\n\
+            torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\
+            dressage_torch FAILED\n  exitcode  : 1 (pid: 7)\n=====\n";
+        fs::write(&log, END).unwrap();
         assert!(last_words(&log).starts_with("ValueError: no such model (log: "));
         fs::write(&log, "hello\nKilled\n\n").unwrap();
         assert!(last_words(&log).starts_with("Killed (log: "));
