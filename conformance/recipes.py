@@ -1,0 +1,94 @@
+"""Recipes with written replies: a policy that says these gets the full reward, with the recipe's own tools and scorer.
+
+Each recipe makes its made-up tasks, and begins the imitation of as many demonstrations as it may try: attempts are made
+with the replies, tools answer, the end is scored. Checked: every one of them scores 1. Not checked: whether a model
+learns it. `mcp` needs `mcp-server-time` on the PATH, and `calc-x` a `python3` with AutoGen; name others, or give
+`--path`.
+"""
+
+import argparse
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Recipe, and the phases whose replies are tried.
+RECIPES = {"retool": [0], "search-r1": [0], "sql": [0, 1], "mcp": [0], "calc-x": [0]}
+
+
+def scores(record: Path) -> list[tuple[str, float | None]]:
+    """Status and score of each demonstration that is recorded so far."""
+    try:
+        with closing(sqlite3.connect(f"file:{record}?mode=ro", uri=True)) as file:
+            asked = "SELECT status, score FROM attempts WHERE purpose = 'demonstration' AND status <> 'superseded'"
+            return file.execute(asked).fetchall()
+    except sqlite3.OperationalError:
+        return []  # not there yet
+
+
+def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dict, folder: Path) -> list[float]:
+    """The scores of written replies in one phase of a recipe."""
+    recipe, text = ROOT / "recipes" / name, (ROOT / "recipes" / name / "recipe.toml").read_text(encoding="utf-8")
+    fields = [line.split('"')[1] for line in text.splitlines() if line.startswith("source = { field")]
+    values = {
+        "eval.tasks": 0,
+        "phase.0.source.field": f'"{fields[phase]}"',
+        "phase.0.source.tasks": arguments.tasks,
+        "phase.0.demonstrations": arguments.tasks,
+    }
+    changes = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    run = folder / f"{name}-{phase}"
+    command = [arguments.dressage, "train", recipe, "--run", run, *changes]
+    began, found = time.monotonic(), []
+    with (folder / f"{name}-{phase}.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            while process.poll() is None and time.monotonic() - began < arguments.seconds:
+                found = scores(run / "run.db")
+                if len(found) >= arguments.tasks and all(status != "running" for status, _ in found):
+                    break
+                time.sleep(0.5)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if len(found) < arguments.tasks:
+        print((folder / f"{name}-{phase}.log").read_text()[-2000:], file=sys.stderr)
+    return [score or 0.0 for _, score in scores(run / "run.db")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=[], help=f"of {', '.join(RECIPES)}; all where none is given")
+    parser.add_argument("--tasks", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=600, help="longest time for each")
+    parser.add_argument("--path", action="append", default=[], help="folders before those of PATH")
+    parser.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.recipes if name not in RECIPES]:
+        parser.error(f"there is no recipe {unknown[0]} among {', '.join(RECIPES)}")
+    environment = os.environ | {"PATH": ":".join([*arguments.path, os.environ["PATH"]])}
+    good = True
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.recipes or RECIPES:
+            recipe = ROOT / "recipes" / name
+            subprocess.run([sys.executable, recipe / "prepare.py"], check=True, stdout=subprocess.DEVNULL)
+            if name == "search-r1" and not (recipe / "data/index").exists():
+                index = [recipe / "data/made-up-passages.jsonl", "--out", recipe / "data/index"]
+                subprocess.run([arguments.dressage, "search", "index", *index], check=True)
+            for phase in RECIPES[name]:
+                found = tried(arguments, name, phase, environment, Path(folder))
+                right = sum(score >= 1.0 for score in found)
+                good &= right == len(found) == arguments.tasks
+                print(f"{name}, phase {phase}: {right} of {arguments.tasks} with a score of 1", flush=True)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
