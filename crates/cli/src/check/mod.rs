@@ -58,7 +58,7 @@ pub struct Args {
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let mut report = Report::default();
     let loaded = recipe::load(&args.recipe, &args.overrides);
-    if let Some(recipe) = report.item("recipe", loaded, |recipe| describe(recipe)) {
+    if let Some(recipe) = report.item("recipe", loaded, describe) {
         crate::runtime()?.block_on(check(args, &recipe, &mut report))?;
     }
     Ok(report.end())
