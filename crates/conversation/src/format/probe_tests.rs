@@ -49,3 +49,32 @@ fn templates_that_look_back_are_told_from_those_that_do_not() {
     let window = loops.replace("messages %}", "messages[-6:] %}");
     assert!(!abridges(plain(&format!("{window}{ends}"))));
 }
+
+#[test]
+fn replies_are_compared_after_questions_and_after_results() {
+    // Drops what was said before, once there were several questions, and only where the last message is of a role.
+    let drops_before = |role: &str| {
+        let asked = "messages | selectattr('role', 'equalto', 'user') | list | length";
+        let drops = format!("messages[-1].role == '{role}' and m.role == 'assistant' and {asked} > 3");
+        let loops = format!(
+            "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n' + ('' if {drops} else m.content) + '<|im_end|>' }}}}"
+        );
+        let ends = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+        chat(&format!("{loops}{ends}"), ChatOptions::default())
+    };
+    assert!(abridges(drops_before("nobody")));
+    assert!(!abridges(drops_before("user")));
+    assert!(!abridges(drops_before("tool")));
+}
+
+#[test]
+fn pasts_end_with_a_question_or_a_result_and_have_results_in_every_second_round() {
+    let shape = |with_system, rounds, ends_with_result| {
+        let past = super::past(with_system, rounds, ends_with_result);
+        past.iter().map(|message| &message.role.as_str()[..1]).collect::<String>()
+    };
+    assert_eq!(shape(false, 1, false), "u");
+    assert_eq!(shape(false, 1, true), "uat");
+    assert_eq!(shape(true, 3, true), "suatauauat");
+    assert_eq!(shape(false, 4, false), "uatauauatau");
+}
