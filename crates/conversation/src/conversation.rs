@@ -297,8 +297,8 @@ impl Conversation {
         self.turns
     }
 
-    /// Takes the tokens of another conversation into the record, beside what is there. Returns by how much its
-    /// turns were moved, to come after those that were given before.
+    /// Takes the tokens of another conversation into the record, beside what is there. Returns by how much
+    /// its turns were moved, to come after those that were given before.
     ///
     /// # Errors
     /// When its segments do not fit together, which those of a conversation do.

@@ -7,7 +7,8 @@
 //! as a score of 0. Scorers that compare the final answer with what was expected are pure functions: the same
 //! text always scores the same. A [`CommandScorer`] asks a program of the user's, a [`PythonScorer`] a
 //! function; an [`HttpScorer`] asks a service, a [`JudgeScorer`] a language model, both through a client that
-//! they are given, and a [`CodeScorer`] has its tests run in a sandbox that it is given. A [`SqlScorer`] runs queries; a [`SchemaScorer`] looks at JSON.
+//! they are given, and a [`CodeScorer`] has its tests run in a sandbox that it is given. A [`SqlScorer`] runs
+//! queries; a [`SchemaScorer`] looks at JSON.
 //!
 //! ```
 //! use dressage_reward::NumericScorer;
@@ -212,7 +213,8 @@ impl ScorerKind {
     }
 
     /// The scorer itself. One that asks over a network has to be given a client instead ([`HttpScorer::new`],
-    /// [`JudgeScorer::new`]), one that runs programs a sandbox ([`CodeScorer::new`]): this one scores nothing.
+    /// [`JudgeScorer::new`]), one that runs programs a sandbox ([`CodeScorer::new`]): this one scores
+    /// nothing.
     pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),

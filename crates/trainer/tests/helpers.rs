@@ -1,5 +1,5 @@
-//! Runs whose tools ask other agents: their conversations are branches of the attempts, and are trained or not
-//! as the recipe says of them.
+//! Runs whose tools ask other agents: their conversations are branches of the attempts, and are trained or
+//! not as the recipe says of them.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 

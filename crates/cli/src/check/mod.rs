@@ -31,8 +31,8 @@ use report::Report;
 ///
 /// One line for each thing that the run needs: the recipe itself, its tasks, models, tools, scorers, memory
 /// and disk. A model that is not on this machine is fetched, as training would. Tools whose calls change
-/// nothing (calculator, sandbox, search) are called once, others are started. Ends with code 2 where something
-/// would fail.
+/// nothing (calculator, sandbox, search) are called once, others are started. Ends with code 2 where
+/// something would fail.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage check recipes/calculator

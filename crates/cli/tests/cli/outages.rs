@@ -1,5 +1,5 @@
-//! Servers and sandboxes that are killed in the middle of a run: it costs the attempts that needed them, which
-//! are made or scored again, and the run ends with all of its steps.
+//! Servers and sandboxes that are killed in the middle of a run: it costs the attempts that needed them,
+//! which are made or scored again, and the run ends with all of its steps.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
