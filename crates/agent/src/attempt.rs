@@ -27,7 +27,7 @@ use tracing::{Instrument, debug, debug_span};
 
 use self::fitting::{Draws, Prompted};
 use crate::context::{ContextPolicy, Summariser};
-use crate::joined::join;
+use crate::joined::{both, join};
 use crate::tasks::Task;
 use crate::tools::{
     Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet,
@@ -266,7 +266,7 @@ impl Run<'_> {
         // What was drawn of a reply that did not come to its end was drawn all the same.
         let cut = self.drawing.take().filter(|cut| !cut.completion.tokens.is_empty());
         let kept = cut.map_or(Ok(()), |cut| self.keep(cut).map(|_| ()));
-        self.outcome.calls = tools.counts().and(&self.helped);
+        self.outcome.calls = both(tools.counts(), self.helped);
         let (evidence, missing) = tools.evidence().await;
         self.outcome.evidence = evidence;
         for error in missing {

@@ -11,8 +11,11 @@ use crate::tasks::Task;
 use crate::tools::{Branch, HelpRequest, Helper};
 use crate::{Agent, AttemptRequest, Limits, Pick};
 
-/// Messages that open a conversation about a task.
-type Opens = dyn Fn(&Task) -> Vec<Message> + Send + Sync;
+/// Opens a conversation about a task.
+pub type Opens = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
+
+/// Changes how replies are sampled.
+pub type Samples = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
 
 /// An agent that toolboxes of others ask.
 #[derive(Clone)]
@@ -22,9 +25,9 @@ pub struct HelperAgent {
     /// The place of the policy that plays it, by seed and stream of the request.
     pub pick: Option<Pick>,
     /// Messages that open a conversation about a task.
-    pub opens: Arc<Opens>,
+    pub opens: Opens,
     /// How it is sampled, where the one who asks is sampled so.
-    pub samples: Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>,
+    pub samples: Samples,
 }
 
 #[async_trait]

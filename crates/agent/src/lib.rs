@@ -23,7 +23,7 @@ pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
 pub use dressage_policy::environment::PASSED;
-pub use helping::HelperAgent;
+pub use helping::{HelperAgent, Opens, Samples};
 pub use kept::{Keeper, KeptProcess};
 pub use program::{Program, ProgramAgent};
 pub use teacher::{Teacher, written};

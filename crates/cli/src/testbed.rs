@@ -1,5 +1,5 @@
-//! Where programs that models wrote are tested: a sandbox of this process, or a service of SandboxFusion's
-//! API.
+//! Places where programs that models wrote are tested: a sandbox of this process, or a service of
+//! SandboxFusion's API.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -58,7 +58,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A scorer that was asked about a made-up attempt.
 #[derive(Debug, Clone)]
 pub struct Rehearsed {
-    /// Its name.
+    /// Name of the scorer.
     pub scorer: String,
     /// Components that it gave, or why it could not; `None` where no task is scored by it, or only the
     /// program of an attempt could say.

@@ -194,7 +194,7 @@ pub enum ToolError {
         task: String,
         /// The tool.
         name: String,
-        /// Those that it has.
+        /// Tools that it has.
         known: String,
     },
     /// A session could not be started.

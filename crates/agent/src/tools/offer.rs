@@ -49,8 +49,8 @@ impl Offer {
         Ok(Offer { specs, places })
     }
 
-    /// The same tools, or those alone that a task selects, by the names that the model is told or by their
-    /// toolbox's own.
+    /// Tools that are left where a task selects some, by the names that the model is told or by their
+    /// toolbox's own; all where it selects none.
     fn selected(&self, task: &Task) -> Self {
         let Some(selection) = task.tool_selection() else { return self.clone() };
         let all = self.specs.iter().zip(&self.places);

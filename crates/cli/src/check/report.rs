@@ -1,4 +1,4 @@
-//! What a check finds, one line an item.
+//! Findings of a check, one line an item.
 
 use std::fmt::Display;
 use std::process::ExitCode;

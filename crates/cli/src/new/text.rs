@@ -197,7 +197,7 @@ min_lr_ratio = 0.1"#,
     )
 }
 
-/// What stands beside the recipe.
+/// The page beside the recipe.
 pub fn readme(chosen: &Chosen, folder: &Path) -> String {
     let Chosen { name, model, tasks, tools, scorer, algorithm, .. } = chosen;
     let tasks = match tasks {

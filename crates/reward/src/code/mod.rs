@@ -89,7 +89,7 @@ pub enum Walls {
     /// All walls of the sandbox.
     #[default]
     Full,
-    /// Those that the kernel has.
+    /// Walls that the kernel has, however few.
     BestEffort,
 }
 
@@ -106,7 +106,7 @@ pub struct Program {
     pub output_bytes: usize,
 }
 
-/// What became of a program.
+/// Result of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ran {
     /// Standard output, of a longer one the beginning and the end.

@@ -103,6 +103,9 @@ pub struct CalculatorKeys {}
 /// Longest wait for a server that has to start, in seconds.
 const SERVER_SECONDS: f64 = 60.0;
 
+/// A wait that has another bound, in seconds.
+const NO_BOUND: f64 = 1e9;
+
 fn yes() -> bool {
     true
 }
@@ -225,7 +228,7 @@ impl ToolKeys {
             ToolOptions::Sandbox(_) => Some(SandboxKeys::wait(self.seconds)),
             ToolOptions::Search(_) => Some(SearchKeys::wait(self.seconds)),
             // It has a deadline of its own, at which it hands over what it has.
-            ToolOptions::Agent(_) => Some(MOST_SECONDS),
+            ToolOptions::Agent(_) => Some(NO_BOUND),
             // A server has to start.
             ToolOptions::Mcp(_) => self.seconds.or(Some(SERVER_SECONDS)),
             _ => self.seconds,
