@@ -21,6 +21,9 @@ pub fn line(result: &EvalResult) -> String {
         let Interval { estimate, low, high } = score;
         line.push_str(&format!(" · mean score {estimate:.3} (95 %: {low:.3}–{high:.3})"));
     }
+    if result.overall.broken > 0 {
+        line.push_str(&format!(" · {} broken, counted as wrong", result.overall.broken));
+    }
     for slice in result.slices.iter().filter(|slice| slice.apart) {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
     }
@@ -190,6 +193,15 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn attempts_that_broke_are_counted_on_the_line() {
+        let mut result = eval(0, 0, "before training", 2);
+        result.overall.broken = 3;
+        assert!(
+            line(&result).starts_with("25.0 % of 8 (95 %: 12.5–62.5) · 3 broken, counted as wrong · unseen")
+        );
     }
 
     #[test]
