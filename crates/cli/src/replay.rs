@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use dressage_agent::environments::Environments;
 use dressage_policy::awake::Clock;
 use dressage_trainer::{Compared, replay};
 
@@ -33,7 +34,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let run = Run::open(&args.run)?;
     let (recipe, begun) = (run.recipe()?, run.begun()?);
-    let Started { policies, fingerprint, .. } = policies::start(&recipe, begun).await?;
+    let Started { policies, fingerprint, .. } =
+        policies::start(&recipe, begun, &Environments::default()).await?;
     numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use dressage_agent::Keeper;
+use dressage_agent::environments::Environments;
 use dressage_policy::awake::Clock;
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
@@ -71,10 +73,11 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
     let begun = run::begun_or_now(&folder)?;
+    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let Started { policies, agents, fingerprint, model_files, teachers } =
-        policies::start(&recipe, begun).await?;
-    let scorers = scorers::asking(&recipe.reward)?;
-    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
+        policies::start(&recipe, begun, &environments).await?;
+    let scorers = scorers::asking(&recipe.reward, &environments)?;
+    let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
     let start = if args.resume { Start::Resume } else { Start::Fresh };
     let mut trainer = Trainer::new(recipe, parts, start).await?;
     numerics::compare(&folder, &fingerprint);

@@ -87,7 +87,14 @@ pub enum ScorerKind {
     Python(PythonKeys),
     /// Takes what the agent's own program says.
     Program(ProgramScorer),
+    /// Takes what the environment says that the task comes from.
+    Environment(EnvironmentKeys),
 }
+
+/// Options of what an environment says: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvironmentKeys {}
 
 impl Default for ScorerKind {
     fn default() -> Self {
@@ -176,6 +183,7 @@ impl ScorerKind {
             ScorerKind::Judge(_) => "judge",
             ScorerKind::Python(_) => "python",
             ScorerKind::Program(_) => "program",
+            ScorerKind::Environment(_) => "environment",
         }
     }
 
@@ -195,7 +203,7 @@ impl ScorerKind {
             ScorerKind::Http(keys) => keys.check(),
             ScorerKind::Judge(keys) => keys.check(),
             ScorerKind::Python(keys) => keys.check(),
-            ScorerKind::Program(_) => Ok(()),
+            ScorerKind::Program(_) | ScorerKind::Environment(_) => Ok(()),
         }
     }
 
@@ -210,7 +218,9 @@ impl ScorerKind {
             ScorerKind::Form(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
-            ScorerKind::Http(_) | ScorerKind::Judge(_) => Arc::new(Unwired(self.name())),
+            ScorerKind::Http(_) | ScorerKind::Judge(_) | ScorerKind::Environment(_) => {
+                Arc::new(Unwired(self.name()))
+            }
             ScorerKind::Python(keys) => PythonScorer::new(keys.clone()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
         }

@@ -6,6 +6,7 @@ mod bad_input;
 mod crash;
 mod data;
 mod elsewhere;
+mod environments;
 mod life;
 mod logging;
 mod policies;

@@ -37,6 +37,8 @@ fn is_free(key: &str) -> bool {
     let of_one_of_several = match key.split('.').collect::<Vec<_>>()[..] {
         ["reward", "scorers", _, "unscored"] => true,
         ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
+        // Where an environment runs, and how much of it at once.
+        ["tasks", _, "worker", _] => true,
         ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
         _ => false,
     };
