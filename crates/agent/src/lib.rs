@@ -9,6 +9,7 @@ mod agent_loop;
 mod attempt;
 mod context;
 mod demonstrate;
+pub mod environments;
 mod helping;
 mod joined;
 mod kept;

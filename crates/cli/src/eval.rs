@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use dressage_agent::Keeper;
+use dressage_agent::environments::Environments;
 use dressage_agent::program::Replies;
 use dressage_agent::tasks::QuestionKey;
 use dressage_engine::Engine;
@@ -129,7 +130,8 @@ async fn warn_of_trained(tasks: &Tasks, model: &str) {
 }
 
 async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Option<EvalResult>> {
-    let tasks = Tasks::load(recipe)?;
+    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
+    let tasks = Tasks::load(recipe, &environments).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let begun = trained_by.as_ref().map(Run::begun).transpose()?;
     warn_of_trained(&tasks, &recipe.model.source).await;
@@ -173,9 +175,9 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
         };
         callers.push(programs::caller(name, keys, policy, replies, true, context)?);
     }
-    programs::put_in(recipe, &mut agents, &callers).await?;
+    programs::put_in(recipe, &mut agents, &callers, &environments).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
-    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward)?);
+    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use dressage_agent::environments::Environments;
 use dressage_agent::program::Replies;
 use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
 use dressage_engine::{Engine, EngineOptions, Fingerprint, MemoryPlan, PlannedAdapter};
@@ -11,7 +12,7 @@ use dressage_model::ModelFiles;
 use dressage_policy::LoraOptions;
 use dressage_remote::Mixture;
 use dressage_text::Chat;
-use dressage_trainer::recipe::{AgentKeys, AgentKind, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
+use dressage_trainer::recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
 use tokio::task::JoinHandle;
 
@@ -63,7 +64,7 @@ struct Wanted {
 ///
 /// # Errors
 /// When a model cannot be had, the options do not fit it, or memory would not suffice.
-pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
+pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> anyhow::Result<Started> {
     // A key that is missing is not found out after minutes.
     let others = external::others(recipe)?;
     let models = models(recipe)?;
@@ -102,7 +103,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
         }
     }
     let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
-    let programs = recipe.agents().iter().any(|(_, keys)| keys.kind == AgentKind::Program);
+    let programs = recipe.agents().iter().any(|(_, keys)| keys.kind.calls());
     let (mut agents, mut callers) = (Vec::new(), Vec::new());
     for (name, keys) in recipe.agents() {
         let (mut chats, mut played) = (Vec::new(), Vec::new());
@@ -147,7 +148,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             mixture: pick.map(|pick| MixtureParts { chats: chats.collect(), pick }),
         });
     }
-    programs::put_in(recipe, &mut agents, &callers).await?;
+    programs::put_in(recipe, &mut agents, &callers, environments).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
         let teacher = Teacher::Asked(Arc::clone(others.get(name)?));

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_agent::program::{Replies, Workers};
+use dressage_agent::environments::{Environments, Leader};
+use dressage_agent::program::{Launch, Replies, Workers};
 use dressage_agent::{Keeper, Limits, Program, ProgramAgent};
 use dressage_gateway::{Gateway, Options, When, serve};
 use dressage_trainer::AgentParts;
@@ -92,6 +93,17 @@ impl Started {
         limits: Limits,
         rewards: bool,
     ) -> Program {
+        let workers = (keys.workers > 0).then(|| {
+            let launch = Launch {
+                keeper: self.keeper.clone(),
+                command: keys.command.clone(),
+                folder: keys.folder.clone(),
+                passes: keys.environment.clone(),
+                variables: Vec::new(),
+                first: None,
+            };
+            Arc::new(Workers::new(launch, keys.workers, keys.worker_attempts))
+        });
         Program {
             command: keys.command.clone(),
             folder: keys.folder.clone(),
@@ -103,12 +115,12 @@ impl Started {
             limits,
             rewards,
             teacher: None,
-            workers: (keys.workers > 0).then(|| Arc::new(Workers::new(keys.workers, keys.worker_attempts))),
+            workers,
         }
     }
 }
 
-/// Puts programs in the place of the built-in loop for the agents that are such.
+/// Puts programs and environments in the place of the built-in loop for the agents that are such.
 ///
 /// # Errors
 /// Errors of [`Started::start`].
@@ -116,21 +128,30 @@ pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentParts],
     callers: &[ProgramAgent],
+    environments: &Environments,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
-    if agents.iter().all(|(_, keys)| keys.kind != AgentKind::Program) {
+    if !agents.iter().any(|(_, keys)| keys.kind.calls()) {
         return Ok(());
     }
     let started = Started::start().await?;
-    for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind == AgentKind::Program) {
+    for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls()) {
         let Some(place) = callers.iter().position(|caller| caller.name == name) else { continue };
         let mut called = callers.to_vec();
         called.swap(0, place);
+        if keys.kind == AgentKind::Environment {
+            // A seat of an environment asks for the model of its name.
+            called.iter_mut().skip(1).for_each(|agent| agent.when.models.push(agent.name.clone()));
+        }
         // No attempt is of an agent whose policy others serve.
         let Replies::Tokens { context, .. } = callers[place].replies else { continue };
         let program = started.program(keys, called, keys.limits(context), takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
-            parts.custom = Some(Arc::new(program));
+            let environments = environments.clone();
+            parts.custom = Some(match keys.kind {
+                AgentKind::Environment => Arc::new(Leader { program, environments }),
+                _ => Arc::new(program),
+            });
         }
     }
     Ok(())

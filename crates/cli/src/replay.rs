@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use dressage_agent::environments::Environments;
 use dressage_policy::awake::Clock;
 use dressage_trainer::{Compared, replay};
 
@@ -35,7 +36,8 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let (mut recipe, begun) = (run.recipe()?, run.begun()?);
     // Where it lies now.
     recipe.run.folder = std::path::absolute(&args.run)?;
-    let Started { policies, fingerprint, .. } = policies::start(&recipe, begun).await?;
+    let Started { policies, fingerprint, .. } =
+        policies::start(&recipe, begun, &Environments::default()).await?;
     numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use dressage_agent::environments::{EnvironmentScorer, Environments};
 use dressage_remote::{
     ChatParams, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Service, ServiceOptions,
 };
@@ -18,11 +19,12 @@ use serde_json::Value;
 use crate::failure::unusable;
 use crate::testbed;
 
-/// Scorers of a recipe that need a client or a sandbox. Keys are read from the environment.
+/// Scorers of a recipe that need a client, a sandbox, or the environments that it has. Keys are read from
+/// variables of the process.
 ///
 /// # Errors
 /// When an address or a setting cannot be used, or a key is missing: of which scorer.
-pub fn asking(keys: &RewardKeys) -> anyhow::Result<CustomScorers> {
+pub fn asking(keys: &RewardKeys, environments: &Environments) -> anyhow::Result<CustomScorers> {
     let only = [keys.only()];
     let all = if keys.scorers.is_empty() { &only[..] } else { &keys.scorers[..] };
     let mut scorers = CustomScorers::new();
@@ -31,6 +33,7 @@ pub fn asking(keys: &RewardKeys) -> anyhow::Result<CustomScorers> {
             ScorerKind::Http(keys) => http(keys).map_err(|error| error.to_string()),
             ScorerKind::Judge(keys) => judge(keys).map_err(|error| error.to_string()),
             ScorerKind::Code(keys) => testbed::scorer(keys),
+            ScorerKind::Environment(_) => Ok(Arc::new(EnvironmentScorer::new(environments.clone()))),
             _ => continue,
         };
         let made = made.map_err(|why| unusable(format!("the scorer {}: {why}", scorer.name)))?;
@@ -170,7 +173,8 @@ mod tests {
             named("judge", ScorerKind::Judge(keys)),
             named("numbers", ScorerKind::default()),
         ];
-        let made = asking(&RewardKeys { scorers, ..RewardKeys::default() }).unwrap();
+        let made =
+            asking(&RewardKeys { scorers, ..RewardKeys::default() }, &Environments::default()).unwrap();
         assert_eq!(made.len(), 2, "one is built in");
         let given = made["service"].score(&evidence()).await.unwrap();
         assert_eq!(given, [Component::score(0.5), Component::new("style", 1.0)]);
@@ -194,7 +198,7 @@ mod tests {
             ..JudgeKeys::new("", "")
         };
         let only = RewardKeys { scorer: ScorerKind::Judge(keys), ..RewardKeys::default() };
-        let error = asking(&only).unwrap_err().to_string();
+        let error = asking(&only, &Environments::default()).unwrap_err().to_string();
         assert!(error.starts_with("the scorer judge: ") && error.contains("DRESSAGE_NO_SUCH_KEY"), "{error}");
     }
 }

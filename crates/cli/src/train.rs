@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use dressage_agent::Keeper;
+use dressage_agent::environments::Environments;
 use dressage_policy::PolicyError;
 use dressage_policy::awake::Clock;
 use dressage_trainer::recipe::{LearnerKeys, Override, Recipe};
@@ -127,10 +129,11 @@ async fn interrupted(requests: Requests, stop: StopFlag) {
 async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> anyhow::Result<Ended> {
     let folder = &recipe.run.folder;
     let begun = run::begun_or_now(folder)?;
+    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let Started { policies, agents, fingerprint, model_files, teachers, gone } =
-        policies::start(recipe, begun).await?;
-    let scorers = scorers::asking(&recipe.reward)?;
-    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
+        policies::start(recipe, begun, &environments).await?;
+    let scorers = scorers::asking(&recipe.reward, &environments)?;
+    let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
     let ended = async {
         let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
         numerics::compare(folder, &fingerprint);

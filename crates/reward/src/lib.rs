@@ -96,7 +96,14 @@ pub enum ScorerKind {
     Python(PythonKeys),
     /// Takes what the agent's own program says.
     Program(ProgramScorer),
+    /// Takes what the environment says that the task comes from.
+    Environment(EnvironmentKeys),
 }
+
+/// Options of what an environment says: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvironmentKeys {}
 
 impl Default for ScorerKind {
     fn default() -> Self {
@@ -187,6 +194,7 @@ impl ScorerKind {
             ScorerKind::Judge(_) => "judge",
             ScorerKind::Python(_) => "python",
             ScorerKind::Program(_) => "program",
+            ScorerKind::Environment(_) => "environment",
         }
     }
 
@@ -208,7 +216,7 @@ impl ScorerKind {
             ScorerKind::Http(keys) => keys.check(),
             ScorerKind::Judge(keys) => keys.check(),
             ScorerKind::Python(keys) => keys.check(),
-            ScorerKind::Program(_) => Ok(()),
+            ScorerKind::Program(_) | ScorerKind::Environment(_) => Ok(()),
         }
     }
 
@@ -225,7 +233,7 @@ impl ScorerKind {
             ScorerKind::JsonSchema(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
-            ScorerKind::Code(_) | ScorerKind::Http(_) | ScorerKind::Judge(_) => {
+            ScorerKind::Code(_) | ScorerKind::Http(_) | ScorerKind::Judge(_) | ScorerKind::Environment(_) => {
                 Arc::new(Unwired(self.name()))
             }
             ScorerKind::Python(keys) => PythonScorer::new(keys.clone()),

@@ -14,7 +14,8 @@ pub enum Said {
     /// Posted to the attempt's reward endpoint.
     #[default]
     Posted,
-    /// In the last line that it prints: a number, or `{"reward": …}`.
+    /// In the last line that it prints: a number, `{"reward": …}`, or `{"rewards": […]}` of what could be
+    /// posted.
     LastLine,
 }
 
@@ -31,13 +32,21 @@ pub struct ProgramScorer {
 #[derive(Deserialize)]
 struct Posted {
     value: f64,
+    #[serde(default = "reward")]
     name: String,
     agent: Option<String>,
     turn: Option<u32>,
 }
 
+fn reward() -> String {
+    REWARD.to_owned()
+}
+
 /// The name under which a program's only dimension goes.
 const REWARD: &str = "reward";
+
+/// Key of several rewards in a last line.
+const REWARDS: &str = "rewards";
 
 #[async_trait]
 impl Scorer for ProgramScorer {
@@ -45,7 +54,11 @@ impl Scorer for ProgramScorer {
         let program = evidence.handed().get("program").unwrap_or(&Value::Null);
         match self.from {
             Said::LastLine => last_line(evidence, &program["last_line"]),
-            Said::Posted => posted(evidence, &program["rewards"]),
+            Said::Posted => posted(
+                evidence,
+                &program["rewards"],
+                "the program has posted no reward to DRESSAGE_REWARD_URL",
+            ),
         }
     }
 }
@@ -60,6 +73,11 @@ fn none(evidence: &Evidence, why: &str) -> Result<Vec<Component>, ScoreError> {
 
 fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreError> {
     let text = line.as_str().unwrap_or_default();
+    if let Ok(Value::Object(map)) = serde_json::from_str::<Value>(text)
+        && let Some(rewards) = map.get(REWARDS)
+    {
+        return posted(evidence, rewards, "the last line of the program has no reward among its `rewards`");
+    }
     let value = match serde_json::from_str::<Value>(text) {
         Ok(Value::Number(number)) => number.as_f64(),
         Ok(Value::Object(map)) => map.get(REWARD).and_then(Value::as_f64),
@@ -79,10 +97,10 @@ fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreE
     }
 }
 
-fn posted(evidence: &Evidence, rewards: &Value) -> Result<Vec<Component>, ScoreError> {
+fn posted(evidence: &Evidence, rewards: &Value, why: &str) -> Result<Vec<Component>, ScoreError> {
     let rewards: Vec<Posted> = serde_json::from_value(rewards.clone()).unwrap_or_default();
     if rewards.is_empty() {
-        return none(evidence, "the program has posted no reward to DRESSAGE_REWARD_URL");
+        return none(evidence, why);
     }
     // Those of one dimension and one earner add up.
     let mut components: Vec<Component> = Vec::new();

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use dressage_agent::DemonstrationError;
+use dressage_agent::environments::EnvironmentError;
 use dressage_agent::tasks::TaskError;
 use dressage_agent::tools::ToolError;
 use dressage_policy::PolicyError;
@@ -24,6 +25,9 @@ pub enum TrainerError {
     /// The tasks cannot be had.
     #[error(transparent)]
     Tasks(#[from] TaskError),
+    /// An environment cannot be used.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
     /// The tools do not go together.
     #[error(transparent)]
     Tools(#[from] ToolError),
@@ -340,6 +344,7 @@ impl TrainerError {
         match self {
             E::Recipe(_)
             | E::Tasks(_)
+            | E::Environment(_)
             | E::Tools(_)
             | E::UnknownTool { .. }
             | E::Tool { .. }

@@ -17,7 +17,7 @@ use crate::TrainerError;
 use crate::agents::Agents;
 use crate::folder::{RECIPE, file_error, write_whole};
 use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
-use crate::tasks::Tasks;
+use crate::tasks::{Listing, Tasks};
 
 const FILE: &str = "origin.json";
 /// The file of a merged model that says which run it is of.
@@ -34,7 +34,7 @@ pub(crate) struct Origin {
     begun: u64,
     /// The version of Dressage.
     version: String,
-    /// Files of tasks and of the model.
+    /// Files of tasks and of the model, and lists of tasks that environments gave.
     files: Vec<Input>,
     /// The tools that attempts are told of; none where an older build began it, which did not write them
     /// down.
@@ -167,7 +167,8 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
 }
 
 impl Origin {
-    /// Origin of a run of `recipe` that begins or goes on now, with these tools. Reads every file.
+    /// Origin of a run of `recipe` that begins or goes on now, with these tools and lists of tasks. Reads
+    /// every file.
     ///
     /// # Errors
     /// When a file cannot be read.
@@ -176,6 +177,7 @@ impl Origin {
         begun: u64,
         model: &[PathBuf],
         tools: Vec<Offered>,
+        listings: Vec<Listing>,
     ) -> Result<Self, TrainerError> {
         let mut all: Vec<(String, PathBuf)> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
@@ -195,7 +197,9 @@ impl Origin {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             Ok(Input { of, name, bytes, crc32c })
         };
-        let files = all.into_iter().map(read).collect::<Result<_, TrainerError>>()?;
+        let mut files = all.into_iter().map(read).collect::<Result<Vec<Input>, TrainerError>>()?;
+        let input = |Listing { of, package, bytes, crc32c }| Input { of, name: package, bytes, crc32c };
+        files.extend(listings.into_iter().map(input));
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Origin { schema: SCHEMA, begun, version, files, tools: Some(tools), lengths: Vec::new() })
     }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use dressage_agent::Truncation;
+use dressage_agent::environments::{Environments, Listed};
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::ToolContext;
 use dressage_policy::SamplingParams;
@@ -28,6 +29,33 @@ pub struct Tasks {
     pub eval: Vec<EvalSlice>,
     /// Notes that a user should know of the sources.
     pub notes: Vec<String>,
+    /// Lists that environments gave.
+    pub(crate) listings: Vec<Listing>,
+}
+
+/// A list of tasks that an environment gave, to be told from another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listing {
+    /// The source of tasks.
+    pub of: String,
+    /// Packages that it comes from, with their versions.
+    pub package: String,
+    /// Length of the tasks as JSON.
+    pub bytes: u64,
+    /// Checksum of that.
+    pub crc32c: u32,
+}
+
+impl Listing {
+    fn new(place: usize, listed: &Listed) -> Self {
+        let text = json!([listed.train, listed.held_out]).to_string();
+        Listing {
+            of: format!("tasks.{place}"),
+            package: listed.package.clone(),
+            bytes: text.len() as u64,
+            crc32c: crc32c::crc32c(text.as_bytes()),
+        }
+    }
 }
 
 enum Train {
@@ -72,19 +100,21 @@ impl EvalSlice {
 enum Loaded<'r> {
     Arithmetic(Arithmetic, u32),
     Files(&'r FileOptions, FileTasks),
+    Environment(String, Listed),
 }
 
 impl Tasks {
     /// Reads or prepares the tasks of a recipe.
     ///
     /// # Errors
-    /// When a source cannot be read, or an evaluation is asked for and nothing is held out.
-    pub fn load(recipe: &Recipe) -> Result<Self, TrainerError> {
+    /// When a source cannot be read or listed, or an evaluation is asked for and nothing is held out.
+    pub async fn load(recipe: &Recipe, environments: &Environments) -> Result<Self, TrainerError> {
         let (seed, split_seed, count) = (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
         let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
             Default::default();
         // What files hold out, and what is asked of generators.
         let (mut held_out, mut generated) = (HashSet::new(), HashSet::new());
+        let mut listings = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
             // Two sources may be of one name; their place tells them apart.
             let named = |name: &str| {
@@ -123,6 +153,30 @@ impl Tasks {
                     eval.extend(EvalSlice::split(named(&options.path.name()), asked, recipe.eval.select));
                     loaded.push(Loaded::Files(options, tasks));
                 }
+                source => {
+                    let Some(options) = source.environment() else { continue };
+                    let name = options.common().name.to_owned();
+                    let found = environments.find(&name);
+                    let found =
+                        found.ok_or_else(|| TrainerError::NoPart(format!("the environment {name}")))?;
+                    let mut listed = found.tasks(seed, split_seed).await?;
+                    listings.push(Listing::new(i, &listed));
+                    if listed.repeated > 0 {
+                        let repeated = listed.repeated;
+                        notes.push(format!(
+                            "{name}: {repeated} tasks are left out, since another asks the same"
+                        ));
+                    }
+                    held_out.extend(listed.held_out.iter().map(Task::key));
+                    let mut asked = std::mem::take(&mut listed.held_out);
+                    asked.truncate(count);
+                    let kinds = by_kind(&name, asked).into_iter();
+                    let kinds: Vec<_> = kinds.map(|(name, tasks)| (named(&name), tasks)).collect();
+                    for (name, tasks) in kinds {
+                        eval.extend(EvalSlice::split(name, tasks, recipe.eval.select));
+                    }
+                    loaded.push(Loaded::Environment(name, listed));
+                }
             }
         }
         let mut train = Vec::with_capacity(loaded.len());
@@ -139,13 +193,19 @@ impl Tasks {
                     note_left_out(&mut notes, format_args!("{path}"), before - rest.len());
                     Train::Listed(options.training(rest, seed))
                 }
+                Loaded::Environment(name, Listed { mut train, .. }) => {
+                    let before = train.len();
+                    train.retain(|task| !held_out.contains(&task.key()) && !generated.contains(&task.key()));
+                    note_left_out(&mut notes, format_args!("{name}"), before - train.len());
+                    Train::Listed(train)
+                }
             });
         }
         eval.retain(|slice| !slice.tasks.is_empty() && count > 0);
         if eval.iter().all(|slice| slice.apart) && count > 0 {
             return Err(TrainerError::NothingHeldOut);
         }
-        Ok(Tasks { train, eval, notes })
+        Ok(Tasks { train, eval, notes, listings })
     }
 
     /// How many tasks there are to train on.
@@ -220,6 +280,24 @@ impl Places {
         note_left_out(notes, format_args!("arithmetic"), left_out);
         if left_out == 0 { Places::All(n) } else { Places::Some(places) }
     }
+}
+
+/// Tasks of a source by their kinds, in the order in which these come first; under the name of the source
+/// where all are of one kind.
+fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
+    let mut kinds: Vec<(String, Vec<Task>)> = Vec::new();
+    for task in tasks {
+        let kind = task.kind.clone().unwrap_or_default();
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, tasks)) => tasks.push(task),
+            None => kinds.push((kind, vec![task])),
+        }
+    }
+    match &mut kinds[..] {
+        [(only, _)] => *only = source.to_owned(),
+        several => several.iter_mut().for_each(|(kind, _)| *kind = format!("{source}-{kind}")),
+    }
+    kinds
 }
 
 fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count: usize) {

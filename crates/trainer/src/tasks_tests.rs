@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
+use dressage_agent::environments::Environments;
 use dressage_agent::tasks::ArithmeticOptions;
 use tempfile::TempDir;
 
@@ -18,7 +19,12 @@ fn load(folder: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerErro
          }}\n{sources}"
     );
     fs::write(&file, recipe).unwrap();
-    Tasks::load(&Recipe::load(&file, &[]).unwrap())
+    tasks_of(&Recipe::load(&file, &[]).unwrap())
+}
+
+fn tasks_of(recipe: &Recipe) -> Result<Tasks, TrainerError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(Tasks::load(recipe, &Environments::default()))
 }
 
 fn write_rows(path: &Path, questions: impl Iterator<Item = String>) {
@@ -82,7 +88,7 @@ fn what_one_source_holds_out_is_trained_on_from_none() {
     // Another split is another evaluation.
     let split =
         Recipe::load(&folder.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()]).unwrap();
-    assert_ne!(asked(&Tasks::load(&split).unwrap()), asked_of);
+    assert_ne!(asked(&tasks_of(&split).unwrap()), asked_of);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dressage_agent::Teacher;
+use dressage_agent::environments::Environments;
 use dressage_policy::{Learner, crash_point};
 use dressage_store::{Attempt, Sqlite, Store};
 use serde_json::json;
@@ -37,6 +38,8 @@ pub struct Parts {
     pub agents: Vec<AgentParts>,
     /// Scorers in place of those that the recipe has of these names.
     pub scorers: CustomScorers,
+    /// The environments of the recipe, in which tasks are found.
+    pub environments: Environments,
     /// The moment that chats take for now, in seconds since 1970: that at which the run
     /// [began](crate::begun), or this one for a run that begins.
     pub begun: u64,
@@ -136,10 +139,10 @@ impl Trainer {
     /// When the recipe, the tasks or the folder do not allow it. Nothing is written before everything else is
     /// checked.
     pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts { policies, agents, scorers, begun, model_files, teachers } = parts;
+        let Parts { policies, agents, scorers, environments, begun, model_files, teachers } = parts;
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
-        let tasks = Tasks::load(&recipe)?;
+        let tasks = Tasks::load(&recipe, &environments).await?;
         if tasks.train_len() == 0 && !recipe.phase.is_empty() {
             return Err(TrainerError::NothingToTrainOn);
         }
@@ -168,7 +171,8 @@ impl Trainer {
         }
         let now = {
             let (recipe, tools) = (recipe.clone(), Offered::all(&tasks, &agents)?);
-            tokio::task::spawn_blocking(move || Origin::now(&recipe, begun, &model_files, tools))
+            let listings = tasks.listings.clone();
+            tokio::task::spawn_blocking(move || Origin::now(&recipe, begun, &model_files, tools, listings))
         };
         let now = now.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let (folder, store, origin, mut notes) = match start {

@@ -10,14 +10,14 @@ use crate::AttemptContext;
 /// Longest value that a variable can have on Linux, with some to spare.
 const LONGEST: usize = 100_000;
 
-impl Program {
-    /// Variables that are the same in every attempt.
-    pub(super) fn shared_environment(&self) -> Vec<(String, String)> {
-        // Clients go to the endpoint itself, whatever proxies this machine has.
-        let direct = ["NO_PROXY", "no_proxy"].map(|name| (name.into(), "127.0.0.1,localhost,::1".into()));
-        passed(&self.passes).into_iter().chain(direct).collect()
-    }
+/// Variables that are the same in every attempt, those that are `passed` on among them.
+pub(super) fn shared_environment(passes: &[String]) -> Vec<(String, String)> {
+    // Clients go to the endpoint itself, whatever proxies this machine has.
+    let direct = ["NO_PROXY", "no_proxy"].map(|name| (name.into(), "127.0.0.1,localhost,::1".into()));
+    passed(passes).into_iter().chain(direct).collect()
+}
 
+impl Program {
     /// All variables of the program in an attempt.
     pub(super) fn environment(
         &self,
@@ -27,7 +27,7 @@ impl Program {
     ) -> Vec<(String, String)> {
         let base = format!("{}{}", self.address, session.path());
         let (v1, key) = (format!("{base}/v1"), session.key());
-        let mut variables = self.shared_environment();
+        let mut variables = shared_environment(&self.passes);
         let task = task_of(context).to_string();
         let ours = [
             // Every client reads its own; those of Anthropic add /v1 themselves.

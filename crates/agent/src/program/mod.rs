@@ -12,6 +12,7 @@
 
 mod environment;
 pub mod keeper;
+mod launch;
 mod outcome;
 mod process;
 mod workers;
@@ -29,6 +30,7 @@ use dressage_gateway::{
 use dressage_policy::{SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
+pub use launch::Launch;
 use process::Ended;
 pub use workers::Workers;
 
@@ -154,10 +156,9 @@ impl Program {
         let task = environment::task_of(&context);
         let ended = match &self.workers {
             Some(workers) => {
-                let order = workers::order_of(&environment, &context.name, &task);
                 // What is of one attempt is not in the environment of a process that makes many.
-                let shared = self.shared_environment();
-                match workers.take(self, &shared, &context.name, order).await {
+                let order = workers::order_of(self, &environment, &context.name, &task);
+                match workers.take(&context.name, order).await {
                     Err(why) => Err(why),
                     Ok(mut taken) => match within(&*sampler, longest, taken.wait()).await {
                         Some(said) => said.map(Ended::of_worker),

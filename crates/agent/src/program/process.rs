@@ -52,15 +52,12 @@ impl Ended {
     }
 }
 
-/// The order to a keeper: the program, and its whole input, or `None` where that comes line by line.
-pub(super) fn order(program: &Program, input: Option<&serde_json::Value>) -> String {
-    let question = input.map(|task| task["question"].as_str().unwrap_or_default());
-    let put_in = |argument: &String| match question {
-        Some(question) => argument.replace(QUESTION, question),
-        None => argument.clone(),
-    };
-    let command: Vec<String> = program.command.iter().map(put_in).collect();
-    kept::order(&command, &program.folder, input.map(|input| format!("{input}\n")))
+/// The order to a keeper: the program, and its whole input.
+fn order(program: &Program, input: &serde_json::Value) -> String {
+    let question = input["question"].as_str().unwrap_or_default();
+    let command: Vec<String> =
+        program.command.iter().map(|argument| argument.replace(QUESTION, question)).collect();
+    kept::order(&command, &program.folder, Some(format!("{input}\n")))
 }
 
 /// Starts the program of an attempt.
@@ -76,7 +73,7 @@ pub(super) fn start(
     let line = keeper.stdin.take();
     let stdout = tokio::spawn(read(keeper.stdout.take()));
     let stderr = tokio::spawn(read(keeper.stderr.take()));
-    Ok(Process { keeper, line, order: Some(order(program, Some(input))), stdout, stderr })
+    Ok(Process { keeper, line, order: Some(order(program, input)), stdout, stderr })
 }
 
 impl Process {

@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::process::order;
+use super::Launch;
 use crate::kept::{Tail, read};
 
 /// Longest line that a worker may print.
@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Workers of one program.
 pub struct Workers {
+    launch: Launch,
     places: Arc<Semaphore>,
     most_each: usize,
     workers: Mutex<Vec<Option<Arc<Worker>>>>,
@@ -39,7 +40,7 @@ struct Worker {
 /// The line to a worker's keeper.
 struct Line {
     pipe: Option<ChildStdin>,
-    /// Order that the keeper must be told before anything else.
+    /// Lines that keeper and program must be told before anything else.
     order: Option<String>,
 }
 
@@ -77,7 +78,7 @@ impl Worker {
 }
 
 /// An attempt that a worker has taken.
-pub(super) struct Taken {
+pub(crate) struct Taken {
     worker: Arc<Worker>,
     attempt: String,
     done: oneshot::Receiver<Result<Value, String>>,
@@ -87,9 +88,10 @@ pub(super) struct Taken {
 impl Workers {
     /// Room for `count` workers, each with at most `most_each` attempts at once. They are started as they are
     /// needed.
-    pub fn new(count: usize, most_each: usize) -> Self {
+    pub fn new(launch: Launch, count: usize, most_each: usize) -> Self {
         let (count, most_each) = (count.max(1), most_each.max(1));
         Workers {
+            launch,
             places: Arc::new(Semaphore::new(count.saturating_mul(most_each))),
             most_each,
             workers: Mutex::new(vec![None; count]),
@@ -100,16 +102,10 @@ impl Workers {
     ///
     /// # Errors
     /// When no worker can be started, or the one at hand is gone.
-    pub(super) async fn take(
-        &self,
-        program: &super::Program,
-        environment: &[(String, String)],
-        attempt: &str,
-        order: Value,
-    ) -> Result<Taken, String> {
+    pub(crate) async fn take(&self, attempt: &str, order: Value) -> Result<Taken, String> {
         let place = Arc::clone(&self.places).acquire_owned().await.map_err(|error| error.to_string())?;
         let (sender, done) = oneshot::channel();
-        let worker = self.least(program, environment, attempt, sender)?;
+        let worker = self.least(attempt, sender)?;
         // A worker that takes nothing is gone, and whoever reads its output says why.
         let _ = worker.line.lock().await.write(&format!("{order}\n")).await;
         Ok(Taken { worker, attempt: attempt.to_owned(), done, _place: place })
@@ -117,8 +113,6 @@ impl Workers {
 
     fn least(
         &self,
-        program: &super::Program,
-        environment: &[(String, String)],
         attempt: &str,
         sender: oneshot::Sender<Result<Value, String>>,
     ) -> Result<Arc<Worker>, String> {
@@ -138,7 +132,7 @@ impl Workers {
         let worker = match &workers[place] {
             Some(worker) => Arc::clone(worker),
             None => {
-                let worker = start(program, environment)?;
+                let worker = start(&self.launch)?;
                 workers[place] = Some(Arc::clone(&worker));
                 worker
             }
@@ -149,9 +143,9 @@ impl Workers {
 }
 
 /// Starts a worker.
-fn start(program: &super::Program, environment: &[(String, String)]) -> Result<Arc<Worker>, String> {
-    let mut child = program.keeper.start(environment.to_vec())?;
-    let line = Line { pipe: child.stdin.take(), order: Some(order(program, None)) };
+fn start(launch: &Launch) -> Result<Arc<Worker>, String> {
+    let (mut child, first) = launch.start()?;
+    let line = Line { pipe: child.stdin.take(), order: Some(first) };
     let worker = Arc::new(Worker { line: tokio::sync::Mutex::new(line), state: Mutex::default() });
     tokio::spawn(follow(child, Arc::downgrade(&worker)));
     Ok(worker)
@@ -193,14 +187,14 @@ impl Taken {
     ///
     /// # Errors
     /// When the worker ends first.
-    pub(super) async fn wait(&mut self) -> Result<Value, String> {
+    pub(crate) async fn wait(&mut self) -> Result<Value, String> {
         let gone = || Err("the worker is gone".to_owned());
         (&mut self.done).await.unwrap_or_else(|_| gone())
     }
 
     /// Tells the worker that the attempt is over. One that does not let go of it is ended, with all that it
     /// has under way.
-    pub(super) async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         let line = format!("{}\n", json!({ "attempt": self.attempt, "stop": true }));
         let tell = async { self.worker.line.lock().await.write(&line).await };
         let _ = tokio::time::timeout(PATIENCE, tell).await;
@@ -219,8 +213,14 @@ impl Drop for Taken {
     }
 }
 
-/// The order that a program in a worker gets for an attempt: the variables of its environment that are ours.
-pub(super) fn order_of(environment: &[(String, String)], attempt: &str, task: &Value) -> Value {
+/// The order that a program in a worker gets for an attempt: the variables of its environment that are ours,
+/// and the limits and agents of the attempt.
+pub(super) fn order_of(
+    program: &super::Program,
+    environment: &[(String, String)],
+    attempt: &str,
+    task: &Value,
+) -> Value {
     let of =
         |name: &str| environment.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
     json!({
@@ -231,6 +231,8 @@ pub(super) fn order_of(environment: &[(String, String)], attempt: &str, task: &V
         "model": of("DRESSAGE_MODEL"),
         "reward_url": of("DRESSAGE_REWARD_URL"),
         "reward_key": of("DRESSAGE_REWARD_KEY"),
+        "max_turns": program.limits.turns,
+        "agents": program.agents.iter().map(|agent| &agent.name).collect::<Vec<_>>(),
         "task": task,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use dressage_agent::environments::Environments;
 use dressage_trainer::recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
 use dressage_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
 use tokio::sync::Notify;
@@ -11,12 +12,12 @@ use crate::policies::{self, Started};
 use crate::{run, scorers, screen};
 
 /// Does the step and says how long a whole one may take.
-pub async fn check(recipe: &Recipe, report: &mut Report) {
+pub async fn check(recipe: &Recipe, environments: Environments, report: &mut Report) {
     let Some((small, groups)) = reduced(recipe) else {
         report.note("time", "the recipe has no phase whose step could be measured");
         return;
     };
-    let measured = measured(small).await;
+    let measured = measured(small, environments).await;
     report.item("time", measured, |metrics| described(metrics, groups));
 }
 
@@ -39,13 +40,14 @@ fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
 }
 
 /// Measures of the first step.
-async fn measured(mut recipe: Recipe) -> anyhow::Result<Metrics> {
+async fn measured(mut recipe: Recipe, environments: Environments) -> anyhow::Result<Metrics> {
     let folder = tempfile::Builder::new().prefix("dressage-check-").tempdir()?;
     recipe.run.folder = folder.path().join("run");
     let begun = run::begun_or_now(&recipe.run.folder)?;
-    let Started { policies, agents, model_files, teachers, .. } = policies::start(&recipe, begun).await?;
-    let scorers = scorers::asking(&recipe.reward)?;
-    let parts = Parts { policies, agents, scorers, begun, model_files, teachers };
+    let Started { policies, agents, model_files, teachers, .. } =
+        policies::start(&recipe, begun, &environments).await?;
+    let scorers = scorers::asking(&recipe.reward, &environments)?;
+    let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
     let first = First::default();
     let (mut watch, stop) = (first.clone(), StopFlag::default());

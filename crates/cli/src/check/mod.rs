@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use dressage_agent::Keeper;
+use dressage_agent::environments::Environments;
 use dressage_agent::tasks::Task;
 use dressage_policy::{Sampler, Simulator, SimulatorConfig};
 use dressage_text::Chat;
@@ -73,7 +74,8 @@ fn describe(recipe: &Recipe) -> String {
 
 async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Result<()> {
     folder(recipe, report);
-    let tasks = Tasks::load(recipe);
+    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
+    let tasks = Tasks::load(recipe, &environments).await;
     let tasks = report.item("tasks", tasks, |tasks| {
         let asked: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
         format!("{} to train on, {asked} to evaluate on", tasks.train_len())
@@ -96,7 +98,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
             parts.push(AgentParts { name, tools, chat, custom: None, mixture: None });
         }
     }
-    let made = scorers::asking(&recipe.reward);
+    let made = scorers::asking(&recipe.reward, &environments);
     let scorers = report.quiet("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
     if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {
         score(scorers, tasks, report).await;
@@ -109,7 +111,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         room::check(recipe, planned, report);
     }
     if args.measure && !report.has_faults() {
-        measure::check(recipe, report).await;
+        measure::check(recipe, environments, report).await;
     }
     Ok(())
 }

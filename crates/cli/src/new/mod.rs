@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Subcommand, ValueEnum};
+use dressage_agent::environments::Environments;
 use dressage_model::{ModelFiles, Source};
 use dressage_trainer::Tasks;
 use dressage_trainer::recipe::{Override, Recipe};
@@ -252,7 +253,8 @@ fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::R
     std::fs::write(&file, text::recipe(&first))?;
     std::fs::write(folder.path().join("tools.py"), text::TOOLS)?;
     let none: Override = "eval.tasks=0".parse().map_err(anyhow::Error::new)?;
-    let tasks = Tasks::load(&Recipe::load(&file, &[none])?)?;
+    let recipe = Recipe::load(&file, &[none])?;
+    let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()))?;
     let rows = tasks.train_len();
     if rows < 2 {
         return Err(unusable(format!(

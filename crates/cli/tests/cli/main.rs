@@ -6,6 +6,7 @@ mod bad_input;
 mod crash;
 mod data;
 mod elsewhere;
+mod environments;
 mod first_steps;
 mod life;
 mod logging;

@@ -52,7 +52,8 @@ fn templates_that_look_back_are_told_from_those_that_do_not() {
 
 #[test]
 fn replies_are_compared_after_questions_and_after_results() {
-    // Drops what was said before, once there were several questions, and only where the last message is of a role.
+    // Drops what was said before, once there were several questions, and only where the last message is of a
+    // role.
     let drops_before = |role: &str| {
         let asked = "messages | selectattr('role', 'equalto', 'user') | list | length";
         let drops = format!("messages[-1].role == '{role}' and m.role == 'assistant' and {asked} > 3");

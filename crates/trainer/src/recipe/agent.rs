@@ -23,6 +23,15 @@ pub enum AgentKind {
     Tools,
     /// A program of the user's, which asks the model over HTTP.
     Program,
+    /// The environment that the task comes from, which asks the model over HTTP.
+    Environment,
+}
+
+impl AgentKind {
+    /// Whether the model is asked over HTTP.
+    pub fn calls(self) -> bool {
+        self != AgentKind::Tools
+    }
 }
 
 /// `match`: traits of the calls of a program that are this agent's although they do not name it. All that are

@@ -374,9 +374,11 @@ impl Recipe {
                     checker.at_least_one(format!("tasks.{i}.repeat"), options.repeat)?;
                     checker.at_least_one(format!("tasks.{i}.limit"), options.limit.unwrap_or(1))?;
                 }
+                _ => {}
             }
         }
 
+        checker.environments(self)?;
         checker.policies(self)?;
         checker.learner(self)?;
         checker.tools(&self.tool)?;

@@ -87,11 +87,11 @@ impl Checker<'_> {
             _ => format!("{}, which is external", agent.policy),
         };
         self.check(
-            agent.kind == AgentKind::Program,
+            agent.kind.calls(),
             key("policy"),
             policy(),
-            "a policy that runs here: the built-in loop asks in tokens, and only programs (kind = \"program\") can \
-             call others' APIs",
+            "a policy that runs here: the built-in loop asks in tokens, and only programs (kind = \"program\") and \
+             environments can call others' APIs",
         )?;
         self.check(
             table.starts_with("agent.") && table != "agent.default",
@@ -226,7 +226,7 @@ impl Checker<'_> {
         self.check(
             is_program || agent.command.is_empty(),
             key("kind"),
-            "\"tools\"",
+            if agent.kind == AgentKind::Tools { "\"tools\"" } else { "\"environment\"" },
             "\"program\" where a command is given",
         )?;
         self.at_least_one(key("worker_attempts"), agent.worker_attempts)?;
@@ -264,7 +264,7 @@ impl Checker<'_> {
         }
         let agents = recipe.agents();
         // The built-in loop asks in tokens.
-        let runs = |keys: &AgentKeys| agent.kind == AgentKind::Program || !recipe.may_be_external(keys);
+        let runs = |keys: &AgentKeys| agent.kind.calls() || !recipe.may_be_external(keys);
         let can: Vec<&str> = agents.iter().filter(|(_, keys)| runs(keys)).map(|(name, _)| *name).collect();
         let range = format!("left out, or an agent that can write summaries: {}", one_of(&can));
         let found = can.contains(&keys.agent.as_str());

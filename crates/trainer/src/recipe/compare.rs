@@ -54,6 +54,8 @@ fn is_free(key: &str) -> bool {
         ["reward", "scorers", _, "unscored"] => true,
         ["cluster", "learner", of_learner] => FREE_OF_LEARNERS.contains(&of_learner),
         ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
+        // Where an environment runs, and how much of it at once.
+        ["tasks", _, "worker", _] => true,
         ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
         _ => false,
     };

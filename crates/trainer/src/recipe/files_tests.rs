@@ -12,7 +12,7 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
     std::fs::write(&file, text).unwrap();
     let path = |recipe: &Recipe| match &recipe.tasks[0] {
         TaskSource::File(options) => options.path.as_slice().to_vec(),
-        TaskSource::Arithmetic(_) => panic!(),
+        other => panic!("{other:?}"),
     };
     let recipe = Recipe::load(&file, &[]).unwrap();
     assert_eq!(recipe.run.folder, folder.path().join("out"));

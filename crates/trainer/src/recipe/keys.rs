@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_agent::Limits;
+use dressage_agent::environments::{
+    EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions, VerifiersOptions,
+};
 use dressage_agent::tasks::{ArithmeticOptions, FileOptions};
 use dressage_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
 use dressage_rl::Normaliser;
@@ -186,6 +189,28 @@ pub enum TaskSource {
     /// Rows of files.
     #[serde(alias = "jsonl")]
     File(FileOptions),
+    /// Data sets of reasoning-gym.
+    ReasoningGym(ReasoningGymOptions),
+    /// An environment of verifiers.
+    Verifiers(VerifiersOptions),
+    /// A text world of gymnasium.
+    Gymnasium(GymnasiumOptions),
+    /// A server of OpenEnv.
+    #[serde(rename = "openenv")]
+    OpenEnv(OpenEnvOptions),
+}
+
+impl TaskSource {
+    /// The environment that it is, where it is one.
+    pub fn environment(&self) -> Option<EnvironmentOptions> {
+        match self.clone() {
+            TaskSource::Arithmetic(_) | TaskSource::File(_) => None,
+            TaskSource::ReasoningGym(options) => Some(EnvironmentOptions::ReasoningGym(options)),
+            TaskSource::Verifiers(options) => Some(EnvironmentOptions::Verifiers(options)),
+            TaskSource::Gymnasium(options) => Some(EnvironmentOptions::Gymnasium(options)),
+            TaskSource::OpenEnv(options) => Some(EnvironmentOptions::OpenEnv(options)),
+        }
+    }
 }
 
 /// `[[tasks]] kind = "arithmetic"`

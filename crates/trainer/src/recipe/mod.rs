@@ -16,6 +16,7 @@ mod cluster;
 mod code;
 mod compare;
 mod context;
+mod environments;
 mod helpers;
 mod keys;
 mod named;
@@ -33,6 +34,7 @@ mod write;
 
 use std::path::{Path, PathBuf};
 
+use dressage_agent::environments::EnvironmentOptions;
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
@@ -111,6 +113,11 @@ pub enum RecipeError {
 }
 
 impl Recipe {
+    /// The environments among the sources of tasks.
+    pub fn environments(&self) -> impl Iterator<Item = EnvironmentOptions> {
+        self.tasks.iter().filter_map(TaskSource::environment)
+    }
+
     /// Attempts under way at once: as many as `engine.concurrency` says, or all of the largest step and of
     /// what may run ahead of it.
     pub fn concurrency(&self) -> usize {
@@ -157,6 +164,7 @@ impl Recipe {
         resolve_programs(&mut table, &here);
         resolve_tools(&mut table, &here);
         TorchKeys::resolve(&mut table, &here);
+        environments::resolve(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
@@ -213,6 +221,7 @@ fn resolve(table: &mut Table, folder: &Path) {
     resolve_programs(table, folder);
     resolve_tools(table, folder);
     TorchKeys::resolve(table, folder);
+    environments::resolve(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.

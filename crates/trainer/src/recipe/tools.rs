@@ -13,7 +13,6 @@ use dressage_agent::tools::{
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::MOST_SECONDS;
 use super::apart;
 use super::code::SandboxKeys;
 use super::helpers::{AgentToolKeys, CondenseKeys};

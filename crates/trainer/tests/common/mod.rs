@@ -123,6 +123,7 @@ pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
         policies: vec![trained(DEFAULT, policy)],
         agents: vec![agent],
         scorers: CustomScorers::new(),
+        environments: Default::default(),
         begun: 0,
         model_files: Vec::new(),
         teachers: Default::default(),

@@ -27,6 +27,7 @@ use super::{Session, ToolContext, ToolError, Toolbox};
 use crate::Keeper;
 use pool::Pool;
 use session::{Pinned, PythonSession};
+pub(crate) use worker::START;
 
 /// The most workers that are started where their number is not given.
 const MOST_WORKERS: usize = 4;

@@ -20,8 +20,8 @@ use super::offered::{Described, Offered};
 use crate::Keeper;
 use crate::kept::{self, Tail};
 
-/// What a worker runs: it reads the other files from the first line of its input.
-const START: &str = include_str!("worker/start.py");
+/// The program of a worker: it reads the other files from the first line of its input.
+pub(crate) const START: &str = include_str!("worker/start.py");
 
 /// The files of a worker, each after those that it imports.
 const MODULES: [(&str, &str); 7] = [

@@ -1,0 +1,201 @@
+//! Tasks of environments, and which of them are held out.
+
+use std::collections::HashSet;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::options::{Common, MOST, ReasoningGymOptions};
+use super::{ANSWER, Environment, EnvironmentError, EnvironmentOptions};
+use crate::tasks::{Demonstration, Task};
+
+/// Most tasks that are asked for at once.
+const PAGE: usize = 100;
+
+/// Where seeds of held-out tasks begin, beyond all of training.
+const HELD_OUT: u64 = 2_000_000_000;
+
+/// The tasks of an environment.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Listed {
+    /// Tasks to train on.
+    pub train: Vec<Task>,
+    /// Tasks that are kept apart, in an order that depends on the split alone.
+    pub held_out: Vec<Task>,
+    /// Tasks left out because an earlier one asks the same.
+    pub repeated: usize,
+    /// The packages that they come from, with their versions.
+    pub package: String,
+}
+
+/// A task as a process tells of it.
+#[derive(Deserialize)]
+struct Told {
+    name: String,
+    question: String,
+    #[serde(default)]
+    answer: Value,
+    kind: String,
+    row: Map<String, Value>,
+}
+
+/// A stretch of tasks of one seed.
+struct Stretch<'o> {
+    /// The data set, where there are several.
+    dataset: Option<&'o str>,
+    seed: u64,
+    count: usize,
+}
+
+impl Environment {
+    /// Lists the tasks. Those to train on follow from `seed`, those that are kept apart from `split_seed`,
+    /// where the environment makes tasks from seeds. Where it has a list, `split_seed` says which of it are
+    /// kept apart.
+    ///
+    /// # Errors
+    /// When the environment cannot be loaded or listed, or has too few tasks to keep so many apart.
+    pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<Listed, EnvironmentError> {
+        let Common { train, held_out, seeds, .. } = self.options.common();
+        let mut listed = Listed::default();
+        let mut asked = HashSet::new();
+        if self.options.is_seeded() {
+            let of_run = seed % 1000 * MOST as u64;
+            let of_split = HELD_OUT + split_seed % 1000 * MOST as u64;
+            let [seed, held_out_seed] = [(seeds[0], of_run), (seeds[1], of_split)]
+                .map(|(given, derived)| given.map_or(derived, u64::from));
+            for (count, seed, held) in [(held_out, held_out_seed, true), (train, seed, false)] {
+                for stretch in self.stretches(count, seed) {
+                    let tasks = self.stretch(&stretch, &mut listed.package).await?;
+                    let before = tasks.len();
+                    let new: Vec<Task> = tasks.into_iter().filter(|task| asked.insert(task.key())).collect();
+                    listed.repeated += before - new.len();
+                    let list = if held { &mut listed.held_out } else { &mut listed.train };
+                    list.extend(new);
+                }
+            }
+        } else {
+            let stretch = Stretch { dataset: None, seed: 0, count: train.saturating_add(held_out) };
+            let mut tasks = self.stretch(&stretch, &mut listed.package).await?;
+            let before = tasks.len();
+            tasks.retain(|task| asked.insert(task.key()));
+            listed.repeated = before - tasks.len();
+            if tasks.len() <= held_out {
+                return Err(self.error(format!(
+                    "has {} tasks, so {held_out} of them cannot be held out and leave one to train on",
+                    tasks.len()
+                )));
+            }
+            let mut order: Vec<usize> = (0..tasks.len()).collect();
+            order.sort_by_key(|&at| tasks[at].key().rank(split_seed));
+            let kept: HashSet<usize> = order.into_iter().take(held_out).collect();
+            for (at, task) in tasks.into_iter().enumerate() {
+                let list = if kept.contains(&at) { &mut listed.held_out } else { &mut listed.train };
+                list.push(task);
+            }
+        }
+        listed.held_out.sort_by_key(|task| task.key().rank(split_seed));
+        Ok(listed)
+    }
+
+    /// How many tasks of which seed come from where.
+    fn stretches(&self, count: usize, seed: u64) -> Vec<Stretch<'_>> {
+        match &self.options {
+            EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
+                let shares: Vec<f64> = datasets.iter().map(|dataset| dataset.share).collect();
+                let counts = shared(count, &shares);
+                datasets
+                    .iter()
+                    .zip(counts)
+                    .map(|(dataset, count)| Stretch { dataset: Some(dataset.name.as_str()), seed, count })
+                    .collect()
+            }
+            _ => vec![Stretch { dataset: None, seed, count }],
+        }
+    }
+
+    /// The tasks of a stretch, page by page; fewer where the environment has no more.
+    async fn stretch(
+        &self,
+        stretch: &Stretch<'_>,
+        package: &mut String,
+    ) -> Result<Vec<Task>, EnvironmentError> {
+        let mut tasks = Vec::new();
+        while tasks.len() < stretch.count {
+            let (from, to) = (tasks.len(), stretch.count.min(tasks.len() + PAGE));
+            let order = json!({
+                "dataset": stretch.dataset,
+                "seed": stretch.seed,
+                "size": stretch.count,
+                "from": from,
+                "to": to,
+            });
+            let mut said = self.ask("tasks", order).await?;
+            if let Some(name) = said["package"].as_str() {
+                *package = name.to_owned();
+            }
+            let page: Vec<Told> = serde_json::from_value(said["tasks"].take())
+                .map_err(|error| self.error(format!("listed tasks that cannot be read: {error}")))?;
+            let got = page.len();
+            tasks.extend(page.into_iter().map(|told| self.task(told)));
+            if got < to - from {
+                break;
+            }
+        }
+        Ok(tasks)
+    }
+
+    fn task(&self, told: Told) -> Task {
+        let Told { name, question, answer, kind, row } = told;
+        let source = self.name();
+        let agent = Some(self.options.common().agent).filter(|agent| !agent.is_empty());
+        let demonstration = match &self.options {
+            EnvironmentOptions::ReasoningGym(options) if !options.demonstration.is_empty() => {
+                let put_in = |answer: &str| options.demonstration.replace(ANSWER, answer);
+                answer.as_str().map(|answer| Demonstration { calls: Vec::new(), answer: put_in(answer) })
+            }
+            _ => None,
+        };
+        Task {
+            id: format!("{source}-{name}"),
+            question,
+            answer,
+            source: source.to_owned(),
+            kind: Some(kind),
+            agent: agent.map(str::to_owned),
+            demonstration,
+            row: row.into(),
+            ..Task::default()
+        }
+    }
+}
+
+/// `count` things divided by shares; what is left over goes to the largest remainders, the first of equal
+/// ones.
+fn shared(count: usize, shares: &[f64]) -> Vec<usize> {
+    let sum: f64 = shares.iter().sum();
+    let exact: Vec<f64> = shares.iter().map(|share| share / sum * count as f64).collect();
+    let mut counts: Vec<usize> = exact.iter().map(|exact| exact.floor() as usize).collect();
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()));
+    let left = count.saturating_sub(counts.iter().sum());
+    for &at in order.iter().cycle().take(left) {
+        counts[at] += 1;
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_to_the_whole() {
+        assert_eq!(shared(10, &[1.0, 1.0]), [5, 5]);
+        assert_eq!(shared(10, &[1.0, 1.0, 1.0]), [4, 3, 3]);
+        assert_eq!(shared(3, &[3.0, 1.0]), [2, 1]);
+        assert_eq!(shared(0, &[0.1, 7.0]), [0, 0]);
+        for count in 0..50 {
+            assert_eq!(shared(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(), count);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Environments of others: reasoning-gym, verifiers, gymnasium, OpenEnv.
+//!
+//! An environment is a source of tasks that also says what an attempt is worth. Some lead their attempts
+//! ([`Leader`]): they ask the model through the attempt's endpoint, as programs do. Of the others
+//! (reasoning-gym) any agent makes the attempts, and they score its answers ([`EnvironmentScorer`]).
+//!
+//! Each runs in Python processes of the user's, in files beside this one, which need Python 3.10 and the
+//! environment's own packages. One process has many attempts at once.
+//!
+//! Guarantees: environments run with the user's rights, in processes that get named environment variables
+//! only, under a keeper, so that whatever they start ends with them. Loading, listing, scoring and attempts
+//! have deadlines; a process that does not let go of what is late is ended, and fails what it has under way.
+//! A reward that is no finite number breaks its attempt, and never counts.
+
+mod leader;
+mod listing;
+mod options;
+mod scorer;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dressage_policy::awake;
+use serde_json::{Value, json};
+
+use crate::Keeper;
+use crate::program::{Launch, Workers};
+use crate::tools::START;
+
+pub use leader::Leader;
+pub use listing::Listed;
+pub use options::{
+    Common, DatasetOptions, EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions,
+    VerifiersOptions, WorkerOptions,
+};
+pub use scorer::EnvironmentScorer;
+
+/// Placeholder of the expected answer in demonstrations.
+const ANSWER: &str = "{answer}";
+
+/// The files of a process, each after those that it imports.
+const MODULES: [(&str, &str); 8] = [
+    ("numbers", include_str!("worker/numbers.py")),
+    ("chat", include_str!("worker/chat.py")),
+    ("episode", include_str!("worker/episode.py")),
+    ("reasoning", include_str!("worker/reasoning.py")),
+    ("worlds", include_str!("worker/worlds.py")),
+    ("servers", include_str!("worker/servers.py")),
+    ("rubrics", include_str!("worker/rubrics.py")),
+    ("serve", include_str!("worker/serve.py")),
+];
+
+/// The environments of a run, each with its processes. Clones share them.
+#[derive(Clone, Default)]
+pub struct Environments(Arc<Vec<Environment>>);
+
+/// An environment with its processes, which are started as they are needed.
+pub struct Environment {
+    options: EnvironmentOptions,
+    workers: Arc<Workers>,
+    /// Orders that are no attempts, so that each has a name of its own.
+    orders: AtomicU64,
+}
+
+/// Errors of an environment: whose, and what it said.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the environment {name}: {why}")]
+pub struct EnvironmentError {
+    /// The name of the source.
+    pub name: String,
+    /// Its own words, or how its process ended.
+    pub why: String,
+}
+
+impl fmt::Debug for Environments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|one| &one.options)).finish()
+    }
+}
+
+impl Environments {
+    /// Environments with these options. Nothing is started yet.
+    pub fn new(options: impl IntoIterator<Item = EnvironmentOptions>, keeper: &Keeper) -> Self {
+        let all = options.into_iter().map(|options| Environment::new(options, keeper));
+        Environments(Arc::new(all.collect()))
+    }
+
+    /// The environment of this name.
+    pub fn find(&self, name: &str) -> Option<&Environment> {
+        self.0.iter().find(|one| one.name() == name)
+    }
+}
+
+impl Environment {
+    fn new(options: EnvironmentOptions, keeper: &Keeper) -> Self {
+        let worker = options.common().worker;
+        let launch = Launch {
+            keeper: keeper.clone(),
+            command: [worker.python.as_str(), "-u", "-c", START].map(str::to_owned).to_vec(),
+            folder: worker.folder.clone(),
+            passes: worker.environment.clone(),
+            // Whatever an environment takes from a set is the same in every process.
+            variables: vec![("PYTHONHASHSEED".into(), "0".into())],
+            first: Some(json!({ "modules": MODULES, "source": options.told() })),
+        };
+        let workers = Arc::new(Workers::new(launch, worker.processes, worker.attempts));
+        Environment { options, workers, orders: AtomicU64::new(0) }
+    }
+
+    /// The name of the source.
+    pub fn name(&self) -> &str {
+        self.options.common().name
+    }
+
+    fn error(&self, why: impl Into<String>) -> EnvironmentError {
+        EnvironmentError { name: self.name().to_owned(), why: why.into() }
+    }
+
+    /// Gives an order that is no attempt, and waits for the answer.
+    ///
+    /// # Errors
+    /// When the process cannot be started or ends, the environment refuses, or does not answer in time.
+    async fn ask(&self, what: &str, mut order: Value) -> Result<Value, EnvironmentError> {
+        let number = self.orders.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{what}-{number}");
+        order["attempt"] = json!(name);
+        order["do"] = json!(what);
+        let limit = Duration::from_secs_f64(self.options.common().worker.seconds);
+        let mut taken = self.workers.take(&name, order).await.map_err(|why| self.error(why))?;
+        match awake::within(limit, taken.wait()).await {
+            Some(Ok(said)) => match said["error"].as_str() {
+                Some(why) => Err(self.error(why)),
+                None => Ok(said),
+            },
+            Some(Err(why)) => Err(self.error(why)),
+            None => {
+                taken.stop().await;
+                Err(self.error(format!("did not answer to {what:?} within {limit:?} (worker.seconds)")))
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Scores that environments give.
+
+use async_trait::async_trait;
+use dressage_reward::{Evidence, ProgramScorer, Said, ScoreError, Scorer};
+use dressage_tree::Component;
+use serde_json::{Value, json};
+
+use super::{Environment, EnvironmentOptions, Environments};
+
+/// Takes what the environment of a task says that an attempt is worth: at the end of one that it led, or when
+/// asked about an answer.
+#[derive(Debug, Clone)]
+pub struct EnvironmentScorer {
+    environments: Environments,
+}
+
+impl EnvironmentScorer {
+    /// Scores of these environments.
+    pub fn new(environments: Environments) -> Self {
+        EnvironmentScorer { environments }
+    }
+
+    fn of(&self, task: &Value) -> Result<&Environment, ScoreError> {
+        let source = task["source"].as_str().unwrap_or_default();
+        self.environments.find(source).ok_or_else(|| {
+            ScoreError::Unusable(format!(
+                "the task {} is of the source {source:?}, which is no environment: give its tasks another scorer \
+                 (`when`)",
+                task["id"]
+            ))
+        })
+    }
+}
+
+#[async_trait]
+impl Scorer for EnvironmentScorer {
+    fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
+        self.of(task).map(drop)
+    }
+
+    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+        let environment = self.of(&evidence.task)?;
+        let EnvironmentOptions::ReasoningGym(options) = &environment.options else {
+            return ProgramScorer { from: Said::LastLine }.score(evidence).await;
+        };
+        let task = &evidence.task;
+        let order = json!({
+            "row": task["row"],
+            "question": task["question"],
+            "text": evidence.text(),
+            "tag": options.tag,
+        });
+        let said = environment
+            .ask("score", order)
+            .await
+            .map_err(|error| ScoreError::Command { command: error.name, what: error.why })?;
+        let score = said["score"].as_f64().ok_or_else(|| {
+            ScoreError::Unusable(format!("the environment {} gave no score", environment.name()))
+        })?;
+        Ok(vec![Component::score(score)])
+    }
+}

@@ -1,0 +1,204 @@
+//! Environments in processes under a keeper: what they list and score, and what becomes of those that break.
+//! The package is a small one of reasoning-gym's interface, beside the recipe, so that no other need be
+//! installed.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dressage_agent::Keeper;
+use dressage_agent::environments::{
+    DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, Listed, ReasoningGymOptions,
+    VerifiersOptions, WorkerOptions,
+};
+use dressage_agent::tasks::Task;
+use dressage_reward::{Evidence, ScoreError, Scorer};
+use dressage_tree::{AttemptId, Component, Outcome, Trajectory};
+use serde_json::{Map, json};
+use tempfile::TempDir;
+
+/// Sums whose scores go wrong as the answer asks for; `shaky` gives another task each time.
+const PACKAGE: &str = r#"
+import os, random, time
+
+class Sums:
+    def __init__(self, seed, size, most=9):
+        assert most > 0, "most must be more than 0"
+        self.seed, self.size, self.most = seed, size, most
+
+    def __getitem__(self, place):
+        draw = random.Random(self.seed + place)
+        a, b = draw.randint(0, self.most), draw.randint(0, self.most)
+        return {"question": f"{a} + {b} = ? ({place})", "answer": str(a + b), "metadata": {"terms": (a, b), "of": {1}}}
+
+    def score_answer(self, answer, entry):
+        print("noise on standard output")
+        if answer == "nan":
+            return float("nan")
+        if answer == "text":
+            return "very good"
+        if answer == "raise":
+            return 1 / 0
+        if answer == "exit":
+            os._exit(3)
+        if answer == "hang":
+            time.sleep(1000)
+        return 0.25 if answer is None else float(answer == entry["answer"])
+
+class Shaky(Sums):
+    def __getitem__(self, place):
+        return {"question": str(random.random()), "answer": "1"}
+
+def create_dataset(name, **config):
+    return {"sums": Sums, "shaky": Shaky, "more": Sums}[name](**config)
+"#;
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let package = folder.path().join("reasoning_gym");
+    std::fs::create_dir(&package).unwrap();
+    std::fs::write(package.join("__init__.py"), PACKAGE).unwrap();
+    std::fs::write(package.join("factory.py"), "DATASETS = {'sums': 1, 'shaky': 1, 'more': 1}").unwrap();
+    folder
+}
+
+/// The keeper, which is an example of this crate.
+fn keeper() -> Keeper {
+    let test = std::env::current_exe().unwrap();
+    let keeper = test.ancestors().nth(2).unwrap().join("examples/keep");
+    assert!(keeper.exists(), "first build it: cargo build -p dressage-agent --example keep");
+    Keeper(vec![keeper.display().to_string()])
+}
+
+fn worker(folder: &Path, seconds: f64) -> WorkerOptions {
+    WorkerOptions { folder: folder.to_owned(), seconds, ..WorkerOptions::default() }
+}
+
+fn options(folder: &Path, datasets: &[(&str, f64)]) -> ReasoningGymOptions {
+    let dataset =
+        |&(name, share): &(&str, f64)| DatasetOptions { name: name.into(), share, config: Map::new() };
+    ReasoningGymOptions {
+        name: String::new(),
+        datasets: datasets.iter().map(dataset).collect(),
+        train: 12,
+        held_out: 4,
+        seed: None,
+        held_out_seed: None,
+        tag: "answer".into(),
+        demonstration: "<answer>{answer}</answer>".into(),
+        agent: String::new(),
+        worker: worker(folder, 60.0),
+    }
+}
+
+fn environments(options: ReasoningGymOptions) -> Environments {
+    Environments::new([EnvironmentOptions::ReasoningGym(options)], &keeper())
+}
+
+async fn listed(environments: &Environments, seed: u64, split_seed: u64) -> Result<Listed, String> {
+    let found = environments.find("reasoning_gym").unwrap();
+    found.tasks(seed, split_seed).await.map_err(|error| error.to_string())
+}
+
+async fn score(environments: &Environments, task: &Task, text: &str) -> Result<f64, ScoreError> {
+    let (task, trajectory) = (json!(task), Arc::new(Trajectory::default()));
+    let (attempt, outcome) = (AttemptId::from_bytes([1; 16]), Outcome::demonstrated(text));
+    let evidence = Evidence { attempt, task, outcome, trajectory };
+    let components = EnvironmentScorer::new(environments.clone()).score(&evidence).await?;
+    assert_eq!(components[0].name, Component::SCORE);
+    Ok(components[0].value)
+}
+
+#[tokio::test]
+async fn tasks_follow_from_seeds_and_shares_and_are_scored_by_their_data_set() {
+    let folder = folder();
+    let environments = environments(options(folder.path(), &[("sums", 3.0), ("more", 1.0)]));
+    let first = listed(&environments, 1, 1).await.unwrap();
+    assert_eq!(first, listed(&environments, 1, 1).await.unwrap());
+    let kinds =
+        |tasks: &[Task], kind: &str| tasks.iter().filter(|task| task.kind.as_deref() == Some(kind)).count();
+    assert_eq!((kinds(&first.train, "sums"), kinds(&first.held_out, "sums")), (9, 3));
+    // Both data sets draw alike, and what one has asked the other does not ask again.
+    assert_eq!(kinds(&first.train, "more") + kinds(&first.held_out, "more") + first.repeated, 4);
+    let other = listed(&environments, 2, 1).await.unwrap();
+    assert_eq!(other.held_out, first.held_out, "they follow from the split alone");
+    assert!(first.train.iter().all(|task| !other.train.contains(task)));
+
+    let task = &first.train[0];
+    let answer = task.answer.as_str().unwrap();
+    assert_eq!(task.demonstration.as_ref().unwrap().answer, format!("<answer>{answer}</answer>"));
+    for (text, want) in [
+        (format!("<answer>0x</answer> or <answer> {answer}\n</answer>"), 1.0),
+        (format!("<answer>{answer}</answer> or <answer>0x</answer>"), 0.0),
+        (answer.to_owned(), 0.25),
+        (String::new(), 0.25),
+    ] {
+        assert_eq!(score(&environments, task, &text).await.unwrap(), want, "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_score_that_is_none_is_an_error_that_says_so() {
+    let folder = folder();
+    let environments = environments(options(folder.path(), &[("sums", 1.0)]));
+    let task = &listed(&environments, 1, 1).await.unwrap().train[0];
+    for (answer, want) in [
+        ("nan", "the score of sums is nan, which is no reward"),
+        ("text", "the score of sums is 'very good', which is no number"),
+        ("raise", "ZeroDivisionError: division by zero (__init__.py, line "),
+        ("exit", "the worker ended with exit status: 3"),
+    ] {
+        let error = score(&environments, task, &format!("<answer>{answer}</answer>")).await.unwrap_err();
+        assert!(error.to_string().contains(want), "{error}");
+        assert!(error.may_pass(), "another try may be better: {error}");
+    }
+    assert_eq!(score(&environments, task, "").await.unwrap(), 0.25, "another process has taken its place");
+}
+
+#[tokio::test]
+async fn an_environment_that_hangs_is_ended_at_its_deadline() {
+    let folder = folder();
+    let mut options = options(folder.path(), &[("sums", 1.0)]);
+    let task = listed(&environments(options.clone()), 1, 1).await.unwrap().train.remove(0);
+    options.worker.seconds = 4.0;
+    let environments = environments(options);
+    let since = Instant::now();
+    let error = score(&environments, &task, "<answer>hang</answer>").await.unwrap_err().to_string();
+    assert!(error.contains("did not answer to \"score\" within 4s (worker.seconds)"), "{error}");
+    assert!(since.elapsed() < Duration::from_secs(60));
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_refused_before_anything_is_sampled() {
+    let folder = folder();
+    let refused = async |options| listed(&environments(options), 1, 1).await.unwrap_err();
+    let error = refused(options(folder.path(), &[("sum", 1.0)])).await;
+    assert!(error.contains("has no data set 'sum'; did you mean sums?"), "{error}");
+    let error = refused(options(folder.path(), &[("shaky", 1.0)])).await;
+    assert!(error.contains("gives another task at the same seed and place each time"), "{error}");
+    let mut config = options(folder.path(), &[("sums", 1.0)]);
+    config.datasets[0].config = json!({ "most": 0 }).as_object().unwrap().clone();
+    let error = refused(config).await;
+    assert!(error.contains("the data set sums refuses its config: most must be more than 0"), "{error}");
+    let empty = tempfile::tempdir().unwrap();
+    let error = refused(options(empty.path(), &[("sums", 1.0)])).await;
+    assert!(error.contains("-m pip install reasoning-gym"), "{error}");
+    let mut python = options(folder.path(), &[("sums", 1.0)]);
+    python.worker.python = "/nonexistent/python".into();
+    let error = refused(python).await;
+    assert!(error.contains("cannot start /nonexistent/python"), "{error}");
+    let verifiers = VerifiersOptions {
+        name: String::new(),
+        environment: "nobody-has-this".into(),
+        config: Map::new(),
+        train: 1,
+        held_out: 0,
+        agent: String::new(),
+        worker: worker(empty.path(), 60.0),
+    };
+    let all = Environments::new([EnvironmentOptions::Verifiers(verifiers)], &keeper());
+    let error = all.find("nobody-has-this").unwrap().tasks(1, 1).await.unwrap_err().to_string();
+    assert!(error.contains("pip install 'verifiers>=0.4'") && error.contains("nobody-has-this"), "{error}");
+}

@@ -1,0 +1,155 @@
+//! Environments that lead their attempts, run by the binary. The package is a small one of gymnasium's
+//! interface, beside the recipe, so that no other need be installed.
+#![cfg(unix)]
+
+use std::fs;
+use std::process::Command;
+
+use crate::support::{Place, stderr, stdout};
+
+/// A corridor: the walker is at its end after two replies, and is rewarded for each, unless a fault comes
+/// first.
+const PACKAGE: &str = r#"
+class error:
+    class Error(Exception):
+        pass
+    class DependencyNotInstalled(Error):
+        pass
+
+class spaces:
+    class Discrete:
+        def __init__(self, n):
+            self.n = n
+    class Text:
+        pass
+
+class Corridor:
+    action_space, render_mode, spec = spaces.Text(), None, None
+
+    def __init__(self, fault=""):
+        self.fault = fault
+
+    def reset(self, seed):
+        self.at = 0
+        return f"You stand at {seed % 10}.", {}
+
+    def step(self, action):
+        self.at += 1
+        if self.fault == "hang":
+            import time
+            time.sleep(1000)
+        if self.fault == "raise":
+            raise RuntimeError("the floor gave way")
+        reward = float("nan") if self.fault == "nan" else 0.5 * self.at
+        return f"Step {self.at}.", reward, self.at == 2, False, {}
+
+    def close(self):
+        pass
+
+def make(name, **config):
+    if name != "Corridor-v0":
+        raise error.Error(f"Environment `{name}` doesn't exist.")
+    return Corridor(**config)
+"#;
+
+const RECIPE: &str = r#"
+[run]
+name = "corridor"
+folder = "run"
+[model]
+source = "./model"
+[[tasks]]
+kind = "gymnasium"
+environment = "Corridor-v0"
+train = 8
+held_out = 2
+[agent]
+kind = "environment"
+max_turns = 4
+max_tokens = 64
+[reward]
+scorer = { kind = "environment" }
+[eval]
+tasks = 2
+"#;
+
+fn corridor() -> Place {
+    let place = Place::new();
+    fs::create_dir(place.path("gymnasium")).unwrap();
+    place.write("gymnasium/__init__.py", PACKAGE);
+    place.write("recipe.toml", RECIPE);
+    place
+}
+
+/// Fields of the attempts in the record, a line each.
+fn recorded(place: &Place, print: &str) -> String {
+    let program = format!(
+        "import json, sqlite3\nrows = sqlite3.connect('{}').execute('SELECT status, score, earned, outcome FROM attempts')\n\
+         for status, score, earned, outcome in rows:\n    earned, outcome = json.loads(earned), json.loads(outcome)\n    \
+         print({print})",
+        place.path("run/run.db").display()
+    );
+    let output = Command::new("python3").args(["-c", &program]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output)
+}
+
+#[test]
+fn an_environment_leads_attempts_and_its_rewards_reach_their_turns() {
+    let place = corridor();
+    let output = place.train().output().unwrap();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let told = recorded(&place, "status, score, [[part['value'], part['on']] for part in earned]");
+    let one = "completed 1.5 [[0.5, {'turn': 0}], [1.0, {'turn': 1}]]\n";
+    assert_eq!(told, [one, one].concat());
+}
+
+#[test]
+fn an_environment_that_breaks_is_named_and_never_a_reward_of_0() {
+    for (fault, want) in [
+        ("raise", "Corridor-v0 ended with 1: RuntimeError: the floor gave way (__init__.py, line "),
+        ("nan", "Corridor-v0 ended with 1: the reward of step 1 is nan, which is no reward"),
+    ] {
+        let place = corridor();
+        let output =
+            place.train().args(["--set", &format!("tasks.0.config.fault={fault}")]).output().unwrap();
+        assert!(stderr(&output).contains(want), "{}", stderr(&output));
+        let told = recorded(&place, "status, score, outcome['error']");
+        assert!(told.lines().count() == 2 && told.lines().all(|line| line.contains(want)), "{told}");
+        assert!(!told.contains("completed"), "{told}");
+    }
+}
+
+#[test]
+fn an_environment_that_hangs_is_ended_with_the_attempt() {
+    let place = corridor();
+    let output = place
+        .train()
+        .args(["--set", "tasks.0.config.fault=hang", "--set", "agent.attempt_seconds=3"])
+        .output()
+        .unwrap();
+    let told = recorded(&place, "outcome['finish'], outcome['troubles'][0]['why']");
+    assert!(told.lines().all(|line| line.contains("was not done within 3s, and was stopped")), "{told}");
+    assert_eq!(told.lines().count(), 2, "{}", stderr(&output));
+}
+
+#[test]
+fn what_does_not_go_together_is_refused_with_the_way_out() {
+    let refused = |change: &str| {
+        let place = corridor();
+        let output = place.train().args(["--set", change]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let told = refused("agent.kind=tools");
+    assert!(
+        told.contains("`agent.kind` is \"tools\", but must be \"environment\" for the tasks of"),
+        "{told}"
+    );
+    let told = refused("tasks.0.environment=Nowhere-v0");
+    assert!(told.contains("gymnasium cannot make Nowhere-v0"), "{told}");
+    let told = refused("tasks.0.worker.python=/nonexistent/python");
+    assert!(told.contains("cannot start /nonexistent/python"), "{told}");
+    let told = refused("tasks.0.train=0");
+    assert!(told.contains("`tasks.0.train` is 0, but must be at least 1"), "{told}");
+}

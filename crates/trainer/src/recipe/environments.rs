@@ -1,0 +1,80 @@
+//! Sources of tasks that are environments: where their processes run, and whether recipe and environment
+//! agree on who leads the attempts.
+
+use std::path::Path;
+
+use dressage_agent::environments::Common;
+use dressage_tree::DEFAULT;
+use toml::{Table, Value};
+
+use super::RecipeError;
+use super::agent::AgentKind;
+use super::check::Checker;
+use super::keys::Recipe;
+
+/// Kinds of sources that are environments.
+const KINDS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];
+
+/// Makes the folders absolute that environments run in, told from the folder of the recipe, and interpreters
+/// that are paths.
+pub(super) fn resolve(table: &mut Table, folder: &Path) {
+    let Some(Value::Array(sources)) = table.get_mut("tasks") else { return };
+    for source in sources.iter_mut().filter_map(Value::as_table_mut) {
+        let kind = source.get("kind").and_then(Value::as_str);
+        if !kind.is_some_and(|kind| KINDS.contains(&kind)) {
+            continue;
+        }
+        let worker = source.entry("worker").or_insert_with(|| Value::Table(Table::new()));
+        // What is no table is refused when it is read.
+        let Some(worker) = worker.as_table_mut() else { continue };
+        let given = worker.get("folder").and_then(Value::as_str).unwrap_or_default();
+        worker.insert("folder".into(), Value::String(folder.join(given).display().to_string()));
+        // An interpreter without a folder is looked for where programs are.
+        let python = worker.get("python").and_then(Value::as_str).filter(|path| path.contains('/'));
+        if let Some(path) = python.map(|path| folder.join(path).display().to_string()) {
+            worker.insert("python".into(), Value::String(path));
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// Sources that are environments: their values, names that tell them apart, and agents that fit them.
+    pub(super) fn environments(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+        let mut names: Vec<String> = Vec::new();
+        for (i, source) in recipe.tasks.iter().enumerate() {
+            let Some(options) = source.environment() else { continue };
+            let key = |name: &str| format!("tasks.{i}.{name}");
+            if let Some((name, value, range)) = options.wrong() {
+                self.check(false, key(name), value, range)?;
+            }
+            let Common { name, agent, .. } = options.common();
+            let range = "a name that no other environment has: tasks are told apart by it";
+            self.check(!names.iter().any(|taken| taken == name), key("name"), format!("{name:?}"), range)?;
+            names.push(name.to_owned());
+            let wanted = if agent.is_empty() { DEFAULT } else { agent };
+            let agents = recipe.agents();
+            let found = agents.iter().find(|(name, _)| *name == wanted);
+            let known = agents.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            let range = format!("left out, or one of {known}");
+            let Some((_, keys)) = found else {
+                return self.check(false, key("agent"), format!("{agent:?}"), range);
+            };
+            let table = if wanted == DEFAULT { "agent".into() } else { format!("agent.{wanted}") };
+            let (is, range) = match options.leads() {
+                true => (
+                    keys.kind == AgentKind::Environment,
+                    format!("\"environment\" for the tasks of {name}, which leads its attempts itself"),
+                ),
+                false => (
+                    keys.kind != AgentKind::Environment,
+                    format!(
+                        "another kind for the tasks of {name}, which scores answers and leads no attempts"
+                    ),
+                ),
+            };
+            let kind = format!("{:?}", keys.kind).to_lowercase();
+            self.check(is, format!("{table}.kind"), format!("\"{kind}\""), range)?;
+        }
+        Ok(())
+    }
+}
