@@ -46,7 +46,7 @@ class Run:
     def _update(self, plain: Plain, seed: int) -> list[dict]:
         """Enough paths for a step that lasts."""
         found = []
-        for number in range(6):
+        for number in range(4):
             found += furnish(plain, paths(BASE["vocab_size"], seed + number, longest=90), seed + number)
         return found
 

@@ -4,12 +4,14 @@ import threading
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from safetensors.numpy import load, save
 
 from dressage_torch import wire
 from dressage_torch.calls import Call, Calls
 from dressage_torch.errors import VerbError
-from dressage_torch.files import inside
+from dressage_torch.files import checksum, inside, read_header, write_tensors
 from dressage_torch.optimiser import Params
 
 
@@ -98,3 +100,26 @@ def test_numbers_of_the_optimiser_are_checked():
     for wrong in (fine | {"beta1": None}, fine | {"beta3": 1}, {}, [], fine | {"epsilon": "1"}):
         with pytest.raises(VerbError):
             Params.parse(wrong)
+
+
+def test_files_of_tensors_are_replaced_whole(tmp_path):
+    path = tmp_path / "model.safetensors"
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.randn(5).bfloat16()}
+    for number in range(2):
+        entries = [(n, tuple(t.shape), t.dtype, lambda t=t, k=number: t + k) for n, t in tensors.items()]
+        before = path.open("rb") if number else None
+        write_tensors(path, entries)
+        found = safetensors.torch.load_file(path)
+        assert all((found[n] == t + number).all() and found[n].dtype == t.dtype for n, t in tensors.items())
+        assert read_header(path) == {"a": (2, 3), "b": (0,), "c": (5,)}
+    # Whoever had the first file open still reads it.
+    assert len(before.read()) == path.stat().st_size and [p.name for p in tmp_path.iterdir()] == [path.name]
+    before.close()
+    assert checksum(path)[0] == path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(VerbError, match="not written to its end"):
+        read_header(path)
+    got = []
+    with pytest.raises(VerbError, match="cannot write"):
+        write_tensors(tmp_path / "none" / "x", [("a", (1,), torch.float32, lambda: got.append(1) or torch.zeros(1))])
+    assert got == [1], "other ranks wait for this one at every tensor"

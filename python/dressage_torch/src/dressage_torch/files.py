@@ -78,8 +78,10 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     failed, file = None, None
+    # A model that was loaded from a file may still lie in it (mmap): the file is replaced, never written over.
+    partial = path and path.with_name(f".{path.name}.part")
     try:
-        file = path.open("wb") if path else None
+        file = partial.open("wb") if partial else None
         if file:
             file.write(len(head).to_bytes(8, "little") + head)
     except OSError as error:
@@ -98,6 +100,8 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
             os.fsync(file.fileno())
         if file:
             file.close()
+        if file and not failed:
+            partial.replace(path)
     except OSError as error:
         failed = failed or error
     if failed:
