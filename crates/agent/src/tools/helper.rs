@@ -1,8 +1,8 @@
 //! Agents that toolboxes ask: what both sides know of each other.
 //!
-//! A helper is another agent of the run. Each time it is asked it has a conversation of its own, which becomes
-//! a [`Branch`] of the attempt: recorded with it, and trained or not as the recipe says of that agent. Draws
-//! in it depend on the attempt, on who asks and on what is asked, not on what runs beside it.
+//! A helper is another agent of the run. Each time it is asked it has a conversation of its own, which is a
+//! [`Branch`] of the attempt then: recorded with it, and trained or not as the recipe says of that agent.
+//! Draws in it depend on the attempt, on who asks and on what is asked, not on what runs beside it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
