@@ -1,11 +1,13 @@
 //! Processes of others under a keeper, which ends them with all that they have started.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, Command};
 
 /// The binary that is started as [keeper](crate::program::keeper), with its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,21 +29,77 @@ impl Keeper {
     /// # Errors
     /// When it cannot be started, in words.
     pub(crate) fn start(&self, environment: Vec<(String, String)>) -> Result<Child, String> {
+        self.start_with(environment, None)
+    }
+
+    /// Starts a program that serves until it is stopped, or this process is gone. All that it prints goes into
+    /// `log`.
+    ///
+    /// # Errors
+    /// When its keeper cannot be started, in words.
+    pub async fn serve(
+        &self,
+        command: &[String],
+        folder: &Path,
+        environment: Vec<(String, String)>,
+        log: File,
+    ) -> Result<KeptProcess, String> {
+        let other = log.try_clone().map_err(|error| format!("its log cannot be written: {error}"))?;
+        let mut keeper = self.start_with(environment, Some((log.into(), other.into())))?;
+        let mut line = keeper.stdin.take();
+        if let Some(line) = &mut line {
+            // A keeper that is gone says why in the log.
+            let _ = line.write_all(order(command, folder, None).as_bytes()).await;
+        }
+        Ok(KeptProcess { keeper, line })
+    }
+
+    fn start_with(
+        &self,
+        environment: Vec<(String, String)>,
+        log: Option<(Stdio, Stdio)>,
+    ) -> Result<Child, String> {
         let Some((keeper, arguments)) = self.0.split_first() else {
             return Err("no keeper is named for programs".into());
         };
         let mut command = Command::new(keeper);
-        command
-            .args(arguments)
-            .env_clear()
-            .envs(environment)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.args(arguments).env_clear().envs(environment).stdin(Stdio::piped());
+        match log {
+            Some((out, err)) => command.stdout(out).stderr(err),
+            None => command.stdout(Stdio::piped()).stderr(Stdio::piped()),
+        };
         // Ctrl-C is for this process, which then ends its programs in good order.
         #[cfg(unix)]
         command.process_group(0);
         command.spawn().map_err(|error| format!("cannot start {keeper}, which keeps programs: {error}"))
+    }
+}
+
+/// A program that serves, under its keeper. Dropping it ends the program, with all that it has started.
+pub struct KeptProcess {
+    keeper: Child,
+    /// Open for as long as the program may live.
+    line: Option<ChildStdin>,
+}
+
+/// How long a keeper may take to end a program; then it is ended itself.
+const STOPPING: Duration = Duration::from_secs(10);
+
+impl KeptProcess {
+    /// Waits for the end of the program, and says how it ended.
+    pub async fn ended(&mut self) -> String {
+        match self.keeper.wait().await {
+            Ok(status) => ending(status.code()),
+            Err(error) => format!("cannot be waited for: {error}"),
+        }
+    }
+
+    /// Ends the program with all that it has started, and returns once they are gone.
+    pub async fn stop(mut self) {
+        self.line = None;
+        if tokio::time::timeout(STOPPING, self.keeper.wait()).await.is_err() {
+            let _ = self.keeper.kill().await;
+        }
     }
 }
 

@@ -20,5 +20,5 @@ pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
 pub use dressage_policy::environment::PASSED;
-pub use kept::Keeper;
+pub use kept::{Keeper, KeptProcess};
 pub use program::{Program, ProgramAgent};

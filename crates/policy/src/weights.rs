@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +86,53 @@ impl Manifest {
         let mut files = names.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(Manifest { place: Place::Local(folder.to_owned()), content, files })
+    }
+
+    /// Reads every file, compares size and checksum, and gives the folder: before anything is replaced by
+    /// what is in it.
+    ///
+    /// # Errors
+    /// [`PolicyError::NotAdopted`] when the folder is on another machine, or a file is missing or is not as
+    /// it was written: which.
+    pub fn verify(&self) -> Result<&Path, PolicyError> {
+        let refused = |why: String| Err(PolicyError::NotAdopted(why));
+        let folder = match &self.place {
+            Place::Local(folder) => folder,
+            Place::Remote { machine, folder } => {
+                return refused(format!(
+                    "they are in {folder} on {machine}; let the learner write to a folder that this machine \
+                     reads, too"
+                ));
+            }
+        };
+        if self.files.is_empty() {
+            return refused(format!("the manifest of {} lists no files", folder.display()));
+        }
+        for SavedFile { name, bytes, crc32c } in &self.files {
+            if !Path::new(name).components().all(|part| matches!(part, Component::Normal(_))) {
+                return refused(format!("{name:?} is no file within {}", folder.display()));
+            }
+            let path = folder.join(name);
+            match SavedFile::read(folder, name) {
+                Err(error) => return refused(format!("cannot read {}: {error}", path.display())),
+                Ok(found) if found.bytes != *bytes => {
+                    return refused(format!(
+                        "{} has {} bytes instead of {bytes}",
+                        path.display(),
+                        found.bytes
+                    ));
+                }
+                Ok(found) if found.crc32c != *crc32c => {
+                    let found = found.crc32c;
+                    return refused(format!(
+                        "{} has the checksum {found:08x} instead of {crc32c:08x}",
+                        path.display()
+                    ));
+                }
+                Ok(_) => {}
+            }
+        }
+        Ok(folder)
     }
 }
 
@@ -173,5 +220,26 @@ mod tests {
         assert_eq!(serde_json::to_string(&serde_json::from_str::<WeightsRef>(&text).unwrap()).unwrap(), text);
         let missing = Manifest::of(folder.path(), Content::Whole, &["c".into()]).unwrap_err();
         assert!(missing.to_string().contains("cannot read"), "{missing}");
+    }
+
+    #[test]
+    fn files_that_are_not_as_they_were_written_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |text: &str| std::fs::write(folder.path().join("a"), text).unwrap();
+        write("abc");
+        let manifest = Manifest::of(folder.path(), Content::Whole, &["a".into()]).unwrap();
+        assert_eq!(manifest.verify(), Ok(folder.path()));
+        let why = |manifest: &Manifest| manifest.verify().unwrap_err().to_string();
+        write("abd");
+        assert!(why(&manifest).contains("has the checksum"));
+        write("ab");
+        assert!(why(&manifest).contains("has 2 bytes instead of 3"));
+        std::fs::remove_file(folder.path().join("a")).unwrap();
+        assert!(why(&manifest).contains("cannot read"));
+        let outside = SavedFile { name: "../a".into(), bytes: 0, crc32c: 0 };
+        assert!(why(&Manifest { files: vec![outside], ..manifest.clone() }).contains("is no file within"));
+        assert!(why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files"));
+        let place = Place::Remote { machine: "east".into(), folder: "/w".into() };
+        assert!(why(&Manifest { place, ..manifest }).contains("in /w on east"));
     }
 }

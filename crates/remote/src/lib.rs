@@ -27,6 +27,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A [`Server`] is one of vLLM or SGLang as a sampler, and [`Publishing`] a learner whose weights such servers
+//! adopt from folders.
+//!
 //! An [`External`] policy is one that others serve through an OpenAI-compatible chat API: an opponent, a
 //! judge or a demonstrator. It is asked in messages, and answers with a [`ChatReply`] or a [`ChatStream`].
 //!
@@ -39,13 +42,18 @@
 //! Errors say what was waited for, and from whom; deadlines do not count time in which the process or a
 //! member stood still. Keys are shown nowhere. Not here: serving over HTTP, and what policies are asked.
 
+mod calls;
 mod external;
 mod mixture;
+mod publish;
 mod router;
+mod server;
 
 pub use external::{
     CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
     ExternalOptions, Finish, Service, ServiceOptions, Usage,
 };
 pub use mixture::Mixture;
+pub use publish::Publishing;
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};
+pub use server::{InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe};
