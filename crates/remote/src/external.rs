@@ -29,13 +29,15 @@ use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
 pub use endpoint::Endpoint;
-use endpoint::Server;
+pub(crate) use endpoint::{Server, plain_uri};
 pub use error::ExternalError;
+pub(crate) use http::message_of;
 use http::{Answer, Http};
 use limits::Bucket;
 pub use reply::{CalledTool, ChatEvent, ChatReply, Finish, Usage};
 pub use request::{ChatParams, ChatRequest};
 pub use service::{Service, ServiceOptions};
+pub(crate) use sse::Decoder;
 use stream::Begun;
 pub use stream::ChatStream;
 use waits::Waits;

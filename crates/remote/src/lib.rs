@@ -27,6 +27,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A [`Server`] is one of vLLM or SGLang as a sampler, and [`Publishing`] a learner whose weights such
+//! servers adopt from folders.
+//!
 //! An [`External`] policy is one that others serve through an OpenAI-compatible chat API: an opponent, a
 //! judge or a demonstrator. It is asked in messages, and answers with a [`ChatReply`] or a [`ChatStream`].
 //!
@@ -43,10 +46,13 @@
 //! Errors say what was waited for, and from whom; deadlines do not count time in which the process or a
 //! member stood still. Keys are shown nowhere. Not here: serving over HTTP, and what policies are asked.
 
+mod calls;
 mod external;
 mod learner;
 mod mixture;
+mod publish;
 mod router;
+mod server;
 
 pub use external::{
     CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
@@ -57,4 +63,6 @@ pub use learner::{
     RemoteLearner,
 };
 pub use mixture::Mixture;
+pub use publish::Publishing;
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};
+pub use server::{InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe};

@@ -6,13 +6,14 @@
 //! probed now and then, suspected ones at once, quarantined ones after waits that double. Before it serves
 //! again, a member says which version it has, is sent the newest weights if that is an older one, and draws.
 //!
+//! Members may join and leave at any time. One that joins begins in quarantine.
+//!
 //! **Failover.** A call whose member fails goes on at another one with the tokens that were handed out as the
 //! end of its prompt, and weights no older than theirs. Draws are functions of seed, stream and position, so
 //! with the same weights it is the same reply. Tokens are handed out once. Failures of the request itself are
 //! nobody's but its caller's, and are tried nowhere else.
 
 mod call;
-mod calls;
 mod choice;
 mod gate;
 mod member;
@@ -22,8 +23,9 @@ mod pool;
 mod testing;
 mod totals;
 
+use std::any::Any;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,8 +33,8 @@ use dressage_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStrea
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
+use crate::calls::Calls;
 use call::Call;
-use calls::Calls;
 pub use choice::{Choice, PrefixOptions};
 use gate::Gate;
 pub use member::{Health, MemberStatus};
@@ -46,7 +48,8 @@ pub struct Router {
     gate: Arc<Gate>,
     calls: Calls,
     totals: Totals,
-    _watches: JoinSet<()>,
+    watches: Mutex<JoinSet<()>>,
+    held: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Router {
@@ -77,15 +80,51 @@ impl Router {
         let totals = Totals::new(members.len());
         let pool = Arc::new(Pool::new(members, options));
         let mut watches = JoinSet::new();
-        for member in &pool.members {
-            watches.spawn(pool.clone().watch(member.clone()));
+        for member in pool.members() {
+            watches.spawn(pool.clone().watch(member));
         }
-        Ok(Router { pool, gate, calls: Calls::default(), totals, _watches: watches })
+        Ok(Router {
+            pool,
+            gate,
+            calls: Calls::default(),
+            totals,
+            watches: Mutex::new(watches),
+            held: Vec::new(),
+        })
+    }
+
+    /// Keeps something alive for as long as the router: processes that its members are, say.
+    pub fn holding(mut self, what: impl Any + Send + Sync) -> Self {
+        self.held.push(Box::new(what));
+        self
+    }
+
+    /// Adds a member, which gets calls once it has adopted the newest weights and has answered a probe. Call
+    /// it within a Tokio runtime.
+    ///
+    /// # Errors
+    /// When there is one of this name.
+    pub fn join(&self, name: impl Into<String>, sampler: Arc<dyn Sampler>) -> Result<(), PolicyError> {
+        let name = name.into();
+        let Some(member) = self.pool.join(name.clone(), sampler) else {
+            return Err(PolicyError::Invalid(format!(
+                "the router has a member of the name {name:?} already"
+            )));
+        };
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.spawn(self.pool.clone().watch(member));
+        Ok(())
+    }
+
+    /// Lets a member go: it gets no more calls, and those that it has go on. Returns whether there was one of
+    /// this name.
+    pub fn leave(&self, name: &str) -> bool {
+        self.pool.leave(name)
     }
 
     /// State of every member.
     pub fn members(&self) -> Vec<MemberStatus> {
-        self.pool.members.iter().map(|member| member.status()).collect()
+        self.pool.members().iter().map(|member| member.status()).collect()
     }
 
     /// Lets no more calls begin: they wait, as many as may. Those that run go on.

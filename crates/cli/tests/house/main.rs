@@ -44,7 +44,7 @@ const ROOMS: [(&str, &[&str]); 17] = [
     ("search", &["http", "policy"]),
     ("store", &["policy", "tree"]),
     ("engine", &["model", "policy", "rl", "tree"]),
-    ("remote", &["text", "http", "policy", "rl", "tree"]),
+    ("remote", &["text", "http", "model", "policy", "rl", "tree"]),
     ("conversation", &["text", "policy", "tree"]),
     ("text", &["model", "policy"]),
     ("model", &["policy"]),

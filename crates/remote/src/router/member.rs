@@ -1,6 +1,6 @@
 //! A member of a router: a sampler, and what is known of its health.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ pub(crate) struct Member {
     state: Mutex<State>,
     /// Events that came from it, of any call.
     progress: AtomicU64,
+    /// Whether it gets no more calls, for ever.
+    has_left: AtomicBool,
 }
 
 struct State {
@@ -87,7 +89,31 @@ impl Member {
             nudged: Notify::new(),
             state: Mutex::new(state),
             progress: AtomicU64::new(0),
+            has_left: AtomicBool::new(false),
         }
+    }
+
+    /// One that joins others: it is in quarantine until a probe, which is due now.
+    pub fn joining(index: usize, name: String, sampler: Arc<dyn Sampler>, options: &RouterOptions) -> Self {
+        let member = Self::new(index, name, sampler, options);
+        {
+            let mut state = member.state();
+            state.status.health = Health::Quarantined;
+            state.status.reason = Some("it has just joined".into());
+            state.due = Instant::now();
+        }
+        member
+    }
+
+    /// Whether it gets no more calls, for ever.
+    pub fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Relaxed)
+    }
+
+    /// Takes note that it leaves.
+    pub fn leaves(&self) {
+        self.has_left.store(true, Ordering::Relaxed);
+        self.nudged.notify_one();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

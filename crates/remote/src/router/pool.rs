@@ -17,7 +17,8 @@ const PROBES: u64 = u64::MAX - 2;
 
 /// The members of a router.
 pub(crate) struct Pool {
-    pub members: Vec<Arc<Member>>,
+    /// All that there have been, by their numbers.
+    members: Mutex<Vec<Arc<Member>>>,
     pub options: RouterOptions,
     choice: Mutex<Box<dyn Choose>>,
     weights: Mutex<Weights>,
@@ -84,7 +85,7 @@ impl Pool {
         let members = members.into_iter().enumerate();
         let members = members.map(|(i, (name, sampler))| Arc::new(Member::new(i, name, sampler, &options)));
         Pool {
-            members: members.collect(),
+            members: Mutex::new(members.collect()),
             choice: Mutex::new(options.choice.make()),
             options,
             weights: Mutex::default(),
@@ -92,9 +93,43 @@ impl Pool {
         }
     }
 
+    /// Members, but for those that have left.
+    pub fn members(&self) -> Vec<Arc<Member>> {
+        lock(&self.members).iter().filter(|member| !member.has_left()).cloned().collect()
+    }
+
+    /// The member of a number, whether it has left or not.
+    pub fn member(&self, index: usize) -> Option<Arc<Member>> {
+        lock(&self.members).get(index).cloned()
+    }
+
+    /// Adds a member, which gets no calls before it has the newest weights and has answered a probe. `None`
+    /// where one of this name is there.
+    pub fn join(&self, name: String, sampler: Arc<dyn Sampler>) -> Option<Arc<Member>> {
+        let mut members = lock(&self.members);
+        if members.iter().any(|member| member.name == name && !member.has_left()) {
+            return None;
+        }
+        let member = Arc::new(Member::joining(members.len(), name, sampler, &self.options));
+        members.push(Arc::clone(&member));
+        Some(member)
+    }
+
+    /// Gives a member no more calls, for ever; those that it has go on. Returns whether there was one of this
+    /// name.
+    pub fn leave(&self, name: &str) -> bool {
+        let Some(member) = self.members().into_iter().find(|member| member.name == name) else {
+            return false;
+        };
+        member.leaves();
+        lock(&self.choice).forgets(member.index);
+        info!(member = member.name, "a sampler leaves");
+        true
+    }
+
     /// Members that have a given health, or a better one.
     pub fn up_to(&self, worst: Health) -> Vec<Arc<Member>> {
-        self.members.iter().filter(|member| member.health() <= worst).cloned().collect()
+        self.members().into_iter().filter(|member| member.health() <= worst).collect()
     }
 
     /// Gives a call with this prompt to a member. Of all that are not quarantined preferred are those that
@@ -102,7 +137,8 @@ impl Pool {
     pub fn choose(&self, prompt: &[u32], least: u64, tried: &[usize]) -> Option<Chosen> {
         // One lock around all of it, so that calls that come at once see each other.
         let mut choice = lock(&self.choice);
-        let known = self.members.iter().map(|member| (member, member.status()));
+        let members = self.members();
+        let known = members.iter().map(|member| (member, member.status()));
         let may: Vec<_> = known
             .filter(|(_, status)| status.health != Health::Quarantined)
             .map(|(member, status)| {
@@ -114,7 +150,8 @@ impl Pool {
         let best = may.iter().map(|(rank, _)| *rank).min()?;
         let candidates: Vec<Candidate> =
             may.into_iter().filter(|(rank, _)| *rank == best).map(|(_, candidate)| candidate).collect();
-        let member = self.members.get(choice.choose(prompt, &candidates))?.clone();
+        let chosen = choice.choose(prompt, &candidates);
+        let member = members.into_iter().find(|member| member.index == chosen)?;
         choice.computes(member.index, prompt);
         member.counts(true);
         Some(Chosen(member))
@@ -149,7 +186,7 @@ impl Pool {
             let status = member.status();
             format!("{}: {}", status.name, status.reason.unwrap_or_else(|| "it serves".into()))
         };
-        let reasons: Vec<String> = self.members.iter().map(reason).collect();
+        let reasons: Vec<String> = self.members().iter().map(reason).collect();
         PolicyError::Stopped(format!("every member of the router ({})", reasons.join("; ")).into())
     }
 
@@ -197,6 +234,9 @@ impl Pool {
     /// Has all members adopt weights at once, but those in quarantine, which are to adopt them when they come
     /// back.
     ///
+    /// Where all are gone, as servers that are being started again, it waits for one to come back and adopt
+    /// them.
+    ///
     /// # Errors
     /// When none has adopted them: all with their reasons. Nobody is quarantined then, since the weights may
     /// be at fault.
@@ -205,7 +245,7 @@ impl Pool {
             let mut known = lock(&self.weights);
             let before = known.newest.replace(weights.clone());
             let served = self.up_to(Health::Suspected);
-            (if served.is_empty() { self.members.clone() } else { served }, before)
+            (if served.is_empty() { self.members() } else { served }, before)
         };
         let mut calls = JoinSet::new();
         for member in asked {
@@ -226,6 +266,15 @@ impl Pool {
                 (member, Err(error)) => missed.push((member, error)),
             }
         }
+        let all_gone = !adopted && missed.iter().all(|(_, error)| error.may_pass());
+        if adopted || all_gone {
+            for (member, error) in &missed {
+                self.quarantines(member, error);
+            }
+        }
+        if all_gone {
+            adopted = within(self.options.adopt, self.return_with(weights.version)).await.is_some();
+        }
         if !adopted {
             let mut known = lock(&self.weights);
             if known.newest.as_ref() == Some(weights) {
@@ -233,9 +282,6 @@ impl Pool {
             }
             let reasons = missed.iter().map(|(member, error)| format!("{}: {error}", member.name));
             return Err(PolicyError::NotAdopted(reasons.collect::<Vec<_>>().join("; ")));
-        }
-        for (member, error) in &missed {
-            self.quarantines(member, error);
         }
         let mut known = lock(&self.weights);
         // Not the greatest: a run that goes on from an earlier checkpoint publishes lower versions again.
@@ -245,10 +291,27 @@ impl Pool {
         Ok(())
     }
 
-    /// Looks after a member for ever: probes it when that is due.
+    /// Waits until a member serves that has a version of the weights.
+    async fn return_with(&self, version: u64) {
+        loop {
+            let returned = self.returned.notified();
+            let mut returned = std::pin::pin!(returned);
+            returned.as_mut().enable();
+            let serves = |member: &Arc<Member>| {
+                let status = member.status();
+                status.health == Health::Serving && status.version == version
+            };
+            if self.members().iter().any(serves) {
+                return;
+            }
+            returned.await;
+        }
+    }
+
+    /// Looks after a member for as long as it is one: probes it when that is due.
     pub async fn watch(self: Arc<Self>, member: Arc<Member>) {
         let mut progress = 0;
-        loop {
+        while !member.has_left() {
             tokio::select! {
                 () = tokio::time::sleep_until(member.due()) => {}
                 () = member.nudged.notified() => continue,

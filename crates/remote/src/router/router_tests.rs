@@ -517,3 +517,33 @@ async fn routers_that_could_never_serve_are_refused() {
         SampleRequest { params: SamplingParams { top_p: 2.0, ..Default::default() }, ..request(1, 1) };
     assert!(ask(&router, wrong).await.unwrap_err().to_string().contains("top_p = 2"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn members_join_with_the_newest_weights_and_leave_without_losing_calls() {
+    let (router, members) = router(1, in_turn());
+    let newest = weights(3);
+    router.adopt(&newest).await.unwrap();
+    let joins = Scripted::new(Duration::from_millis(10));
+    router.join("new", joins.clone()).unwrap();
+    assert!(router.join("new", joins.clone()).unwrap_err().to_string().contains("\"new\" already"));
+    assert_eq!(health(&router), [Health::Serving, Health::Quarantined]);
+    sleep(SECOND).await;
+    assert_eq!(health(&router), [Health::Serving, Health::Serving]);
+    assert_eq!(*joins.adopted.lock().unwrap(), [3]);
+    // The first has a call under way as it leaves.
+    let plain = undisturbed(request(3, 8)).await;
+    let under_way = ask(&router, request(3, 8));
+    let (found, left) = tokio::join!(under_way, async {
+        sleep(Duration::from_millis(15)).await;
+        router.leave(&router.members()[0].name)
+    });
+    assert_eq!((found.unwrap().tokens, left), (plain.tokens, true));
+    assert_eq!(router.members().len(), 1);
+    let before = members[0].asked().len();
+    for _ in 0..3 {
+        ask(&router, request(4, 2)).await.unwrap();
+    }
+    assert_eq!(members[0].asked().len(), before, "it gets no more calls");
+    assert!(!router.leave("nobody"));
+    assert_eq!(router.version().await.unwrap(), 3);
+}

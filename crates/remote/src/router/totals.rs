@@ -71,7 +71,11 @@ where
     for (index, answer) in calls.join_all().await {
         match answer {
             Ok(answer) => answers.push((index, answer)),
-            Err(error) => pool.blames(&pool.members[index], &error),
+            Err(error) => {
+                if let Some(member) = pool.member(index) {
+                    pool.blames(&member, &error);
+                }
+            }
         }
     }
     answers.sort_by_key(|(index, _)| *index);
@@ -91,7 +95,8 @@ impl Totals {
         let versions =
             ask_all(pool, "say which weights it has", |member| async move { member.sampler.version().await });
         let versions: Vec<(usize, u64)> = versions.await;
-        let serves = |(index, _): &&(usize, u64)| pool.members[*index].health() == Health::Serving;
+        let health = |index| pool.member(index).map(|member| member.health());
+        let serves = |(index, _): &&(usize, u64)| health(*index) == Some(Health::Serving);
         let least = versions.iter().filter(serves).map(|(_, version)| *version).min();
         least.or_else(|| versions.iter().map(|(_, v)| *v).min()).ok_or_else(|| pool.nobody())
     }
@@ -121,6 +126,9 @@ impl Totals {
             );
         let found: Vec<(usize, Option<DeviceStats>)> = found.await;
         for (index, stats) in found {
+            if members.len() <= index {
+                members.resize_with(index + 1, Known::default);
+            }
             if let Some(stats) = stats {
                 members[index].counts(stats);
             }
@@ -144,6 +152,8 @@ impl Totals {
                 |member| async move { member.sampler.paused().await },
             );
         let found: Vec<(usize, Duration)> = found.await;
+        let most = found.iter().map(|(index, _)| index + 1).max().unwrap_or(0);
+        members.resize(members.len().max(most), Duration::ZERO);
         let grew = found.into_iter().map(|(index, paused)| {
             let before = std::mem::replace(&mut members[index], paused);
             // One that has begun anew counts from 0.

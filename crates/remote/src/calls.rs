@@ -43,6 +43,11 @@ impl Calls {
         (Registered { calls: self.clone(), number }, aborted)
     }
 
+    /// How many are under way.
+    pub fn count(&self) -> usize {
+        self.lock().calls.len()
+    }
+
     /// Tells the calls of a stream, or all, to end. Returns how many had not been told before.
     pub fn abort(&self, stream: Option<u64>) -> usize {
         let known = self.lock();

@@ -1,0 +1,175 @@
+//! A learner whose weights lie in folders, for samplers that share no memory with it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_policy::{
+    Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Place, PolicyError, Predictions,
+    SavedFile, TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
+};
+use dressage_rl::Loss;
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+
+use crate::server::{PROBE, ProbeFile};
+
+/// How many folders of weights are kept: the newest, and the one before, which a sampler may still be
+/// reading.
+const KEPT: usize = 2;
+
+/// A learner that publishes its weights as folders, one for each version, beside log-probabilities of a
+/// probe by which samplers can be checked. A folder is whole or not there: it is written under another name,
+/// flushed, then renamed. Older ones are removed.
+pub struct Publishing {
+    learner: Arc<dyn Learner>,
+    folder: PathBuf,
+    probe: Vec<u32>,
+}
+
+impl Publishing {
+    /// `learner`, whose weights are published under `folder`, with the log-probabilities of a prompt of at
+    /// least two tokens.
+    pub fn new(learner: Arc<dyn Learner>, folder: impl Into<PathBuf>, probe: Vec<u32>) -> Self {
+        Publishing { learner, folder: folder.into(), probe }
+    }
+
+    /// Writes the weights of a version, and names the folder.
+    async fn write(&self, version: u64) -> Result<Manifest, PolicyError> {
+        let place = self.folder.join(format!("v{version}"));
+        let half = self.folder.join(format!("v{version}.half"));
+        let failed = |what: &str, path: &Path, error: std::io::Error| {
+            PolicyError::Storage(format!("cannot {what} {}: {error}", path.display()))
+        };
+        for old in [&half, &place] {
+            if old.exists() {
+                std::fs::remove_dir_all(old).map_err(|error| failed("remove", old, error))?;
+            }
+        }
+        std::fs::create_dir_all(&half).map_err(|error| failed("create", &half, error))?;
+        let saved = self.learner.save(&half, false).await?;
+        let mut names: Vec<String> = saved.files.iter().map(|file| file.name.clone()).collect();
+        self.write_probe(&half).await?;
+        names.push(PROBE.to_owned());
+        let content = saved.content;
+        let written = {
+            let (half, names) = (half.clone(), names);
+            tokio::task::spawn_blocking(move || {
+                let manifest = Manifest::of(&half, content, &names)?;
+                // A server on another machine reads them over a shared disk, perhaps after this one has died.
+                for name in &names {
+                    let file = half.join(name);
+                    let flushed = std::fs::File::open(&file).and_then(|file| file.sync_all());
+                    flushed.map_err(|error| {
+                        PolicyError::Storage(format!("cannot flush {}: {error}", file.display()))
+                    })?;
+                }
+                Ok::<_, PolicyError>(manifest)
+            })
+        };
+        let manifest = written.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        std::fs::rename(&half, &place).map_err(|error| failed("rename", &half, error))?;
+        self.prune(&place);
+        Ok(Manifest { place: Place::Local(place), ..manifest })
+    }
+
+    /// Writes the log-probabilities of the probe into a folder.
+    async fn write_probe(&self, folder: &Path) -> Result<(), PolicyError> {
+        let probe = ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
+        let text = serde_json::to_string(&probe).map_err(|error| PolicyError::Storage(error.to_string()))?;
+        let file = folder.join(PROBE);
+        let failed = |error| PolicyError::Storage(format!("cannot write {}: {error}", file.display()));
+        std::fs::write(&file, text).map_err(failed)
+    }
+
+    async fn logprobs_of_probe(&self) -> Result<Vec<f32>, PolicyError> {
+        let target =
+            |index: usize| PathTarget { index: index as u32, temperature: 1.0, term: Term::default() };
+        let path = PathInput {
+            tokens: self.probe.clone().into(),
+            targets: (1..self.probe.len()).map(target).collect(),
+        };
+        let batch = TreeBatch::merge(&[path]).map_err(|error| PolicyError::Invalid(error.to_string()))?;
+        self.learner.logprobs(Arc::new(batch)).await
+    }
+
+    /// Removes folders but the newest. One that is in use by somebody else, or gone, is left.
+    fn prune(&self, newest: &Path) {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let mut found: Vec<(std::time::SystemTime, PathBuf)> = entries
+            .filter(|entry| entry.path() != newest && entry.file_name().to_string_lossy().starts_with('v'))
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+            .collect();
+        found.sort();
+        let removed = found.len().saturating_sub(KEPT - 1);
+        for (_, path) in &found[..removed] {
+            std::fs::remove_dir_all(path).ok();
+        }
+    }
+}
+
+#[async_trait]
+impl Learner for Publishing {
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        self.learner.plan(update).await
+    }
+
+    async fn train(
+        &self,
+        update: TrainRequest,
+        cut: &Cut,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Trained, PolicyError> {
+        self.learner.train(update, cut, done).await
+    }
+
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.learner.logprobs(batch).await
+    }
+
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        self.learner.predictions(batch).await
+    }
+
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.learner.values(batch).await
+    }
+
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
+        self.learner.forward_backward(batch, loss).await
+    }
+
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.learner.optim_step(params).await
+    }
+
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
+        self.learner.save(folder, with_optimiser).await
+    }
+
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        self.learner.load(folder, with_optimiser).await
+    }
+
+    /// Weights that lie in memory are written as a folder; one that the learner has written on this machine
+    /// is given the probe.
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        let weights = self.learner.publish(version).await?;
+        let manifest = match weights.at {
+            WeightsAt::Memory => self.write(version).await?,
+            WeightsAt::Manifest(Manifest { place: Place::Local(folder), content, mut files }) => {
+                self.write_probe(&folder).await?;
+                let read = SavedFile::read(&folder, PROBE);
+                files.push(read.map_err(|error| {
+                    PolicyError::Storage(format!("cannot read {PROBE} in {}: {error}", folder.display()))
+                })?);
+                Manifest { place: Place::Local(folder), content, files }
+            }
+            other => return Ok(WeightsRef { at: other, ..weights }),
+        };
+        Ok(WeightsRef { version: weights.version, at: WeightsAt::Manifest(manifest) })
+    }
+}

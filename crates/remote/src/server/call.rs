@@ -1,0 +1,341 @@
+//! One reply of a server.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dressage_policy::awake::within;
+use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+
+use super::adopt::{Adopted, version_of};
+use super::dialect::{Chunk, End, Span, Under};
+use super::http::Events;
+use super::options::InFlight;
+use super::stops::Stops;
+use super::{Gate, Inner};
+
+/// How often a reply is asked for again under the same weights, where the server aborts it.
+const MOST_TRIES: usize = 3;
+
+/// A reply under way.
+pub(super) struct Call {
+    server: Arc<Inner>,
+    /// What is left to do: tokens that were handed out are a part of the prompt.
+    request: SampleRequest,
+    events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
+    aborted: watch::Receiver<bool>,
+    gate: watch::Receiver<Gate>,
+    /// Whether the reply was made shorter so that it fits the context.
+    is_cut: bool,
+}
+
+/// Tokens of one request.
+#[derive(Default)]
+struct Asked {
+    /// Tokens that have come, with log-probabilities and alternatives, and were not handed out.
+    held: Vec<(u32, f32, TopLogprobs)>,
+    /// Tokens that were handed out,
+    handed: usize,
+    /// of which the first were before the server told their labels.
+    unlabelled: usize,
+}
+
+/// How a request ended.
+enum Ended {
+    /// The reply is whole.
+    Whole(FinishReason),
+    /// It is to be asked for again, with what was handed out.
+    Again,
+}
+
+impl Call {
+    pub fn new(
+        server: Arc<Inner>,
+        mut request: SampleRequest,
+        events: mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>,
+        aborted: watch::Receiver<bool>,
+    ) -> Self {
+        let gate = server.gate.subscribe();
+        let room = server.options.context - request.prompt.len().min(server.options.context);
+        let is_cut = request.params.max_tokens > room;
+        request.params.max_tokens = request.params.max_tokens.min(room);
+        Call { server, request, events, aborted, gate, is_cut }
+    }
+
+    /// Runs to the end, or until nobody listens.
+    pub async fn run(mut self) {
+        let events = self.events.clone();
+        let mut aborted = self.aborted.clone();
+        let end = tokio::select! {
+            biased;
+            () = events.closed() => return,
+            gone = aborted.wait_for(|aborted| *aborted) => match gone {
+                Ok(_) => Ok(FinishReason::Aborted),
+                Err(_) => return,
+            },
+            end = self.serve() => end,
+        };
+        // Nobody may listen any more.
+        drop(match end {
+            Ok(reason) => events.send(Ok(SampleEvent::Finished(reason))),
+            Err(error) => events.send(Err(error)),
+        });
+    }
+
+    async fn serve(&mut self) -> Result<FinishReason, PolicyError> {
+        let mut tries = (0, 0);
+        loop {
+            let (changes, weights) = self.open().await?;
+            tries = if tries.1 == changes { (tries.0 + 1, changes) } else { (1, changes) };
+            if tries.0 > MOST_TRIES {
+                return Err(self.server.http.gone("somebody aborts its replies"));
+            }
+            if let Some(top) = self.request.params.prompt_logprobs {
+                let prompt = self.request.prompt.clone();
+                let scored = tokio::select! {
+                    scored = self.server.score(&prompt, top, &weights) => scored?,
+                    () = changed(&mut self.gate, changes) => continue,
+                };
+                let (logprobs, top) = scored;
+                self.tell(SampleEvent::Prompt { logprobs, top });
+                self.request.params.prompt_logprobs = None;
+            }
+            if self.request.params.max_tokens == 0 {
+                return Ok(if self.is_cut { FinishReason::Context } else { FinishReason::Length });
+            }
+            match self.ask(changes, &weights).await? {
+                Ended::Whole(reason) => return Ok(reason),
+                Ended::Again => {
+                    if let Some(why) = self.server.dialect.refuses(&self.request.params) {
+                        return Err(self.server.http.refuses(why));
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell(&self, event: SampleEvent) {
+        self.server.progress.fetch_add(1, Ordering::Relaxed);
+        // Whether somebody listens is looked after elsewhere.
+        self.events.send(Ok(event)).ok();
+    }
+
+    /// Waits until requests may go out, and says under which weights.
+    ///
+    /// # Errors
+    /// When weights are being replaced for too long, or those that are there are older than the request asks
+    /// for.
+    async fn open(&mut self) -> Result<(u64, Arc<Adopted>), PolicyError> {
+        let (server, least) = (Arc::clone(&self.server), self.request.least_version);
+        let limit = server.options.adopt * 2;
+        let open = async { self.gate.wait_for(|gate| !gate.is_closed).await.map(|gate| gate.clone()) };
+        let gate = match within(limit, open).await {
+            Some(Ok(gate)) => gate,
+            Some(Err(_)) => return Err(server.http.gone("it was let go")),
+            None => {
+                let what = format!("{} to adopt weights", server.http.name);
+                return Err(PolicyError::Deadline(limit, what));
+            }
+        };
+        let behind = |version| PolicyError::Behind { policy: self.request.policy.clone(), least, version };
+        match gate.weights {
+            Some(weights) if weights.version < least => Err(behind(weights.version)),
+            Some(weights) => Ok((gate.changes, weights)),
+            None if gate.changes > 0 => Err(server.http.gone("it has not adopted weights as a whole")),
+            None if least > 0 => Err(behind(0)),
+            // Nobody has given it any: it draws from those that it was started with.
+            None => {
+                let facts = server.facts().await?;
+                let mark = server.dialect.label(&server.http, &facts, server.options.answer).await?;
+                let (label, model) = ("as started".to_owned(), facts.model.clone());
+                Ok((gate.changes, Arc::new(Adopted { version: 0, label, mark, model, probe: None })))
+            }
+        }
+    }
+
+    /// Seed of what is left: another one for every part of a reply.
+    fn seed(&self) -> u64 {
+        let SampleRequest { seed, stream, params, .. } = &self.request;
+        (dressage_policy::uniform(*seed, *stream, params.drawn_before as u64) * (u64::MAX as f64)) as u64
+    }
+
+    /// Asks once, and hands out what comes.
+    async fn ask(&mut self, changes: u64, weights: &Adopted) -> Result<Ended, PolicyError> {
+        let server = Arc::clone(&self.server);
+        let under = Under { model: &weights.model, label: &weights.label, seed: Some(self.seed()) };
+        let body = server.dialect.draw(&self.request, &under);
+        let keeps = server.options.in_flight == InFlight::Keep;
+        // An adapter that is replaced goes on to draw what it was asked for.
+        let adapters = server.options.adapters;
+        let watches = !(keeps && adapters);
+        let top = self.request.params.top_logprobs;
+        let mut events = tokio::select! {
+            biased;
+            // It may have reached the server; nothing of it is lost.
+            () = changed(&mut self.gate, changes) => return Ok(Ended::Again),
+            events = server.http.stream(server.dialect.route(), &body, server.options.silence) => events?,
+        };
+        let strings = self.request.params.stop_strings.clone();
+        let bytes = server.options.tokens.clone();
+        let mut stops = Stops::new(&strings, bytes.as_deref());
+        let (mut asked, mut is_crossing) = (Asked::default(), false);
+        let mut gate = self.gate.clone();
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = changed(&mut gate, changes), if watches && !is_crossing => {
+                    if !keeps {
+                        return Ok(Ended::Again);
+                    }
+                    is_crossing = true;
+                    continue;
+                }
+                event = self.next(&mut events, asked.handed) => event?,
+            };
+            let Some(event) = event else {
+                return Err(server.http.gone("the reply ended without saying why"));
+            };
+            let seen = asked.handed + asked.held.len();
+            let chunk = server.dialect.chunk(&event, seen, top).map_err(|why| server.http.gone(&why))?;
+            let Chunk { tokens, logprobs, top, spans, end } = chunk;
+            // Of adapters they label the model beneath.
+            let spans = spans.filter(|_| !adapters);
+            let mut top = top.into_iter();
+            let before = asked.held.len();
+            let come = tokens.into_iter().zip(logprobs);
+            asked.held.extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
+            // Whatever comes after a stop string was not asked for.
+            let params = &self.request.params;
+            let counted = |at: usize| params.drawn_before + at + 1 > params.min_tokens;
+            let stop =
+                (before..asked.held.len()).find(|at| stops.completes(asked.held[*at].0) && counted(*at));
+            if let Some(at) = stop {
+                asked.held.truncate(at + 1);
+            }
+            if let Some(spans) = &spans {
+                self.check(spans, &asked, weights)?;
+            }
+            match spans.filter(|_| is_crossing) {
+                Some(spans) => self.hand_out_by(&spans, &mut asked, weights)?,
+                None if !is_crossing => {
+                    self.hand_out(&mut asked, usize::MAX, weights.version);
+                    asked.unlabelled = asked.handed;
+                }
+                // Without spans it is not known under which weights these were drawn.
+                None => self.tell(SampleEvent::Tokens {
+                    tokens: Vec::new(),
+                    logprobs: Vec::new(),
+                    top: Vec::new(),
+                    version: weights.version,
+                }),
+            }
+            if stop.is_some() && asked.held.is_empty() {
+                return Ok(Ended::Whole(FinishReason::StopString));
+            }
+            if end.is_some() && !asked.held.is_empty() {
+                return Err(server.http.gone("it does not tell which weights drew the end of a reply"));
+            }
+            match end {
+                None => {}
+                Some(End::Stop) => return Ok(Ended::Whole(FinishReason::StopId)),
+                Some(End::Length) if self.is_cut => return Ok(Ended::Whole(FinishReason::Context)),
+                Some(End::Length) => return Ok(Ended::Whole(FinishReason::Length)),
+                // By a change of weights, or by somebody else.
+                Some(End::Abort) => return Ok(Ended::Again),
+                Some(End::Failed(why)) => return Err(server.http.gone(&why)),
+            }
+        }
+    }
+
+    /// The next event; `None` at the end.
+    ///
+    /// # Errors
+    /// When the connection breaks, or nothing comes for anybody for too long.
+    async fn next(&self, events: &mut Events, seen: usize) -> Result<Option<Value>, PolicyError> {
+        let (server, silence) = (&self.server, self.server.options.silence);
+        let mut next = std::pin::pin!(events.next());
+        let data = loop {
+            let progress = server.progress.load(Ordering::Relaxed);
+            match within(silence, &mut next).await {
+                Some(data) => break data.map_err(|why| server.http.gone(&why))?,
+                // It draws for others, and this one waits for its turn.
+                None if progress != server.progress.load(Ordering::Relaxed) => {}
+                None if server.gate.borrow().is_closed => {}
+                None => {
+                    let paused = server.dialect.is_paused(&server.http, server.options.answer).await;
+                    let why = if paused { ", which says that somebody has paused it" } else { "" };
+                    let what = format!("token {} of a reply from {}{why}", seen + 1, server.http.name);
+                    return Err(PolicyError::Deadline(silence, what));
+                }
+            }
+        };
+        let Some(data) = data.filter(|data| data != b"[DONE]") else { return Ok(None) };
+        let read = serde_json::from_slice(&data).map(Some);
+        read.map_err(|error| server.http.gone(&format!("an event is no JSON: {error}")))
+    }
+
+    /// Checks that tokens that were handed out were drawn under the weights that they were said to be.
+    fn check(&self, spans: &[Span], asked: &Asked, weights: &Adopted) -> Result<(), PolicyError> {
+        let mut from = 0;
+        for span in spans {
+            let is_mark = span.label == weights.mark;
+            let was_handed = from < asked.unlabelled && span.end > from;
+            if !is_mark && (was_handed || version_of(&span.label).is_none()) {
+                return Err(self.server.http.gone(&format!(
+                    "it drew tokens with weights {:?} where it was given {:?}; does somebody else give it weights?",
+                    span.label, weights.mark
+                )));
+            }
+            from = span.end;
+        }
+        Ok(())
+    }
+
+    /// Hands out tokens by the spans that cover them.
+    fn hand_out_by(
+        &mut self,
+        spans: &[Span],
+        asked: &mut Asked,
+        weights: &Adopted,
+    ) -> Result<(), PolicyError> {
+        for span in spans {
+            let count = span.end.saturating_sub(asked.handed);
+            let known = (span.label == weights.mark).then_some(weights.version);
+            let Some(version) = known.or_else(|| version_of(&span.label)) else { continue };
+            self.hand_out(asked, count, version);
+        }
+        Ok(())
+    }
+
+    /// Hands out as many tokens; what is left to do goes on after them, with weights that are no older.
+    fn hand_out(&mut self, asked: &mut Asked, most: usize, version: u64) {
+        let count = asked.held.len().min(most);
+        if count == 0 {
+            return;
+        }
+        let (mut tokens, mut logprobs, mut top) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, logprob, likely) in asked.held.drain(..count) {
+            tokens.push(id);
+            logprobs.push(logprob);
+            top.push(likely);
+        }
+        if self.request.params.top_logprobs == 0 {
+            top.clear();
+        }
+        asked.handed += count;
+        let request = &mut self.request;
+        request.prompt.extend(&tokens);
+        request.params.drawn_before += count;
+        request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
+        request.least_version = request.least_version.max(version);
+        self.tell(SampleEvent::Tokens { tokens, logprobs, top, version });
+    }
+}
+
+/// Ends when weights are replaced, or begin to be.
+async fn changed(gate: &mut watch::Receiver<Gate>, changes: u64) {
+    if gate.wait_for(|gate| gate.changes != changes).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,99 @@
+//! A folder of weights, checked before a server is told of it.
+
+use std::path::{Path, PathBuf};
+
+use dressage_model::{AdapterConfig, ModelError, ModelFiles, SafetensorsFile};
+use dressage_policy::{Content, Manifest, PolicyError};
+use serde::{Deserialize, Serialize};
+
+/// The file with log-probabilities of the learner, by which a server is checked.
+pub const PROBE: &str = "probe.json";
+
+/// A prompt and what the learner finds for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ProbeFile {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Log-probability of each token but the first, at temperature 1.
+    pub logprobs: Vec<f32>,
+}
+
+/// A folder that is whole.
+#[derive(Debug, Clone)]
+pub(super) struct Folder {
+    pub path: PathBuf,
+    pub probe: Option<ProbeFile>,
+    /// Checksum of all files.
+    pub sum: u32,
+}
+
+impl Folder {
+    /// Checks the files that a manifest lists: sizes, checksums, that weights are whole and have the shapes
+    /// that the configuration says, for a model with a vocabulary of so many tokens.
+    ///
+    /// # Errors
+    /// [`PolicyError::NotAdopted`] names the file, and what is wrong with it.
+    pub fn check(manifest: &Manifest, vocabulary: usize, adapters: bool) -> Result<Self, PolicyError> {
+        let refused = |why: String| PolicyError::NotAdopted(why);
+        let path = manifest.verify()?;
+        let path = std::path::absolute(path).map_err(|e| refused(format!("{}: {e}", path.display())))?;
+        let sums = manifest.files.iter().map(|file| file.crc32c);
+        let sum = sums.fold(0, |sum, one| crc32c::crc32c_append(sum, &one.to_le_bytes()));
+        let is_adapter = matches!(manifest.content, Content::Adapter { .. });
+        if is_adapter != adapters {
+            let (has, wants) =
+                if is_adapter { ("an adapter", "whole weights") } else { ("whole weights", "adapters") };
+            return Err(refused(format!(
+                "{} holds {has}, but the server was set up for {wants}",
+                path.display()
+            )));
+        }
+        let problem = |error: ModelError| refused(error.to_string());
+        let weights: Vec<&str> = manifest
+            .files
+            .iter()
+            .map(|file| &*file.name)
+            .filter(|name| name.ends_with(".safetensors"))
+            .collect();
+        if weights.is_empty() {
+            return Err(refused(format!("{} has no .safetensors among its files", path.display())));
+        }
+        for name in weights {
+            SafetensorsFile::open(&path.join(name)).map_err(problem)?;
+        }
+        if is_adapter {
+            AdapterConfig::open(&path).map_err(problem)?;
+        } else {
+            check_model(&path, vocabulary)?;
+        }
+        let probe = read_probe(&path.join(PROBE))?;
+        Ok(Folder { path, probe, sum })
+    }
+}
+
+/// Shapes and configuration of a whole model. Families that this program does not run are left to the server.
+fn check_model(path: &Path, vocabulary: usize) -> Result<(), PolicyError> {
+    let refused = |why: String| PolicyError::NotAdopted(why);
+    match ModelFiles::open(path) {
+        Ok(files) if files.config.vocabulary != vocabulary => Err(refused(format!(
+            "{} has a vocabulary of {} tokens, but the policy's model has {vocabulary}",
+            path.display(),
+            files.config.vocabulary
+        ))),
+        Ok(_) | Err(ModelError::Unsupported { .. }) => Ok(()),
+        Err(error) => Err(refused(error.to_string())),
+    }
+}
+
+fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
+    let damaged = |why: String| PolicyError::NotAdopted(format!("{}: {why}", file.display()));
+    if !file.exists() {
+        return Ok(None);
+    }
+    let bytes = std::fs::read(file).map_err(|error| damaged(error.to_string()))?;
+    let probe: ProbeFile = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    match probe.tokens.len() == probe.logprobs.len() + 1 {
+        true => Ok(Some(probe)),
+        false => Err(damaged("as many log-probabilities as tokens but one were expected".into())),
+    }
+}

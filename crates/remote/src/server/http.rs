@@ -1,0 +1,227 @@
+//! Questions to one server, in JSON, each with a deadline, and streams of events.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use dressage_http::{Ask, Bounds, Client, Hosts, HttpError, causes};
+use dressage_policy::PolicyError;
+use dressage_policy::awake::within;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use serde_json::Value;
+
+use crate::external::{Decoder, Server as Endpoint, message_of, plain_uri};
+
+/// Most bytes of an answer,
+const MOST_BYTES: usize = 256 << 20;
+/// of one that tells of an error,
+const MOST_ERROR_BYTES: usize = 64 << 10;
+/// and characters of it that are shown.
+const MOST_SHOWN: usize = 400;
+
+/// One server as it is asked.
+#[derive(Debug)]
+pub(super) struct Http {
+    client: Client,
+    /// Kind and address, for messages.
+    pub name: String,
+    base: String,
+    endpoint: Endpoint,
+}
+
+/// An answer with its status, whatever that is.
+pub(super) struct Answer {
+    pub status: StatusCode,
+    pub value: Value,
+    text: String,
+}
+
+impl Http {
+    /// Connections to a server. Its key is read from the environment now.
+    ///
+    /// # Errors
+    /// When the address cannot be used, or the key is missing.
+    pub fn new(kind: &str, url: &str, key_env: Option<&String>) -> Result<Self, PolicyError> {
+        let base = url.trim().trim_end_matches('/').to_owned();
+        // An address that cannot be used may hold a password: it is not shown.
+        let uri = plain_uri(&base)
+            .map_err(|why| PolicyError::Invalid(format!("the address of a {kind} server {why}")))?;
+        let invalid = |error: &dyn std::fmt::Display| PolicyError::Invalid(error.to_string());
+        let endpoint =
+            Endpoint::at(uri, key_env, |name| std::env::var(name)).map_err(|error| invalid(&error))?;
+        let client = Client::new(Hosts::any(), None).map_err(|error| invalid(&error))?;
+        Ok(Http { client, name: format!("{kind} at {base}"), base, endpoint })
+    }
+
+    fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.extend(self.endpoint.authorisation().map(|key| (AUTHORIZATION, key)));
+        headers
+    }
+
+    /// An error of the connection: the server is gone, or late.
+    fn lost(&self, error: HttpError) -> PolicyError {
+        match error {
+            HttpError::Late { after, .. } => {
+                PolicyError::Deadline(after, format!("an answer of {}", self.name))
+            }
+            other => self.gone(&self.endpoint.without_key(&other.to_string())),
+        }
+    }
+
+    /// The server does not answer as it should, and may be restarted.
+    pub fn gone(&self, why: &str) -> PolicyError {
+        PolicyError::Stopped(format!("{} ({why})", self.name).into())
+    }
+
+    /// A request that the server does not serve, or a way in which it was not to be started.
+    pub fn refuses(&self, why: impl std::fmt::Display) -> PolicyError {
+        PolicyError::Invalid(format!("{}: {why}", self.name))
+    }
+
+    /// Asks, and waits for the whole answer, whatever its status.
+    ///
+    /// # Errors
+    /// When the server is gone or late.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        deadline: Duration,
+    ) -> Result<Answer, PolicyError> {
+        let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
+        let ask = Ask { method, url: format!("{}{path}", self.base), headers: self.headers(), body };
+        // By the clock of this process, which `dressage_http` does not know: the bound there is only a net.
+        let bounds = Bounds { deadline: deadline * 4, bytes: MOST_BYTES, redirects: 0 };
+        let answer = within(deadline, self.client.ask(ask, bounds)).await;
+        let late = || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));
+        let reply = answer.ok_or_else(late)?.map_err(|error| self.lost(error))?;
+        let text = self.endpoint.without_key(&reply.text());
+        Ok(Answer { status: reply.status, value: serde_json::from_str(&text).unwrap_or(Value::Null), text })
+    }
+
+    /// The answer of a route that must succeed.
+    ///
+    /// # Errors
+    /// Its own words, where it does not.
+    pub async fn get(&self, path: &str, deadline: Duration) -> Result<Value, PolicyError> {
+        self.good(path, self.ask(Method::GET, path, None, deadline).await?)
+    }
+
+    /// Likewise, with a body.
+    ///
+    /// # Errors
+    /// Its own words, where it does not succeed.
+    pub async fn post(&self, path: &str, body: &Value, deadline: Duration) -> Result<Value, PolicyError> {
+        self.good(path, self.ask(Method::POST, path, Some(body), deadline).await?)
+    }
+
+    fn good(&self, path: &str, answer: Answer) -> Result<Value, PolicyError> {
+        match answer.status.is_success() {
+            true => Ok(answer.value),
+            false => Err(self.refusal(path, answer.status, &answer.said())),
+        }
+    }
+
+    /// The error that a status other than 200 is.
+    pub fn refusal(&self, path: &str, status: StatusCode, said: &str) -> PolicyError {
+        let why = format!("{path} answers {}: {said}", status.as_u16());
+        match status.as_u16() {
+            401 => self.refuses(format!("{why}; {}", self.endpoint.key_place())),
+            429 | 503 => PolicyError::Busy { what: format!("{}: {why}", self.name), retry_after: 1 },
+            500.. => self.gone(&why),
+            _ => self.refuses(why),
+        }
+    }
+
+    /// Posts a question whose answer is a stream of events; returns after its head.
+    ///
+    /// # Errors
+    /// When the server is gone, late, or refuses.
+    pub async fn stream(&self, path: &str, body: &Value, deadline: Duration) -> Result<Events, PolicyError> {
+        let mut request = Request::new(Full::new(Bytes::from(body.to_string())));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = format!("{}{path}", self.base)
+            .parse()
+            .map_err(|error| self.refuses(format!("{path}: {error}")))?;
+        *request.headers_mut() = self.headers();
+        let late = || PolicyError::Deadline(deadline, format!("{} to begin an answer to {path}", self.name));
+        let response = within(deadline, self.client.request(request)).await.ok_or_else(late)?;
+        let response = response.map_err(|error| self.lost(error))?;
+        let status = response.status();
+        let mut events = Events { body: response.into_body(), decoder: Decoder::default(), read: Vec::new() };
+        if status.is_success() {
+            return Ok(events);
+        }
+        let text = within(deadline, events.text()).await.unwrap_or_default();
+        let value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        let text = self.endpoint.without_key(&text);
+        Err(self.refusal(path, status, &Answer { status, value, text }.said()))
+    }
+}
+
+impl Answer {
+    /// Words of the server about an error.
+    pub fn said(&self) -> String {
+        let said = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
+        let said = said.unwrap_or_else(|| self.text.trim().to_owned());
+        match said.char_indices().nth(MOST_SHOWN) {
+            Some((end, _)) => format!("{}…", &said[..end]),
+            None if said.is_empty() => self.status.canonical_reason().unwrap_or("no reason is given").into(),
+            None => said,
+        }
+    }
+
+    /// The whole body.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Events of a stream.
+pub(super) struct Events {
+    body: Incoming,
+    decoder: Decoder,
+    read: Vec<Vec<u8>>,
+}
+
+impl Events {
+    /// The data of the next event; `None` at the end.
+    ///
+    /// # Errors
+    /// When the connection breaks: in words.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
+        loop {
+            if !self.read.is_empty() {
+                return Ok(Some(self.read.remove(0)));
+            }
+            let Some(frame) = self.body.frame().await else {
+                let rest = std::mem::take(&mut self.decoder).finish();
+                return Ok(rest);
+            };
+            let frame = frame.map_err(|error| format!("the answer broke off: {}", causes(&error)))?;
+            // Trailers say nothing.
+            let Ok(data) = frame.into_data() else { continue };
+            self.decoder.feed(&data, &mut self.read);
+            if self.decoder.pending() > MOST_BYTES {
+                return Err(format!("an event of more than {MOST_BYTES} bytes"));
+            }
+        }
+    }
+
+    /// The body as text, as far as an error is read.
+    async fn text(&mut self) -> String {
+        let mut all = Vec::new();
+        while let Some(Ok(frame)) = self.body.frame().await {
+            all.extend_from_slice(&frame.into_data().unwrap_or_default());
+            if all.len() > MOST_ERROR_BYTES {
+                break;
+            }
+        }
+        String::from_utf8_lossy(&all).into_owned()
+    }
+}

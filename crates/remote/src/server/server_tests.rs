@@ -1,0 +1,399 @@
+use dressage_policy::{
+    Completion, FinishReason, Grammar, Manifest, PolicyError, SampleEvent, SamplingParams, WeightsAt,
+};
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+use super::testing::*;
+use super::*;
+use crate::{Health, Router, RouterOptions};
+
+const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
+const LONG: Duration = Duration::from_secs(30);
+
+async fn reply(sampler: &dyn Sampler, request: SampleRequest) -> Result<Completion, PolicyError> {
+    sampler.sample(request).await?.collect(LONG).await
+}
+
+fn near(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    for (a, b) in found.iter().zip(expected) {
+        assert!((a - b).abs() < 1e-4, "{found:?}\n{expected:?}");
+    }
+}
+
+/// Checks a reply's numbers against the table of the weights that it says drew it.
+fn check(completion: &Completion, prompt: &[u32]) {
+    let path = [prompt, &completion.tokens].concat();
+    let mut versions = Vec::new();
+    completion.versions.iter().for_each(|run| versions.extend(vec![run.version; run.len as usize]));
+    near(&completion.logprobs, &expected(&path, prompt.len(), |i| versions[i]));
+}
+
+#[tokio::test]
+async fn replies_have_the_numbers_and_versions_of_weights_that_were_adopted() {
+    for speaks in ALL {
+        let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
+        let server = fake.server(InFlight::Recompute);
+        assert!(server.look().await.unwrap().contains(" with m"));
+        server.adopt(&publish(folder.path(), 4)).await.unwrap();
+        assert_eq!(server.version().await.unwrap(), 4, "{speaks:?}");
+        assert!(server.difference().unwrap().max < 1e-5);
+        let mut asked = request(1, 12);
+        asked.params.top_logprobs = 3;
+        let completion = reply(&server, asked.clone()).await.unwrap();
+        assert_eq!((completion.tokens.len(), completion.finish), (12, FinishReason::Length));
+        assert_eq!(completion.versions.len(), 1);
+        assert_eq!(completion.versions[0].version, 4);
+        check(&completion, &asked.prompt);
+        if speaks != Speaks::Sglang {
+            assert!(completion.top.iter().all(|top| top.len() == 3 && top[0].1 >= top[2].1));
+        }
+        // One of the stop ids ends it, and a string that its tokens spell; both are kept.
+        let mut stopped = asked.clone();
+        stopped.params.stop_ids = vec![completion.tokens[5]];
+        let stopped = reply(&server, stopped).await.unwrap();
+        assert_eq!(stopped.finish, FinishReason::StopId);
+        let first = completion.tokens.iter().position(|id| *id == completion.tokens[5]).unwrap();
+        assert_eq!(stopped.tokens[..], completion.tokens[..=first]);
+        let bytes = server.0.options.tokens.clone().unwrap();
+        let spelt: Vec<u8> =
+            completion.tokens[2..4].iter().flat_map(|id| bytes.token_bytes(*id).unwrap().to_vec()).collect();
+        let mut spells = asked.clone();
+        spells.params.stop_strings = vec![String::from_utf8(spelt).unwrap()];
+        let spelt = reply(&server, spells).await.unwrap();
+        assert_eq!((spelt.tokens.len(), spelt.finish), (4, FinishReason::StopString));
+        // The context ends one that would be longer.
+        let long = reply(&server, request(2, 500)).await.unwrap();
+        assert_eq!((long.tokens.len(), long.finish), (61, FinishReason::Context));
+        // The prompt's own numbers come at temperature 1.
+        let mut scored = request(3, 0);
+        scored.params =
+            SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..SamplingParams::default() };
+        let scored = reply(&server, scored).await.unwrap();
+        assert_eq!((scored.prompt_logprobs.len(), scored.tokens.len()), (2, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_seed_and_the_request_reach_the_server() {
+    let fake = Fake::new(Speaks::NewVllm).await;
+    let server = fake.server(InFlight::Recompute);
+    for stream in [1, 1, 2] {
+        reply(&server, request(stream, 2)).await.unwrap();
+    }
+    let asked = fake.asked("/inference/v1/generate");
+    let drawn: Vec<_> = asked.iter().filter(|body| body["stream"] == true).collect();
+    let seeds: Vec<_> = drawn.iter().map(|body| body["sampling_params"]["seed"].as_u64().unwrap()).collect();
+    assert!(seeds[0] == seeds[1] && seeds[0] != seeds[2], "{seeds:?}");
+    assert_eq!(drawn[0]["sampling_params"]["ignore_eos"], true);
+    assert_eq!(drawn[0]["cache_salt"], "as started");
+}
+
+#[tokio::test]
+async fn weights_that_come_in_the_middle_show_in_the_versions_of_tokens() {
+    for (speaks, in_flight) in [
+        (Speaks::NewVllm, InFlight::Keep),
+        (Speaks::Sglang, InFlight::Keep),
+        (Speaks::NewVllm, InFlight::Recompute),
+        (Speaks::OldVllm, InFlight::Recompute),
+        (Speaks::Sglang, InFlight::Recompute),
+    ] {
+        let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
+        let server = fake.server(in_flight);
+        server.adopt(&publish(folder.path(), 1)).await.unwrap();
+        let asked = request(1, 40);
+        let mut stream = server.sample(asked.clone()).await.unwrap();
+        let mut completion = Completion::default();
+        while completion.tokens.len() < 8 {
+            if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
+                stream.next().await.unwrap().unwrap()
+            {
+                completion.extend(&tokens, &logprobs, version);
+            }
+        }
+        server.adopt(&publish(folder.path(), 2)).await.unwrap();
+        stream.gather(&mut completion).await.unwrap();
+        assert_eq!(completion.tokens.len(), 40, "{speaks:?} {in_flight:?}");
+        let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
+        assert_eq!(versions, [1, 2], "{speaks:?} {in_flight:?}");
+        check(&completion, &asked.prompt);
+        let drawn = |route| fake.asked(route).iter().filter(|body| body["stream"] == true).count();
+        let times = drawn("/inference/v1/generate") + drawn("/generate");
+        assert_eq!(times, if in_flight == InFlight::Keep { 1 } else { 2 });
+        assert!(server.paused().await.unwrap() > Duration::ZERO);
+    }
+}
+
+#[tokio::test]
+async fn a_reply_that_nobody_wants_is_ended_and_one_that_hangs_has_a_deadline() {
+    let fake = Fake::new(Speaks::NewVllm).await;
+    let server = fake.server(InFlight::Recompute);
+    let mut stream = server.sample(request(9, 50)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    assert_eq!(server.abort(Some(9)).await.unwrap(), 1);
+    let mut completion = Completion::default();
+    stream.gather(&mut completion).await.unwrap();
+    assert_eq!(completion.finish, FinishReason::Aborted);
+    // One that is dropped ends, too.
+    drop(server.sample(request(10, 50)).await.unwrap());
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(server.0.calls.count(), 0);
+    fake.set(Behaviour { hangs_after: Some(3), ..Behaviour::default() });
+    let start = Instant::now();
+    let error = reply(&server, request(11, 50)).await.unwrap_err();
+    assert!(error.to_string().contains("waited 2s for token 4 of a reply from vLLM at"), "{error}");
+    assert!(error.may_pass() && start.elapsed() < Duration::from_secs(10));
+    fake.life_paused();
+    let error = reply(&server, request(12, 50)).await.unwrap_err();
+    assert!(error.to_string().contains("which says that somebody has paused it"), "{error}");
+    fake.set(Behaviour { dies_after: Some(3), ..Behaviour::default() });
+    fake.restart().await;
+    let error = reply(&server, request(13, 50)).await.unwrap_err();
+    assert!(error.may_pass(), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_server_cannot_do_is_refused_by_name() {
+    let penalised = SamplingParams { presence_penalty: 1.0, drawn_before: 1, ..SamplingParams::default() };
+    let formed =
+        SamplingParams { grammar: Some(Grammar::JsonObject), stop_ids: vec![1], ..SamplingParams::default() };
+    let scored = SamplingParams { prompt_logprobs: Some(0), temperature: 0.5, ..SamplingParams::default() };
+    let repeated = SamplingParams { repetition_penalty: 1.2, ..SamplingParams::default() };
+    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
+        let fake = Fake::new(speaks).await;
+        let server = fake.server(InFlight::Recompute);
+        let why = async |params: &SamplingParams| {
+            let asked = SampleRequest { params: params.clone(), ..request(1, 4) };
+            server.sample(asked).await.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert!(why(&penalised).await.contains("presence_penalty"));
+        assert!(why(&formed).await.contains("a grammar is not passed on"));
+        assert!(why(&scored).await.contains("prompt_logprobs at temperature 0.5"));
+        assert_eq!(why(&repeated).await.contains("repetition_penalty = 1.2"), speaks == Speaks::Sglang);
+        let outside = SampleRequest { prompt: vec![VOCABULARY as u32], ..request(1, 4) };
+        assert!(
+            server.sample(outside).await.unwrap_err().to_string().contains("outside the model's vocabulary")
+        );
+        let long = SampleRequest { prompt: vec![1; 64], ..request(1, 4) };
+        assert!(matches!(server.sample(long).await.unwrap_err(), PolicyError::PromptTooLong { .. }));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_was_started_otherwise_is_told_how() {
+    let why = async |speaks, behaviour, in_flight, adapters| {
+        let fake = Fake::with(speaks, behaviour).await;
+        let options = ServerOptions { adapters, ..fake.options(in_flight) };
+        let error = Server::new(options).unwrap().look().await.unwrap_err();
+        assert!(!error.may_pass(), "{error}");
+        error.to_string()
+    };
+    let without = |without| Behaviour { without, ..Behaviour::default() };
+    let plain = Behaviour::default;
+    let vllm = Speaks::NewVllm;
+    for (behaviour, adapters, want) in [
+        (without("dev mode"), false, "VLLM_SERVER_DEV_MODE=1"),
+        (without("scale out"), false, "--enable-scale-out"),
+        (without("adapters"), true, "--enable-lora"),
+        (Behaviour { raw: true, ..plain() }, false, "--logprobs-mode processed_logprobs"),
+        (
+            Behaviour { other_tokenizer: true, ..plain() },
+            false,
+            "it has another tokenizer: token 2 of \"abcdef\"",
+        ),
+        (Behaviour { context: Some(32), ..plain() }, false, "--max-model-len 64"),
+    ] {
+        let found = why(vllm, behaviour, InFlight::Recompute, adapters).await;
+        assert!(found.contains(want), "{found}");
+    }
+    let old = why(Speaks::OldVllm, plain(), InFlight::Keep, false).await;
+    assert!(old.contains("set in_flight = \"recompute\""), "{old}");
+    let short = why(Speaks::Sglang, Behaviour { context: Some(32), ..plain() }, InFlight::Keep, false).await;
+    assert!(short.contains("--context-length 64"), "{short}");
+    let fake = Fake::new(Speaks::Sglang).await;
+    let other = ServerOptions { kind: ServerKind::Vllm, ..fake.options(InFlight::Recompute) };
+    let error = Server::new(other).unwrap().look().await.unwrap_err().to_string();
+    assert!(error.contains("this is no vLLM server"), "{error}");
+    fake.kill();
+    assert!(fake.server(InFlight::Keep).look().await.unwrap_err().may_pass());
+}
+
+#[tokio::test]
+async fn a_folder_that_is_not_whole_never_reaches_a_server() {
+    let (fake, root) = (Fake::new(Speaks::NewVllm).await, TempDir::new().unwrap());
+    let server = fake.server(InFlight::Recompute);
+    server.adopt(&publish(root.path(), 1)).await.unwrap();
+    let given = fake.asked("/collective_rpc").len();
+    type Damage = (&'static str, fn(&std::path::Path));
+    let damage: [Damage; 4] = [
+        ("instead of", |folder| {
+            let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+            std::fs::write(folder.join("model.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
+        }),
+        ("cannot read", |folder| std::fs::remove_file(folder.join("config.json")).unwrap()),
+        ("has the checksum", |folder| {
+            let mut bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        }),
+        ("cannot read", |folder| std::fs::remove_dir_all(folder).unwrap()),
+    ];
+    for (version, (want, damage)) in (2..).zip(damage) {
+        let weights = publish(root.path(), version);
+        damage(&folder_of(&weights));
+        let error = server.adopt(&weights).await.unwrap_err();
+        assert!(error.to_string().contains(want), "{want}: {error}");
+    }
+    // Whole by its checksums, and of another model.
+    let weights = publish(root.path(), 9);
+    let config = folder_of(&weights).join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap().replace("\"hidden_size\":4", "\"hidden_size\":8");
+    std::fs::write(&config, text).unwrap();
+    let WeightsAt::Manifest(manifest) = &weights.at else { panic!() };
+    let names: Vec<String> = manifest.files.iter().map(|file| file.name.clone()).collect();
+    let manifest = Manifest::of(&folder_of_path(&config), manifest.content.clone(), &names).unwrap();
+    let error = server.adopt(&WeightsRef { at: WeightsAt::Manifest(manifest), ..weights }).await.unwrap_err();
+    assert!(error.to_string().contains("model.embed_tokens.weight"), "{error}");
+    assert_eq!(fake.asked("/collective_rpc").len(), given);
+    assert_eq!(server.version().await.unwrap(), 1);
+    reply(&server, request(1, 3)).await.unwrap();
+    let memory = WeightsRef { version: 3, at: WeightsAt::Memory };
+    assert!(
+        server.adopt(&memory).await.unwrap_err().to_string().contains("published in the learner's memory")
+    );
+}
+
+fn folder_of_path(file: &std::path::Path) -> std::path::PathBuf {
+    file.parent().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_server_that_says_it_has_weights_and_has_not_is_found_out() {
+    let (fake, root) = (Fake::new(Speaks::NewVllm).await, TempDir::new().unwrap());
+    let server = fake.server(InFlight::Recompute);
+    fake.set(Behaviour { keeps_weights: true, ..Behaviour::default() });
+    let error = server.adopt(&publish(root.path(), 5)).await.unwrap_err().to_string();
+    assert!(error.contains("finds other log-probabilities than the learner"), "{error}");
+    assert_eq!(server.version().await.unwrap(), 0);
+    let error = reply(&server, request(1, 3)).await.unwrap_err();
+    assert!(error.to_string().contains("has not adopted weights as a whole"), "{error}");
+    fake.set(Behaviour::default());
+    server.adopt(&publish(root.path(), 5)).await.unwrap();
+    check(&reply(&server, request(1, 3)).await.unwrap(), &[3, 1, 4]);
+}
+
+#[tokio::test]
+async fn adapters_are_loaded_beside_each_other_and_dropped() {
+    for in_flight in [InFlight::Recompute, InFlight::Keep] {
+        let (fake, root) = (Fake::new(Speaks::NewVllm).await, TempDir::new().unwrap());
+        let server = Server::new(ServerOptions { adapters: true, ..fake.options(in_flight) }).unwrap();
+        let adapter = |version| {
+            let weights = publish(root.path(), version);
+            let folder = folder_of(&weights);
+            std::fs::rename(folder.join("model.safetensors"), folder.join("adapter_model.safetensors"))
+                .unwrap();
+            let config = serde_json::json!({
+                "peft_type": "LORA", "base_model_name_or_path": "m", "r": 2, "lora_alpha": 4.0, "bias": "none",
+                "target_modules": ["q_proj"], "task_type": "CAUSAL_LM",
+            });
+            std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+            let names = ["adapter_config.json", "adapter_model.safetensors", PROBE].map(str::to_owned);
+            let content = dressage_policy::Content::Adapter { base: "m".into() };
+            WeightsRef { version, at: WeightsAt::Manifest(Manifest::of(&folder, content, &names).unwrap()) }
+        };
+        server.adopt(&adapter(3)).await.unwrap();
+        let asked = request(1, 30);
+        let mut stream = server.sample(asked.clone()).await.unwrap();
+        let mut completion = Completion::default();
+        if let SampleEvent::Tokens { tokens, logprobs, version, .. } = stream.next().await.unwrap().unwrap() {
+            completion.extend(&tokens, &logprobs, version);
+        }
+        server.adopt(&adapter(4)).await.unwrap();
+        stream.gather(&mut completion).await.unwrap();
+        let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
+        // One that goes on stays with the adapter that it began with.
+        assert_eq!(versions, if in_flight == InFlight::Keep { vec![3] } else { vec![3, 4] });
+        check(&completion, &asked.prompt);
+        assert_eq!(server.version().await.unwrap(), 4);
+        assert_eq!(
+            fake.asked("/v1/unload_lora_adapter").len(),
+            usize::from(in_flight == InFlight::Recompute)
+        );
+    }
+}
+
+/// Replies go on while weights come, and one of the servers is killed again and again, also while it reads.
+#[tokio::test]
+async fn a_fleet_is_never_mixed_whoever_dies() {
+    let root = TempDir::new().unwrap();
+    let fakes = [Fake::new(Speaks::NewVllm).await, Fake::new(Speaks::Sglang).await];
+    let members = fakes.iter().map(|fake| {
+        let options = ServerOptions { silence: Duration::from_secs(1), ..fake.options(InFlight::Recompute) };
+        (fake.url.clone(), Arc::new(Server::new(options).unwrap()) as Arc<dyn Sampler>)
+    });
+    let options = RouterOptions {
+        probe: vec![1, 2],
+        probe_every: Duration::from_millis(200),
+        first_wait: Duration::from_millis(50),
+        longest_wait: Duration::from_millis(200),
+        patience: Duration::from_secs(20),
+        adopt: Duration::from_secs(20),
+        tries: 10,
+        ..RouterOptions::default()
+    };
+    let router = Arc::new(Router::new(members.collect(), options).unwrap());
+    router.adopt(&publish(root.path(), 1)).await.unwrap();
+    let all_serve = async || {
+        let serve = async {
+            while router.members().iter().any(|member| member.health != Health::Serving) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LONG, serve).await.unwrap();
+    };
+    let mut replies = tokio::task::JoinSet::new();
+    for version in 2..14 {
+        if version % 4 == 2 {
+            // Weights that all who are asked refuse are at fault themselves.
+            all_serve().await;
+        }
+        for stream in 0..4 {
+            let (router, asked) = (router.clone(), request(version * 10 + stream, 20));
+            let asked = SampleRequest { least_version: version - 1, ..asked };
+            replies.spawn(async move { (version, reply(&*router, asked).await) });
+        }
+        sleep(Duration::from_millis(40)).await;
+        let killed = &fakes[(version % 2) as usize];
+        match version % 4 {
+            0 => killed.set(Behaviour { dies_reading: true, ..Behaviour::default() }),
+            1 => killed.kill(),
+            2 => killed.set(Behaviour { refuses_weights: true, ..Behaviour::default() }),
+            _ => {}
+        }
+        router.adopt(&publish(root.path(), version)).await.unwrap();
+        killed.set(Behaviour::default());
+        if version % 4 < 2 {
+            killed.restart().await;
+        }
+        // Whoever serves has these weights.
+        for (member, fake) in router.members().iter().zip(&fakes) {
+            if member.health == Health::Serving {
+                assert!(
+                    fake.label().starts_with(&format!("dressage-{version}-")),
+                    "{member:?} {}",
+                    fake.label()
+                );
+            }
+        }
+    }
+    while let Some(done) = replies.join_next().await {
+        let (version, completion) = done.unwrap();
+        let completion = completion.unwrap();
+        assert_eq!(completion.tokens.len(), 20);
+        assert!(completion.versions.iter().all(|run| run.version >= version - 1), "{completion:?}");
+        check(&completion, &[3, 1, 4]);
+    }
+    all_serve().await;
+    assert!(fakes.iter().all(|fake| fake.label().starts_with("dressage-13-")));
+}

@@ -1,0 +1,267 @@
+//! SGLang. It labels weights and tells with every event which tokens were drawn under which.
+
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
+use hyper::Method;
+use serde_json::{Map, Value, json};
+
+use super::dialect::{
+    Chunk, Dialect, End, Facts, Loading, Scored, Under, compare_tokens, id_of, logprob_of, most_likely,
+    spans_of,
+};
+use super::http::Http;
+use super::options::{InFlight, ServerOptions};
+
+/// SGLang's API. Requests for adapters name them beside the model.
+pub(super) struct Sglang {
+    pub adapters: bool,
+}
+
+impl Sglang {
+    fn body(&self, prompt: &[u32], under: &Under<'_>, params: Value, from: i64, top: usize) -> Value {
+        let mut body = json!({
+            "input_ids": prompt,
+            "sampling_params": params,
+            "return_logprob": true,
+            "logprob_start_len": from,
+            "top_logprobs_num": top,
+            "cache_salt": under.label,
+        });
+        if self.adapters {
+            body["lora_path"] = under.model.into();
+        }
+        body
+    }
+}
+
+/// `[log-probability, token id, text]`
+fn pair(entry: &Value) -> Result<(u32, f32), String> {
+    let id = id_of(&entry[1]).ok_or_else(|| format!("{entry} names no token"))?;
+    Ok((id, logprob_of(&entry[0])?))
+}
+
+fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
+    let all = entry.as_array().map(Vec::as_slice).unwrap_or_default();
+    Ok(most_likely(all.iter().map(pair).collect::<Result<_, _>>()?, top))
+}
+
+#[async_trait]
+impl Dialect for Sglang {
+    async fn look(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
+        let within = options.answer;
+        let info = http.ask(Method::GET, "/model_info", None, within).await?;
+        let Some(model) = info.value["model_path"].as_str().map(str::to_owned) else {
+            return Err(http.refuses(format!(
+                "/model_info answers {}: this is no SGLang server of 0.5 or later; correct the address or the kind",
+                info.status.as_u16()
+            )));
+        };
+        let server = http.get("/server_info", within).await?;
+        let length = server["context_length"].as_u64().or(server["max_req_input_len"].as_u64());
+        if let Some(length) = length.filter(|length| *length < options.context as u64) {
+            return Err(http.refuses(format!(
+                "its context holds {length} tokens, fewer than the {} of the recipe; start it with --context-length {}, \
+                 or lower model.context",
+                options.context, options.context
+            )));
+        }
+        if options.adapters && server["enable_lora"] == false {
+            return Err(http.refuses("it takes no adapters; start it with --enable-lora"));
+        }
+        if !options.tokenizer.tokens.is_empty() {
+            let text =
+                json!({ "model": model, "prompt": options.tokenizer.text, "add_special_tokens": false });
+            let answer = http.ask(Method::POST, "/tokenize", Some(&text), within).await?;
+            if answer.status.is_success() {
+                compare_tokens(options, &answer.value).map_err(|why| http.refuses(why))?;
+            }
+        }
+        let program = server["version"].as_str().unwrap_or("of an unknown version").to_owned();
+        Ok(Facts { model, program, labels: true })
+    }
+
+    fn route(&self) -> &'static str {
+        "/generate"
+    }
+
+    fn refuses(&self, params: &SamplingParams) -> Option<String> {
+        let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
+        if params.grammar.is_some() {
+            return Some("a grammar is not passed on to servers; ask without one".into());
+        }
+        if params.repetition_penalty != 1.0 {
+            return Some(format!(
+                "repetition_penalty = {}: SGLang counts the reply alone, and not the prompt; ask without it",
+                params.repetition_penalty
+            ));
+        }
+        if counts && params.drawn_before > 0 {
+            return Some(
+                "presence_penalty and frequency_penalty count the reply, and SGLang cannot be told of the part that was \
+                 drawn before (drawn_before); ask without them, or set in_flight = \"keep\""
+                    .into(),
+            );
+        }
+        if params.prompt_logprobs.is_some() && params.behaviour_temperature() != 1.0 {
+            return Some(format!(
+                "prompt_logprobs at temperature {}: SGLang tells them at 1 only",
+                params.temperature
+            ));
+        }
+        None
+    }
+
+    fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value {
+        let params = &request.params;
+        let bias: Map<String, Value> =
+            params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
+        let mut sampling = json!({
+            "max_new_tokens": params.max_tokens,
+            "min_new_tokens": params.min_tokens.saturating_sub(params.drawn_before),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": if params.top_k == 0 { -1 } else { params.top_k as i64 },
+            "min_p": params.min_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "stop_token_ids": params.stop_ids,
+            // Replies end where the request says, not where the model's files do.
+            "ignore_eos": true,
+            "skip_special_tokens": false,
+            "no_stop_trim": true,
+        });
+        if let Some(seed) = under.seed {
+            sampling["sampling_seed"] = json!(seed >> 33);
+        }
+        if !bias.is_empty() {
+            sampling["logit_bias"] = bias.into();
+        }
+        let mut body = self.body(&request.prompt, under, sampling, -1, params.top_logprobs);
+        body["stream"] = true.into();
+        body
+    }
+
+    fn chunk(&self, event: &Value, seen: usize, top: usize) -> Result<Chunk, String> {
+        if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
+            let said = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+            return Ok(Chunk { end: Some(End::Failed(said)), ..Chunk::default() });
+        }
+        let meta = &event["meta_info"];
+        let all = meta["output_token_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let likely = meta["output_top_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        // Events repeat what came before, unless the server was started to send only what is new.
+        let total = meta["completion_tokens"].as_u64().unwrap_or(0) as usize;
+        let known = if all.len() + seen > total { seen.min(all.len()) } else { 0 };
+        let mut chunk = Chunk { spans: spans_of(&meta["weight_versions"])?, ..Chunk::default() };
+        for (i, entry) in all.iter().enumerate().skip(known) {
+            let (id, logprob) = pair(entry)?;
+            chunk.tokens.push(id);
+            chunk.logprobs.push(logprob);
+            if top > 0 {
+                chunk.top.push(alternatives(likely.get(i).unwrap_or(&Value::Null), top)?);
+            }
+        }
+        // Spans tell of tokens whose log-probabilities may come with the next event.
+        let so_far = seen + chunk.tokens.len();
+        if chunk.spans.as_ref().is_some_and(|spans| spans.last().map_or(0, |span| span.end) < so_far) {
+            chunk.spans = None;
+        }
+        let finish = &meta["finish_reason"];
+        chunk.end = match finish["type"].as_str().or(finish.as_str()) {
+            None => None,
+            Some("stop") => Some(End::Stop),
+            Some("length") => Some(End::Length),
+            Some("abort") => {
+                Some(match finish["message"].as_str().filter(|_| finish["status_code"].is_u64()) {
+                    Some(why) => End::Failed(why.to_owned()),
+                    None => End::Abort,
+                })
+            }
+            Some(other) => Some(End::Failed(format!("it ended a reply for the reason {other:?}"))),
+        };
+        Ok(chunk)
+    }
+
+    fn score(&self, prompt: &[u32], top: usize, under: &Under<'_>) -> Value {
+        self.body(prompt, under, json!({ "max_new_tokens": 1, "temperature": 1.0 }), 0, top)
+    }
+
+    fn scored(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<Scored, String> {
+        let meta = &answer["meta_info"];
+        let all = meta["input_token_logprobs"].as_array().ok_or("it tells no input_token_logprobs")?;
+        if all.len() != prompt.len() {
+            return Err(format!("{} input_token_logprobs for {} tokens", all.len(), prompt.len()));
+        }
+        let (mut logprobs, mut likely) = (Vec::new(), Vec::new());
+        for (i, (id, entry)) in prompt.iter().zip(all).enumerate().skip(1) {
+            let (of, logprob) = pair(entry)?;
+            if of != *id {
+                return Err(format!("the log-probability {entry} is not of token {id}"));
+            }
+            logprobs.push(logprob);
+            if top > 0 {
+                likely.push(alternatives(&meta["input_top_logprobs"][i], top)?);
+            }
+        }
+        Ok((logprobs, likely))
+    }
+
+    async fn pause(&self, http: &Http, in_flight: InFlight, within: Duration) -> Result<(), PolicyError> {
+        let mode = if in_flight == InFlight::Keep { "in_place" } else { "retract" };
+        http.post("/pause_generation", &json!({ "mode": mode }), within).await.map(|_| ())
+    }
+
+    async fn resume(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        http.post("/continue_generation", &json!({}), within).await.map(|_| ())
+    }
+
+    async fn read(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
+        let call = json!({
+            "model_path": folder,
+            "weight_version": load.label,
+            "abort_all_requests": false,
+            // Replies that stand still hold their part of the cache; prefixes are kept apart by labels
+            // anyway.
+            "flush_cache": load.in_flight == InFlight::Recompute,
+        });
+        let answer = http.post("/update_weights_from_disk", &call, load.within).await?;
+        match answer["success"] == false {
+            true => Err(http.refuses(answer["message"].as_str().unwrap_or("it takes no weights"))),
+            false => Ok(()),
+        }
+    }
+
+    async fn label(&self, http: &Http, _facts: &Facts, within: Duration) -> Result<String, PolicyError> {
+        let info = http.get("/model_info", within).await?;
+        Ok(info["weight_version"].as_str().unwrap_or_default().to_owned())
+    }
+
+    async fn load_adapter(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
+        let call = json!({ "lora_name": load.label, "lora_path": folder });
+        let answer = http.post("/load_lora_adapter", &call, load.within).await?;
+        match answer["success"] == false {
+            true => Err(http.refuses(answer["error_message"].as_str().unwrap_or("it takes no adapter"))),
+            false => Ok(()),
+        }
+    }
+
+    async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError> {
+        let call = json!({ "lora_name": name });
+        match http.ask(Method::POST, "/unload_lora_adapter", Some(&call), within).await? {
+            answer if answer.status.is_server_error() => Err(http.gone(&answer.said())),
+            _ => Ok(()),
+        }
+    }
+
+    async fn load(&self, _http: &Http, _within: Duration) -> Result<Option<Load>, PolicyError> {
+        // It tells with a flag alone.
+        Ok(None)
+    }
+
+    async fn is_paused(&self, _http: &Http, _within: Duration) -> bool {
+        false
+    }
+}

@@ -1,0 +1,355 @@
+//! vLLM. From 0.32 on it labels weights and tells which tokens were drawn under which, at the end of a reply;
+//! 0.20 does not. New requests to a paused server hang until it is resumed.
+
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
+use hyper::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::dialect::{
+    Chunk, Dialect, End, Facts, Loading, Scored, Under, compare_tokens, id_of, logprob_of, most_likely,
+    spans_of,
+};
+use super::http::Http;
+use super::options::{InFlight, ServerOptions};
+
+/// Route that draws, which is there with a flag only.
+const GENERATE: &str = "/inference/v1/generate";
+/// Environment variable of a server that may be given weights.
+const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1";
+/// Environment variable and flag of one that may be given adapters.
+const ADAPTERS: &str = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and --enable-lora";
+
+/// Most alternatives of a token that a server tells, which counts the token among 20.
+const MOST_TOP: usize = 19;
+
+/// vLLM's API.
+pub(super) struct Vllm;
+
+/// A token as both generations of the API name it: `token_id`, or a `token` such as `token_id:7`.
+fn token_of(entry: &Value) -> Option<u32> {
+    id_of(&entry["token_id"]).or_else(|| entry["token"].as_str()?.strip_prefix("token_id:")?.parse().ok())
+}
+
+fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
+    let bias: Map<String, Value> =
+        params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
+    let mut all = json!({
+        "max_tokens": params.max_tokens,
+        "min_tokens": params.min_tokens.saturating_sub(params.drawn_before),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": if params.top_k == 0 { -1 } else { params.top_k as i64 },
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "stop_token_ids": params.stop_ids,
+        // Replies end where the request says, not where the model's files do.
+        "ignore_eos": true,
+        // The token that was drawn comes first, and counts.
+        "logprobs": if params.top_logprobs == 0 { 0 } else { params.top_logprobs + 1 },
+        "detokenize": false,
+    });
+    if let Some(seed) = seed.filter(|_| params.temperature > 0.0) {
+        all["seed"] = json!(seed >> 1);
+    }
+    if !bias.is_empty() {
+        all["logit_bias"] = bias.into();
+    }
+    all
+}
+
+fn body(prompt: &[u32], under: &Under<'_>, params: Value) -> Value {
+    json!({ "model": under.model, "token_ids": prompt, "cache_salt": under.label, "sampling_params": params })
+}
+
+fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
+    let Some(all) = entry["top_logprobs"].as_array().filter(|_| top > 0) else { return Ok(Vec::new()) };
+    let one = |entry: &Value| {
+        let id = token_of(entry).ok_or_else(|| format!("{entry} names no token"))?;
+        Ok((id, entry["logprob"].as_f64().unwrap_or(f64::NEG_INFINITY) as f32))
+    };
+    Ok(most_likely(all.iter().map(one).collect::<Result<_, String>>()?, top))
+}
+
+#[async_trait]
+impl Dialect for Vllm {
+    async fn look(&self, http: &Http, options: &ServerOptions) -> Result<Facts, PolicyError> {
+        let within = options.answer;
+        let version = http.ask(Method::GET, "/version", None, within).await?;
+        let Some(program) = version.value["version"].as_str().map(str::to_owned) else {
+            return Err(http.refuses(format!(
+                "/version answers {}: this is no vLLM server; correct the address or the kind",
+                version.status.as_u16()
+            )));
+        };
+        let routes = http.get("/openapi.json", within).await?;
+        let has = |route: &str| routes["paths"].get(route).is_some();
+        if !(has("/pause") && has("/collective_rpc")) {
+            return Err(http.refuses(format!(
+                "it has no routes to pause it and to give it weights; start it with {DEV_MODE} in its environment"
+            )));
+        }
+        if options.adapters && !has("/v1/load_lora_adapter") {
+            return Err(http.refuses(format!("it takes no adapters; start it with {ADAPTERS}")));
+        }
+        let labels = has("/weight_info");
+        if !labels && options.in_flight == InFlight::Keep && !options.adapters {
+            return Err(http.refuses(format!(
+                "vLLM {program} does not tell which weights drew a token, so replies cannot go on across a change of \
+                 weights; set in_flight = \"recompute\", or take vLLM 0.32 or later"
+            )));
+        }
+        let models = http.get("/v1/models", within).await?;
+        let model = &models["data"][0];
+        let Some(name) = model["id"].as_str() else {
+            return Err(http.refuses("/v1/models names no model"));
+        };
+        if let Some(length) =
+            model["max_model_len"].as_u64().filter(|length| *length < options.context as u64)
+        {
+            return Err(http.refuses(format!(
+                "its context holds {length} tokens, fewer than the {} of the recipe; start it with --max-model-len {}, or \
+                 lower model.context",
+                options.context, options.context
+            )));
+        }
+        let facts = Facts { model: name.to_owned(), program, labels };
+        self.check_flags(http, &facts, options).await?;
+        if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
+            let text =
+                json!({ "model": name, "prompt": options.tokenizer.text, "add_special_tokens": false });
+            let tokens = http.post("/tokenize", &text, within).await?;
+            compare_tokens(options, &tokens).map_err(|why| http.refuses(why))?;
+        }
+        Ok(facts)
+    }
+
+    fn route(&self) -> &'static str {
+        GENERATE
+    }
+
+    fn refuses(&self, params: &SamplingParams) -> Option<String> {
+        let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
+        if params.grammar.is_some() {
+            return Some("a grammar is not passed on to servers; ask without one".into());
+        }
+        if params.top_logprobs > MOST_TOP {
+            return Some(format!(
+                "top_logprobs = {}: vLLM tells {MOST_TOP} beside the token that was drawn",
+                params.top_logprobs
+            ));
+        }
+        if counts && params.drawn_before > 0 {
+            return Some(
+                "presence_penalty and frequency_penalty count the reply, and vLLM cannot be told of the part that was drawn \
+                 before (drawn_before); ask without them, or set in_flight = \"keep\""
+                    .into(),
+            );
+        }
+        if params.prompt_logprobs.is_some() && params.behaviour_temperature() != 1.0 {
+            return Some(format!(
+                "prompt_logprobs at temperature {}: vLLM tells them at 1 only",
+                params.temperature
+            ));
+        }
+        None
+    }
+
+    fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value {
+        let mut body = body(&request.prompt, under, parameters(&request.params, under.seed));
+        body["stream"] = true.into();
+        body
+    }
+
+    fn chunk(&self, event: &Value, _seen: usize, top: usize) -> Result<Chunk, String> {
+        if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
+            let said = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+            return Ok(Chunk { end: Some(End::Failed(said)), ..Chunk::default() });
+        }
+        // The last event of some has no choices.
+        let Some(choice) = event["choices"].get(0) else { return Ok(Chunk::default()) };
+        let content = choice["logprobs"]["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let ids: Vec<u32> = match choice["token_ids"].as_array() {
+            Some(ids) => ids.iter().filter_map(id_of).collect(),
+            None => content.iter().filter_map(token_of).collect(),
+        };
+        if content.len() != ids.len() {
+            return Err(format!("{} tokens have {} log-probabilities", ids.len(), content.len()));
+        }
+        let mut chunk = Chunk { spans: spans_of(&choice["weight_versions"])?, ..Chunk::default() };
+        for (id, entry) in ids.into_iter().zip(content) {
+            if token_of(entry) != Some(id) {
+                return Err(format!("the log-probability {entry} is not of token {id}"));
+            }
+            chunk.tokens.push(id);
+            chunk.logprobs.push(logprob_of(&entry["logprob"])?);
+            if top > 0 {
+                chunk.top.push(alternatives(entry, top)?);
+            }
+        }
+        chunk.end = match choice["finish_reason"].as_str() {
+            None => None,
+            Some("stop") => Some(End::Stop),
+            Some("length") => Some(End::Length),
+            Some("abort") => Some(End::Abort),
+            Some(other) => Some(End::Failed(format!("it ended a reply for the reason {other:?}"))),
+        };
+        Ok(chunk)
+    }
+
+    fn score(&self, prompt: &[u32], top: usize, under: &Under<'_>) -> Value {
+        let params =
+            json!({ "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top, "detokenize": false });
+        body(prompt, under, params)
+    }
+
+    fn scored(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<Scored, String> {
+        let all = answer["prompt_logprobs"].as_array().ok_or("it tells no prompt_logprobs")?;
+        if all.len() != prompt.len() {
+            return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
+        }
+        let (mut logprobs, mut likely) = (Vec::new(), Vec::new());
+        for (id, place) in prompt.iter().zip(all).skip(1) {
+            let of = |entry: &Value| entry["logprob"].as_f64().map(|logprob| logprob as f32);
+            logprobs.push(logprob_of(&place[&id.to_string()]["logprob"])?);
+            if top > 0 {
+                let entries = place.as_object().into_iter().flatten();
+                let known = entries.filter_map(|(id, entry)| Some((id.parse().ok()?, of(entry)?)));
+                likely.push(most_likely(known.collect(), top));
+            }
+        }
+        Ok((logprobs, likely))
+    }
+
+    async fn pause(&self, http: &Http, in_flight: InFlight, within: Duration) -> Result<(), PolicyError> {
+        let mode = if in_flight == InFlight::Keep { "keep" } else { "abort" };
+        http.post(&format!("/pause?mode={mode}"), &json!({}), within).await.map(|_| ())
+    }
+
+    async fn resume(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        http.post("/resume", &json!({}), within).await.map(|_| ())
+    }
+
+    async fn read(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
+        let call = json!({
+            "method": "reload_weights",
+            "kwargs": { "weights_path": folder },
+            "timeout": load.within.as_secs_f64(),
+        });
+        http.post("/collective_rpc", &call, load.within).await?;
+        // Prefixes are kept apart by labels; this frees their memory. Replies that stand still hold theirs.
+        http.post("/reset_prefix_cache", &json!({}), load.within).await?;
+        if load.facts.labels {
+            http.post("/update_weight_version", &json!({ "new_version": load.label }), load.within).await?;
+        }
+        Ok(())
+    }
+
+    async fn label(&self, http: &Http, facts: &Facts, within: Duration) -> Result<String, PolicyError> {
+        if facts.labels {
+            let info = http.get("/weight_info", within).await?;
+            return Ok(info["weight_version"].as_str().unwrap_or_default().to_owned());
+        }
+        let metrics = http.ask(Method::GET, "/metrics", None, within).await?;
+        metric(metrics.text(), "process_start_time_seconds")
+            .map(|start| format!("started {start}"))
+            .ok_or_else(|| http.refuses("/metrics does not tell process_start_time_seconds"))
+    }
+
+    async fn load_adapter(&self, http: &Http, folder: &Path, load: &Loading<'_>) -> Result<(), PolicyError> {
+        let call = json!({ "lora_name": load.label, "lora_path": folder });
+        http.post("/v1/load_lora_adapter", &call, load.within).await.map(|_| ())
+    }
+
+    async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError> {
+        let call = json!({ "lora_name": name });
+        match http.ask(Method::POST, "/v1/unload_lora_adapter", Some(&call), within).await? {
+            answer if answer.status.is_server_error() => Err(http.gone(&answer.said())),
+            _ => Ok(()),
+        }
+    }
+
+    async fn load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError> {
+        let metrics = http.ask(Method::GET, "/metrics", None, within).await?;
+        let of = |name: &str| metric(metrics.text(), name);
+        Ok(of("vllm:num_requests_running").map(|running| Load {
+            running: running as usize,
+            waiting: of("vllm:num_requests_waiting").unwrap_or(0.0) as usize,
+            cache_in_use: of("vllm:kv_cache_usage_perc").unwrap_or(0.0),
+        }))
+    }
+
+    async fn is_paused(&self, http: &Http, within: Duration) -> bool {
+        http.get("/is_paused", within).await.is_ok_and(|answer| answer["is_paused"] == true)
+    }
+}
+
+impl Vllm {
+    /// Draws a token at temperature 1 and another one at ½: the route is there, and log-probabilities are
+    /// those of the temperature that was asked for.
+    async fn check_flags(
+        &self,
+        http: &Http,
+        facts: &Facts,
+        options: &ServerOptions,
+    ) -> Result<(), PolicyError> {
+        let prompt: Vec<u32> = match &options.tokenizer.tokens[..] {
+            [] => vec![0],
+            tokens => tokens.iter().copied().take(16).collect(),
+        };
+        let mut found = Vec::new();
+        for temperature in [1.0, 0.5] {
+            let params =
+                json!({ "max_tokens": 1, "temperature": temperature, "logprobs": 8, "detokenize": false });
+            // A salt of its own, so that nothing is left behind for requests to come.
+            let under = Under { model: &facts.model, label: "looked at", seed: None };
+            let question = body(&prompt, &under, params);
+            let answer = http.ask(Method::POST, GENERATE, Some(&question), options.silence).await?;
+            if matches!(answer.status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) {
+                return Err(http.refuses(format!(
+                    "{GENERATE} answers {}: {}; start it with --enable-scale-out",
+                    answer.status.as_u16(),
+                    answer.said()
+                )));
+            }
+            if !answer.status.is_success() {
+                return Err(http.refusal(GENERATE, answer.status, &answer.said()));
+            }
+            let likely = alternatives(&answer.value["choices"][0]["logprobs"]["content"][0], 8);
+            found.push(likely.map_err(|why| http.refuses(why))?);
+        }
+        let gap = |all: &TopLogprobs, a: u32, b: u32| {
+            let of = |id| all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob);
+            Some(of(a)? - of(b)?)
+        };
+        // Of two tokens that both answers name, the gap doubles with the temperature halved.
+        let pairs = found[0].iter().flat_map(|a| found[0].iter().map(move |b| (a.0, b.0)));
+        let widest = pairs
+            .filter_map(|(a, b)| Some((gap(&found[0], a, b)?, gap(&found[1], a, b)?)))
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        match widest {
+            Some((at_one, at_half)) if at_one > 0.05 && (at_half / at_one - 2.0).abs() > 0.5 => Err(http
+                .refuses(
+                    "its log-probabilities are those before the temperature; start it with --logprobs-mode \
+                     processed_logprobs",
+                )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A number of a page of metrics in Prometheus' format, summed over its labels.
+fn metric(page: &str, name: &str) -> Option<f64> {
+    let of = |line: &str| {
+        let rest = line.strip_prefix(name)?;
+        let is_whole = rest.starts_with('{') || rest.starts_with(' ');
+        is_whole.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+    };
+    let found: Vec<f64> = page.lines().filter_map(of).collect();
+    (!found.is_empty()).then(|| found.iter().sum())
+}
