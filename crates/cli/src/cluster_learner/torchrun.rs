@@ -214,7 +214,7 @@ pub fn last_words(log: &Path) -> String {
         let raised = line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"));
         (starts || raised) && !passing.iter().any(|passing| line.contains(passing))
     };
-    let line = lines().filter(says_why).next_back().or_else(|| lines().next_back());
+    let line = lines().rfind(says_why).or_else(|| lines().next_back());
     match line {
         Some(line) => format!("{line} (log: {})", log.display()),
         None => format!("nothing was printed (log: {})", log.display()),
