@@ -125,6 +125,37 @@ impl RemoteLearner {
     }
 }
 
+/// Sums as they are told: JSON has no number for one that is not finite, and `null` stands in its place.
+#[derive(serde::Deserialize)]
+#[serde(transparent)]
+struct Sums(serde_json::Map<String, Value>);
+
+impl Sums {
+    /// The sums; NaN where one is not finite.
+    fn read(self) -> Result<ForwardBackward, String> {
+        let Sums(mut fields) = self;
+        let (null, zero) = (Value::Null, json!(0.0));
+        let lost: Vec<String> =
+            fields.iter().filter(|(_, value)| **value == null).map(|(name, _)| name.clone()).collect();
+        lost.iter().for_each(|name| drop(fields.insert(name.clone(), zero.clone())));
+        let read = serde_json::from_value(Value::Object(fields));
+        let mut sums: ForwardBackward = read.map_err(|error| format!("its sums cannot be read: {error}"))?;
+        for name in &lost {
+            match name.as_str() {
+                "loss" => sums.loss = f64::NAN,
+                "nll" => sums.nll = f64::NAN,
+                "entropy" => sums.entropy = f64::NAN,
+                "kl" => sums.kl = f64::NAN,
+                "ratio" => sums.ratio = f64::NAN,
+                "drift" => sums.drift = f64::NAN,
+                "max_mismatch" => sums.max_mismatch = f32::NAN,
+                other => return Err(format!("its sums have no {other}")),
+            }
+        }
+        Ok(sums)
+    }
+}
+
 /// A step of the optimiser, as it is told: JSON has no number for a gradient that is not finite.
 #[derive(serde::Deserialize)]
 struct Step {
@@ -193,7 +224,9 @@ impl Learner for RemoteLearner {
         };
         let call = Call { learner: &self.name, verb: "train", body, what: &what };
         let (mut answer, told) = self.group.call(call, done).await?;
-        let sums: Vec<ForwardBackward> = self.take("train", &mut answer, "sums")?;
+        let sums: Vec<Sums> = self.take("train", &mut answer, "sums")?;
+        let sums = sums.into_iter().map(Sums::read).collect::<Result<Vec<_>, _>>();
+        let sums = sums.map_err(|why| self.wrong("train", &why))?;
         if sums.len() != batches {
             let why = format!("it has sums of {} micro-batches instead of {batches}", sums.len());
             return Err(self.wrong("train", &why));
@@ -229,7 +262,8 @@ impl Learner for RemoteLearner {
         let tokens = batch.tokens.len();
         let what = |_| format!("the gradient of a batch of {tokens} tokens");
         let mut answer = self.ask("forward_backward", body, &what).await?;
-        self.take("forward_backward", &mut answer, "sums")
+        let sums: Sums = self.take("forward_backward", &mut answer, "sums")?;
+        sums.read().map_err(|why| self.wrong("forward_backward", &why))
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {

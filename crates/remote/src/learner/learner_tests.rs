@@ -166,6 +166,23 @@ async fn a_learner_that_was_started_again_is_found_out() {
     RemoteLearner::connect(options(&group.url), None, &expected()).await.unwrap().publish(2).await.unwrap();
 }
 
+/// JSON has no NaN: what is not finite is told as `null`.
+#[test]
+fn sums_that_are_not_finite_are_read() {
+    let told = |change: &dyn Fn(&mut Value)| {
+        let mut value = serde_json::to_value(ForwardBackward { tokens: 7, ..Default::default() }).unwrap();
+        change(&mut value);
+        serde_json::from_value::<Sums>(value).unwrap().read()
+    };
+    let sums = told(&|value| value["loss"] = Value::Null).unwrap();
+    assert!(sums.loss.is_nan() && sums.tokens == 7 && sums.nll == 0.0);
+    assert!(told(&|value| value["terms"] = Value::Null).is_err());
+    assert!(told(&|value| value["tokens"] = json!("many")).unwrap_err().contains("cannot be read"));
+    let step: Step = serde_json::from_value(json!({ "grad_norm": null, "applied": false })).unwrap();
+    let report = OptimReport::from(step);
+    assert!(report.grad_norm.is_nan() && !report.applied);
+}
+
 #[tokio::test]
 async fn what_hangs_is_named() {
     let folder = tempfile::tempdir().unwrap();
