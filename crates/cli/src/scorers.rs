@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::failure::unusable;
 
-/// Scorers of a recipe that need a client, or the environments that it has. Keys are read from the environment.
+/// Scorers of a recipe that need a client, or its environments. Keys are read from the environment.
 ///
 /// # Errors
 /// When an address or a setting cannot be used, or a key is missing: of which scorer.

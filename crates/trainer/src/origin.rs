@@ -167,7 +167,8 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
 }
 
 impl Origin {
-    /// Origin of a run of `recipe` that begins or goes on now, with these tools and lists of tasks. Reads every file.
+    /// Origin of a run of `recipe` that begins or goes on now, with these tools and lists of tasks. Reads
+    /// every file.
     ///
     /// # Errors
     /// When a file cannot be read.

@@ -281,8 +281,8 @@ impl Places {
     }
 }
 
-/// Tasks of a source by their kinds, in the order in which these come first; under the name of the source where
-/// all are of one kind.
+/// Tasks of a source by their kinds, in the order in which these come first; under the name of the source
+/// where all are of one kind.
 fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
     let mut kinds: Vec<(String, Vec<Task>)> = Vec::new();
     for task in tasks {
