@@ -70,7 +70,7 @@ pub struct Environment {
 pub struct EnvironmentError {
     /// The name of the source.
     pub name: String,
-    /// Its own words, or how its process ended.
+    /// Words of its own, or how its process ended.
     pub why: String,
 }
 

@@ -75,12 +75,12 @@ pub struct ReasoningGymOptions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatasetOptions {
-    /// Its name there.
+    /// Name in reasoning-gym.
     pub name: String,
     /// The share of the tasks that it makes, relative to those of the others.
     #[serde(default = "one")]
     pub share: f64,
-    /// Its own options.
+    /// Options of the data set.
     #[serde(default)]
     pub config: Map<String, Value>,
 }
@@ -94,7 +94,7 @@ pub struct VerifiersOptions {
     pub name: String,
     /// The environment, as `verifiers` calls it: the id of its taskset.
     pub environment: String,
-    /// Its own configuration, as in the table `env` of verifiers' recipes.
+    /// Configuration of the environment, as in the table `env` of verifiers' recipes.
     #[serde(default)]
     pub config: Map<String, Value>,
     /// Most tasks to train on.

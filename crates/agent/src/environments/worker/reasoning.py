@@ -91,7 +91,19 @@ class Source:
                 f"{self.describe()} gives another task at place {where['index']} of {name}, seed {where['seed']}, "
                 "than it gave when the task was listed"
             )
-        return numbers.reward(dataset.score_answer(answer_of(order), entry), f"the score of {name}")
+        return numbers.reward(scored(dataset, answer_of(order), entry), f"the score of {name}")
+
+
+def scored(dataset, answer, entry):
+    """The score of an answer: 0 for one that the data set cannot read and fails at, if it can score its own answer."""
+    try:
+        return dataset.score_answer(answer, entry)
+    except Exception as error:
+        try:
+            dataset.score_answer(entry["answer"], entry)
+        except Exception:
+            raise error from None
+        return 0.0
 
 
 def answer_of(order):
