@@ -162,7 +162,7 @@ async fn replies_that_rows_have_are_tried_with_their_tools_and_imitated_where_th
     };
     std::fs::write(&tasks, (1..=30).map(row).collect::<String>()).unwrap();
     let source = format!("tasks.0={{kind='file', path='{}', held_out=6}}", tasks.display());
-    let with = [source.as_str(), "eval.unseen_wordings=0", "phase.1.steps=1", "phase.0.epochs=4"];
+    let with = [source.as_str(), "eval.unseen_wordings=0", "phase.1.steps=1", "phase.0.epochs=6"];
     let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
     let start = async |overrides: &[&str]| {
         let recipe = recipe(&folder, &[&with[..], overrides].concat());
