@@ -46,7 +46,7 @@ PYTHON = {
     "pydantic-ai": ["pydantic-ai-slim[openai]==2.68.0"],
     "smolagents": ["smolagents[openai]==1.26.0"],
     "strands": ["strands-agents[openai]==1.62.0"],
-    "qwen-agent": ["qwen-agent==0.0.34", "soundfile", "python-dateutil"],
+    "qwen-agent": ["qwen-agent==0.0.34", "soundfile", "python-dateutil", "tqdm"],
 }
 NODE = {
     "node": [
@@ -59,7 +59,7 @@ NODE = {
         "zod@4.6.7",
     ],
     "agents-js": ["@openai/agents@0.20.0", "zod@4.6.7"],
-    "mastra": ["@mastra/core@0.24.9", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7"],
+    "mastra": ["@mastra/core@0.24.9", "@ai-sdk/openai-compatible@1.0.61", "zod@4.6.7"],
     "coding": ["@openai/codex@0.169.0", "opencode-ai@1.18.33", "@anthropic-ai/claude-code@2.1.197"],
 }
 # The environment, the program, its modes.
@@ -303,7 +303,7 @@ def checked(folder):
     counts, forked, wrong, targets, distinct = collections.Counter(), collections.Counter(), [], 0, set()
     for attempt, outcome, status in rows:
         outcome = json.loads(outcome)
-        program = outcome["evidence"].get("program", {})
+        program = outcome.get("evidence", {}).get("program", {})
         segments = sampled_of(db, attempt)
         sampled, turns = sum(len(tokens) for _, _, tokens, _ in segments), {turn for turn, *_ in segments}
         if outcome.get("error"):
@@ -361,6 +361,7 @@ def main():
     p.add_argument("--folder", type=Path, help="a folder for the runs; those that are right are removed")
     p.add_argument("--attempts", type=int, default=4, help="of each client")
     p.add_argument("--epochs", type=int, default=30, help="of imitation, for coding agents")
+    p.add_argument("--keep", action="store_true", help="keep the folders of all runs")
     p.add_argument("--only", default="", help="set-ups whose names contain this")
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
     p.add_argument("--check", type=Path, metavar="FOLDER", help="check the run in FOLDER/run, and start nothing")
@@ -386,7 +387,7 @@ def main():
             found = checked(folder) if (folder / "run/metrics.jsonl").is_file() else ({}, {}, [])
             wrong = report(name, *found[:2], [why, *found[2]] if why else found[2])
             failures += wrong
-            if not wrong:
+            if not wrong and not arguments.keep:
                 shutil.rmtree(folder)
     sys.exit(min(failures, 1))
 

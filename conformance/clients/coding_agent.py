@@ -59,7 +59,8 @@ def claude(home):
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "512",
         "DISABLE_AUTOUPDATER": "1",
     }
-    command = ["claude", "--model", MODEL, "--allowedTools", "Bash", "-p"]
+    # All of its tools take 25,000 tokens.
+    command = ["claude", "--model", MODEL, "--tools", "Bash", "--allowedTools", "Bash", "-p"]
     return command, [*command, "--continue"], environment
 
 

@@ -29,6 +29,8 @@ mod exchange;
 mod external;
 mod fault;
 mod forms;
+#[cfg(test)]
+mod fuzz_tests;
 mod gateway;
 mod http;
 mod info;

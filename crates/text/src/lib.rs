@@ -58,6 +58,8 @@ mod error;
 mod excerpt;
 #[cfg(test)]
 mod families_tests;
+#[cfg(test)]
+mod fuzz_tests;
 mod gguf;
 mod jinja;
 mod message;

@@ -23,6 +23,8 @@ pub(crate) struct Incoming {
     pub caller: Result<Caller, Fault>,
     /// The key that it bears.
     pub key: Option<String>,
+    /// Parts of the path that have a name.
+    named: Vec<(String, String)>,
     /// All of the body.
     pub body: Result<Bytes, Fault>,
 }
@@ -36,12 +38,21 @@ impl FromRequest<Gateway> for Incoming {
             &mut parts, gateway,
         )
         .await;
-        let params: Vec<(String, String)> = params
-            .map(|params| params.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
-            .unwrap_or_default();
         let key = key_of(&parts.headers);
         let most = gateway.0.options.body_bytes;
-        let caller = caller(gateway, &parts.headers, key.as_deref(), &params);
+        let (named, caller) = match params {
+            Ok(params) => {
+                let named = params.iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
+                let named: Vec<_> = named.collect();
+                let caller = caller(gateway, &parts.headers, key.as_deref(), &named);
+                (named, caller)
+            }
+            // Without its parts nobody could tell whether the path is of the key's attempt.
+            Err(error) => {
+                let message = format!("the path cannot be read: {}", error.body_text());
+                (Vec::new(), Err(Fault::new(Kind::Invalid, message)))
+            }
+        };
         // Nothing of a stranger's body is read.
         let body = match &caller {
             Err(fault) => Err(fault.clone()),
@@ -64,7 +75,7 @@ impl FromRequest<Gateway> for Incoming {
             hash.update(body);
             caller.body = Some(hash.digest128());
         }
-        Ok(Incoming { caller, key, body })
+        Ok(Incoming { caller, key, named, body })
     }
 }
 
@@ -150,6 +161,11 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
 }
 
 impl Incoming {
+    /// Part of the path of this name; empty where the path has none.
+    pub(crate) fn part(&self, name: &str) -> String {
+        self.named.iter().find(|(found, _)| found == name).map(|(_, value)| value.clone()).unwrap_or_default()
+    }
+
     /// Caller and body, of a request that is in order so far.
     pub(crate) fn in_order(self) -> Result<(Caller, Bytes), Fault> {
         let caller = self.caller?;

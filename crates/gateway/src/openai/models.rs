@@ -1,6 +1,6 @@
 //! `/v1/models`.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -45,12 +45,8 @@ pub(crate) async fn models(State(gateway): State<Gateway>, incoming: Incoming) -
 }
 
 /// Answers `GET /v1/models/NAME`; names may have slashes.
-pub(crate) async fn model(
-    State(gateway): State<Gateway>,
-    Path(params): Path<std::collections::HashMap<String, String>>,
-    incoming: Incoming,
-) -> Response {
-    let name = params.get("model").cloned().unwrap_or_default();
+pub(crate) async fn model(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let name = incoming.part("model");
     let found = known(&gateway, incoming).and_then(|models| {
         let found = models.into_iter().find(|model| model["id"] == name.as_str());
         found.map_or_else(|| gateway.model(&name).map(|model| describe(&model)), Ok)

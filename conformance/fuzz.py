@@ -1,0 +1,92 @@
+"""Fuzzing: the property tests that take damaged input, each for as long as is asked, with new random cases all the time.
+
+Surfaces: bodies of every endpoint of the gateway, its paths and keys; events of other servers' streams; replies in each of the nine tool-call
+formats, with thoughts, whole and streamed; chat templates. `cargo test` runs a few hundred cases of each; this runs them over and over, in
+rounds of about ten seconds, and ends with the number of cases. A case that panics, hangs, kills the process or breaks the property is
+printed in its smallest form (proptest shrinks it), and ends its surface.
+
+Not here: coverage to guide the cases, which stable Rust has no tool for. Needs `cargo` and no packages.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FORMATS = ["hermes", "qwen_xml", "llama", "mistral", "deepseek", "glm", "kimi", "minimax", "harmony"]
+# Name, crate, test.
+SURFACES = [
+    ("bodies", "gateway", "fuzz_tests::any_body_is_answered_in_the_shape_of_its_api"),
+    ("paths", "gateway", "fuzz_tests::any_path_leads_to_the_attempt_whose_key_it_bears_or_nowhere"),
+    ("streams", "remote", "external::sse::tests::events_do_not_depend_on_how_the_stream_is_cut"),
+    *((name, "text", f"fuzz_tests::any_reply_in_{name}_reads_alike") for name in FORMATS),
+    ("templates", "text", "fuzz_tests::any_template_renders_or_is_refused"),
+]
+# Of one run of a test binary.
+ROUND_SECONDS = 10
+HANG_SECONDS = 600
+
+
+def binary(crate, profile):
+    """The test binary of a crate's library, built."""
+    command = ["cargo", "test", "-p", f"dressage-{crate}", "--lib", "--no-run", "--message-format=json"]
+    built = subprocess.run([*command, *profile], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
+    found = [line["executable"] for line in lines if line.get("executable")]
+    if len(found) != 1:
+        sys.exit(f"{' '.join(command)} built {len(found)} test binaries, not one: {found}")
+    return found[0]
+
+
+def fuzzed(program, crate, test, seconds):
+    """Runs a test in rounds for so long: how many cases held, and what the last one said where it did not."""
+    cases, held, begun = 100, 0, time.monotonic()
+    while (left := seconds - (time.monotonic() - begun)) > 0:
+        environment = os.environ | {"PROPTEST_CASES": str(cases), "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
+        start = time.monotonic()
+        command = [program, "--exact", test, "--test-threads", "1"]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT / "crates" / crate,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=HANG_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return held, f"{cases} cases did not end in {HANG_SECONDS} s"
+        if done.returncode != 0 or "1 passed" not in done.stdout:
+            return held, f"ended with {done.returncode}:\n{done.stdout[-6000:]}{done.stderr[-2000:]}"
+        held += cases
+        pace = cases / (time.monotonic() - start)
+        cases = max(20, min(int(pace * min(ROUND_SECONDS, left)), cases * 10))
+    return held, None
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--seconds", type=float, default=600, help="of each surface")
+    p.add_argument("--only", default="", help="surfaces whose names contain this")
+    p.add_argument("--release", action="store_true", help="build with optimisation")
+    arguments = p.parse_args()
+    surfaces = [surface for surface in SURFACES if arguments.only in surface[0]]
+    profile = ["--release"] if arguments.release else []
+    programs = {crate: binary(crate, profile) for crate in dict.fromkeys(crate for _, crate, _ in surfaces)}
+    failures = 0
+    for name, crate, test in surfaces:
+        begun = time.monotonic()
+        held, why = fuzzed(programs[crate], crate, test, arguments.seconds)
+        print(f"{'FAIL' if why else 'ok  '} {name:10} {held:8} cases in {time.monotonic() - begun:.0f} s", flush=True)
+        if why:
+            print(why, flush=True)
+            failures += 1
+    sys.exit(min(failures, 1))
+
+
+if __name__ == "__main__":
+    main()
