@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod allocator;
 mod by_hand;
 mod chat;
+mod cluster_samplers;
 mod encoder;
 mod eval;
 mod external;

@@ -13,6 +13,7 @@ use dressage_text::Chat;
 use dressage_trainer::recipe::{AgentKeys, AgentKind, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
 
+use crate::cluster_samplers;
 use crate::external;
 use crate::failure::unusable;
 use crate::model::{self, Found};
@@ -72,7 +73,7 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
             let Engines { policy, reference, critic } = engines;
             fingerprint.get_or_insert_with(|| policy.fingerprint().clone());
             let learner = |engine: Engine| Arc::new(engine) as _;
-            policies.push(Policy {
+            let mut policy = Policy {
                 name: wanted.name.clone(),
                 context: Engine::context(&policy),
                 sampler: Arc::new(policy.clone()),
@@ -82,7 +83,9 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
                     critic: critic.map(learner),
                     companions: companions.clone(),
                 }),
-            });
+            };
+            sampled_elsewhere(recipe, model, wanted, &chat, &mut policy).await?;
+            policies.push(policy);
         }
     }
     let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
@@ -139,6 +142,30 @@ pub async fn start(recipe: &Recipe, now: u64) -> anyhow::Result<Started> {
     });
     let teachers = teachers.collect();
     Ok(Started { policies, agents, fingerprint, model_files, teachers })
+}
+
+/// Puts servers in the place of the sampler of a policy that is trained, where the recipe has them.
+async fn sampled_elsewhere(
+    recipe: &Recipe,
+    model: &Model,
+    wanted: &Wanted,
+    chat: &Chat,
+    policy: &mut Policy,
+) -> anyhow::Result<()> {
+    let Some(learns) = &mut policy.learns else { return Ok(()) };
+    let wants = cluster_samplers::Wants {
+        name: &wanted.name,
+        files: &model.found.files,
+        context: policy.context,
+        lora: wanted.lora.as_ref(),
+        chat,
+        companions: &learns.companions,
+    };
+    if let Some(elsewhere) = cluster_samplers::start(recipe, &wants, learns.learner.clone()).await? {
+        policy.sampler = elsewhere.sampler;
+        learns.learner = elsewhere.learner;
+    }
+    Ok(())
 }
 
 /// Which of the policies of an agent plays it in an attempt, where there are several: as often as their

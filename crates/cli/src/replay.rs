@@ -33,7 +33,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let run = Run::open(&args.run)?;
     let (recipe, begun) = (run.recipe()?, run.begun()?);
-    let Started { policies, fingerprint, .. } = policies::start(&recipe, begun).await?;
+    // Nothing is sampled: what was is in the record.
+    let mut trained = recipe.clone();
+    trained.cluster.samplers = None;
+    let Started { policies, fingerprint, .. } = policies::start(&trained, begun).await?;
     numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());

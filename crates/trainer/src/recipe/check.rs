@@ -372,6 +372,7 @@ impl Recipe {
         }
 
         checker.policies(self)?;
+        checker.samplers(self)?;
         checker.tools(&self.tool)?;
         for (name, keys) in self.agents() {
             let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };

@@ -28,6 +28,24 @@ const FREE: [&str; 16] = [
     "eval.every",
 ];
 
+/// Such keys of samplers elsewhere.
+const FREE_OF_SAMPLERS: [&str; 14] = [
+    "urls",
+    "urls_file",
+    "key_env",
+    "start",
+    "count",
+    "gpus",
+    "python",
+    "args",
+    "environment",
+    "tolerance",
+    "start_seconds",
+    "adopt_seconds",
+    "silent_seconds",
+    "answer_seconds",
+];
+
 /// Such keys of a toolbox.
 const FREE_OF_TOOLS: [&str; 6] =
     ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
@@ -36,6 +54,7 @@ const FREE_OF_TOOLS: [&str; 6] =
 fn is_free(key: &str) -> bool {
     let of_one_of_several = match key.split('.').collect::<Vec<_>>()[..] {
         ["reward", "scorers", _, "unscored"] => true,
+        ["cluster", "samplers", of_samplers, ..] => FREE_OF_SAMPLERS.contains(&of_samplers),
         ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
         ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
         _ => false,

@@ -13,6 +13,7 @@ use dressage_tree::RunId;
 use serde::{Deserialize, Serialize};
 
 use super::agent::AgentKeys;
+use super::cluster::ClusterKeys;
 use super::policy::{ModelKeys, PolicyKeys};
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
@@ -32,6 +33,9 @@ pub struct Recipe {
     /// How this machine is used.
     #[serde(default)]
     pub engine: EngineKeys,
+    /// Parts that are elsewhere.
+    #[serde(default, skip_serializing_if = "ClusterKeys::is_empty")]
+    pub cluster: ClusterKeys,
     /// Where tasks come from; several sources are trained on together.
     pub tasks: Vec<TaskSource>,
     /// Where metrics go.

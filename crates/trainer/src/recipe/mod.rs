@@ -9,7 +9,9 @@ mod apart;
 mod check;
 mod check_agents;
 mod check_reward;
+mod check_samplers;
 mod choice;
+mod cluster;
 mod code;
 mod compare;
 mod context;
@@ -33,6 +35,7 @@ use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
 pub use choice::{PolicyChoice, Share};
+pub use cluster::{ClusterKeys, CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys};
 pub use code::SandboxKeys;
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummariseKeys};
@@ -147,11 +150,13 @@ impl Recipe {
         resolve_scorers(&mut table, &here);
         resolve_programs(&mut table, &here);
         resolve_tools(&mut table, &here);
+        SamplersKeys::resolve(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
         tools::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
+        SamplersKeys::settle(&mut recipe);
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
         }
@@ -202,6 +207,7 @@ fn resolve(table: &mut Table, folder: &Path) {
     resolve_scorers(table, folder);
     resolve_programs(table, folder);
     resolve_tools(table, folder);
+    SamplersKeys::resolve(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.

@@ -1,0 +1,28 @@
+//! `[cluster]`: parts of a run that are elsewhere.
+
+mod samplers;
+
+use serde::{Deserialize, Serialize};
+
+pub use samplers::{CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys};
+
+/// `[cluster]`
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterKeys {
+    /// Who samples, in place of the embedded engine.
+    pub samplers: Option<SamplersKeys>,
+}
+
+impl ClusterKeys {
+    /// Whether everything is here.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == ClusterKeys::default()
+    }
+
+    /// Whether one engine samples and trains, so that what a token was drawn with is to the bit what training
+    /// computes for it.
+    pub fn is_one_engine(&self) -> bool {
+        self.is_empty()
+    }
+}
