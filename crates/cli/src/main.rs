@@ -13,6 +13,7 @@ mod chat;
 mod check;
 mod cluster;
 mod cluster_learner;
+mod cluster_samplers;
 mod encoder;
 mod eval;
 mod external;

@@ -194,6 +194,10 @@ pub fn options(
         keep_cache: recipe.engine.keep_cache,
         ..EngineOptions::default()
     };
+    if recipe.cluster.samplers.is_some() {
+        // Others sample.
+        return EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options };
+    }
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 

@@ -17,6 +17,7 @@ use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat
 use tokio::task::JoinHandle;
 
 use crate::cluster_learner::{self, Elsewhere, Wants};
+use crate::cluster_samplers;
 use crate::external;
 use crate::failure::unusable;
 use crate::model::{self, Found};
@@ -81,7 +82,7 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
             let Engines { policy, reference, critic } = engines;
             fingerprint.get_or_insert_with(|| policy.fingerprint().clone());
             let learner = |engine: Engine| Arc::new(engine) as _;
-            policies.push(Policy {
+            let mut policy = Policy {
                 name: wanted.name.clone(),
                 context: Engine::context(&policy),
                 sampler: Arc::new(policy.clone()),
@@ -99,7 +100,9 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
                         companions: companions.clone(),
                     },
                 }),
-            });
+            };
+            sampled_elsewhere(recipe, model, wanted, &chat, &mut policy).await?;
+            policies.push(policy);
         }
     }
     let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
@@ -173,6 +176,30 @@ async fn learner_elsewhere(recipe: &Recipe, models: &[Model]) -> anyhow::Result<
         return cluster_learner::start(recipe, &wants).await;
     }
     Ok(None)
+}
+
+/// Puts servers in the place of the sampler of a policy that is trained, where the recipe has them.
+async fn sampled_elsewhere(
+    recipe: &Recipe,
+    model: &Model,
+    wanted: &Wanted,
+    chat: &Chat,
+    policy: &mut Policy,
+) -> anyhow::Result<()> {
+    let Some(learns) = &mut policy.learns else { return Ok(()) };
+    let wants = cluster_samplers::Wants {
+        name: &wanted.name,
+        files: &model.found.files,
+        context: policy.context,
+        lora: wanted.lora.as_ref(),
+        chat,
+        companions: &learns.companions,
+    };
+    if let Some(elsewhere) = cluster_samplers::start(recipe, &wants, learns.learner.clone()).await? {
+        policy.sampler = elsewhere.sampler;
+        learns.learner = elsewhere.learner;
+    }
+    Ok(())
 }
 
 /// Which of the policies of an agent plays it in an attempt, where there are several: as often as their

@@ -36,8 +36,11 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let (mut recipe, begun) = (run.recipe()?, run.begun()?);
     // Where it lies now.
     recipe.run.folder = std::path::absolute(&args.run)?;
+    // Nothing is sampled: what was is in the record.
+    let mut trained = recipe.clone();
+    trained.cluster.samplers = None;
     let Started { policies, fingerprint, .. } =
-        policies::start(&recipe, begun, &Environments::default()).await?;
+        policies::start(&trained, begun, &Environments::default()).await?;
     numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());

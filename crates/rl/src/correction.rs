@@ -231,6 +231,10 @@ pub struct Mismatch {
     pub kl: f64,
     /// Mean of exp(x) − 1 − x.
     pub k3_kl: f64,
+    /// Mean of |log p_behaviour − log p_proximal|,
+    pub log_diff_mean: f64,
+    /// and the largest.
+    pub log_diff_max: f64,
     /// Mean over paths of the perplexity under the proximal policy.
     pub training_ppl: f64,
     /// Mean over paths of the perplexity under the behaviour policy.
@@ -285,6 +289,8 @@ impl Mismatch {
         Mismatch {
             kl: counting.mean(x().map(|x| -x)),
             k3_kl: counting.mean(x().map(|x| x.exp() - 1.0 - x)),
+            log_diff_mean: counting.mean(x().map(f64::abs)),
+            log_diff_max: x().map(f64::abs).fold(0.0, f64::max),
             training_ppl: over_paths(&|path| proximal(path).exp()),
             rollout_ppl: over_paths(&|path| behaviour(path).exp()),
             log_ppl_diff: over_paths(&difference),

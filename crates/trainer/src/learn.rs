@@ -52,6 +52,8 @@ pub(crate) struct Learned {
     /// How far the policies that drew the tokens are from the weights that are trained, where that was worked
     /// out.
     mismatch: Option<Mismatch>,
+    /// The share of tokens beyond the bounds of the correction.
+    beyond: Option<f64>,
     /// Tokens that a correction or a rejection left out.
     rejected: u64,
 }
@@ -282,6 +284,7 @@ pub(crate) async fn run_plan(
     }
     if let Some(preparer) = preparer {
         learned.mismatch = preparer.mismatch();
+        learned.beyond = preparer.beyond();
         learned.rejected = preparer.rejected;
     }
     Ok(learned)
@@ -369,6 +372,7 @@ impl Learned {
                 }
                 if let Some(mismatch) = &self.mismatch {
                     report_mismatch(mismatch, metrics);
+                    metrics.add("rollout_corr/beyond_bounds", self.beyond.unwrap_or_default());
                     metrics.add("rollout_corr/rejected_tokens", self.rejected as f64);
                 }
                 // On policy both must be 0: the training forward gives the sampled log-probabilities, bit for
@@ -389,6 +393,8 @@ fn report_mismatch(found: &Mismatch, metrics: &mut Metrics) {
     for (name, value) in [
         ("rollout_corr/kl", found.kl),
         ("rollout_corr/k3_kl", found.k3_kl),
+        ("rollout_corr/log_diff_mean", found.log_diff_mean),
+        ("rollout_corr/log_diff_max", found.log_diff_max),
         ("rollout_corr/training_ppl", found.training_ppl),
         ("rollout_corr/rollout_ppl", found.rollout_ppl),
         ("rollout_corr/log_ppl_diff", found.log_ppl_diff),

@@ -381,6 +381,7 @@ impl Recipe {
         checker.environments(self)?;
         checker.policies(self)?;
         checker.learner(self)?;
+        checker.samplers(self)?;
         checker.tools(&self.tool)?;
         checker.helpers(self)?;
         for (name, keys) in self.agents() {

@@ -42,6 +42,24 @@ const FREE_OF_LEARNERS: [&str; 10] = [
     "restarts",
 ];
 
+/// Such keys of samplers elsewhere.
+const FREE_OF_SAMPLERS: [&str; 14] = [
+    "urls",
+    "urls_file",
+    "key_env",
+    "start",
+    "count",
+    "gpus",
+    "python",
+    "args",
+    "environment",
+    "tolerance",
+    "start_seconds",
+    "adopt_seconds",
+    "silent_seconds",
+    "answer_seconds",
+];
+
 /// Such keys of a toolbox.
 const FREE_OF_TOOLS: [&str; 6] =
     ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
@@ -53,6 +71,7 @@ fn is_free(key: &str) -> bool {
         ["cluster", "learner", "environment", _] => true,
         ["reward", "scorers", _, "unscored"] => true,
         ["cluster", "learner", of_learner] => FREE_OF_LEARNERS.contains(&of_learner),
+        ["cluster", "samplers", of_samplers, ..] => FREE_OF_SAMPLERS.contains(&of_samplers),
         ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
         // Where an environment runs, and how much of it at once.
         ["tasks", _, "worker", _] => true,

@@ -11,6 +11,7 @@ mod check_agents;
 mod check_cluster;
 mod check_helpers;
 mod check_reward;
+mod check_samplers;
 mod choice;
 mod cluster;
 mod code;
@@ -39,7 +40,9 @@ use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
 pub use choice::{PolicyChoice, Share};
-pub use cluster::{ClusterKeys, LearnerKeys, TorchKeys};
+pub use cluster::{
+    ClusterKeys, CorrectionDefault, InFlightKey, LearnerKeys, SamplersKeys, ServersKeys, TorchKeys,
+};
 pub use code::SandboxKeys;
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummariseKeys};
@@ -165,11 +168,13 @@ impl Recipe {
         resolve_tools(&mut table, &here);
         TorchKeys::resolve(&mut table, &here);
         environments::resolve(&mut table, &here);
+        SamplersKeys::resolve(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
         tools::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
+        SamplersKeys::settle(&mut recipe);
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
         }
@@ -222,6 +227,7 @@ fn resolve(table: &mut Table, folder: &Path) {
     resolve_tools(table, folder);
     TorchKeys::resolve(table, folder);
     environments::resolve(table, folder);
+    SamplersKeys::resolve(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.

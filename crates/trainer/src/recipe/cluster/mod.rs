@@ -1,10 +1,12 @@
 //! `[cluster]`: parts of a run that are elsewhere.
 
 mod learner;
+mod samplers;
 
 use serde::{Deserialize, Serialize};
 
 pub use learner::{LearnerKeys, TorchKeys};
+pub use samplers::{CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys};
 
 /// `[cluster]`
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -12,6 +14,8 @@ pub use learner::{LearnerKeys, TorchKeys};
 pub struct ClusterKeys {
     /// The learner, in place of the embedded engine.
     pub learner: Option<LearnerKeys>,
+    /// Who samples, in place of the embedded engine.
+    pub samplers: Option<SamplersKeys>,
 }
 
 impl ClusterKeys {

@@ -1,0 +1,271 @@
+//! `[cluster.samplers]`: from a recipe to servers that sample, started and looked after where that is asked
+//! for.
+
+mod process;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use dressage_agent::Keeper;
+use dressage_model::ModelFiles;
+use dressage_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
+use dressage_remote::{
+    InFlight, Publishing, Router, RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe,
+};
+use dressage_text::{Chat, Vocabulary};
+use dressage_trainer::Companions;
+use dressage_trainer::recipe::{InFlightKey, Recipe, SamplersKeys, ServersKeys};
+
+use crate::failure::unusable;
+use crate::screen::{self, Style};
+use process::{Process, Spec};
+
+/// A text whose log-probabilities servers are checked by. It has words, numbers and marks, as replies do.
+const PROBE: &str = "A farmer has 17 cows, buys 25 more, and sells 8 of them. How many are left? First 17 + 25 = 42, then \
+                     42 - 8 = 34, so the answer is 34.";
+
+/// The folder in a run that published weights and the logs of servers are in.
+const FOLDER: &str = "samplers";
+
+/// How often a file of addresses is looked at.
+const FOLLOW: Duration = Duration::from_secs(5);
+
+/// How often a server that is being started is asked whether it is there.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The policy that servers sample for.
+pub struct Wants<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its model,
+    pub files: &'a ModelFiles,
+    /// the longest sequence, in tokens,
+    pub context: usize,
+    /// the form of its adapter, where it has one,
+    pub lora: Option<&'a LoraOptions>,
+    /// and its chat.
+    pub chat: &'a Chat,
+    /// Completes a folder of weights to one of a model.
+    pub companions: &'a Companions,
+}
+
+/// What takes the place of a policy's sampler, and of its learner, whose weights it publishes in folders.
+pub struct Elsewhere {
+    /// The sampler.
+    pub sampler: Arc<dyn Sampler>,
+    /// The learner.
+    pub learner: Arc<dyn Learner>,
+}
+
+/// Samplers of a recipe that has them elsewhere: servers at addresses, or servers that are started now, under
+/// a router. Returns once one of them can be asked.
+///
+/// # Errors
+/// When a server cannot be started, was started in a way that does not do (which flag is missing), or none
+/// answers in time.
+pub async fn start(
+    recipe: &Recipe,
+    wants: &Wants<'_>,
+    learner: Arc<dyn Learner>,
+) -> anyhow::Result<Option<Elsewhere>> {
+    let Some(samplers) = &recipe.cluster.samplers else { return Ok(None) };
+    let keys = samplers.servers();
+    let folder = recipe.run.folder.join(FOLDER);
+    let mut text_tokens = wants.chat.tokenizer().encode(PROBE);
+    text_tokens.truncate(wants.context.saturating_sub(1).max(2));
+    let publishing = Publishing::new(Arc::clone(&learner), folder.join("weights"), text_tokens.clone());
+    let options = options(samplers, wants, text_tokens.clone());
+    let dim = Style::stderr().dim("sampler");
+    let (mut members, mut processes) = (Vec::new(), Vec::new());
+    if keys.start {
+        let model = folder.join("model");
+        write_model(&model, wants, &learner).await?;
+        for number in 0..keys.count {
+            let spec = Spec::new(samplers, wants, &folder, &model, number, recipe.engine.precision)?;
+            eprintln!("{dim} {}, its log is {}", spec.name, screen::path(&spec.log));
+            let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
+            members.push((spec.name.clone(), server));
+            processes.push(Process::start(spec, Keeper::this()?));
+        }
+    }
+    let urls = keys.urls.iter().cloned().chain(listed(&keys.urls_file)?);
+    for url in urls {
+        let server = Server::new(ServerOptions { url: url.clone(), ..options.clone() })?;
+        members.push((url, server));
+    }
+    let patience = if keys.start { keys.start_within() } else { options.silence };
+    await_one(&members, &processes, patience).await?;
+    for (name, server) in &members {
+        // Others may still be starting; those that are there say who they are.
+        if let Some(Ok(what)) = within_a_moment(server.look()).await {
+            eprintln!("{dim} {name}: {what}");
+        }
+    }
+    let given: BTreeSet<String> = members.iter().map(|(name, _)| name.clone()).collect();
+    let router = Arc::new(router(keys, wants.name, text_tokens, members)?.holding(processes));
+    if !keys.urls_file.as_os_str().is_empty() {
+        let fixed = keys.urls.iter().cloned().collect();
+        tokio::spawn(follow(keys.urls_file.clone(), Arc::downgrade(&router), options, fixed, given));
+    }
+    Ok(Some(Elsewhere { sampler: router, learner: Arc::new(publishing) }))
+}
+
+/// Has servers join and leave a router as the lines of a file come and go, for as long as there is the router.
+async fn follow(
+    file: PathBuf,
+    router: Weak<Router>,
+    options: ServerOptions,
+    fixed: BTreeSet<String>,
+    mut known: BTreeSet<String>,
+) {
+    loop {
+        tokio::time::sleep(FOLLOW).await;
+        let Some(router) = router.upgrade() else { return };
+        // One that is just being written, or is gone, is looked at again.
+        let Ok(urls) = listed(&file) else { continue };
+        let wanted: BTreeSet<String> = urls.into_iter().chain(fixed.iter().cloned()).collect();
+        for url in wanted.difference(&known) {
+            let joined = Server::new(ServerOptions { url: url.clone(), ..options.clone() })
+                .and_then(|server| router.join(url.clone(), Arc::new(server)));
+            match joined {
+                Ok(()) => tracing::info!(url, "a sampler joins"),
+                Err(error) => tracing::warn!(url, %error, "a sampler cannot join"),
+            }
+        }
+        for url in known.difference(&wanted) {
+            router.leave(url);
+        }
+        known = wanted;
+    }
+}
+
+async fn within_a_moment<T>(look: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(LOOK, look).await.ok()
+}
+
+/// Addresses of a file, one a line; those that begin with # are left out.
+fn listed(file: &Path) -> anyhow::Result<Vec<String>> {
+    if file.as_os_str().is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        unusable(format!("cluster.samplers.urls_file: cannot read {}: {error}", screen::path(file)))
+    })?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    Ok(lines.map(str::to_owned).collect())
+}
+
+/// How servers are asked.
+fn options(samplers: &SamplersKeys, wants: &Wants<'_>, tokens: Vec<u32>) -> ServerOptions {
+    let keys = samplers.servers();
+    let kind = match samplers {
+        SamplersKeys::Vllm(_) => ServerKind::Vllm,
+        SamplersKeys::Sglang(_) => ServerKind::Sglang,
+    };
+    let seconds = Duration::from_secs_f64;
+    ServerOptions {
+        key_env: (!keys.key_env.is_empty()).then(|| keys.key_env.clone()),
+        adapters: wants.lora.is_some(),
+        in_flight: match keys.in_flight {
+            InFlightKey::Recompute => InFlight::Recompute,
+            InFlightKey::Keep => InFlight::Keep,
+        },
+        tokens: Some(Arc::new(Vocabulary::new(wants.chat.tokenizer())) as Arc<dyn TokenBytes>),
+        tokenizer: TokenizerProbe { text: wants.chat.tokenizer().decode(&tokens), tokens },
+        tolerance: keys.tolerance,
+        answer: seconds(keys.answer_seconds),
+        silence: seconds(keys.silent_seconds),
+        adopt: seconds(keys.adopt_seconds),
+        ..ServerOptions::new(kind, "", wants.files.config.vocabulary, wants.context)
+    }
+}
+
+/// Writes the model that servers begin with: the learner's weights now, or the base of its adapter.
+async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner>) -> anyhow::Result<()> {
+    if wants.lora.is_some() {
+        let path = wants.files.path();
+        if !path.is_dir() {
+            return Err(unusable(format!(
+                "{} is one file, and servers of adapters begin with the folder of a model; take its safetensors",
+                screen::path(path)
+            )));
+        }
+        // The base stays as it is.
+        std::fs::remove_file(folder).ok();
+        std::fs::create_dir_all(folder.parent().unwrap_or(folder))?;
+        #[cfg(unix)]
+        std::os::unix::fs::symlink(std::path::absolute(path)?, folder)?;
+        return Ok(());
+    }
+    std::fs::create_dir_all(folder)?;
+    learner.save(folder, false).await?;
+    (wants.companions)(folder)?;
+    Ok(())
+}
+
+/// Waits until a server can be asked.
+///
+/// # Errors
+/// When one was started in a way that does not do, has died at its start, or none answers in time.
+async fn await_one(
+    members: &[(String, Server)],
+    processes: &[Process],
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let begun = std::time::Instant::now();
+    loop {
+        let mut last: Option<PolicyError> = None;
+        for (name, server) in members {
+            match server.look().await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.may_pass() => last = Some(error),
+                Err(error) => return Err(unusable(format!("the sampler {name} cannot be used: {error}"))),
+            }
+        }
+        if let Some(why) = processes.iter().find_map(Process::died_at_start) {
+            return Err(unusable(why));
+        }
+        if begun.elapsed() > patience {
+            let last = last.map(|error| format!(": {error}")).unwrap_or_default();
+            return Err(anyhow::anyhow!("no sampler answered within {} s{last}", patience.as_secs()));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn router(
+    keys: &ServersKeys,
+    policy: &str,
+    probe: Vec<u32>,
+    members: Vec<(String, Server)>,
+) -> anyhow::Result<Router> {
+    let seconds = Duration::from_secs_f64;
+    let options = RouterOptions {
+        policy: policy.to_owned(),
+        most_waiting: usize::MAX,
+        // Calls wait for a server that is started again.
+        patience: keys.start_within(),
+        tries: 3 + members.len(),
+        accept: seconds(keys.silent_seconds),
+        silence: seconds(keys.silent_seconds),
+        answer: seconds(keys.answer_seconds),
+        // Pausing, reading, probing: each within its own time.
+        adopt: seconds(keys.adopt_seconds + 4.0 * keys.answer_seconds + keys.silent_seconds)
+            .max(if keys.start { keys.start_within() } else { Duration::ZERO }),
+        probe,
+        probe_within: seconds(keys.silent_seconds),
+        ..RouterOptions::default()
+    };
+    let members = members.into_iter().map(|(name, server)| (name, Arc::new(server) as Arc<dyn Sampler>));
+    Ok(Router::new(members.collect(), options)?)
+}
+
+/// The precision that servers that are started compute in, unless their arguments say otherwise.
+fn dtype(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 => "float32",
+        Precision::Bf16 => "bfloat16",
+    }
+}

@@ -1,0 +1,226 @@
+//! Servers that a run starts: each under a keeper, so that none outlives it, and started again when it dies.
+
+use std::fs::{File, OpenOptions};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dressage_agent::Keeper;
+use dressage_policy::Precision;
+use dressage_policy::environment::passed;
+use dressage_trainer::recipe::SamplersKeys;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::{Wants, dtype};
+use crate::failure::unusable;
+use crate::screen;
+
+/// The name of the model at servers that are started.
+const SERVED: &str = "dressage";
+/// A server that has run for so long has begun well: what ends it then is no fault of its arguments.
+const SETTLED: Duration = Duration::from_secs(5 * 60);
+/// Longest wait before one that dies again and again is started again.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Bytes of the end of a log that are looked at for the reason why a server died,
+const END_OF_LOG: u64 = 64 << 10;
+/// and lines of it that are shown.
+const LINES: usize = 8;
+
+/// A server to start.
+#[derive(Debug, Clone)]
+pub(super) struct Spec {
+    /// Its name in messages.
+    pub name: String,
+    /// Its address.
+    pub url: String,
+    /// The file that takes what it prints.
+    pub log: PathBuf,
+    command: Vec<String>,
+    environment: Vec<(String, String)>,
+    folder: PathBuf,
+}
+
+impl Spec {
+    /// The server of this number, from 0, with a model's folder.
+    ///
+    /// # Errors
+    /// When no port is free, or the folder of the run cannot be written.
+    pub fn new(
+        samplers: &SamplersKeys,
+        wants: &Wants<'_>,
+        folder: &Path,
+        model: &Path,
+        number: usize,
+        precision: Precision,
+    ) -> anyhow::Result<Self> {
+        let keys = samplers.servers();
+        let port = free_port()?;
+        let kind = match samplers {
+            SamplersKeys::Vllm(_) => "vllm",
+            SamplersKeys::Sglang(_) => "sglang",
+        };
+        let name = format!("{kind}-{number}");
+        let text = |value: &dyn std::fmt::Display| value.to_string();
+        let (model, context) = (model.display().to_string(), wants.context.to_string());
+        let has = |flag: &str| keys.args.iter().any(|arg| arg.split('=').next() == Some(flag));
+        let mut command = vec![keys.python.display().to_string(), "-m".into()];
+        let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
+        match samplers {
+            SamplersKeys::Vllm(_) => {
+                add(&[
+                    "vllm.entrypoints.openai.api_server",
+                    "--model",
+                    &model,
+                    "--served-model-name",
+                    SERVED,
+                ]);
+                add(&[
+                    "--max-model-len",
+                    &context,
+                    "--logprobs-mode",
+                    "processed_logprobs",
+                    "--enable-scale-out",
+                ]);
+                add(&["--enable-prefix-caching"]);
+                if keys.gpus > 1 {
+                    add(&["--tensor-parallel-size", &text(&keys.gpus)]);
+                }
+                if let Some(lora) = wants.lora {
+                    // The new one is loaded before the old one is dropped.
+                    add(&["--enable-lora", "--max-loras", "2", "--max-lora-rank", &text(&lora.rank.max(8))]);
+                }
+            }
+            SamplersKeys::Sglang(_) => {
+                add(&["sglang.launch_server", "--model-path", &model, "--context-length", &context]);
+                if keys.gpus > 1 {
+                    add(&["--tp-size", &text(&keys.gpus)]);
+                }
+                if let Some(lora) = wants.lora {
+                    add(&[
+                        "--enable-lora",
+                        "--max-lora-rank",
+                        &text(&lora.rank),
+                        "--lora-target-modules",
+                        "all",
+                    ]);
+                }
+            }
+        }
+        add(&["--host", "127.0.0.1", "--port", &text(&port)]);
+        if !has("--dtype") {
+            add(&["--dtype", dtype(precision)]);
+        }
+        command.extend(keys.args.iter().cloned());
+        let mut environment = passed(&keys.environment);
+        let fixed = [
+            ("VLLM_SERVER_DEV_MODE", "1"),
+            ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),
+            ("VLLM_NO_USAGE_STATS", "1"),
+            ("DO_NOT_TRACK", "1"),
+            ("HF_HUB_OFFLINE", "1"),
+        ];
+        environment.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        if keys.gpus > 0 {
+            let first = number as u32 * keys.gpus;
+            let mine: Vec<String> = (first..first + keys.gpus).map(|gpu| gpu.to_string()).collect();
+            environment.push(("CUDA_VISIBLE_DEVICES".into(), mine.join(",")));
+        }
+        let logs = folder.join("logs");
+        std::fs::create_dir_all(&logs)?;
+        Ok(Spec {
+            url: format!("http://127.0.0.1:{port}"),
+            log: logs.join(format!("{name}.log")),
+            name,
+            command,
+            environment,
+            folder: folder.to_owned(),
+        })
+    }
+
+    fn log(&self) -> std::io::Result<File> {
+        OpenOptions::new().create(true).append(true).open(&self.log)
+    }
+}
+
+/// A port that nobody listens on now.
+fn free_port() -> anyhow::Result<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0")
+        .map_err(|error| unusable(format!("no port of this machine is free for a sampler: {error}")))?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// A server that is looked after, until this is dropped.
+pub(super) struct Process {
+    task: JoinHandle<()>,
+    died: Arc<Mutex<Option<String>>>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // With the task goes the line to the keeper, which then ends the server.
+        self.task.abort();
+    }
+}
+
+impl Process {
+    /// Starts a server, and again whenever it dies.
+    pub fn start(spec: Spec, keeper: Keeper) -> Self {
+        let died = Arc::<Mutex<Option<String>>>::default();
+        let task = tokio::spawn(keep(spec, keeper, Arc::clone(&died)));
+        Process { task, died }
+    }
+
+    /// Why it died before it had run for a while, where it did.
+    pub fn died_at_start(&self) -> Option<String> {
+        self.died.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Looks after a server for ever.
+async fn keep(spec: Spec, keeper: Keeper, died: Arc<Mutex<Option<String>>>) {
+    let mut wait = Duration::from_secs(1);
+    loop {
+        let begun = Instant::now();
+        let started = match spec.log() {
+            Ok(log) => keeper.serve(&spec.command, &spec.folder, spec.environment.clone(), log).await,
+            Err(error) => Err(format!("cannot write {}: {error}", spec.log.display())),
+        };
+        let why = match started {
+            Ok(mut process) => {
+                info!(server = spec.name, url = spec.url, "a sampler is started");
+                process.ended().await
+            }
+            Err(why) => why,
+        };
+        if begun.elapsed() >= SETTLED {
+            wait = Duration::from_secs(1);
+        } else {
+            let log = screen::path(&spec.log);
+            let reason = last_lines(&spec.log);
+            let text =
+                format!("the sampler {} ended ({why}); the end of its log, {log}:\n{reason}", spec.name);
+            died.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+        }
+        warn!(server = spec.name, why, "a sampler died, and is started again");
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// The last lines of a log that are not blank.
+fn last_lines(log: &Path) -> String {
+    use std::io::{Read, Seek, SeekFrom};
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(END_OF_LOG)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let text = String::from_utf8_lossy(&read().unwrap_or_default()).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(LINES)..].iter().map(|line| format!("  {line}\n")).collect()
+}

@@ -1,0 +1,254 @@
+//! `[cluster.samplers]`: who samples, in place of the embedded engine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dressage_rl::correction::{Bound, Correction, Level};
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::super::keys::{Phase, Recipe};
+use super::super::rl::Proximal;
+
+/// `[cluster.samplers]`, by `kind`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplersKeys {
+    /// Servers of vLLM.
+    Vllm(ServersKeys),
+    /// Servers of SGLang.
+    Sglang(ServersKeys),
+}
+
+/// `[cluster.samplers] kind = "vllm" | "sglang"`: started by the run (`start = true`), or where `urls` say.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServersKeys {
+    /// Addresses of servers that run already, such as `http://10.0.0.7:8000`.
+    pub urls: Vec<String>,
+    /// A file with further addresses, one a line, which is looked at again and again: a server whose line is
+    /// added joins the run, one whose line goes leaves it. None where empty.
+    pub urls_file: PathBuf,
+    /// Environment variable that holds the key of these servers; none is sent where empty.
+    pub key_env: String,
+    /// Whether the run starts the servers, looks after them, and ends them.
+    pub start: bool,
+    /// How many are started.
+    pub count: usize,
+    /// GPUs of each that is started: the first has the first ones, and so on. 0 leaves that to the server.
+    pub gpus: u32,
+    /// Python of the environment that has vLLM or SGLang: a program, or its path.
+    pub python: PathBuf,
+    /// Further arguments of the servers.
+    pub args: Vec<String>,
+    /// Names of environment variables that they get besides the usual ones.
+    pub environment: Vec<String>,
+    /// Treatment of replies that are under way when new weights come.
+    pub in_flight: InFlightKey,
+    /// Weights that correct for what the samplers' numerics differ from the learner's, in phases that name
+    /// none.
+    pub correction: CorrectionDefault,
+    /// Most that the log-probability of a token of a probe may differ between server and learner after each
+    /// change of weights, in nats; the mean a quarter of it.
+    pub tolerance: f32,
+    /// Longest time until a server that is started answers, in seconds,
+    pub start_seconds: f64,
+    /// until one has read new weights,
+    pub adopt_seconds: f64,
+    /// in which one that is asked for tokens draws none for anybody,
+    pub silent_seconds: f64,
+    /// and until one answers a question about itself.
+    pub answer_seconds: f64,
+}
+
+/// Treatment of replies that are under way when new weights come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InFlightKey {
+    /// They are aborted, and asked for again with the tokens that they have, which the new weights compute
+    /// anew.
+    #[default]
+    Recompute,
+    /// They go on over what the old weights have computed.
+    Keep,
+}
+
+/// Weights of tokens in phases that name no correction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CorrectionDefault {
+    /// Truncated importance sampling, at most 2 a token.
+    #[default]
+    Tis,
+    /// Tokens whose ratio is outside of 0.5 to 5 count nothing (IcePop).
+    Icepop,
+    /// None: ratios are taken to the policy that drew a token.
+    None,
+}
+
+impl CorrectionDefault {
+    /// The correction that it stands for.
+    pub fn correction(self) -> Option<Correction> {
+        let of = |bound| Some(Correction { level: Level::Token, bound, normalise: false });
+        match self {
+            CorrectionDefault::Tis => of(Bound::Clamp { low: 0.0, high: 2.0 }),
+            CorrectionDefault::Icepop => of(Bound::Mask { low: 0.5, high: 5.0 }),
+            CorrectionDefault::None => None,
+        }
+    }
+}
+
+impl Default for ServersKeys {
+    fn default() -> Self {
+        ServersKeys {
+            urls: Vec::new(),
+            urls_file: PathBuf::new(),
+            key_env: String::new(),
+            start: false,
+            count: 1,
+            gpus: 0,
+            python: "python3".into(),
+            args: Vec::new(),
+            environment: Vec::new(),
+            in_flight: InFlightKey::default(),
+            correction: CorrectionDefault::default(),
+            tolerance: 1.0,
+            start_seconds: 900.0,
+            adopt_seconds: 600.0,
+            silent_seconds: 300.0,
+            answer_seconds: 60.0,
+        }
+    }
+}
+
+impl ServersKeys {
+    /// Longest time until a server that is started answers.
+    pub fn start_within(&self) -> Duration {
+        Duration::from_secs_f64(self.start_seconds)
+    }
+}
+
+impl SamplersKeys {
+    /// Keys that all kinds have.
+    pub fn servers(&self) -> &ServersKeys {
+        match self {
+            SamplersKeys::Vllm(keys) | SamplersKeys::Sglang(keys) => keys,
+        }
+    }
+
+    /// Makes paths absolute, which are told from `folder`. A program without a folder is looked for where
+    /// programs are.
+    pub(in super::super) fn resolve(table: &mut Table, folder: &Path) {
+        let samplers = table.get_mut("cluster").and_then(|cluster| cluster.get_mut("samplers"));
+        let Some(Value::Table(keys)) = samplers else { return };
+        for (key, always) in [("python", false), ("urls_file", true)] {
+            let path = keys.get(key).and_then(Value::as_str).filter(|path| !path.is_empty());
+            if let Some(path) = path.filter(|path| always || path.contains('/')) {
+                let whole = folder.join(path).display().to_string();
+                keys.insert(key.into(), Value::String(whole));
+            }
+        }
+    }
+
+    /// Gives phases that name no correction the default one. What servers draw differs in bits from what the
+    /// learner computes, which ratios to the policy that drew a token would take for a change of weights.
+    pub(in super::super) fn settle(recipe: &mut Recipe) {
+        let Some(samplers) = &recipe.cluster.samplers else { return };
+        let Some(correction) = samplers.servers().correction.correction() else { return };
+        for phase in &mut recipe.phase {
+            if let Phase::Rl(keys) = phase
+                && keys.proximal == Proximal::Behaviour
+                && keys.correction.is_none()
+                && keys.rejection.is_empty()
+            {
+                keys.proximal = Proximal::Recompute;
+                keys.correction = Some(correction);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Override;
+    use super::*;
+
+    const SMALL: &str = "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[[phase]]\nkind = 'rl'\n\
+                         steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n";
+
+    fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("recipe.toml");
+        std::fs::write(&file, text).unwrap();
+        let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+        Recipe::load(&file, &overrides).map_err(|error| error.to_string())
+    }
+
+    fn rl(recipe: &Recipe) -> super::super::super::RlKeys {
+        match &recipe.phase[0] {
+            Phase::Rl(keys) => (**keys).clone(),
+            Phase::Sft(_) => panic!(),
+        }
+    }
+
+    #[test]
+    fn samplers_elsewhere_read_back_the_same_and_bring_a_correction() {
+        let started =
+            "cluster.samplers={kind='vllm', start=true, count=2, python='env/bin/python', args=['--x']}";
+        let recipe = load(SMALL, &[started]).unwrap();
+        let keys = recipe.cluster.samplers.as_ref().unwrap().servers();
+        assert!(keys.python.is_absolute() && keys.python.ends_with("env/bin/python"));
+        assert_eq!(rl(&recipe).correction, CorrectionDefault::Tis.correction());
+        assert_eq!(rl(&recipe).proximal, Proximal::Recompute);
+        let text = recipe.to_toml().unwrap();
+        assert_eq!(load(&text, &[]).unwrap(), recipe);
+        // Moved to other machines it is the same run; with another treatment of replies it is not.
+        let difference = |change: &str| load(&text, &[change]).unwrap().difference(&recipe).unwrap();
+        assert_eq!(difference("cluster.samplers={kind='vllm', urls=['http://h:1'], count=1}"), None);
+        assert_eq!(difference("cluster.samplers.in_flight=keep").unwrap().key, "cluster.samplers.in_flight");
+        // What a phase says for itself stays.
+        let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();
+        assert_eq!(rl(&plain).correction, None);
+        let none = load(SMALL, &[started, "cluster.samplers.correction=none"]).unwrap();
+        assert_eq!((rl(&none).correction, rl(&none).proximal), (None, Proximal::Behaviour));
+        let mask = load(SMALL, &[started, "cluster.samplers.correction=icepop"]).unwrap();
+        assert!(matches!(rl(&mask).correction.unwrap().bound, Bound::Mask { .. }));
+        assert_eq!(rl(&load(SMALL, &[]).unwrap()).correction, None);
+    }
+
+    #[test]
+    fn samplers_that_cannot_be_are_refused_by_key() {
+        for (change, want) in [
+            (
+                "cluster.samplers={kind='vlm'}",
+                "`cluster.samplers.kind` is \"vlm\", but must be one of `vllm`",
+            ),
+            ("cluster.samplers={kind='vllm'}", "`cluster.samplers.start` is false, but must be true"),
+            (
+                "cluster.samplers={kind='vllm', start=true, urls=['http://h']}",
+                "`cluster.samplers.start` is true",
+            ),
+            (
+                "cluster.samplers={kind='sglang', urls=['h:1']}",
+                "`cluster.samplers.urls.0` is \"h:1\", but must be",
+            ),
+            (
+                "cluster.samplers={kind='vllm', urls=['http://me:secret@h']}",
+                "is an address with a user, but must be",
+            ),
+            ("cluster.samplers={kind='vllm', urls=['http://h', 'http://h']}", "`cluster.samplers.urls.1`"),
+            ("cluster.samplers={kind='vllm', start=true, count=0}", "`cluster.samplers.count` is 0"),
+            ("cluster.samplers={kind='vllm', start=true, tolerance=0}", "`cluster.samplers.tolerance` is 0"),
+            (
+                "cluster.samplers={kind='vllm', start=true, gpu=1}",
+                "unknown key `cluster.samplers.gpu`; did you mean `gpus`?",
+            ),
+        ] {
+            let error = load(SMALL, &[change]).unwrap_err();
+            assert!(
+                error.contains(want) && !error.contains("secret"),
+                "{change}\n  gave: {error}\n  want: {want}"
+            );
+        }
+    }
+}
