@@ -112,7 +112,8 @@ pub async fn start(
     Ok(Some(Elsewhere { sampler: router, learner: Arc::new(publishing) }))
 }
 
-/// Has servers join and leave a router as the lines of a file come and go, for as long as there is the router.
+/// Has servers join and leave a router as the lines of a file come and go, for as long as there is the
+/// router.
 async fn follow(
     file: PathBuf,
     router: Weak<Router>,

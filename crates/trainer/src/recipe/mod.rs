@@ -30,6 +30,7 @@ mod rl;
 mod roles;
 mod services;
 mod set;
+mod settle;
 mod tools;
 mod write;
 
@@ -174,7 +175,7 @@ impl Recipe {
         reward::split(&mut table).map_err(wrong)?;
         tools::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
-        SamplersKeys::settle(&mut recipe);
+        recipe.settle();
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
         }

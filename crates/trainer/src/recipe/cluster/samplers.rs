@@ -7,9 +7,6 @@ use dressage_rl::correction::{Bound, Correction, Level};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::super::keys::{Phase, Recipe};
-use super::super::rl::Proximal;
-
 /// `[cluster.samplers]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -147,108 +144,6 @@ impl SamplersKeys {
                 let whole = folder.join(path).display().to_string();
                 keys.insert(key.into(), Value::String(whole));
             }
-        }
-    }
-
-    /// Gives phases that name no correction the default one. What servers draw differs in bits from what the
-    /// learner computes, which ratios to the policy that drew a token would take for a change of weights.
-    pub(in super::super) fn settle(recipe: &mut Recipe) {
-        let Some(samplers) = &recipe.cluster.samplers else { return };
-        let Some(correction) = samplers.servers().correction.correction() else { return };
-        for phase in &mut recipe.phase {
-            if let Phase::Rl(keys) = phase
-                && keys.proximal == Proximal::Behaviour
-                && keys.correction.is_none()
-                && keys.rejection.is_empty()
-            {
-                keys.proximal = Proximal::Recompute;
-                keys.correction = Some(correction);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::Override;
-    use super::*;
-
-    const SMALL: &str = "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[[phase]]\nkind = 'rl'\n\
-                         steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n";
-
-    fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("recipe.toml");
-        std::fs::write(&file, text).unwrap();
-        let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-        Recipe::load(&file, &overrides).map_err(|error| error.to_string())
-    }
-
-    fn rl(recipe: &Recipe) -> super::super::super::RlKeys {
-        match &recipe.phase[0] {
-            Phase::Rl(keys) => (**keys).clone(),
-            Phase::Sft(_) => panic!(),
-        }
-    }
-
-    #[test]
-    fn samplers_elsewhere_read_back_the_same_and_bring_a_correction() {
-        let started =
-            "cluster.samplers={kind='vllm', start=true, count=2, python='env/bin/python', args=['--x']}";
-        let recipe = load(SMALL, &[started]).unwrap();
-        let keys = recipe.cluster.samplers.as_ref().unwrap().servers();
-        assert!(keys.python.is_absolute() && keys.python.ends_with("env/bin/python"));
-        assert_eq!(rl(&recipe).correction, CorrectionDefault::Tis.correction());
-        assert_eq!(rl(&recipe).proximal, Proximal::Recompute);
-        let text = recipe.to_toml().unwrap();
-        assert_eq!(load(&text, &[]).unwrap(), recipe);
-        // Moved to other machines it is the same run; with another treatment of replies it is not.
-        let difference = |change: &str| load(&text, &[change]).unwrap().difference(&recipe).unwrap();
-        assert_eq!(difference("cluster.samplers={kind='vllm', urls=['http://h:1'], count=1}"), None);
-        assert_eq!(difference("cluster.samplers.in_flight=keep").unwrap().key, "cluster.samplers.in_flight");
-        // What a phase says for itself stays.
-        let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();
-        assert_eq!(rl(&plain).correction, None);
-        let none = load(SMALL, &[started, "cluster.samplers.correction=none"]).unwrap();
-        assert_eq!((rl(&none).correction, rl(&none).proximal), (None, Proximal::Behaviour));
-        let mask = load(SMALL, &[started, "cluster.samplers.correction=icepop"]).unwrap();
-        assert!(matches!(rl(&mask).correction.unwrap().bound, Bound::Mask { .. }));
-        assert_eq!(rl(&load(SMALL, &[]).unwrap()).correction, None);
-    }
-
-    #[test]
-    fn samplers_that_cannot_be_are_refused_by_key() {
-        for (change, want) in [
-            (
-                "cluster.samplers={kind='vlm'}",
-                "`cluster.samplers.kind` is \"vlm\", but must be one of `vllm`",
-            ),
-            ("cluster.samplers={kind='vllm'}", "`cluster.samplers.start` is false, but must be true"),
-            (
-                "cluster.samplers={kind='vllm', start=true, urls=['http://h']}",
-                "`cluster.samplers.start` is true",
-            ),
-            (
-                "cluster.samplers={kind='sglang', urls=['h:1']}",
-                "`cluster.samplers.urls.0` is \"h:1\", but must be",
-            ),
-            (
-                "cluster.samplers={kind='vllm', urls=['http://me:secret@h']}",
-                "is an address with a user, but must be",
-            ),
-            ("cluster.samplers={kind='vllm', urls=['http://h', 'http://h']}", "`cluster.samplers.urls.1`"),
-            ("cluster.samplers={kind='vllm', start=true, count=0}", "`cluster.samplers.count` is 0"),
-            ("cluster.samplers={kind='vllm', start=true, tolerance=0}", "`cluster.samplers.tolerance` is 0"),
-            (
-                "cluster.samplers={kind='vllm', start=true, gpu=1}",
-                "unknown key `cluster.samplers.gpu`; did you mean `gpus`?",
-            ),
-        ] {
-            let error = load(SMALL, &[change]).unwrap_err();
-            assert!(
-                error.contains(want) && !error.contains("secret"),
-                "{change}\n  gave: {error}\n  want: {want}"
-            );
         }
     }
 }
