@@ -272,7 +272,7 @@ fn bad_recipes_are_refused_by_key() {
         ),
         (
             &["tool=[{kind='calculater'}]"],
-            "`tool.0.kind` is \"calculater\", but must be one of `calculator`, ",
+            "`tool.0.kind` is \"calculater\", but must be one of `agent`, `calculator`, ",
         ),
         (
             &["tool=['calculator', {kind='calculator', seconds=3}]"],
