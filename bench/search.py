@@ -32,7 +32,9 @@ def recall(found: list[list[str]], gold: list[str]) -> str:
 
 
 def say(name: str, found: list[list[str]], gold: list[str], index_s: float, per_second: float) -> None:
-    print(f"{name:34} recall@1/3/10 {recall(found, gold)}  index {index_s:.2f} s  {per_second:,.0f} queries/s", flush=True)
+    print(
+        f"{name:34} recall@1/3/10 {recall(found, gold)}  index {index_s:.2f} s  {per_second:,.0f} queries/s", flush=True
+    )
 
 
 class Server:
@@ -80,9 +82,13 @@ def ours(args: argparse.Namespace, queries: list[str], gold: list[str]) -> None:
                     server.stop()
                 say(f"dressage {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
             if not dense:
-                done = subprocess.run([args.scan, "bm25", index, args.questions, "2"], check=True, capture_output=True, text=True)
+                done = subprocess.run(
+                    [args.scan, "bm25", index, args.questions, "2"], check=True, capture_output=True, text=True
+                )
                 rates = json.loads(done.stdout)["per_second"]
-                print(f"dressage bm25, in process: {rates[0]:,.0f} to {rates[-1]:,.0f} queries/s, median {rates[len(rates) // 2]:,.0f}")
+                print(
+                    f"dressage bm25, in process: {rates[0]:,.0f} to {rates[-1]:,.0f} queries/s, median {rates[len(rates) // 2]:,.0f}"
+                )
                 subprocess.run(["rm", "-r", index], check=True)
 
 
@@ -117,7 +123,9 @@ def rank_bm25_side(texts: list[str], ids: list[str], queries: list[str], gold: l
     say(f"rank_bm25, {len(some)} questions", found, [gold[at] for at in some], index_s, len(some) / seconds)
 
 
-def sentence_transformers_side(model: Path, texts: list[str], ids: list[str], queries: list[str], gold: list[str]) -> None:
+def sentence_transformers_side(
+    model: Path, texts: list[str], ids: list[str], queries: list[str], gold: list[str]
+) -> None:
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -144,7 +152,9 @@ def main() -> None:
     args = p.parse_args()
     passages, questions = rows(args.passages), rows(args.questions)
     ids = [passage["id"] for passage in passages]
-    texts = [f'"{passage["title"]}"\n{passage["text"]}' if passage.get("title") else passage["text"] for passage in passages]
+    texts = [
+        f'"{passage["title"]}"\n{passage["text"]}' if passage.get("title") else passage["text"] for passage in passages
+    ]
     queries, gold = [row["question"] for row in questions], [str(row["gold_document"]) for row in questions]
     print(f"{len(texts)} passages, {len(queries)} questions")
     ours(args, queries, gold)
@@ -152,7 +162,9 @@ def main() -> None:
     rank_bm25_side(texts, ids, queries, gold)
     sentence_transformers_side(args.model, texts, ids, queries, gold)
     if args.vectors:
-        done = subprocess.run([args.scan, "vectors", str(args.vectors), "384", "2"], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [args.scan, "vectors", str(args.vectors), "384", "2"], check=True, capture_output=True, text=True
+        )
         print("made-up vectors:", done.stdout.strip())
 
 

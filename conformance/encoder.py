@@ -40,11 +40,23 @@ TEXTS = [
 def random_encoder(folder: Path, pooling: str) -> None:
     """Writes an encoder with random weights, as sentence-transformers saves it."""
     torch.manual_seed(7)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(33, 127)), *(f"##{chr(c)}" for c in range(97, 123))]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *map(chr, range(33, 127)),
+        *(f"##{chr(c)}" for c in range(97, 123)),
+    ]
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(words))
     config = BertConfig(
-        vocab_size=len(words), hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=100,
+        vocab_size=len(words),
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=100,
         max_position_embeddings=64,
     )
     inner = folder / "inner"
@@ -79,7 +91,9 @@ def check(helper: Path, folder: Path, name: str) -> bool:
     theirs = torch.stack([model.encode(text, convert_to_tensor=True, normalize_embeddings=True) for text in texts])
     worst = (ours - theirs).abs().max().item()
     good = worst <= BOUND and ours.shape == theirs.shape
-    print(f"{'ok  ' if good else 'FAIL'} {name}: {len(texts)} texts, {ours.shape[1]} numbers, differ by {worst:.1e} (bound {BOUND})")
+    print(
+        f"{'ok  ' if good else 'FAIL'} {name}: {len(texts)} texts, {ours.shape[1]} numbers, differ by {worst:.1e} (bound {BOUND})"
+    )
     return good
 
 

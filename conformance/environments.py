@@ -28,11 +28,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-DATASETS = """
-chain_sum leg_counting basic_arithmetic letter_counting spell_backward number_sorting gcd lcm prime_factorization fraction_simplification
-simple_equations polynomial_equations word_sorting caesar_cipher base_conversion countdown family_relationships number_sequence
-calendar_arithmetic string_insertion
-""".split()
+DATASETS = [
+    "chain_sum",
+    "leg_counting",
+    "basic_arithmetic",
+    "letter_counting",
+    "spell_backward",
+    "number_sorting",
+    "gcd",
+    "lcm",
+    "prime_factorization",
+    "fraction_simplification",
+    "simple_equations",
+    "polynomial_equations",
+    "word_sorting",
+    "caesar_cipher",
+    "base_conversion",
+    "countdown",
+    "family_relationships",
+    "number_sequence",
+    "calendar_arithmetic",
+    "string_insertion",
+]
 EACH = 3
 SEED = 7
 
@@ -158,7 +175,10 @@ class Report:
         fine = not differ and len(values) > 1
         self.failed |= not fine
         seen = ", ".join(f"{value:g}" for value in values[:6]) + (", …" if len(values) > 6 else "")
-        print(f"{'ok  ' if fine else 'FAIL'} {name:<28} {len(pairs) - len(differ)} of {len(pairs)} equal; scores: {seen}", flush=True)
+        print(
+            f"{'ok  ' if fine else 'FAIL'} {name:<28} {len(pairs) - len(differ)} of {len(pairs)} equal; scores: {seen}",
+            flush=True,
+        )
         for ours, theirs in differ[:5]:
             print(f"       ours {ours!r}, theirs {theirs!r}")
 
@@ -226,12 +246,16 @@ def scratchpad(body: dict) -> str | dict:
 
 def poker(body: dict) -> str:
     said = "\n".join(text_of(message) for message in body["messages"])
-    legal = re.findall(r"\[(\w+)\]", re.findall(r"legal actions: (.*)\.|exactly one of (.*) in square", said)[-1][0] or said)
+    legal = re.findall(
+        r"\[(\w+)\]", re.findall(r"legal actions: (.*)\.|exactly one of (.*) in square", said)[-1][0] or said
+    )
     at = choice(said, 7)
     return "no idea" if at == 6 else f"I play [{legal[at % len(legal)]}]."
 
 
-def verifiers(arguments: argparse.Namespace, report: Report, name: str, rule, count: int, seats: tuple[str, ...]) -> None:
+def verifiers(
+    arguments: argparse.Namespace, report: Report, name: str, rule, count: int, seats: tuple[str, ...]
+) -> None:
     import verifiers.v1 as vf
 
     agents = "".join(f"\n[agent.{seat}]" for seat in seats[1:])
@@ -242,7 +266,7 @@ def verifiers(arguments: argparse.Namespace, report: Report, name: str, rule, co
     async def theirs() -> dict[int, list]:
         """Rewards by task, of each seat."""
         seat = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-        env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": name}, **{key: seat for key in seats}}))
+        env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": name}, **dict.fromkeys(seats, seat)}))
         teacher = Teacher(rule)
         client = vf.EvalClientConfig(base_url=f"http://127.0.0.1:{teacher.port}/v1", api_key_var="NO_SUCH_KEY")
         context = vf.ModelContext(client=client, model="teacher", sampling=vf.SamplingConfig())

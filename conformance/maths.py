@@ -58,7 +58,12 @@ class Generator:
         sign, a, b = "-" if q < 0 else "", abs(q.numerator), q.denominator
         if b == 1:
             return f"{sign}{a}"
-        forms = [f"{sign}\\frac{{{a}}}{{{b}}}", f"{sign}\\dfrac{{{a}}}{{{b}}}", f"{sign}{a}/{b}", f"\\frac{{{sign}{a}}}{{{b}}}"]
+        forms = [
+            f"{sign}\\frac{{{a}}}{{{b}}}",
+            f"{sign}\\dfrac{{{a}}}{{{b}}}",
+            f"{sign}{a}/{b}",
+            f"\\frac{{{sign}{a}}}{{{b}}}",
+        ]
         if a < 10 and b < 10:
             forms.append(f"{sign}\\frac{a}{b}" if len(f"{a}{b}") == 2 else forms[0])
         if a > b and not sign:
@@ -69,7 +74,15 @@ class Generator:
         terms = []
         for power, k in reversed(list(enumerate(c))):
             if k:
-                x = "" if power == 0 else "x" if power == 1 else f"x^{power}" if self.r.random() < 0.5 else f"x^{{{power}}}"
+                x = (
+                    ""
+                    if power == 0
+                    else "x"
+                    if power == 1
+                    else f"x^{power}"
+                    if self.r.random() < 0.5
+                    else f"x^{{{power}}}"
+                )
                 terms.append(("-" if k < 0 else "+") + (x if abs(k) == 1 and x else f"{abs(k)}{x}"))
         self.r.shuffle(terms)
         return "".join(terms).removeprefix("+") or "0"
@@ -93,14 +106,29 @@ class Generator:
         yield "decimal", self.written(half), f"{float(half) + 0.5:g}", False
         yield "rounded", self.written(q), f"{float(q):.7f}", True
         yield "rounded", self.written(q), f"{float(q):.2f}", abs(round(float(q), 2) - float(q)) < 5e-7
-        units = r.choice(["cm", "\\text{ cm}", "\\text{ square units}", "\\text{ m}^2", "^\\circ", "\\text{ apples}", "\\text{ meters}"])
+        units = r.choice(
+            [
+                "cm",
+                "\\text{ cm}",
+                "\\text{ square units}",
+                "\\text{ m}^2",
+                "^\\circ",
+                "\\text{ apples}",
+                "\\text{ meters}",
+            ]
+        )
         yield "unit", str(abs(n)), f"{abs(n)}{units}", True
         yield "unit", f"{abs(n)}{units}", str(abs(n) + 1), False
         percent = r.randint(1, 99)
         yield "percent", f"{percent}\\%", r.choice([f"{percent}", f"{percent}\\%", f"{percent / 100}"]), True
         yield "percent", f"{percent}\\%", f"{percent + 1}\\%", False
         s, t = r.choice([2, 3, 5, 6, 7, 10, 11]), r.randint(2, 9)
-        yield "radical", f"{t}\\sqrt{{{s}}}", r.choice([f"\\sqrt{{{s * t * t}}}", f"{t}\\sqrt{{{s}}}", f"\\sqrt{{{s}}}\\cdot{t}"]), True
+        yield (
+            "radical",
+            f"{t}\\sqrt{{{s}}}",
+            r.choice([f"\\sqrt{{{s * t * t}}}", f"{t}\\sqrt{{{s}}}", f"\\sqrt{{{s}}}\\cdot{t}"]),
+            True,
+        )
         yield "radical", f"{t}\\sqrt{{{s}}}", f"{t + 1}\\sqrt{{{s}}}", False
         yield "rationalised", f"\\frac{{\\sqrt{{{s}}}}}{{{s}}}", f"\\frac{{1}}{{\\sqrt{{{s}}}}}", True
         yield "rationalised", f"\\frac{{\\sqrt{{{s}}}}}{{{s}}}", f"\\frac{{2}}{{\\sqrt{{{s}}}}}", False
@@ -194,7 +222,12 @@ def of_files(paths: list[Path], most: int, r: random.Random):
             value = gold.replace(",", "")
             if re.fullmatch(r"-?\d+(\.0)?", value):
                 n = int(float(value))
-                yield kind, gold, r.choice([f"{n}", f"{n:,}", f"{n}.00", f"\\${n}", f"{n} \\text{{ units}}", f"{2 * n}/2"]), True
+                yield (
+                    kind,
+                    gold,
+                    r.choice([f"{n}", f"{n:,}", f"{n}.00", f"\\${n}", f"{n} \\text{{ units}}", f"{2 * n}/2"]),
+                    True,
+                )
                 yield kind, gold, r.choice([f"{n + 1}", f"{10 * n + 1}", f"-{n + 1}", f"{n}.5"]), False
 
 
@@ -245,8 +278,12 @@ def main() -> int:
     counted = total - sum(explained.values())
     share, speed = agree / counted, seconds * 1e6 / sum(our["micros"] for our in ours)
     print(f"{total} pairs; errors against the truth: dressage {wrong['ours']}, math-verify {wrong['theirs']}")
-    print(f"agreement {agree}/{counted} = {share:.2%} (bound 98%); with the kinds that are explained {agree / total:.2%}")
-    print(f"a pair takes dressage {sum(our['micros'] for our in ours) / total:.1f} us, math-verify {seconds * 1e6 / total:.0f} us: {speed:.0f} x")
+    print(
+        f"agreement {agree}/{counted} = {share:.2%} (bound 98%); with the kinds that are explained {agree / total:.2%}"
+    )
+    print(
+        f"a pair takes dressage {sum(our['micros'] for our in ours) / total:.1f} us, math-verify {seconds * 1e6 / total:.0f} us: {speed:.0f} x"
+    )
     ok = share >= 0.98 and speed >= 50
     print("ok" if ok else "FAILED")
     return 0 if ok else 1

@@ -32,7 +32,9 @@ kind = "mcp"
 """
 
 
-def run(arguments: argparse.Namespace, tool: str, call: str | None = None, values: dict | None = None) -> tuple[int, str, str]:
+def run(
+    arguments: argparse.Namespace, tool: str, call: str | None = None, values: dict | None = None
+) -> tuple[int, str, str]:
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder) / "recipe.toml"
         recipe.write_text(RECIPE.format(model=json.dumps(arguments.model)) + tool)
@@ -69,14 +71,28 @@ def main() -> None:
     data = Path(tempfile.mkdtemp())
     (data / "hello.txt").write_text("hello from a file\n")
     subprocess.run(["git", "init", "-q", data], check=True)
-    node = lambda name: str((arguments.node / ".bin" / f"mcp-server-{name}").resolve())
-    python = lambda name: str((arguments.python / "bin" / name).absolute())
-    python1 = lambda name: str((arguments.python1 / "bin" / name).absolute())
+
+    def node(name: str) -> str:
+        return str((arguments.node / ".bin" / f"mcp-server-{name}").resolve())
+
+    def python(name: str) -> str:
+        return str((arguments.python / "bin" / name).absolute())
+
+    def python1(name: str) -> str:
+        return str((arguments.python1 / "bin" / name).absolute())
+
     sums = {"expression": "6 * 7"}
     rows = [
         # Name, command, tools, a call, its arguments, a part of its answer.
         ("everything", [node("everything")], 10, "echo", {"message": "dressage"}, "Echo: dressage"),
-        ("filesystem", [node("filesystem"), str(data)], 10, "read_text_file", {"path": str(data / "hello.txt")}, "hello from a file"),
+        (
+            "filesystem",
+            [node("filesystem"), str(data)],
+            10,
+            "read_text_file",
+            {"path": str(data / "hello.txt")},
+            "hello from a file",
+        ),
         ("memory", [node("memory")], 9, "read_graph", {}, "entities"),
         (
             "sequential-thinking",
@@ -87,8 +103,22 @@ def main() -> None:
             "thoughtHistoryLength",
         ),
         ("time", [python("mcp-server-time")], 2, "get_current_time", {"timezone": "Europe/Berlin"}, "Europe/Berlin"),
-        ("git", [python("mcp-server-git"), "--repository", str(data)], 10, "git_status", {"repo_path": str(data)}, "hello.txt"),
-        ("sqlite", [python1("mcp-server-sqlite"), "--db-path", str(data / "x.db")], 5, "read_query", {"query": "select 6 * 7 as n"}, "42"),
+        (
+            "git",
+            [python("mcp-server-git"), "--repository", str(data)],
+            10,
+            "git_status",
+            {"repo_path": str(data)},
+            "hello.txt",
+        ),
+        (
+            "sqlite",
+            [python1("mcp-server-sqlite"), "--db-path", str(data / "x.db")],
+            5,
+            "read_query",
+            {"query": "select 6 * 7 as n"},
+            "42",
+        ),
         ("calculator", [python1("mcp-server-calculator")], 1, "calculate", sums, "42"),
     ]
     passed, failed = 0, []

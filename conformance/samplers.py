@@ -18,6 +18,7 @@ What it does not check: GPUs, tensor parallelism, adapters, SGLang.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -57,9 +58,18 @@ def make_model(folder: Path, seed: int, probe: list[int]) -> None:
 
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, initializer_range=0.2,
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.2,
     )
     model = LlamaForCausalLM(config)
     folder.mkdir(parents=True)
@@ -92,10 +102,27 @@ class Vllm:
         self.port, self.log = free_port(), log
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [
-            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
-            "m", "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--max-model-len", str(CONTEXT),
-            "--logprobs-mode", "processed_logprobs", "--enable-prefix-caching", "--enable-scale-out",
-            "--enforce-eager", *args,
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(model),
+            "--served-model-name",
+            "m",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--dtype",
+            "float32",
+            "--max-model-len",
+            str(CONTEXT),
+            "--logprobs-mode",
+            "processed_logprobs",
+            "--enable-prefix-caching",
+            "--enable-scale-out",
+            "--enforce-eager",
+            *args,
         ]
         self.start()
 
@@ -103,10 +130,15 @@ class Vllm:
         environment = dict(os.environ)
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment |= {
-            "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
             # Compiling the sampler takes minutes on few cores.
-            "TORCHDYNAMO_DISABLE": "1", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
+            "TORCHDYNAMO_DISABLE": "1",
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
         }
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
@@ -114,10 +146,8 @@ class Vllm:
             )
 
     def kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def wait(self, seconds: float) -> float:
@@ -137,14 +167,20 @@ class Fleet:
     """The example program, and the lines that it says."""
 
     def __init__(self, binary: Path, servers: list[Vllm], in_flight: str, probe: list[int], seconds: float):
-        self.process = subprocess.Popen(
-            [binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self.said, self.kept = Queue(), []
         threading.Thread(target=self.listen, daemon=True).start()
         self.tell(
-            kind="vllm", urls=[s.url for s in servers], vocabulary=VOCABULARY, context=CONTEXT, in_flight=in_flight,
-            tolerance=0.05, text=TEXT, tokens=probe, silent_seconds=seconds, adopt_seconds=seconds,
+            kind="vllm",
+            urls=[s.url for s in servers],
+            vocabulary=VOCABULARY,
+            context=CONTEXT,
+            in_flight=in_flight,
+            tolerance=0.05,
+            text=TEXT,
+            tokens=probe,
+            silent_seconds=seconds,
+            adopt_seconds=seconds,
         )
 
     def listen(self) -> None:
@@ -157,7 +193,10 @@ class Fleet:
 
     def hear(self, seconds: float, **wanted) -> dict:
         """The next line that has these keys with these values (any for None); others are kept for later."""
-        fits = lambda line: all(k in line and v in (None, line[k]) for k, v in wanted.items())
+
+        def fits(line: dict) -> bool:
+            return all(k in line and v in (None, line[k]) for k, v in wanted.items())
+
         until = time.time() + seconds
         for i, line in enumerate(self.kept):
             if fits(line):
@@ -172,10 +211,19 @@ class Fleet:
             self.kept.append(line)
 
     def sample(self, number: int, prompt: list[int], least: int = 0, **params) -> None:
-        self.tell(do="sample", id=number, request={
-            "id": str(number), "policy": "", "least_version": least, "seed": 1, "stream": number, "prompt": prompt,
-            "params": params,
-        })
+        self.tell(
+            do="sample",
+            id=number,
+            request={
+                "id": str(number),
+                "policy": "",
+                "least_version": least,
+                "seed": 1,
+                "stream": number,
+                "prompt": prompt,
+                "params": params,
+            },
+        )
 
     def adopt(self, version: int, folder: Path) -> None:
         self.tell(do="adopt", version=version, folder=str(folder))
@@ -208,8 +256,8 @@ def main() -> None:
     p.add_argument("--in-flight", choices=["recompute", "keep"], nargs="*", default=["recompute", "keep"])
     p.add_argument("--vllm-args", default="", help="further arguments of the servers")
     options = p.parse_args()
-    from transformers import AutoModelForCausalLM
     import torch
+    from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
     random.seed(1)
@@ -288,7 +336,11 @@ def main() -> None:
             report("half a folder is refused", bool(refused), str(refused)[-160:])
             fleet.sample(91, asked, max_tokens=4, temperature=1.0)
             reply = fleet.hear(options.seconds, reply=91)
-            report("and the server draws as before", reply.get("versions", [{}])[0].get("version") == version, str(reply.get("error")))
+            report(
+                "and the server draws as before",
+                reply.get("versions", [{}])[0].get("version") == version,
+                str(reply.get("error")),
+            )
             if in_flight != options.in_flight[-1]:
                 fleet.close()
         for kill in range(options.kills):
