@@ -130,14 +130,14 @@ class Teacher:
 class Attempt:
     """An attempt as it is in the record."""
 
-    def __init__(self, task: str, outcome: str, score: float, earned: str) -> None:
+    def __init__(self, task: str, outcome: str, score: float) -> None:
         self.task, self.outcome = json.loads(task), json.loads(outcome)
-        self.score, self.earned = score, json.loads(earned)
+        self.score = score
         self.row = self.task["row"]["environment"]
 
     def part(self, name: str) -> float:
         """A component of the score."""
-        return sum(part["value"] for part in self.earned if part["name"] == f"environment.{name}")
+        return next(part["value"] for part in self.outcome["components"] if part["name"] == f"environment.{name}")
 
 
 def train(arguments: argparse.Namespace, rule, source: str, agent: str, count: int) -> list[Attempt]:
@@ -155,7 +155,7 @@ def train(arguments: argparse.Namespace, rule, source: str, agent: str, count: i
             sys.exit(f"dressage ended with {done.returncode}:\n{done.stderr}")
         record = sqlite3.connect(run / "run.db")
         rows = record.execute(
-            "SELECT task, outcome, score, earned FROM attempts WHERE purpose = 'demonstration' AND status = 'completed'"
+            "SELECT task, outcome, score FROM attempts WHERE purpose = 'demonstration' AND status = 'completed'"
         ).fetchall()
         if len(rows) != count:
             broken = [row[0] for row in record.execute("SELECT outcome FROM attempts WHERE status != 'completed'")]
@@ -263,8 +263,8 @@ def verifiers(
     source = f'kind = "verifiers"\nenvironment = "{name}"\ntrain = {count}'
     attempts = train(arguments, rule, source, agent, count)
 
-    async def theirs() -> dict[int, list]:
-        """Rewards by task, of each seat."""
+    async def theirs() -> dict[int, dict[str, float]]:
+        """Rewards by task and seat: traces come in the order in which seats end."""
         seat = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         env = vf.load_environment(vf.resolve_env_config({"taskset": {"id": name}, **dict.fromkeys(seats, seat)}))
         teacher = Teacher(rule)
@@ -276,15 +276,13 @@ def verifiers(
                 episode = await env.run_episode(task, context)
                 if not episode.ok:
                     sys.exit(f"{name} fails by itself: {episode.errors} {[trace.errors for trace in episode.traces]}")
-                found[task.data.idx] = [trace.reward for trace in episode.traces]
+                found[task.data.idx] = {trace.agent.name: trace.reward for trace in episode.traces}
             return found
 
     rewards = asyncio.run(theirs())
-    if len(seats) == 1:
-        pairs = [(attempt.score, rewards[attempt.row["idx"]][0]) for attempt in attempts]
-    else:
-        pairs = [(attempt.score, rewards[attempt.row["idx"]][0]) for attempt in attempts]
-        pairs += [(attempt.part(seats[1]), rewards[attempt.row["idx"]][1]) for attempt in attempts]
+    pairs = [(attempt.score, rewards[attempt.row["idx"]][seats[0]]) for attempt in attempts]
+    for seat in seats[1:]:
+        pairs += [(attempt.part(seat), rewards[attempt.row["idx"]][seat]) for attempt in attempts]
     report.compare(f"verifiers, {name}", pairs)
 
 

@@ -69,7 +69,7 @@ fn is_users(error: &anyhow::Error) -> bool {
 /// Text that is printed. Where a room below cannot know what a recipe calls something, it is said here.
 pub fn message(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
-        let ways: Vec<&str> = plan.largest().into_iter().map(less_for).collect();
+        let ways = ways_out(plan.largest());
         return format!(
             "the model would take {plan}, but only {} MiB of memory may be used\n{}, raise `engine.memory_mb` if it is set, or free memory",
             available >> 20,
@@ -84,21 +84,45 @@ pub fn message(error: &anyhow::Error) -> String {
     error.to_string()
 }
 
-/// Way to take less memory for this, in the words of recipes.
-fn less_for(purpose: Purpose) -> &'static str {
+/// Ways to take less memory for these, each once.
+fn ways_out(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
+    let mut ways = Vec::new();
+    for way in purposes.into_iter().flat_map(less_for) {
+        if !ways.contains(way) {
+            ways.push(*way);
+        }
+    }
+    ways
+}
+
+/// Ways to take less memory for this, in the words of recipes.
+fn less_for(purpose: Purpose) -> &'static [&'static str] {
     match purpose {
-        Purpose::Weights => "take a smaller model",
-        Purpose::Optimiser => "train an adapter (`model.lora`) or a smaller model",
-        Purpose::Training => "lower `engine.micro_batch_tokens`",
+        Purpose::Weights => &["take a smaller model"],
+        Purpose::Optimiser => &["train an adapter (`model.lora`)", "take a smaller model"],
+        Purpose::Training => &["lower `engine.micro_batch_tokens`"],
         // Keys and values have room for one path of this length.
-        Purpose::Path | Purpose::Cache => "lower the context (`model.context`)",
-        Purpose::Sampling => "lower the context (`model.context`), `engine.threads` or `engine.concurrency`",
+        Purpose::Path | Purpose::Cache => &["lower the context (`model.context`)"],
+        Purpose::Sampling => {
+            &["lower the context (`model.context`)", "lower `engine.threads` or `engine.concurrency`"]
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_way_out_is_named_once() {
+        let ways = ways_out([Purpose::Optimiser, Purpose::Weights, Purpose::Path, Purpose::Cache]);
+        let named = [
+            "train an adapter (`model.lora`)",
+            "take a smaller model",
+            "lower the context (`model.context`)",
+        ];
+        assert_eq!(ways, named);
+    }
 
     #[test]
     fn who_can_put_it_right() {

@@ -92,7 +92,7 @@ enum Scorer {
     Numeric,
     /// A mathematical answer in \boxed{}
     Maths,
-    /// A short answer in <answer>
+    /// A short answer in `<answer>`
     Answer,
     /// The letter of an option
     Choice,
