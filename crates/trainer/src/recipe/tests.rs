@@ -324,7 +324,7 @@ fn bad_recipes_are_refused_by_key() {
             &["tool=[{kind='command', name='x', command=['a', '{b}'], description='x'}]"],
             "`tool.0`: its command has {b}, which is none of its parameters; there are none",
         ),
-        (&["tool=[{name='x'}]"], "`tool.0.kind` (which may be \"calculator\" or "),
+        (&["tool=[{name='x'}]"], "`tool.0.kind` (which may be \"agent\" or \"calculator\" or "),
         (&["reward.scorer.tolerance.relative=-1"], "`reward.scorer`"),
         (
             &["reward.unscored=prak"],
