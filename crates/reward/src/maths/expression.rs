@@ -113,6 +113,11 @@ impl Expr {
         }
     }
 
+    /// Whether no more than `levels` expressions stand within one another. Goes down no further than that.
+    pub fn is_within(&self, levels: u32) -> bool {
+        levels > 0 && self.parts().into_iter().all(|part| part.is_within(levels - 1))
+    }
+
     /// Whether this or anything below it is so.
     pub fn any(&self, is: &mut impl FnMut(&Expr) -> bool) -> bool {
         is(self) || self.parts().into_iter().any(|part| part.any(is))

@@ -6,6 +6,9 @@ use super::lexer::Token;
 /// How deep groups may be nested.
 const DEPTH: u32 = 40;
 
+/// How many operations may stand within one another: whatever looks at an expression goes down as many calls.
+const HEIGHT: u32 = 400;
+
 /// A position among tokens.
 struct Parser<'t> {
     tokens: &'t [Token],
@@ -15,11 +18,11 @@ struct Parser<'t> {
     bars: u32,
 }
 
-/// Reads tokens as one expression; `None` where they are none.
+/// Reads tokens as one expression; `None` where they are none, or where they are nested beyond all reason.
 pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
     let mut parser = Parser { tokens, at: 0, depth: 0, bars: 0 };
     let whole = parser.sum()?;
-    (parser.at == tokens.len()).then_some(whole)
+    (parser.at == tokens.len() && whole.is_within(HEIGHT)).then_some(whole)
 }
 
 /// The place of the bracket that closes the one at the beginning.
