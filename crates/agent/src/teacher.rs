@@ -95,7 +95,7 @@ fn message(item: &Value) -> Result<Message, String> {
 /// Says the replies of a task, one to a query.
 ///
 /// # Errors
-/// As [`written`].
+/// When [`written`] finds none.
 fn said(task: &Task, field: &str) -> Result<Arc<dyn Responder>, String> {
     let (replies, next, field) = (written(task, field)?, AtomicUsize::new(0), field.to_owned());
     let rule = move |_: &[Message]| {

@@ -88,7 +88,7 @@ pub async fn start(recipe: &Recipe, wants: &Wants<'_>) -> anyhow::Result<Option<
     let dim = |text| Style::stderr().dim(text);
     let (url, token, processes, gone) = if keys.start {
         let model = model_folder(wants.files, &root.join(FOLDER))?;
-        let log = root.join(FOLDER).join(torchrun::LOG);
+        let log = torchrun::log_of(&root, 0);
         eprintln!("{} starts {} (log: {})", dim("learner"), size(keys), crate::screen::path(&log));
         let torchrun::Group { url, token, processes, gone } =
             torchrun::start(keys, recipe, &root, &model, wants).await?;

@@ -37,25 +37,25 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// The policy that servers sample for.
 pub struct Wants<'a> {
-    /// Its name.
+    /// Name of the policy.
     pub name: &'a str,
-    /// Its model,
+    /// The model it begins with.
     pub files: &'a ModelFiles,
-    /// the longest sequence, in tokens,
+    /// Longest sequence, in tokens.
     pub context: usize,
-    /// the form of its adapter, where it has one,
+    /// The form of its adapter, where it has one.
     pub lora: Option<&'a LoraOptions>,
-    /// and its chat.
+    /// The chat that its prompts are printed by.
     pub chat: &'a Chat,
     /// Completes a folder of weights to one of a model.
     pub companions: &'a Companions,
 }
 
-/// What takes the place of a policy's sampler, and of its learner, whose weights it publishes in folders.
+/// Parts of a policy that is sampled by servers: they take the place of its own.
 pub struct Elsewhere {
-    /// The sampler.
+    /// The servers, as one sampler.
     pub sampler: Arc<dyn Sampler>,
-    /// The learner.
+    /// The learner, which publishes its weights in folders that servers read.
     pub learner: Arc<dyn Learner>,
 }
 

@@ -11,6 +11,7 @@ mod allocator;
 mod by_hand;
 mod chat;
 mod check;
+mod child;
 mod cluster;
 mod cluster_learner;
 mod cluster_samplers;

@@ -2,9 +2,9 @@
 //! ends.
 
 use std::fmt::Display;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::net::{SocketAddr, TcpListener};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,15 +19,16 @@ use tokio::task::JoinHandle;
 
 use super::order::{self, Order};
 use super::{FOLDER, Wants};
+use crate::child;
 
-/// Output of the processes of this machine, in the learner's folder.
-pub const LOG: &str = "node-0.log";
 /// The file in which rank 0 says where it listens.
 const PORT: &str = "port";
 /// The environment variable in which it finds its token.
 pub const TOKEN: &str = "DRESSAGE_LEARNER_TOKEN";
 /// How often files are looked at.
 const LOOK: Duration = Duration::from_millis(200);
+/// Bytes of the end of a log that are looked at for the reason why processes ended.
+const END_OF_LOG: u64 = 16 << 10;
 /// The name by which other machines reach this one.
 const HEAD: &str = "DRESSAGE_HEAD";
 
@@ -62,13 +63,13 @@ pub async fn start(
     };
     let order = Order {
         start: random()?[..12].to_owned(),
-        command: command(keys, recipe, root, model, wants, (&head, free_port()?)),
+        command: command(keys, recipe, root, model, wants, (&head, child::free_port(Ipv4Addr::UNSPECIFIED)?)),
         variables: variables(keys),
         environment: keys.environment.clone(),
         nodes: keys.nodes,
         patience: keys.start_seconds,
     };
-    let log = folder.join(LOG);
+    let log = log_of(root, 0);
     let token = random()?;
     let mut environment = order.whole_environment();
     environment.push((TOKEN.into(), token.clone()));
@@ -102,8 +103,7 @@ pub async fn serve(
     environment: Vec<(String, String)>,
     log: &Path,
 ) -> anyhow::Result<KeptProcess> {
-    let file = OpenOptions::new().create(true).append(true).open(log);
-    let file = file.with_context(|| format!("cannot write {}", log.display()))?;
+    let file = child::log(log).with_context(|| format!("cannot write {}", log.display()))?;
     let kept = Keeper::this()?.serve(&order.of_node(node), root, environment, file).await;
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
@@ -205,7 +205,7 @@ async fn others(folder: &Path, order: &Order) -> String {
 
 /// The line of a log that is most likely to say why its processes ended, and where there is more.
 pub fn last_words(log: &Path) -> String {
-    let end = end_of(log).unwrap_or_default();
+    let end = child::end_of(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
     // Of torchrun's own summary nothing says why, nor does what a rank says of itself while all is well.
     let passing = ["ChildFailedError", "SignalException", "dressage_torch: listens", "dressage_torch: ready"];
@@ -221,22 +221,6 @@ pub fn last_words(log: &Path) -> String {
     }
 }
 
-/// The last of a file.
-fn end_of(log: &Path) -> io::Result<String> {
-    const END: u64 = 16 << 10;
-    let mut file = File::open(log)?;
-    let from = file.metadata()?.len().saturating_sub(END);
-    file.seek(SeekFrom::Start(from))?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// A port that is free now.
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("0.0.0.0:0")?.local_addr()?.port())
-}
-
 /// 256 random bits, in hexadecimal digits.
 fn random() -> io::Result<String> {
     let mut bytes = [0u8; 32];
@@ -244,7 +228,7 @@ fn random() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The log of a machine's processes.
+/// The log of a machine's processes; the run's own machine is 0.
 pub fn log_of(root: &Path, node: u32) -> PathBuf {
     root.join(FOLDER).join(format!("node-{node}.log"))
 }

@@ -1,7 +1,6 @@
 //! Servers that a run starts: each under a keeper, so that none outlives it, and started again when it dies.
 
-use std::fs::{File, OpenOptions};
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use tracing::{info, warn};
 
 use super::{Wants, dtype};
 use crate::failure::unusable;
-use crate::screen;
+use crate::{child, screen};
 
 /// The name of the model at servers that are started.
 const SERVED: &str = "dressage";
@@ -31,9 +30,9 @@ const LINES: usize = 8;
 /// A server to start.
 #[derive(Debug, Clone)]
 pub(super) struct Spec {
-    /// Its name in messages.
+    /// Name in messages.
     pub name: String,
-    /// Its address.
+    /// Address of the server.
     pub url: String,
     /// The file that takes what it prints.
     pub log: PathBuf,
@@ -56,7 +55,8 @@ impl Spec {
         precision: Precision,
     ) -> anyhow::Result<Self> {
         let keys = samplers.servers();
-        let port = free_port()?;
+        let port = child::free_port(Ipv4Addr::LOCALHOST)
+            .map_err(|error| unusable(format!("no port of this machine is free for a sampler: {error}")))?;
         let kind = match samplers {
             SamplersKeys::Vllm(_) => "vllm",
             SamplersKeys::Sglang(_) => "sglang",
@@ -138,17 +138,6 @@ impl Spec {
             folder: folder.to_owned(),
         })
     }
-
-    fn log(&self) -> std::io::Result<File> {
-        OpenOptions::new().create(true).append(true).open(&self.log)
-    }
-}
-
-/// A port that nobody listens on now.
-fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0")
-        .map_err(|error| unusable(format!("no port of this machine is free for a sampler: {error}")))?;
-    Ok(listener.local_addr()?.port())
 }
 
 /// A server that is looked after, until this is dropped.
@@ -183,7 +172,7 @@ async fn keep(spec: Spec, keeper: Keeper, died: Arc<Mutex<Option<String>>>) {
     let mut wait = Duration::from_secs(1);
     loop {
         let begun = Instant::now();
-        let started = match spec.log() {
+        let started = match child::log(&spec.log) {
             Ok(log) => keeper.serve(&spec.command, &spec.folder, spec.environment.clone(), log).await,
             Err(error) => Err(format!("cannot write {}: {error}", spec.log.display())),
         };
@@ -211,16 +200,7 @@ async fn keep(spec: Spec, keeper: Keeper, died: Arc<Mutex<Option<String>>>) {
 
 /// The last lines of a log that are not blank.
 fn last_lines(log: &Path) -> String {
-    use std::io::{Read, Seek, SeekFrom};
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(log)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(END_OF_LOG)))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let text = String::from_utf8_lossy(&read().unwrap_or_default()).into_owned();
+    let text = child::end_of(log, END_OF_LOG);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].iter().map(|line| format!("  {line}\n")).collect()
 }

@@ -4,7 +4,6 @@
 //! another machine: when the line ends, by a request, a kill or a broken connection, the keeper ends the part
 //! with all that it has started.
 
-use std::fs::OpenOptions;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -12,6 +11,7 @@ use dressage_agent::{Keeper, KeptProcess};
 
 use super::files::{Job, quoted};
 use super::{Ended, Follow, LOOK, Plan};
+use crate::child;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::screen::Style;
 use crate::stop::Requests;
@@ -96,8 +96,7 @@ impl Hosts {
     async fn start(&self, job: &Job, node: u32, died: u32) -> anyhow::Result<Part> {
         let (name, keeper) = &self.machines[node as usize];
         let log = job.log(node);
-        let file = OpenOptions::new().create(true).append(true).open(&log);
-        let file = file.with_context(|| format!("cannot write {}", log.display()))?;
+        let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
         // Both ssh and what is started here may need any of it.
         let mut environment: Vec<(String, String)> = std::env::vars().collect();
         environment.retain(|(name, _)| name != "DRESSAGE_HEAD");
