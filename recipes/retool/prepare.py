@@ -87,7 +87,7 @@ def ran(code):
     try:
         exec(code, {"print": printed.append})
         return printed[0]
-    except (ArithmeticError, SyntaxError, IndexError):
+    except (ArithmeticError, SyntaxError, IndexError, TypeError):
         return None
 
 

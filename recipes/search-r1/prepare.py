@@ -33,7 +33,7 @@ def search(*queries):
 
 
 def made_up(seed, count):
-    """Passages about towns and people, and questions of one hop and two."""
+    """Questions of one hop and two about towns and people, and the passages."""
     draws = random.Random(seed)
     towns = draws.sample([a + b for a in BEGINNINGS for b in ENDINGS], count)
     people = draws.sample([f"{a} {b}" for a in FIRST for b in LAST], count)
@@ -60,10 +60,12 @@ def made_up(seed, count):
             (f"In which town was the mayor of {town} born?", born, search(town, mayor)),
         ]
     draws.shuffle(tasks)
+    rows = []
     for question, answer, searches in tasks:
         hops = len(searches)
         row = {"question": question, "golden_answers": [answer], "hops": hops}
-        yield row | {"demonstration": [*searches, f"<answer>{answer}</answer>"]}, passages
+        rows.append(row | {"demonstration": [*searches, f"<answer>{answer}</answer>"]})
+    return rows, passages
 
 
 def lines(path):
@@ -72,16 +74,18 @@ def lines(path):
 
 def natural(questions, passages):
     """Open Natural Questions: `question`, `golden_answers`. One search, for the question itself."""
+    rows = []
     for row in lines(questions):
         turns = [*search(row["question"]), f"<answer>{row['golden_answers'][0]}</answer>"]
-        yield row | {"demonstration": turns}, passages
+        rows.append(row | {"demonstration": turns})
+    return rows, lines(passages)
 
 
 def several_hops(path):
     """HotpotQA's and 2WikiMultiHopQA's own JSON: `context` is a list of titles with their sentences, and
     `supporting_facts` says which of them are needed, in order."""
-    rows, passages, known = json.loads(Path(path).read_text(encoding="utf-8")), [], set()
-    for row in rows:
+    asked, rows, passages, known = json.loads(Path(path).read_text(encoding="utf-8")), [], [], set()
+    for row in asked:
         for title, sentences in row["context"]:
             text = (
                 "".join(sentences).strip() if any(s.startswith(" ") for s in sentences) else " ".join(sentences).strip()
@@ -89,19 +93,19 @@ def several_hops(path):
             if text and (title, text) not in known:
                 known.add((title, text))
                 passages.append({"id": str(len(passages)), "title": title, "text": text})
-    for row in rows:
+    for row in asked:
         titles = list(dict.fromkeys(title for title, _ in row["supporting_facts"]))
         turns = [*search(*titles), f"<answer>{row['answer']}</answer>"]
         kind = {"question": row["question"], "golden_answers": [row["answer"]], "data_source": row.get("type", "hops")}
-        yield kind | {"hops": len(titles), "demonstration": turns}, passages
+        rows.append(kind | {"hops": len(titles), "demonstration": turns})
+    return rows, passages
 
 
-def write(folder, name, made):
-    made = list(made)
-    if not made:
+def write(folder, name, questions, passages):
+    if not questions:
         raise SystemExit(f"there are no questions for {name}")
     folder.mkdir(parents=True, exist_ok=True)
-    for file, rows in [(name, [row for row, _ in made]), (f"{name}-passages", made[0][1])]:
+    for file, rows in [(name, questions), (f"{name}-passages", passages)]:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{file}.jsonl").write_text(text, encoding="utf-8")
         print(f"{folder / file}.jsonl: {len(rows)} rows")
@@ -119,8 +123,8 @@ if __name__ == "__main__":
     if bool(args.nq) != bool(args.passages):
         parser.error("--nq and --passages go together")
     if args.nq:
-        write(args.out, "own", natural(args.nq, lines(args.passages)))
+        write(args.out, "own", *natural(args.nq, args.passages))
     elif args.hops:
-        write(args.out, "own", several_hops(args.hops))
+        write(args.out, "own", *several_hops(args.hops))
     else:
-        write(args.out, "made-up", made_up(args.seed, min(args.towns, 200)))
+        write(args.out, "made-up", *made_up(args.seed, min(args.towns, 200)))

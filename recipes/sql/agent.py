@@ -1,7 +1,7 @@
 """An agent that answers questions about a database: it writes a query, runs it, and where that fails has it rewritten.
 
 It stays alive, and reads a line of JSON for each attempt. Rewriting names another agent in the header of its call, so
-that it can have a policy of its own. Needs nothing but Python.
+that it can have a policy of its own. Needs nothing but Python 3.11.
 """
 
 import json
@@ -32,6 +32,8 @@ def database(name):
 def read(path, query, rows=50):
     """The first rows that a query gives. It cannot write, and ends after two seconds."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+        # `mode=ro` is about this file alone: ATTACH and VACUUM INTO would open and write others.
+        file.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         stop = threading.Timer(2, file.interrupt)
         stop.start()
         try:

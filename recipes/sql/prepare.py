@@ -14,6 +14,7 @@ import os
 import random
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 # For each database: table, column of names, of a category (with its values), of two numbers, and a second table about
@@ -129,7 +130,7 @@ def questions(shape, rows, draws):
 def run(path, query):
     """The rows of a query, or what is wrong with it."""
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as file:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
             return file.execute(query).fetchall(), None
     except sqlite3.Error as error:
         return [], str(error)
@@ -195,10 +196,11 @@ if __name__ == "__main__":
         parser.error("--spider and --databases go together")
     draws, folder = random.Random(args.seed), args.out / "databases"
     args.out.mkdir(parents=True, exist_ok=True)
+    # Of an earlier run with --spider: what is written through it would be among Spider's own files.
+    if folder.is_symlink():
+        folder.unlink()
     if args.spider:
         # The recipe reads databases in its own folder.
-        if folder.is_symlink():
-            folder.unlink()
         if folder.exists():
             raise SystemExit(f"{folder} is there already: remove it, or give another --out")
         os.symlink(args.databases.resolve(), folder)
