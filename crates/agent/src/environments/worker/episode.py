@@ -51,14 +51,20 @@ class NoAction(Exception):
     """A reply in which no action is found; in words for the model."""
 
 
-def action_text(reply, tag):
-    """The action in a reply: what stands in its last tag, or all of it where no tag is named."""
+def last(text, tag):
+    """What stands in the last tag of a text, None where there is none; or all of it where no tag is named."""
     if not tag:
-        return reply.strip()
-    found = re.findall(f"<{tag}>(.*?)</{tag}>", reply, re.DOTALL)
-    if not found:
+        return text.strip()
+    found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return found[-1].strip() if found else None
+
+
+def action_text(reply, tag):
+    """The action in a reply."""
+    action = last(reply, tag)
+    if action is None:
         raise NoAction(f"Write your action between <{tag}> and </{tag}>.")
-    return found[-1].strip()
+    return action
 
 
 def observation_text(observation, field):

@@ -1,9 +1,8 @@
 """Data sets of reasoning-gym: tasks by seed and place, and their own scores."""
 
-import re
 import threading
 
-from dressage_worker import numbers
+from dressage_worker import episode, numbers
 
 # Places whose tasks are made twice before anything is trained on them.
 PROBED = 3
@@ -91,7 +90,7 @@ class Source:
                 f"{self.describe()} gives another task at place {where['index']} of {name}, seed {where['seed']}, "
                 "than it gave when the task was listed"
             )
-        return numbers.reward(scored(dataset, answer_of(order), entry), f"the score of {name}")
+        return numbers.reward(scored(dataset, episode.last(order["text"], order["tag"]), entry), f"the score of {name}")
 
 
 def scored(dataset, answer, entry):
@@ -104,12 +103,3 @@ def scored(dataset, answer, entry):
         except Exception:
             raise error from None
         return 0.0
-
-
-def answer_of(order):
-    """The answer in a text: what stands in its last tag, None where there is none; or all of it."""
-    text, tag = order["text"], order["tag"]
-    if not tag:
-        return text.strip()
-    found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-    return found[-1].strip() if found else None

@@ -29,8 +29,6 @@ class Source:
             return self.gym.make(name, **self.options["config"])
         except ModuleNotFoundError as error:
             raise numbers.installed(error.name, error.name, error) from error
-        except self.gym.error.DependencyNotInstalled as error:
-            raise numbers.Refused(f"gymnasium cannot make {name}: {error}") from error
         except (self.gym.error.Error, TypeError, AttributeError) as error:
             raise numbers.Refused(f"gymnasium cannot make {name}: {error}") from error
 
