@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from conftest import terms_of
+from dressage_torch.batch import Terms
 from dressage_torch.errors import VerbError
 from dressage_torch.losses import POLICIES, Loss
 from dressage_torch.sums import Sums
@@ -43,6 +44,28 @@ def test_numbers_and_names_that_are_wrong_are_refused():
     ]:
         with pytest.raises(VerbError, match=said):
             Loss.parse(wrong)
+
+
+def test_options_that_are_missing_or_no_numbers_are_found_before_anything_is_done():
+    clip = {"low": 0.2, "high": 0.2}
+    bound = {"clamp": {"low": 0.5, "high": 2.0}}
+    fine = {"policy": {"clip": clip | {"keep": {"below": 0.5, "above": 0.5}, "trust": {}}}}
+    for loss in (
+        fine,
+        {"policy": {"value": {}}},
+        {"policy": {"clip": clip}, "interpolated": {"by": "linear", "bound": bound}},
+    ):
+        Loss.parse(loss).check(Terms.empty())
+    for wrong in (
+        {"policy": {"clip": clip | {"keep": {"below": 0.5}}}},
+        {"policy": {"clip": clip | {"low": "x"}}},
+        {"policy": {"clip": clip | {"trust": {"cap": "x"}}}},
+        {"policy": {"value": {"clip": "x"}}},
+        {"policy": "reinforce", "kl": {"estimator": "k3"}},
+        {"policy": "reinforce", "interpolated": {"by": "linear", "bound": {}}},
+    ):
+        with pytest.raises(VerbError, match="option of the loss"):
+            Loss.parse(wrong).check(Terms.empty())
 
 
 def test_terms_that_lack_something_are_named(vectors):

@@ -1,6 +1,8 @@
 """Bodies, calls and who may ask."""
 
+import http.client
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from dressage_torch.calls import Call, Calls
 from dressage_torch.errors import VerbError
 from dressage_torch.files import checksum, inside, read_header, write_tensors
 from dressage_torch.optimiser import Params
+from dressage_torch.server import Service, serve
+from dressage_torch.verbs import VERBS, _check_paths
+from dressage_torch.worker import Worker
 
 
 def test_bodies_are_safetensors_both_ways():
@@ -77,6 +82,55 @@ def test_calls_that_wait_are_told_of_the_end():
         calls.submit(Call("2", "policy", "train", b""))
 
 
+def test_what_reading_stumbles_over_is_told_and_does_not_end_the_group(monkeypatch):
+    worker = Worker(SimpleNamespace(agree=lambda error: error), None)
+    worker.host = None
+
+    def stumbles(*_asked):
+        raise RecursionError("too deep")
+
+    monkeypatch.setitem(VERBS, "plan", stumbles)
+    reply, error = worker._perform("policy", "plan", wire.pack({}))
+    assert reply is None and error.code == "invalid" and "RecursionError: too deep" in error.message
+
+
+def test_ids_outside_of_the_vocabulary_are_named():
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=10, max_position_embeddings=99))
+    host = SimpleNamespace(learners={"policy": SimpleNamespace(model=model)})
+    with pytest.raises(VerbError, match="path 1 has the ids -3 to 4, but the vocabulary has 10"):
+        _check_paths(host, "policy", SimpleNamespace(tokens=[np.array([0, 9]), np.array([4, -3])]))
+
+
+def test_only_who_bears_the_token_may_ask():
+    calls = Calls()
+    service = Service("t" * 16, calls, 100)
+    service.description = lambda: {"learners": {"policy": {}}}
+    server = serve(service, "127.0.0.1", 0, None)
+    threading.Thread(target=lambda: calls.next(5.0).answer(b"done"), daemon=True).start()
+    mine = {"authorization": "Bearer " + "t" * 16, "x-dressage-call": "1"}
+    plan = "/v1/learners/policy/plan"
+    try:
+        for method, path, body, headers, status, closes in [
+            ("GET", "/health", None, {}, 200, False),
+            ("GET", "/v1/describe", None, {}, 401, False),
+            ("GET", "/v1/describe", None, mine, 200, False),
+            ("GET", "/v1/nothing", None, mine, 404, False),
+            ("POST", plan, b"x", {"authorization": "Bearer wrong"}, 401, True),
+            ("POST", plan, b"x" * 101, {}, 413, True),
+            ("POST", plan, b"x", {"authorization": mine["authorization"]}, 400, False),
+            ("POST", plan, b"x", mine, 200, False),
+        ]:
+            connection = http.client.HTTPConnection(*server.server_address, timeout=10)
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            assert (answer.status, answer.getheader("connection") == "close") == (status, closes), (path, headers)
+            connection.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_folders_lie_under_the_root(tmp_path):
     (tmp_path / "root" / "a").mkdir(parents=True)
     (tmp_path / "root" / "link").symlink_to(tmp_path)
@@ -97,7 +151,7 @@ def test_numbers_of_the_optimiser_are_checked():
         "max_grad_norm": None,
     }
     assert Params.parse(fine).max_grad_norm == float("inf")
-    for wrong in (fine | {"beta1": None}, fine | {"beta3": 1}, {}, [], fine | {"epsilon": "1"}):
+    for wrong in (fine | {"beta1": None}, fine | {"beta3": 1}, {}, [], [1], None, fine | {"epsilon": "1"}):
         with pytest.raises(VerbError):
             Params.parse(wrong)
 

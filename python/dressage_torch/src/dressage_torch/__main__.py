@@ -66,7 +66,7 @@ class Rank:
         self.group = Group(device, o.collective_seconds)
         shape = Shape(self.group.world, o.tp, o.cp, o.ep)
         shape.check()
-        if self.rank == 0 and device.type == "cpu":
+        if self.rank == 0 and device.type == "cuda":
             say("CUDA paths (NCCL, FlexAttention, offloading) are untested: they were written without a GPU at hand")
         worker = Worker(self.group, self.calls)
         host = Host(o, Ranks.of(shape, device), self.group.control, worker.advance)

@@ -51,7 +51,9 @@ class Calls:
 
         Raises `invalid` where that was another, `stopping` or `failed` when the group ends.
         """
-        call.digest = hashlib.sha256(f"{call.learner}/{call.verb}".encode() + call.body).digest()
+        digest = hashlib.sha256(f"{call.learner}/{call.verb}".encode())
+        digest.update(call.body)
+        call.digest = digest.digest()
         with self._changed:
             if known := self._known.get(call.id):
                 if known.digest != call.digest:

@@ -152,11 +152,14 @@ def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
     else:
         _check_config(model, folder)
         _check_weights(model, folder)
+    head = of_head(model)
+    if head and (folder / HEAD).exists():
+        _fits(folder / HEAD, head)
     if with_optimiser and (folder / STEPS).exists():
         for file in MOMENTS:
             _fits(folder / file, of_weights(model))
-        for file in HEAD_MOMENTS if of_head(model) and (folder / HEAD_MOMENTS[0]).exists() else ():
-            _fits(folder / file, of_head(model))
+        for file in HEAD_MOMENTS if head and (folder / HEAD_MOMENTS[0]).exists() else ():
+            _fits(folder / file, head)
 
 
 def _check_config(model: nn.Module, folder: Path) -> None:
@@ -181,19 +184,18 @@ def _check_weights(model: nn.Module, folder: Path) -> None:
     headers = {name: shape for file in files for name, shape in read_header(file).items()}
     if getattr(model, "_weight_conversions", None):
         return
-    for name, parameter in of_weights(model).items():
-        if headers.get(name) != tuple(parameter.shape):
-            raise VerbError(
-                "storage", f"{folder} has {name} of shape {headers.get(name)}; the model has {tuple(parameter.shape)}"
-            )
+    _compare(folder, headers, of_weights(model))
 
 
 def _fits(path: Path, parameters: dict[str, nn.Parameter]) -> None:
-    header = read_header(path)
+    _compare(path, read_header(path), parameters)
+
+
+def _compare(where: Path, header: dict[str, tuple[int, ...]], parameters: dict[str, nn.Parameter]) -> None:
     for name, parameter in parameters.items():
         if header.get(name) != tuple(parameter.shape):
             raise VerbError(
-                "storage", f"{path} has {name} of shape {header.get(name)}; the model has {tuple(parameter.shape)}"
+                "storage", f"{where} has {name} of shape {header.get(name)}; the model has {tuple(parameter.shape)}"
             )
 
 

@@ -43,4 +43,4 @@ def invalid(message: str) -> VerbError:
 
 
 class StartError(Exception):
-    """A group that cannot start, for a reason that its user can mend. `rank` 0 prints it."""
+    """A group that cannot start, for a reason that its user can mend. Every rank that it stops prints it."""

@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -105,9 +104,10 @@ class Group:
         dist.broadcast(size, 0, group=self.control)
         if not size.item():
             return b""
-        body = torch.empty(int(size.item()), dtype=torch.uint8)
         if message is not None:
-            body.copy_(torch.from_numpy(np.frombuffer(message, np.uint8).copy()))
+            dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), 0, group=self.control)
+            return message
+        body = torch.empty(int(size.item()), dtype=torch.uint8)
         dist.broadcast(body, 0, group=self.control)
         return body.numpy().tobytes()
 
@@ -121,11 +121,6 @@ class Group:
             return None
         where = "" if rank == 0 else f" (on rank {rank})"
         return VerbError(first[0], first[1] + where)
-
-    def leave(self) -> None:
-        """Ends this process in order: all meet, streams are flushed. PyTorch's own teardown aborts now and then."""
-        dist.barrier(group=self.control)
-        exit_now(0)
 
 
 def exit_now(code: int) -> None:

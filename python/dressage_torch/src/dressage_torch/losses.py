@@ -127,9 +127,9 @@ class Loss:
             raise invalid("a loss of values has neither a KL penalty nor a bonus for entropy; leave them out")
 
     def check(self, terms: Terms) -> None:
-        """Checks that every term has what the loss needs.
+        """Checks that every term has what the loss needs, and that it can be evaluated.
 
-        Raises `invalid` with the first term that does not, its path and what it lacks.
+        Raises `invalid` with the first term that does not, its path and what it lacks, or the option that is wrong.
         """
         weighs = self.kl is not None and self.kl.get("importance_weighted", False)
         if self.policy not in NO_RATIOS or weighs:
@@ -144,6 +144,13 @@ class Loss:
             self._need(terms, f"a finite {name}", ~np.isfinite(getattr(terms, name)))
         for name in ("value", "behaviour", "proximal", "reference", "path_log_ratio", "correction"):
             self._need(terms, f"a finite {name}", np.isinf(getattr(terms, name)))
+        # Nested options are looked at nowhere else before the ranks are at work.
+        try:
+            self.evaluate(torch.zeros(0), Terms.empty())
+        except Exception as odd:
+            raise invalid(
+                f"an option of the loss {self.policy} is missing or no number: {type(odd).__name__}: {odd}"
+            ) from None
 
     def _need(self, terms: Terms, what: str, lacking: np.ndarray) -> None:
         if lacking.any():

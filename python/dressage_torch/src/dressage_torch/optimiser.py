@@ -31,7 +31,9 @@ class Params:
     @staticmethod
     def parse(found: dict) -> "Params":
         """Raises `invalid` with the number that is missing, unknown or none."""
-        if not isinstance(found, dict) or (odd := found.keys() ^ set(NUMBERS)):
+        if not isinstance(found, dict):
+            raise invalid(f"params must be an object with {', '.join(NUMBERS)}")
+        if odd := found.keys() ^ set(NUMBERS):
             raise invalid(
                 f"params must have {', '.join(NUMBERS)}" + (f", not {', '.join(sorted(odd))}" if found else "")
             )
@@ -98,11 +100,9 @@ class Optimiser:
         for name, gradient in gradients.items():
             total = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
             squares += total.item() / copies(self.parameters[name], self.world)
-        parts = torch.zeros(self.world, dtype=torch.float64)
-        parts[dist.get_rank()] = squares
-        gathered = [torch.zeros(self.world, dtype=torch.float64) for _ in range(self.world)]
-        dist.all_gather(gathered, parts, group=control)
-        return math.sqrt(sum(part.sum().item() for part in gathered))
+        gathered = [torch.zeros(1, dtype=torch.float64) for _ in range(self.world)]
+        dist.all_gather(gathered, torch.tensor([squares], dtype=torch.float64), group=control)
+        return math.sqrt(sum(part.item() for part in gathered))
 
     def step(self, params: Params, control: dist.ProcessGroup) -> dict:
         """One step over what has accumulated, which is cleared. A gradient that is not finite changes nothing. Returns
@@ -117,7 +117,7 @@ class Optimiser:
                 torch._foreach_mul_(list(gradients.values()), params.max_grad_norm / (norm + 1e-6))
             self.steps += 1
             matrices = [name for name, parameter in self.parameters.items() if parameter.ndim >= 2]
-            others = [name for name in self.parameters if name not in set(matrices)]
+            others = [name for name, parameter in self.parameters.items() if parameter.ndim < 2]
             self._update(matrices, gradients, params, params.weight_decay)
             self._update(others, gradients, params, 0.0)
         self.clear()

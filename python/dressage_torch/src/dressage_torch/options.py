@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     models.add_argument("--lora-targets", default=TARGETS, help="projections, by the ends of their names")
     models.add_argument("--lora-seed", type=int, default=0)
     models.add_argument(
-        "--no-probe", action="store_true", help="skip the check of trees against sequences at the start"
+        "--no-probe", dest="probe", action="store_false", help="skip the check of trees against sequences at the start"
     )
     service = p.add_argument_group("service")
     service.add_argument(
@@ -80,7 +80,10 @@ def parser() -> argparse.ArgumentParser:
         "--attention", choices=("auto", "dense", "flex"), default="auto", help="auto: flex on CUDA, else dense"
     )
     shape.add_argument(
-        "--checkpoint-activations", action="store_true", help="recompute activations in the backward pass"
+        "--checkpoint-activations",
+        dest="recompute",
+        action="store_true",
+        help="recompute activations in the backward pass",
     )
     shape.add_argument("--offload", action="store_true", help="keep weights and optimiser in the host's memory")
     shape.add_argument("--head-rows", type=int, default=512, help="rows whose logits exist at the same time")
@@ -108,50 +111,27 @@ def parse(arguments: list[str] | None = None) -> Options:
         raise StartError(
             "--lora-rank must not be negative; --head-rows, --tokens, --threads and --keep-published must be at least 1"
         )
-    lora = None
-    if a.lora_rank:
-        lora = LoraOptions(a.lora_rank, a.lora_alpha, tuple(filter(None, a.lora_targets.split(","))), a.lora_seed)
-    return Options(
-        model=a.model.resolve(),
-        critic=a.critic and a.critic.resolve(),
-        reference=a.reference and a.reference.resolve(),
-        run_root=a.run_root.resolve(),
-        token=_token(a),
-        host=a.host,
-        port=a.port,
-        port_file=a.port_file,
-        device=a.device,
-        dtype=a.dtype,
-        export_dtype=a.export_dtype,
-        tp=a.tp,
-        cp=a.cp,
-        ep=a.ep,
-        attention=a.attention,
-        recompute=a.checkpoint_activations,
-        offload=a.offload,
-        lora=lora,
-        head_rows=a.head_rows,
-        tokens=a.tokens,
-        max_body_mib=a.max_body_mib,
-        collective_seconds=a.collective_seconds,
-        threads=a.threads,
-        keep_published=a.keep_published,
-        probe=not a.no_probe,
-    )
+    given = vars(a)
+    for name in ("model", "critic", "reference", "run_root"):
+        given[name] = given[name] and given[name].resolve()
+    rank, alpha, targets, seed = (given.pop(f"lora_{name}") for name in ("rank", "alpha", "targets", "seed"))
+    lora = LoraOptions(rank, alpha, tuple(filter(None, targets.split(","))), seed) if rank else None
+    token = _token(given.pop("token_env"), given.pop("token_file"))
+    return Options(**given, lora=lora, token=token)
 
 
-def _token(a: argparse.Namespace) -> str:
-    if (a.token_env is None) == (a.token_file is None):
+def _token(variable: str | None, file: Path | None) -> str:
+    if (variable is None) == (file is None):
         raise StartError(
             "give the token of clients by --token-env NAME or --token-file FILE; it never stands on the command line"
         )
-    if a.token_env is not None:
-        token, where = os.environ.get(a.token_env, ""), f"the variable {a.token_env}"
+    if variable is not None:
+        token, where = os.environ.get(variable, ""), f"the variable {variable}"
     else:
         try:
-            token, where = a.token_file.read_text().strip(), str(a.token_file)
+            token, where = file.read_text().strip(), str(file)
         except OSError as error:
-            raise StartError(f"cannot read --token-file {a.token_file}: {error.strerror}") from None
+            raise StartError(f"cannot read --token-file {file}: {error.strerror}") from None
     if len(token) < 16:
         raise StartError(f"{where} must hold a token of at least 16 characters")
     return token

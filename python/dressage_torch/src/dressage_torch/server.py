@@ -66,11 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Health, description, progress."""
-        self._guarded(
-            {"/v1/describe": lambda: self.service.describe(), "/v1/progress": lambda: self.service.calls.progress()}
-        )
-
-    def _guarded(self, routes: dict[str, Any]) -> None:
+        routes = {"/v1/describe": self.service.describe, "/v1/progress": self.service.calls.progress}
         if self.path == "/health":
             return self._json(200, {"ok": True})
         try:
@@ -89,7 +85,6 @@ class Handler(BaseHTTPRequestHandler):
     def _verb(self) -> None:
         try:
             body = self._body()
-            self._authorise()
             call = self.service.calls.submit(self._call(body))
         except VerbError as error:
             return self._refuse(error)
@@ -118,24 +113,23 @@ class Handler(BaseHTTPRequestHandler):
             raise VerbError("unauthorised", "the header authorization must bear the token of this group")
 
     def _body(self) -> bytes:
-        """Reads the body; of one that is too large, or whose end is not known, nothing, and the connection closes."""
+        """Reads the body of who may ask; of one that is too large, or whose end is not known, nothing. Where it was not read
+        to its end, the connection closes.
+        """
+        closes, self.close_connection = self.close_connection, True
         length = self.headers.get("content-length")
         if length is None or not length.isdigit():
-            self.close_connection = True
             raise invalid("a request needs the header content-length")
         if int(length) > self.service.most_bytes:
-            self.close_connection = True
             raise VerbError(
                 "too_large",
                 f"the body has {length} bytes, and {self.service.most_bytes} are taken; raise --max-body-mib",
             )
-        if not self.service.allows(self.headers.get("authorization")):
-            self.close_connection = True
-            raise VerbError("unauthorised", "the header authorization must bear the token of this group")
+        self._authorise()
         body = self.rfile.read(int(length))
         if len(body) != int(length):
-            self.close_connection = True
             raise invalid(f"the body ended after {len(body)} of {length} bytes")
+        self.close_connection = closes
         return body
 
     def _refuse(self, error: VerbError) -> None:

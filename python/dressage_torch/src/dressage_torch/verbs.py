@@ -87,7 +87,9 @@ def _check_paths(host: Host, name: str, paths: Paths) -> None:
         if len(tokens) > context:
             raise invalid(f"path {place} has {len(tokens)} tokens, but the context holds {context}")
         if tokens.min() < 0 or tokens.max() >= vocabulary:
-            raise invalid(f"path {place} has the id {tokens.max()}, but the vocabulary has {vocabulary} entries")
+            raise invalid(
+                f"path {place} has the ids {tokens.min()} to {tokens.max()}, but the vocabulary has {vocabulary} entries"
+            )
 
 
 def _evaluation(kind: str) -> Callable:

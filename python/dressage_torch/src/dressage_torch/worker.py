@@ -60,8 +60,8 @@ class Worker:
             job = VERBS[verb](self.host, name, control, arrays)
         except VerbError as refused:
             error = refused
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as odd:
-            # Reading changes nothing, so that bad input which no check foresaw need not end the group.
+        except Exception as odd:
+            # Reading changes nothing and meets no other rank, so that bad input which no check foresaw need not end the group.
             say(traceback.format_exc())
             error = VerbError("invalid", f"the request cannot be read: {type(odd).__name__}: {odd}")
         if error := self.group.agree(error):
