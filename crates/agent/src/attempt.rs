@@ -27,7 +27,7 @@ use tracing::{Instrument, debug, debug_span};
 
 use self::fitting::{Draws, Prompted};
 use crate::context::{ContextPolicy, Summariser};
-use crate::joined::{both, join};
+use crate::joined::{finite, join};
 use crate::tasks::Task;
 use crate::tools::{
     Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet,
@@ -266,7 +266,7 @@ impl Run<'_> {
         // What was drawn of a reply that did not come to its end was drawn all the same.
         let cut = self.drawing.take().filter(|cut| !cut.completion.tokens.is_empty());
         let kept = cut.map_or(Ok(()), |cut| self.keep(cut).map(|_| ()));
-        self.outcome.calls = both(tools.counts(), self.helped);
+        self.outcome.calls = tools.counts().and(&self.helped);
         let (evidence, missing) = tools.evidence().await;
         self.outcome.evidence = evidence;
         for error in missing {
@@ -437,11 +437,6 @@ pub(crate) fn learn_from(
         return Err(format!("the tool {} does not work: {text}", toolbox.as_deref().unwrap_or_default()));
     }
     Ok(answers.iter().find_map(|answer| answer.ends.clone()))
-}
-
-/// A sum that the record can hold: of large numbers it may be infinite.
-fn finite(sum: f64) -> f64 {
-    sum.clamp(f64::MIN, f64::MAX)
 }
 
 #[cfg(test)]

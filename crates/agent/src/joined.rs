@@ -7,12 +7,12 @@ use dressage_tree::{CallCounts, ContextCut, Drift, Outcome};
 pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, helped: Outcome) {
     let Outcome { calls: own, calls_by_turn, earned_by_turn, tool_metrics, drift, cuts, troubles, .. } =
         helped;
-    *calls = both(*calls, own);
+    *calls = calls.and(&own);
     outcome.calls_by_turn.extend(calls_by_turn.into_iter().map(|(turn, counts)| (first + turn, counts)));
     outcome.earned_by_turn.extend(earned_by_turn.into_iter().map(|(turn, reward)| (first + turn, reward)));
     for (name, value) in tool_metrics {
         let sum = outcome.tool_metrics.entry(name).or_default();
-        *sum = (*sum + value).clamp(f64::MIN, f64::MAX);
+        *sum = finite(*sum + value);
     }
     outcome.drift.extend(drift.into_iter().map(|drift| Drift { turn: first + drift.turn, ..drift }));
     outcome.cuts.extend(cuts.into_iter().map(|cut| ContextCut { turn: first + cut.turn, ..cut }));
@@ -21,15 +21,7 @@ pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, he
     }
 }
 
-/// Counts of two agents' calls together.
-pub(crate) fn both(one: CallCounts, other: CallCounts) -> CallCounts {
-    CallCounts {
-        ok: one.ok + other.ok,
-        malformed: one.malformed + other.malformed,
-        unknown_tool: one.unknown_tool + other.unknown_tool,
-        bad_arguments: one.bad_arguments + other.bad_arguments,
-        failed: one.failed + other.failed,
-        timeout: one.timeout + other.timeout,
-        bare: one.bare + other.bare,
-    }
+/// A sum that the record can hold: of large numbers it may be infinite.
+pub(crate) fn finite(sum: f64) -> f64 {
+    sum.clamp(f64::MIN, f64::MAX)
 }

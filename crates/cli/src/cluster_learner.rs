@@ -16,14 +16,13 @@ use dressage_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
 use tokio::task::JoinHandle;
 
 use crate::failure::unusable;
+use crate::run::RECIPE;
 use crate::screen::Style;
 
 /// The folder of a run that its learner's processes write to.
 pub const FOLDER: &str = "learner";
 /// File of a run folder with facts of its learner that its numbers depend on.
 const LAYOUT: &str = "learner.json";
-/// File that every run folder has.
-const RECIPE: &str = "recipe.toml";
 
 /// The policy that a group is to train.
 pub struct Wants<'a> {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use dressage_agent::Keeper;
 use dressage_model::ModelFiles;
-use dressage_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
+use dressage_policy::awake::{sleep, within};
+use dressage_policy::{Learner, LoraOptions, Precision, Sampler, TokenBytes};
 use dressage_remote::{
     InFlight, Publishing, Router, RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe,
 };
@@ -215,25 +216,27 @@ async fn await_one(
     processes: &[Process],
     patience: Duration,
 ) -> anyhow::Result<()> {
-    let begun = std::time::Instant::now();
-    loop {
-        let mut last: Option<PolicyError> = None;
-        for (name, server) in members {
-            match server.look().await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.may_pass() => last = Some(error),
-                Err(error) => return Err(unusable(format!("the sampler {name} cannot be used: {error}"))),
+    let mut last = String::new();
+    let found = within(patience, async {
+        loop {
+            for (name, server) in members {
+                match server.look().await {
+                    Ok(_) => return Ok(()),
+                    Err(error) if error.may_pass() => last = format!(": {error}"),
+                    Err(error) => {
+                        return Err(unusable(format!("the sampler {name} cannot be used: {error}")));
+                    }
+                }
             }
+            if let Some(why) = processes.iter().find_map(Process::died_at_start) {
+                return Err(unusable(why));
+            }
+            sleep(LOOK).await;
         }
-        if let Some(why) = processes.iter().find_map(Process::died_at_start) {
-            return Err(unusable(why));
-        }
-        if begun.elapsed() > patience {
-            let last = last.map(|error| format!(": {error}")).unwrap_or_default();
-            return Err(anyhow::anyhow!("no sampler answered within {} s{last}", patience.as_secs()));
-        }
-        tokio::time::sleep(LOOK).await;
-    }
+    });
+    found
+        .await
+        .unwrap_or_else(|| Err(anyhow::anyhow!("no sampler answered within {} s{last}", patience.as_secs())))
 }
 
 fn router(

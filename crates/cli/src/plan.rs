@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use dressage_engine::{Engine, EngineOptions};
 use dressage_model::ModelFiles;
 use dressage_trainer::recipe::{LearnerKeys, Override, Phase, Recipe, RlKeys};
 
 use crate::failure::unusable;
+use crate::policies::{EnginePlan, Planned};
 use crate::screen::{self, Style};
 use crate::{model, recipe};
 use devices::Device;
@@ -120,22 +120,13 @@ fn of_learner(
         recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
     };
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else {
-        let Some(files) = files else {
+        if files.is_none() {
             screen::say("the embedded engine learns: its plan needs the model itself, leave out --config");
             return Ok(0);
-        };
-        let options = model::options(recipe, recipe.model.context, Vec::new(), &files.config);
-        let plan = Engine::plan(&files.config, &options)?;
-        screen::say(&format!("{} this machine: {plan}", style.bold("engine ")));
-        for (needed, trains, name) in [
-            (needs(RlKeys::needs_reference), false, "reference"),
-            (needs(RlKeys::needs_critic), true, "critic"),
-        ] {
-            if needed {
-                let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options.clone() };
-                let plan = Engine::plan(&files.config, &EngineOptions { trains, critic: trains, ..silent })?;
-                screen::say(&format!("{} {name}: {plan}", style.bold("engine ")));
-            }
+        }
+        for EnginePlan { what, plan, .. } in Planned::open(recipe)?.plans(recipe)? {
+            let what = if what.is_empty() { "this machine" } else { what };
+            screen::say(&format!("{} {what}: {plan}", style.bold("engine ")));
         }
         return Ok(0);
     };

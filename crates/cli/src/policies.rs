@@ -292,27 +292,47 @@ impl Planned {
     /// # Errors
     /// When options do not fit a model, or there is less.
     pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
-        let mut plans: Vec<MemoryPlan> = Vec::new();
+        let plans = self.plans(recipe)?;
+        plans.iter().try_for_each(|EnginePlan { plan, left, .. }| plan.check(*left))?;
+        Ok(plans.into_iter().map(|one| one.plan).collect())
+    }
+
+    /// Memory that each engine of a run would take, whether or not there is so much.
+    ///
+    /// # Errors
+    /// When options do not fit a model.
+    pub fn plans(&self, recipe: &Recipe) -> anyhow::Result<Vec<EnginePlan>> {
+        let mut plans: Vec<EnginePlan> = Vec::new();
         for model in &self.0 {
             let (whole, over_base) = model.parted();
             let mut all = Vec::new();
             for wanted in whole {
                 let Whole { policy, reference, critic, .. } = model.whole_options(recipe, wanted)?;
-                all.extend([Some(policy), reference, critic].into_iter().flatten());
+                let named = [("", Some(policy)), ("reference", reference), ("critic", critic)];
+                all.extend(named.into_iter().filter_map(|(what, options)| Some((what, options?))));
             }
             if !over_base.is_empty() {
-                all.push(model.base_options(recipe, &over_base));
+                all.push(("", model.base_options(recipe, &over_base)));
             }
             // Memory of the models before counts for those after.
-            let taken: u64 = plans.iter().map(MemoryPlan::total).sum();
-            for options in all {
+            let taken: u64 = plans.iter().map(|one| one.plan.total()).sum();
+            for (what, options) in all {
                 let plan = Engine::plan(&model.found.files.config, &options)?;
-                plan.check(options.budget().saturating_sub(taken))?;
-                plans.push(plan);
+                plans.push(EnginePlan { what, plan, left: options.budget().saturating_sub(taken) });
             }
         }
         Ok(plans)
     }
+}
+
+/// Memory of one engine of a run.
+pub struct EnginePlan {
+    /// Part that it has beside a policy's own engine, `reference` or `critic`; empty for that one.
+    pub what: &'static str,
+    /// Bytes by purpose.
+    pub plan: MemoryPlan,
+    /// Bytes that engines of models before leave.
+    pub left: u64,
 }
 
 /// The engines of a policy.

@@ -10,7 +10,7 @@ use dressage_trainer::{begun, merged_from, seconds};
 use crate::failure::unusable;
 
 /// File that a run writes first, and nobody else would: the resolved recipe beside the record.
-const RECIPE: &str = "recipe.toml";
+pub const RECIPE: &str = "recipe.toml";
 const RECORD: &str = "run.db";
 /// Where runs are, in the working directory, unless their recipes say otherwise.
 const RUNS: &str = "runs";

@@ -142,6 +142,16 @@ pub fn count(number: u64) -> String {
     }
 }
 
+/// A word as a shell reads it.
+pub fn quoted(word: &impl ToString) -> String {
+    let word = word.to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,8 +14,8 @@ use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerE
 use crate::cluster_learner::{self, order};
 use crate::failure::INTERRUPTED;
 use crate::policies::{self, Started};
-use crate::run::Run;
-use crate::screen::{self, Style};
+use crate::run::{RECIPE, Run};
+use crate::screen::{self, Style, quoted};
 use crate::stop::Requests;
 use crate::watch::Watch;
 use crate::{numerics, recipe, run, scorers, supervise, table};
@@ -59,7 +59,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         recipe.run.folder = std::path::absolute(folder)?;
     }
     // Before anything is fetched or loaded; the trainer looks again when it takes the folder.
-    let taken = recipe.run.folder.join("recipe.toml").exists();
+    let taken = recipe.run.folder.join(RECIPE).exists();
     match (taken, args.resume) {
         (true, false) => return Err(TrainerError::FolderTaken(recipe.run.folder).into()),
         (false, true) => return Err(TrainerError::NothingToResume(recipe.run.folder).into()),
@@ -67,7 +67,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     if args.restarts > 0 {
         // With something in the folder there is something to go on from, once the first process has begun.
-        return supervise::run(args.restarts, || recipe.run.folder.join("recipe.toml").exists());
+        return supervise::run(args.restarts, || recipe.run.folder.join(RECIPE).exists());
     }
     crate::runtime()?.block_on(train(args, recipe))
 }
@@ -211,16 +211,6 @@ fn to_go_on(args: &Args) -> String {
 /// How this program was called.
 fn program() -> String {
     std::env::args_os().next().map_or_else(|| "dressage".into(), |name| quoted(&name.to_string_lossy()))
-}
-
-/// A word as a shell reads it.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.into()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
 }
 
 fn finished(summary: &Summary, folder: &Path) {

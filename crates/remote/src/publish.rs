@@ -1,5 +1,7 @@
 //! A learner whose weights lie in folders, for samplers that share no memory with it.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -47,38 +49,30 @@ impl Publishing {
         }
         std::fs::create_dir_all(&half).map_err(|error| failed("create", &half, error))?;
         let saved = self.learner.save(&half, false).await?;
-        let mut names: Vec<String> = saved.files.iter().map(|file| file.name.clone()).collect();
-        self.write_probe(&half).await?;
-        names.push(PROBE.to_owned());
-        let content = saved.content;
-        let written = {
-            let (half, names) = (half.clone(), names);
-            tokio::task::spawn_blocking(move || {
-                let manifest = Manifest::of(&half, content, &names)?;
-                // A server on another machine reads them over a shared disk, perhaps after this one has died.
-                for name in &names {
-                    let file = half.join(name);
-                    let flushed = std::fs::File::open(&file).and_then(|file| file.sync_all());
-                    flushed.map_err(|error| {
-                        PolicyError::Storage(format!("cannot flush {}: {error}", file.display()))
-                    })?;
-                }
-                Ok::<_, PolicyError>(manifest)
-            })
-        };
-        let manifest = written.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let manifest = self.with_probe(&half, saved).await?;
         std::fs::rename(&half, &place).map_err(|error| failed("rename", &half, error))?;
         self.prune(&place);
         Ok(Manifest { place: Place::Local(place), ..manifest })
     }
 
-    /// Writes the log-probabilities of the probe into a folder.
-    async fn write_probe(&self, folder: &Path) -> Result<(), PolicyError> {
+    /// Puts the log-probabilities of the probe into a folder, beside the files of its manifest. All that the
+    /// learner has written is flushed by now, and so is this: a server on another machine may read it over a
+    /// shared disk after this one has died.
+    async fn with_probe(&self, folder: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
         let probe = ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
         let text = serde_json::to_string(&probe).map_err(|error| PolicyError::Storage(error.to_string()))?;
-        let file = folder.join(PROBE);
-        let failed = |error| PolicyError::Storage(format!("cannot write {}: {error}", file.display()));
-        std::fs::write(&file, text).map_err(failed)
+        let path = folder.join(PROBE);
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        });
+        let file = written
+            .and_then(|()| SavedFile::read(folder, PROBE))
+            .map_err(|error| PolicyError::Storage(format!("cannot write {}: {error}", path.display())))?;
+        let mut files = manifest.files;
+        files.push(file);
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Manifest { files, ..manifest })
     }
 
     async fn logprobs_of_probe(&self) -> Result<Vec<f32>, PolicyError> {
@@ -160,13 +154,9 @@ impl Learner for Publishing {
         let weights = self.learner.publish(version).await?;
         let manifest = match weights.at {
             WeightsAt::Memory => self.write(version).await?,
-            WeightsAt::Manifest(Manifest { place: Place::Local(folder), content, mut files }) => {
-                self.write_probe(&folder).await?;
-                let read = SavedFile::read(&folder, PROBE);
-                files.push(read.map_err(|error| {
-                    PolicyError::Storage(format!("cannot read {PROBE} in {}: {error}", folder.display()))
-                })?);
-                Manifest { place: Place::Local(folder), content, files }
+            WeightsAt::Manifest(Manifest { place: Place::Local(folder), content, files }) => {
+                let manifest = Manifest { place: Place::Local(folder.clone()), content, files };
+                self.with_probe(&folder, manifest).await?
             }
             other => return Ok(WeightsRef { at: other, ..weights }),
         };

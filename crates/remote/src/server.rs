@@ -116,11 +116,6 @@ impl Server {
         })))
     }
 
-    /// Kind and address, for messages.
-    pub fn name(&self) -> &str {
-        &self.0.http.name
-    }
-
     /// Looks whether the server is there, and was started as it needs to be. Of one that was, says which
     /// program it is.
     ///

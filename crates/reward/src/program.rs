@@ -50,6 +50,10 @@ const REWARDS: &str = "rewards";
 
 #[async_trait]
 impl Scorer for ProgramScorer {
+    fn is_led(&self, _task: &Value) -> bool {
+        true
+    }
+
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         let program = evidence.handed().get("program").unwrap_or(&Value::Null);
         match self.from {
@@ -73,15 +77,13 @@ fn none(evidence: &Evidence, why: &str) -> Result<Vec<Component>, ScoreError> {
 
 fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreError> {
     let text = line.as_str().unwrap_or_default();
-    if let Ok(Value::Object(map)) = serde_json::from_str::<Value>(text)
-        && let Some(rewards) = map.get(REWARDS)
-    {
+    let said: Value = serde_json::from_str(text).unwrap_or_default();
+    if let Some(rewards) = said.get(REWARDS) {
         return posted(evidence, rewards, "the last line of the program has no reward among its `rewards`");
     }
-    let value = match serde_json::from_str::<Value>(text) {
-        Ok(Value::Number(number)) => number.as_f64(),
-        Ok(Value::Object(map)) => map.get(REWARD).and_then(Value::as_f64),
-        _ => None,
+    let value = match &said {
+        Value::Number(number) => number.as_f64(),
+        said => said.get(REWARD).and_then(Value::as_f64),
     };
     match value.filter(|value| value.is_finite()) {
         Some(value) => Ok(vec![Component::score(value)]),

@@ -5,7 +5,7 @@ use jsonschema::Validator;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::answer::{in_tag, schema_of};
+use crate::answer::{in_tag, last_block, schema_of};
 use crate::scorer::{of_answer, task_field};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
@@ -87,8 +87,7 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
 /// The JSON of a text, and how it is written: all of it, in a tag, or in the last block of code.
 fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, &'t str)> {
     let block = || {
-        let (before, _) = text.rsplit_once("```")?;
-        let (_, inside) = before.rsplit_once("```")?;
+        let inside = last_block(text)?;
         Some(inside.trim_start().strip_prefix("json").unwrap_or(inside))
     };
     let places = [Some(text), in_tag(text, tag), block()];

@@ -83,6 +83,11 @@ pub trait Scorer: Debug + Send + Sync {
         false
     }
 
+    /// Whether nobody but the one who led an attempt at this task can say what it is worth.
+    fn is_led(&self, _task: &Value) -> bool {
+        false
+    }
+
     /// Checks a task before anything is sampled.
     ///
     /// # Errors

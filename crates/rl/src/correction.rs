@@ -126,6 +126,18 @@ impl Correction {
         }
         weights
     }
+
+    /// The share of tokens whose ratio, at the level of the correction, is beyond the bounds, given the
+    /// log-ratios of paths; `None` where there is no token.
+    pub fn beyond(&self, paths: &[Vec<f64>]) -> Option<f64> {
+        let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
+        let (mut all, mut beyond) = (0usize, 0usize);
+        for x in paths.iter().flat_map(|path| self.level.log_ratios(path)) {
+            all += 1;
+            beyond += usize::from(!(low..=high).contains(&x.exp()));
+        }
+        (all > 0).then(|| beyond as f64 / all as f64)
+    }
 }
 
 /// Bounds of the distance from the policy that drew a token, which is kept where the statistic lies within.
@@ -231,9 +243,9 @@ pub struct Mismatch {
     pub kl: f64,
     /// Mean of exp(x) − 1 − x.
     pub k3_kl: f64,
-    /// Mean of |log p_behaviour − log p_proximal|,
+    /// Mean of |log p_behaviour − log p_proximal|.
     pub log_diff_mean: f64,
-    /// and the largest.
+    /// Largest of |log p_behaviour − log p_proximal|.
     pub log_diff_max: f64,
     /// Mean over paths of the perplexity under the proximal policy.
     pub training_ppl: f64,
@@ -347,6 +359,18 @@ mod tests {
             let found = rejection(statistic, low, high).check();
             assert!(matches!(found, Err(RlError::Parameter { .. })), "{low:?} {high}: {found:?}");
         }
+    }
+
+    #[test]
+    fn ratios_are_beyond_bounds_at_the_level_of_the_correction() {
+        let bound = Bound::Clamp { low: 0.0, high: 2.0 };
+        let at = |level| Correction { level, bound, normalise: false };
+        let paths = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
+        assert_eq!(at(Level::Token).beyond(&paths), Some(0.2));
+        // Of the second path alone: e > 2.
+        assert_eq!(at(Level::Path).beyond(&paths), Some(0.4));
+        assert_eq!(at(Level::GeometricMean).beyond(&paths), Some(0.0));
+        assert_eq!(at(Level::Token).beyond(&[vec![]]), None);
     }
 
     /// Where every ratio is out of bounds there is nothing to divide by.

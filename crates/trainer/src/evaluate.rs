@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::recipe::EvalKeys;
 use crate::rollout::Rollouts;
-use crate::tasks::{EvalSlice, opening};
+use crate::tasks::EvalSlice;
 
 /// The result of an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ impl Uncalled {
         let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
         let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
         let reply = chat.said(&tokens);
-        let in_thought = chat.opened_thought(&opening(&agent.keys, task), &tools)?.is_some();
+        let in_thought = chat.opened_thought(&agent.keys.opening(task), &tools)?.is_some();
         let mut why = chat.why_no_call(&reply, in_thought, &tools);
         if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
             why.push_str("; it was cut at a limit");

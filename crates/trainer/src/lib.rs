@@ -70,6 +70,6 @@ pub use policies::{Companions, Learns, Policy};
 pub use replay::{Compared, replay};
 pub use rollout::{Rollouts, Troubles};
 pub use scoring::{CustomScorers, Rehearsed, Scorers};
-pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, opening, rehearse, trained_on};
+pub use tasks::{EvalSlice, Tasks, chat_options, check_tasks, rehearse, trained_on};
 pub use toolboxes::Toolboxes;
 pub use trainer::{Ended, Parts, Start, Summary, Trainer};

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use dressage_policy::{Learner, uniform};
-use dressage_rl::correction::{Bound, Mismatch};
+use dressage_rl::correction::Mismatch;
 use dressage_rl::{Counting, Loss, Point, PolicyLoss, prepare};
 use dressage_tree::{PathInput, PathTarget, Term};
 
@@ -83,11 +83,8 @@ impl<'a> Preparer<'a> {
     /// correction, where that was worked out.
     pub fn beyond(&self) -> Option<f64> {
         let correction = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)?;
-        let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = correction.bound;
-        let ratios = || self.pairs.iter().flatten().map(|(proximal, behaviour)| (proximal - behaviour).exp());
-        let (all, beyond) =
-            (ratios().count(), ratios().filter(|ratio| !(low..=high).contains(ratio)).count());
-        (all > 0).then(|| beyond as f64 / all as f64)
+        let log_ratios = |path: &Vec<(f64, f64)>| path.iter().map(|(p, b)| p - b).collect();
+        correction.beyond(&self.pairs.iter().map(log_ratios).collect::<Vec<_>>())
     }
 
     /// Before each update; `first` says that no update has changed the weights since the step began.

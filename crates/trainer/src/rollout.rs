@@ -21,7 +21,6 @@ use crate::alone::alone;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::random::try_stream;
 use crate::scoring::{NotScored, Scorers};
-use crate::tasks::opening;
 use crate::under_way::{Ended, Made, UnderWay, compared_before};
 
 /// Makes attempts and records them.
@@ -144,7 +143,7 @@ impl Rollouts {
         trains: bool,
     ) -> Result<impl Future<Output = Result<Made, StoreError>> + Send + 'static, TrainerError> {
         let (placement, task, agent) = (*placement, task.clone(), self.agents.of(task)?);
-        let (messages, retries) = (opening(&agent.keys, &task), agent.keys.retries);
+        let (messages, retries) = (agent.keys.opening(&task), agent.keys.retries);
         let (agent, params) = (agent.runs(), agent.params(params, trains));
         let (samplers, scorers, store, seed) =
             (self.samplers.clone(), self.scorers.clone(), self.store.clone(), self.seed);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dressage_policy::awake;
-use dressage_reward::{Evidence, ScoreError, Scorer, ScorerKind, task_field};
+use dressage_reward::{Evidence, ScoreError, Scorer, task_field};
 use dressage_store::{Attempt, Earned, Earner, Status};
 use dressage_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
 use serde_json::Value;
@@ -41,8 +41,6 @@ struct Named {
     weights: BTreeMap<String, f64>,
     when: WhenKeys,
     unscored: Unscored,
-    /// Whether the score is what the agent's own program says.
-    is_programs: bool,
     scorer: Arc<dyn Scorer>,
 }
 
@@ -227,7 +225,6 @@ impl Scorers {
             weights: scorer.weights.clone(),
             when: scorer.when.clone(),
             unscored: scorer.unscored.unwrap_or(keys.unscored),
-            is_programs: matches!(scorer.scorer, ScorerKind::Program(_)),
             scorer: custom.remove(&scorer.name).unwrap_or_else(|| scorer.scorer.scorer()),
         };
         let scorers = match &keys.scorers[..] {
@@ -316,8 +313,8 @@ impl Scorers {
         let mut found = Vec::new();
         for named in &self.0.scorers {
             let is_for = |task: &Value| self.of(task).any(|other| other.name == named.name);
-            // Nobody but the program of an attempt can say what that is worth.
-            let task = find(&is_for).filter(|_| !named.is_programs);
+            // What leads an attempt is not there.
+            let task = find(&is_for).filter(|task| !named.scorer.is_led(task));
             let gave = match task {
                 None => None,
                 Some(task) => Some(named.rehearse(task).await),

@@ -8,7 +8,7 @@ use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Spl
 use dressage_agent::tools::ToolContext;
 use dressage_policy::SamplingParams;
 use dressage_store::Store;
-use dressage_text::{ChatOptions, Message};
+use dressage_text::ChatOptions;
 use dressage_tree::Purpose;
 use serde_json::json;
 
@@ -351,11 +351,6 @@ impl TaskOrder {
     }
 }
 
-/// The conversation that a task opens. Instructions of its own take the place of the recipe's.
-pub fn opening(agent: &AgentKeys, task: &Task) -> Vec<Message> {
-    agent.opening(task)
-}
-
 /// How to talk to a model, as a recipe says it. Of a run, `now` is the moment at which it began, in seconds
 /// since 1970; without one the clock says it.
 pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
@@ -389,7 +384,7 @@ pub async fn check_tasks(
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
         let cuts = limits.truncation != Truncation::Refuse;
-        let tokens = agent.format.chat().prompt(&opening(keys, &task), &agent.tools.specs(&task))?.len();
+        let tokens = agent.format.chat().prompt(&keys.opening(&task), &agent.tools.specs(&task))?.len();
         if tokens > limits.prompt && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
         }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use dressage_agent::environments::Environments;
 use dressage_agent::tasks::ArithmeticOptions;
+use dressage_text::Message;
 use tempfile::TempDir;
 
 use super::*;
@@ -166,10 +167,10 @@ fn a_conversation_is_opened_with_its_own_instructions() {
     let agent =
         AgentKeys { system: "Be brief.".into(), prompt: "Q: {question}".into(), ..AgentKeys::default() };
     let plain = Task { question: "1 + 1?".into(), ..Task::default() };
-    assert_eq!(opening(&agent, &plain), [Message::system("Be brief."), Message::user("Q: 1 + 1?")]);
+    assert_eq!(agent.opening(&plain), [Message::system("Be brief."), Message::user("Q: 1 + 1?")]);
     let chat = |messages: &[Message]| {
         let question = messages.last().unwrap().content.to_string();
-        opening(&agent, &Task { question, messages: messages.to_vec(), ..Task::default() })
+        agent.opening(&Task { question, messages: messages.to_vec(), ..Task::default() })
     };
     let shown = [Message::user("2 + 2?"), Message::assistant("4"), Message::user("1 + 1?")];
     let want = [Message::user("2 + 2?"), Message::assistant("4"), Message::user("Q: 1 + 1?")];

@@ -203,6 +203,20 @@ impl CallCounts {
         }
     }
 
+    /// Counts of two together.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        CallCounts {
+            ok: self.ok + other.ok,
+            malformed: self.malformed + other.malformed,
+            unknown_tool: self.unknown_tool + other.unknown_tool,
+            bad_arguments: self.bad_arguments + other.bad_arguments,
+            failed: self.failed + other.failed,
+            timeout: self.timeout + other.timeout,
+            bare: self.bare + other.bare,
+        }
+    }
+
     /// All calls.
     pub fn total(&self) -> u32 {
         self.ok + self.errors()

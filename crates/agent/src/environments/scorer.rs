@@ -34,6 +34,10 @@ impl EnvironmentScorer {
 
 #[async_trait]
 impl Scorer for EnvironmentScorer {
+    fn is_led(&self, task: &Value) -> bool {
+        self.of(task).is_ok_and(|environment| environment.options.leads())
+    }
+
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
         self.of(task).map(drop)
     }

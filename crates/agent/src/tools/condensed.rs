@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use super::helper::{Asking, HelperSlot};
 use super::output::Branch;
-use super::{Cut, Permit, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::wrapped::{Around, WrappedSession};
+use super::{Cut, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
 /// Which answers are condensed, and by whom.
 #[derive(Debug, Clone)]
@@ -57,12 +58,13 @@ impl Toolbox for Condensed {
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let session = self.toolbox.open(attempt).await?;
         let asking = Asking::new(self.options.slot.clone(), self.toolbox.name(), attempt);
-        Ok(Box::new(Open { session, asking, options: self.options.clone() }))
+        let around = Arc::new(Open { asking, options: self.options.clone() });
+        Ok(Box::new(WrappedSession { session, around }))
     }
 }
 
+/// The condensing of an attempt's answers.
 struct Open {
-    session: Box<dyn Session>,
     asking: Asking,
     options: Condensing,
 }
@@ -85,29 +87,15 @@ impl Open {
 }
 
 #[async_trait]
-impl Session for Open {
-    fn specs(&self) -> Vec<ToolSpec> {
-        self.session.specs()
-    }
-
-    fn parallel(&self, tool: &str) -> bool {
-        self.session.parallel(tool)
-    }
-
-    fn acts(&self, tool: &str) -> bool {
-        self.session.acts(tool)
-    }
-
-    async fn admit(&self, tool: &str) -> Permit {
-        self.session.admit(tool).await
-    }
-
-    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        self.session.call(tool, arguments).await
-    }
-
-    async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
-        let mut output = self.session.after(tool, arguments, output).await;
+impl Around for Open {
+    async fn after(
+        &self,
+        session: &dyn Session,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        output: ToolOutput,
+    ) -> ToolOutput {
+        let mut output = session.after(tool, arguments, output).await;
         let text = output.read();
         if output.is_error() || text.chars().count() <= self.options.above {
             return output;
@@ -128,13 +116,5 @@ impl Session for Open {
         *output.metrics.entry(metric.to_owned()).or_default() += 1.0;
         output.branches.push(branch);
         output
-    }
-
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
-        self.session.evidence().await
-    }
-
-    async fn close(&mut self) -> Result<(), ToolError> {
-        self.session.close().await
     }
 }

@@ -49,17 +49,6 @@ impl Offer {
         Ok(Offer { specs, places })
     }
 
-    /// Tools that are left where a task selects some, by the names that the model is told or by their
-    /// toolbox's own; all where it selects none.
-    fn selected(&self, task: &Task) -> Self {
-        let Some(selection) = task.tool_selection() else { return self.clone() };
-        let all = self.specs.iter().zip(&self.places);
-        let kept =
-            all.filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
-        let (specs, places) = kept.map(|(spec, place)| (spec.clone(), place.clone())).unzip();
-        Offer { specs, places }
-    }
-
     /// The toolbox of a tool, by its place, and the tool's name there.
     pub fn find(&self, name: &str) -> Option<(usize, &str)> {
         let at = self.specs.iter().position(|spec| spec.name == name)?;
@@ -147,9 +136,14 @@ impl Offers {
     }
 }
 
-/// The part of an offer that a task selects; most select nothing, and share it.
+/// The part of an offer that a task selects, by the names that the model is told or by their toolbox's own;
+/// most select nothing, and share it.
 fn selected(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
-    if task.tool_selection().is_none() { offer.clone() } else { Arc::new(offer.selected(task)) }
+    let Some(selection) = task.tool_selection() else { return offer.clone() };
+    let all = offer.specs.iter().zip(&offer.places);
+    let kept = all.filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
+    let (specs, places) = kept.map(|(spec, place)| (spec.clone(), place.clone())).unzip();
+    Arc::new(Offer { specs, places })
 }
 
 #[cfg(test)]

@@ -25,6 +25,17 @@ pub trait Around: Send + Sync {
     async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         session.call(tool, arguments).await
     }
+
+    /// Works on the answer of a call.
+    async fn after(
+        &self,
+        session: &dyn Session,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        output: ToolOutput,
+    ) -> ToolOutput {
+        session.after(tool, arguments, output).await
+    }
 }
 
 /// Another toolbox with changes around its calls.
@@ -33,9 +44,10 @@ pub struct Wrapped<A> {
     around: Arc<A>,
 }
 
-struct WrappedSession<A> {
-    session: Box<dyn Session>,
-    around: Arc<A>,
+/// A session of another toolbox with changes around its calls.
+pub struct WrappedSession<A> {
+    pub(super) session: Box<dyn Session>,
+    pub(super) around: Arc<A>,
 }
 
 impl<A> Wrapped<A> {
@@ -92,7 +104,7 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
     }
 
     async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
-        self.session.after(tool, arguments, output).await
+        self.around.after(&*self.session, tool, arguments, output).await
     }
 
     async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {

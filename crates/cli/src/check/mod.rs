@@ -25,6 +25,7 @@ use dressage_trainer::{
 use dressage_tree::Component;
 
 use crate::policies::Planned;
+use crate::run::RECIPE;
 use crate::{external, model, recipe, scorers};
 use report::Report;
 
@@ -125,7 +126,7 @@ fn first_task(tasks: &Tasks) -> Option<Task> {
 /// The folder of the run: whether it can be written, and holds no run.
 fn folder(recipe: &Recipe, report: &mut Report) {
     let folder = &recipe.run.folder;
-    if folder.join("recipe.toml").exists() {
+    if folder.join(RECIPE).exists() {
         let shown = crate::screen::path(folder);
         report.note(
             "folder",
@@ -133,7 +134,7 @@ fn folder(recipe: &Recipe, report: &mut Report) {
         );
         return;
     }
-    let there = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let there = room::there(folder).unwrap_or(Path::new("/"));
     let written = tempfile::tempfile_in(there)
         .map_err(|error| anyhow::anyhow!("{} cannot be written ({error}): set run.folder", there.display()));
     report.item("folder", written, |_| crate::screen::path(folder));
@@ -185,9 +186,10 @@ fn found(program: &str, folder: &Path) -> Option<PathBuf> {
 async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
     for Rehearsed { scorer, gave } in rehearse(scorers, tasks).await {
         match gave {
-            None => {
-                report.note("scorer", &format!("{scorer}: not asked, since no task here is scored by it"))
-            }
+            None => report.note(
+                "scorer",
+                &format!("{scorer}: not asked, since it scores no task here without a real attempt"),
+            ),
             Some(Err(error)) => report.fault("scorer", &format!("{scorer}: {error}")),
             Some(Ok(given)) => {
                 let part = |part: &Component| format!("{} {}", part.name, part.value);

@@ -1,5 +1,7 @@
 //! Room on this machine: memory for the engines, disk for checkpoints.
 
+use std::path::Path;
+
 use dressage_trainer::recipe::Recipe;
 
 use super::report::Report;
@@ -32,9 +34,14 @@ pub fn check(recipe: &Recipe, planned: &Planned, report: &mut Report) {
     }
 }
 
+/// The nearest folder above a path that is there.
+pub fn there(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|path| path.exists())
+}
+
 /// Bytes that may be written where the run will be; `None` where the system does not say.
 fn free(recipe: &Recipe) -> Option<u64> {
-    let there = recipe.run.folder.ancestors().find(|path| path.exists())?;
+    let there = self::there(&recipe.run.folder)?;
     #[cfg(unix)]
     {
         let about = rustix::fs::statvfs(there).ok()?;

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Bytes of the end of a log that are looked at for the reason why processes ended.
 const END_OF_LOG: u64 = 16 << 10;
 /// The name by which other machines reach this one.
-const HEAD: &str = "DRESSAGE_HEAD";
+pub const HEAD: &str = "DRESSAGE_HEAD";
 
 /// A group that listens.
 pub struct Group {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use dressage_trainer::recipe::Recipe;
 
 use crate::failure::unusable;
+use crate::run::RECIPE;
+use crate::screen::quoted;
 
 /// A run on one machine or several.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,7 +64,7 @@ impl Job {
     /// # Errors
     /// When the recipe cannot be written down.
     pub fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
-        let file = self.folder.join("recipe.toml");
+        let file = self.folder.join(RECIPE);
         let (binary, root) = (quoted(&self.binary.display()), quoted(&self.root.display()));
         let script = format!(
             "#!/bin/sh\n\
@@ -80,22 +82,9 @@ impl Job {
             quoted(&file.display()),
             quoted(&file.display())
         );
-        let recipe = Recipe { run: run_of(recipe, self), ..recipe.clone() };
+        let mut recipe = recipe.clone();
+        recipe.run.folder = self.root.clone();
         Ok(vec![(file, recipe.to_toml()?), (self.script(), script)])
-    }
-}
-
-fn run_of(recipe: &Recipe, job: &Job) -> dressage_trainer::recipe::RunKeys {
-    dressage_trainer::recipe::RunKeys { folder: job.root.clone(), ..recipe.run.clone() }
-}
-
-/// A word as a shell reads it.
-pub fn quoted(word: &impl ToString) -> String {
-    let word = word.to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word,
-        false => format!("'{}'", word.replace('\'', r"'\''")),
     }
 }
 

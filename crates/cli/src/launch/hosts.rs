@@ -4,16 +4,18 @@
 //! another machine: when the line ends, by a request, a kill or a broken connection, the keeper ends the part
 //! with all that it has started.
 
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use dressage_agent::{Keeper, KeptProcess};
 
-use super::files::{Job, quoted};
+use super::files::Job;
 use super::{Ended, Follow, LOOK, Plan};
 use crate::child;
+use crate::cluster_learner::torchrun::HEAD;
 use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::Style;
+use crate::screen::{Style, quoted};
 use crate::stop::Requests;
 
 /// Machines of `--on ssh`
@@ -68,7 +70,7 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
             ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15"].map(str::to_owned).into();
         words.extend(ssh_args.iter().cloned());
         words.push(host.clone());
-        let keep = format!("env DRESSAGE_HEAD={} {} keep", quoted(&head), quoted(&job.binary.display()));
+        let keep = format!("env {HEAD}={} {} keep", quoted(&head), quoted(&job.binary.display()));
         words.push(keep);
         (host.clone(), Keeper(words))
     };
@@ -98,9 +100,11 @@ impl Hosts {
         let log = job.log(node);
         let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
         // Both ssh and what is started here may need any of it.
-        let mut environment: Vec<(String, String)> = std::env::vars().collect();
-        environment.retain(|(name, _)| name != "DRESSAGE_HEAD");
-        environment.push(("DRESSAGE_HEAD".into(), self.head.clone()));
+        let text =
+            |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+        let mut environment: Vec<(String, String)> = std::env::vars_os().filter_map(text).collect();
+        environment.retain(|(name, _)| name != HEAD);
+        environment.push((HEAD.into(), self.head.clone()));
         let command = ["sh".to_owned(), self.script.clone(), node.to_string()];
         let process = keeper.serve(&command, &job.root, environment, file).await;
         let process = process.map_err(|why| anyhow::anyhow!("{name} cannot be started: {why}"))?;

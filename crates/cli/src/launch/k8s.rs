@@ -6,10 +6,11 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::files::{Job, quoted};
+use super::files::Job;
 use super::{Ended, LOOK, Plan, asked};
+use crate::cluster_learner::torchrun::HEAD;
 use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::Style;
+use crate::screen::{Style, quoted};
 use crate::stop::Requests;
 
 /// Options of `--on k8s`
@@ -81,18 +82,22 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
         "name": "node",
         "image": image,
         "command": ["sh", "-c", script],
-        "env": [{ "name": "DRESSAGE_HEAD", "value": format!("{name}-0.{name}") }],
+        "env": [{ "name": HEAD, "value": format!("{name}-0.{name}") }],
         "resources": {
             "requests": { "cpu": job.processors.to_string(), "memory": memory },
             "limits": limits,
         },
         "volumeMounts": mounts,
     });
+    let of = |version: &str, kind: &str, spec: Value| {
+        json!({
+            "apiVersion": version,
+            "kind": kind,
+            "metadata": { "name": name, "namespace": namespace, "labels": labels },
+            "spec": spec,
+        })
+    };
     let of_job = json!({
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": { "name": name, "namespace": namespace, "labels": labels },
-        "spec": {
             "completionMode": "Indexed",
             "completions": job.nodes,
             "parallelism": job.nodes,
@@ -109,22 +114,17 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
                     "volumes": volumes,
                 },
             },
-        },
     });
-    let service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "name": name, "namespace": namespace, "labels": labels },
-        "spec": {
+    let of_service = json!({
             "clusterIP": "None",
             // Pods find each other before they are ready.
             "publishNotReadyAddresses": true,
             "selector": { "dressage/run": name },
-        },
     });
+    let (workload, service) = (of("batch/v1", "Job", of_job), of("v1", "Service", of_service));
     // YAML holds all of JSON.
     let pretty = |value: &Value| serde_json::to_string_pretty(value);
-    let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&of_job)?);
+    let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&workload)?);
     let file = job.folder.join("job.yaml");
     let files = vec![(file.clone(), text)];
     Ok(Plan::K8s(Manifests { files, file, name: name.clone(), namespace: namespace.clone() }))

@@ -9,10 +9,10 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::files::{Job, quoted};
+use super::files::Job;
 use super::{Ended, Follow, LOOK, Plan};
 use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::Style;
+use crate::screen::{Style, quoted};
 use crate::stop::Requests;
 
 /// Options of `--on ray`

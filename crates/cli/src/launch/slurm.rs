@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::files::{Job, quoted};
+use super::files::Job;
 use super::{Ended, Follow, LOOK, Plan, asked};
 use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::Style;
+use crate::screen::{Style, quoted};
 use crate::stop::Requests;
 
 /// Options of `--on slurm`

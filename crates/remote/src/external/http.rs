@@ -16,7 +16,7 @@ use super::error::ExternalError;
 use super::waits::Waits;
 
 /// Bytes of an answer that tells of an error that are read,
-const MOST_ERROR_BYTES: usize = 64 * 1024;
+pub(crate) const MOST_ERROR_BYTES: usize = 64 * 1024;
 /// and characters that are shown.
 const MOST_SHOWN: usize = 400;
 
@@ -160,7 +160,11 @@ impl Answer {
 
 /// The beginning of a text that a server sent, without the key.
 fn shown(server: &Server, bytes: &[u8]) -> String {
-    let text = server.without_key(String::from_utf8_lossy(bytes).trim());
+    cut(server.without_key(String::from_utf8_lossy(bytes).trim()))
+}
+
+/// A text, or the beginning of a longer one.
+pub(crate) fn cut(text: String) -> String {
     match text.char_indices().nth(MOST_SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,

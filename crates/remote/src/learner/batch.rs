@@ -21,7 +21,10 @@ pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
         "position",
         nodes.clone().flat_map(|i| tokens_of(i).map(move |k| batch.nodes[i].depth + k)),
     );
-    body.integers("subtree_end", nodes.flat_map(|i| tokens_of(i).map(|_| ends[i]).collect::<Vec<_>>()));
+    body.integers(
+        "subtree_end",
+        nodes.flat_map(|i| std::iter::repeat_n(ends[i], batch.nodes[i].len as usize)),
+    );
     let targets = || batch.targets.iter();
     body.integers("target_token", targets().map(|target| target.token));
     body.integers("predictor", targets().map(|target| target.predictor));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dressage_http::{Ask, Bounds, HttpError};
 use dressage_policy::PolicyError;
-use dressage_policy::awake::{Stopwatch, sleep};
+use dressage_policy::awake::{sleep, within};
 use hyper::Method;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
@@ -132,7 +132,9 @@ impl Group {
         loop {
             match self.once(&ask, &id, &mut wait, done).await {
                 Ok(reply) => {
-                    let read = self.read(verb, &reply).map_err(|why| self.link.stopped(&why))?;
+                    let unread =
+                        |why| self.link.stopped(&format!("its answer to {verb} cannot be read: {why}"));
+                    let read = Body::read(&reply).map_err(unread)?;
                     return Ok((read, wait.done));
                 }
                 Err(Miss::For(error)) => return Err(error),
@@ -180,31 +182,38 @@ impl Group {
 
     /// Waits for a connection to the very group that there was.
     async fn reconnect(&self, why: &str, wait: &mut Wait<'_>) -> Result<(), PolicyError> {
-        let mut watch = Stopwatch::start();
-        let mut pause = Duration::from_millis(250);
-        loop {
-            tokio::select! {
-                ended = self.link.over() => return Err(self.link.stopped(&ended)),
-                _ = sleep(pause) => {}
+        let longest = self.link.options.reconnect;
+        let mut last = String::new();
+        let found = within(longest, async {
+            let mut pause = Duration::from_millis(250);
+            loop {
+                let described = tokio::select! {
+                    ended = self.link.over() => return Err(self.link.stopped(&ended)),
+                    described = self.described_after(pause) => described,
+                };
+                pause = (2 * pause).min(LOOK);
+                match described {
+                    Ok(now) if self.is_the_same(&now) => return Ok(()),
+                    Ok(_) => {
+                        return Err(self.link.stopped(&format!(
+                            "{why}; it was started again meanwhile and has lost its weights"
+                        )));
+                    }
+                    Err(error) => last = error.to_string(),
+                }
             }
-            pause = (2 * pause).min(LOOK);
-            match self.link.small::<Description>("/v1/describe").await {
-                Ok(now) if self.is_the_same(&now) => {
-                    wait.hear_of();
-                    return wait.look();
-                }
-                Ok(_) => {
-                    return Err(self.link.stopped(&format!(
-                        "{why}; it was started again meanwhile and has lost its weights"
-                    )));
-                }
-                Err(error) if watch.elapsed() > self.link.options.reconnect => {
-                    let longest = self.link.options.reconnect;
-                    return Err(self.link.stopped(&format!("no connection for {longest:?}: {error}")));
-                }
-                Err(_) => {}
-            }
-        }
+        });
+        found
+            .await
+            .unwrap_or_else(|| Err(self.link.stopped(&format!("no connection for {longest:?}: {last}"))))?;
+        wait.hear_of();
+        wait.look()
+    }
+
+    /// The description of the group that there is now, asked for after a pause.
+    async fn described_after(&self, pause: Duration) -> Result<Description, PolicyError> {
+        sleep(pause).await;
+        self.link.small("/v1/describe").await
     }
 
     /// Whether a group has what this one had: it is the same start, or holds the version that was published.
@@ -214,11 +223,6 @@ impl Group {
         // A call whose answer was lost may have published the next one.
         let fits = published.is_none_or(|published| version.is_some_and(|version| version >= published));
         now.instance == self.description.instance && fits
-    }
-
-    /// The body of an answer.
-    fn read(&self, verb: &str, bytes: &[u8]) -> Result<Body, String> {
-        Body::read(bytes).map_err(|why| format!("its answer to {verb} cannot be read: {why}"))
     }
 
     fn headers_of(&self, id: &str) -> Result<HeaderMap, PolicyError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dressage_http::{Ask, Bounds, Client, Hosts, Reply};
 use dressage_policy::PolicyError;
-use dressage_policy::awake::{Stopwatch, sleep};
+use dressage_policy::awake::{sleep, within};
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
@@ -105,24 +105,25 @@ impl Link {
 
     /// The description of a group that may still be starting.
     pub async fn first_described(&self) -> Result<Description, PolicyError> {
-        let mut watch = Stopwatch::start();
-        loop {
-            let described = tokio::select! {
-                ended = self.over() => return Err(self.stopped(&ended)),
-                described = self.small("/v1/describe") => described,
-            };
-            match described {
-                Ok(description) => return Ok(description),
-                Err(PolicyError::Stopped(_)) if watch.elapsed() < self.options.start => {
-                    sleep(LOOK).await;
+        let longest = self.options.start;
+        let mut last = String::new();
+        let described = within(longest, async {
+            loop {
+                let described = tokio::select! {
+                    ended = self.over() => return Err(self.stopped(&ended)),
+                    described = self.small("/v1/describe") => described,
+                };
+                match described {
+                    Err(PolicyError::Stopped(why)) => last = why.to_string(),
+                    described => return described,
                 }
-                Err(PolicyError::Stopped(why)) => {
-                    let what = format!("the learner at {} to say what it is: {why}", self.options.url);
-                    return Err(PolicyError::Deadline(self.options.start, what));
-                }
-                Err(error) => return Err(error),
+                sleep(LOOK).await;
             }
-        }
+        });
+        described.await.unwrap_or_else(|| {
+            let what = format!("the learner at {} to say what it is: {last}", self.options.url);
+            Err(PolicyError::Deadline(longest, what))
+        })
     }
 
     /// How far the group is, after a moment; `None` where it does not say.

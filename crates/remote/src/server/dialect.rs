@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
-use serde_json::Value;
+use hyper::Method;
+use serde_json::{Map, Value, json};
 
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -31,6 +32,18 @@ pub(super) enum End {
     Failed(String),
 }
 
+impl End {
+    /// The end of a reply, by the reason as servers name it.
+    pub fn of(reason: &str) -> Self {
+        match reason {
+            "stop" => End::Stop,
+            "length" => End::Length,
+            "abort" => End::Abort,
+            other => End::Failed(format!("it ended a reply for the reason {other:?}")),
+        }
+    }
+}
+
 /// What an event of a stream adds to a reply.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Chunk {
@@ -41,6 +54,15 @@ pub(super) struct Chunk {
     /// Labels of all tokens so far, where the event tells them.
     pub spans: Option<Vec<Span>>,
     pub end: Option<End>,
+}
+
+impl Chunk {
+    /// The end of a reply that failed, where an event tells of an error.
+    pub fn failed(event: &Value) -> Option<Self> {
+        let error = event.get("error").filter(|error| !error.is_null())?;
+        let said = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+        Some(Chunk { end: Some(End::Failed(said)), ..Chunk::default() })
+    }
 }
 
 /// Log-probabilities of a prompt's tokens but the first, and the most likely ones in the place of each.
@@ -160,6 +182,64 @@ pub(super) struct Loading<'a> {
     pub within: Duration,
 }
 
+/// The reason why a server of any kind cannot serve a request; `program` is this one.
+pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<String> {
+    let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
+    if params.grammar.is_some() {
+        return Some("a grammar is not passed on to servers; ask without one".into());
+    }
+    if counts && params.drawn_before > 0 {
+        return Some(format!(
+            "presence_penalty and frequency_penalty count the reply, and {program} cannot be told of the part that was \
+             drawn before (drawn_before); ask without them, or set in_flight = \"keep\""
+        ));
+    }
+    (params.prompt_logprobs.is_some() && params.behaviour_temperature() != 1.0).then(|| {
+        format!("prompt_logprobs at temperature {}: {program} tells them at 1 only", params.temperature)
+    })
+}
+
+/// Biases of a request, by token id; `None` where there are none.
+pub(super) fn bias_of(params: &SamplingParams) -> Option<Value> {
+    let bias = params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias)));
+    (!params.logit_bias.is_empty()).then(|| bias.collect::<Map<_, _>>().into())
+}
+
+/// Compares the context of a server with that of the recipe.
+///
+/// # Errors
+/// When it is shorter: names the `flag` to start it with.
+pub(super) fn compare_context(
+    length: Option<u64>,
+    flag: &str,
+    options: &ServerOptions,
+) -> Result<(), String> {
+    let context = options.context;
+    match length.filter(|length| *length < context as u64) {
+        None => Ok(()),
+        Some(length) => Err(format!(
+            "its context holds {length} tokens, fewer than the {context} of the recipe; start it with {flag} {context}, \
+             or lower model.context"
+        )),
+    }
+}
+
+/// Drops an adapter by a route. One that is not there has been dropped.
+///
+/// # Errors
+/// When the server is gone.
+pub(super) async fn unload(
+    http: &Http,
+    route: &str,
+    name: &str,
+    within: Duration,
+) -> Result<(), PolicyError> {
+    match http.ask(Method::POST, route, Some(&json!({ "lora_name": name })), within).await? {
+        answer if answer.status.is_server_error() => Err(http.gone(&answer.said())),
+        _ => Ok(()),
+    }
+}
+
 /// Sorts alternatives, most likely first, of equals the one with the lower id, and keeps as many as were
 /// asked for.
 pub(super) fn most_likely(mut all: TopLogprobs, top: usize) -> TopLogprobs {
@@ -230,8 +310,6 @@ pub(super) fn compare_tokens(options: &ServerOptions, answer: &Value) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

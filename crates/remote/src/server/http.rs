@@ -12,14 +12,10 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::Value;
 
-use crate::external::{Decoder, Server as Endpoint, message_of, plain_uri};
+use crate::external::{Decoder, MOST_ERROR_BYTES, Server as Endpoint, cut, message_of, plain_uri};
 
-/// Most bytes of an answer,
+/// Most bytes of an answer.
 const MOST_BYTES: usize = 256 << 20;
-/// of one that tells of an error,
-const MOST_ERROR_BYTES: usize = 64 << 10;
-/// and characters of it that are shown.
-const MOST_SHOWN: usize = 400;
 
 /// One server as it is asked.
 #[derive(Debug)]
@@ -169,10 +165,9 @@ impl Answer {
     pub fn said(&self) -> String {
         let said = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
         let said = said.unwrap_or_else(|| self.text.trim().to_owned());
-        match said.char_indices().nth(MOST_SHOWN) {
-            Some((end, _)) => format!("{}…", &said[..end]),
-            None if said.is_empty() => self.status.canonical_reason().unwrap_or("no reason is given").into(),
-            None => said,
+        match said.is_empty() {
+            true => self.status.canonical_reason().unwrap_or("no reason is given").into(),
+            false => cut(said),
         }
     }
 

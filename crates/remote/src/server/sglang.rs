@@ -6,11 +6,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use hyper::Method;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::dialect::{
-    Chunk, Dialect, End, Facts, Loading, Scored, Under, compare_tokens, id_of, logprob_of, most_likely,
-    spans_of,
+    Chunk, Dialect, End, Facts, Loading, Scored, Under, bias_of, compare_context, compare_tokens, id_of,
+    logprob_of, most_likely, spans_of, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -61,13 +61,7 @@ impl Dialect for Sglang {
         };
         let server = http.get("/server_info", within).await?;
         let length = server["context_length"].as_u64().or(server["max_req_input_len"].as_u64());
-        if let Some(length) = length.filter(|length| *length < options.context as u64) {
-            return Err(http.refuses(format!(
-                "its context holds {length} tokens, fewer than the {} of the recipe; start it with --context-length {}, \
-                 or lower model.context",
-                options.context, options.context
-            )));
-        }
+        compare_context(length, "--context-length", options).map_err(|why| http.refuses(why))?;
         if options.adapters && server["enable_lora"] == false {
             return Err(http.refuses("it takes no adapters; start it with --enable-lora"));
         }
@@ -88,36 +82,18 @@ impl Dialect for Sglang {
     }
 
     fn refuses(&self, params: &SamplingParams) -> Option<String> {
-        let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
-        if params.grammar.is_some() {
-            return Some("a grammar is not passed on to servers; ask without one".into());
-        }
-        if params.repetition_penalty != 1.0 {
-            return Some(format!(
-                "repetition_penalty = {}: SGLang counts the reply alone, and not the prompt; ask without it",
-                params.repetition_penalty
-            ));
-        }
-        if counts && params.drawn_before > 0 {
-            return Some(
-                "presence_penalty and frequency_penalty count the reply, and SGLang cannot be told of the part that was \
-                 drawn before (drawn_before); ask without them, or set in_flight = \"keep\""
-                    .into(),
-            );
-        }
-        if params.prompt_logprobs.is_some() && params.behaviour_temperature() != 1.0 {
-            return Some(format!(
-                "prompt_logprobs at temperature {}: SGLang tells them at 1 only",
-                params.temperature
-            ));
-        }
-        None
+        unservable(params, "SGLang").or_else(|| {
+            (params.repetition_penalty != 1.0).then(|| {
+                format!(
+                    "repetition_penalty = {}: SGLang counts the reply alone, and not the prompt; ask without it",
+                    params.repetition_penalty
+                )
+            })
+        })
     }
 
     fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value {
         let params = &request.params;
-        let bias: Map<String, Value> =
-            params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
         let mut sampling = json!({
             "max_new_tokens": params.max_tokens,
             "min_new_tokens": params.min_tokens.saturating_sub(params.drawn_before),
@@ -136,8 +112,8 @@ impl Dialect for Sglang {
         if let Some(seed) = under.seed {
             sampling["sampling_seed"] = json!(seed >> 33);
         }
-        if !bias.is_empty() {
-            sampling["logit_bias"] = bias.into();
+        if let Some(bias) = bias_of(params) {
+            sampling["logit_bias"] = bias;
         }
         let mut body = self.body(&request.prompt, under, sampling, -1, params.top_logprobs);
         body["stream"] = true.into();
@@ -145,9 +121,8 @@ impl Dialect for Sglang {
     }
 
     fn chunk(&self, event: &Value, seen: usize, top: usize) -> Result<Chunk, String> {
-        if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
-            let said = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
-            return Ok(Chunk { end: Some(End::Failed(said)), ..Chunk::default() });
+        if let Some(failed) = Chunk::failed(event) {
+            return Ok(failed);
         }
         let meta = &event["meta_info"];
         let all = meta["output_token_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -170,18 +145,13 @@ impl Dialect for Sglang {
             chunk.spans = None;
         }
         let finish = &meta["finish_reason"];
-        chunk.end = match finish["type"].as_str().or(finish.as_str()) {
-            None => None,
-            Some("stop") => Some(End::Stop),
-            Some("length") => Some(End::Length),
-            Some("abort") => {
-                Some(match finish["message"].as_str().filter(|_| finish["status_code"].is_u64()) {
-                    Some(why) => End::Failed(why.to_owned()),
-                    None => End::Abort,
-                })
-            }
-            Some(other) => Some(End::Failed(format!("it ended a reply for the reason {other:?}"))),
-        };
+        let reason = finish["type"].as_str().or(finish.as_str());
+        // An abort with a status is the server's own, of a request that it cannot serve.
+        let why = finish["message"].as_str().filter(|_| finish["status_code"].is_u64());
+        chunk.end = reason.map(|reason| match (End::of(reason), why) {
+            (End::Abort, Some(why)) => End::Failed(why.to_owned()),
+            (end, _) => end,
+        });
         Ok(chunk)
     }
 
@@ -249,11 +219,7 @@ impl Dialect for Sglang {
     }
 
     async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError> {
-        let call = json!({ "lora_name": name });
-        match http.ask(Method::POST, "/unload_lora_adapter", Some(&call), within).await? {
-            answer if answer.status.is_server_error() => Err(http.gone(&answer.said())),
-            _ => Ok(()),
-        }
+        unload(http, "/unload_lora_adapter", name, within).await
     }
 
     async fn load(&self, _http: &Http, _within: Duration) -> Result<Option<Load>, PolicyError> {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use hyper::{Method, StatusCode};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::dialect::{
-    Chunk, Dialect, End, Facts, Loading, Scored, Under, compare_tokens, id_of, logprob_of, most_likely,
-    spans_of,
+    Chunk, Dialect, End, Facts, Loading, Scored, Under, bias_of, compare_context, compare_tokens, id_of,
+    logprob_of, most_likely, spans_of, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -35,8 +35,6 @@ fn token_of(entry: &Value) -> Option<u32> {
 }
 
 fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
-    let bias: Map<String, Value> =
-        params.logit_bias.iter().map(|(id, bias)| (id.to_string(), json!(bias))).collect();
     let mut all = json!({
         "max_tokens": params.max_tokens,
         "min_tokens": params.min_tokens.saturating_sub(params.drawn_before),
@@ -57,8 +55,8 @@ fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
     if let Some(seed) = seed.filter(|_| params.temperature > 0.0) {
         all["seed"] = json!(seed >> 1);
     }
-    if !bias.is_empty() {
-        all["logit_bias"] = bias.into();
+    if let Some(bias) = bias_of(params) {
+        all["logit_bias"] = bias;
     }
     all
 }
@@ -109,15 +107,8 @@ impl Dialect for Vllm {
         let Some(name) = model["id"].as_str() else {
             return Err(http.refuses("/v1/models names no model"));
         };
-        if let Some(length) =
-            model["max_model_len"].as_u64().filter(|length| *length < options.context as u64)
-        {
-            return Err(http.refuses(format!(
-                "its context holds {length} tokens, fewer than the {} of the recipe; start it with --max-model-len {}, or \
-                 lower model.context",
-                options.context, options.context
-            )));
-        }
+        let length = model["max_model_len"].as_u64();
+        compare_context(length, "--max-model-len", options).map_err(|why| http.refuses(why))?;
         let facts = Facts { model: name.to_owned(), program, labels };
         self.check_flags(http, &facts, options).await?;
         if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
@@ -134,30 +125,14 @@ impl Dialect for Vllm {
     }
 
     fn refuses(&self, params: &SamplingParams) -> Option<String> {
-        let counts = params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
-        if params.grammar.is_some() {
-            return Some("a grammar is not passed on to servers; ask without one".into());
-        }
-        if params.top_logprobs > MOST_TOP {
-            return Some(format!(
-                "top_logprobs = {}: vLLM tells {MOST_TOP} beside the token that was drawn",
-                params.top_logprobs
-            ));
-        }
-        if counts && params.drawn_before > 0 {
-            return Some(
-                "presence_penalty and frequency_penalty count the reply, and vLLM cannot be told of the part that was drawn \
-                 before (drawn_before); ask without them, or set in_flight = \"keep\""
-                    .into(),
-            );
-        }
-        if params.prompt_logprobs.is_some() && params.behaviour_temperature() != 1.0 {
-            return Some(format!(
-                "prompt_logprobs at temperature {}: vLLM tells them at 1 only",
-                params.temperature
-            ));
-        }
-        None
+        unservable(params, "vLLM").or_else(|| {
+            (params.top_logprobs > MOST_TOP).then(|| {
+                format!(
+                    "top_logprobs = {}: vLLM tells {MOST_TOP} beside the token that was drawn",
+                    params.top_logprobs
+                )
+            })
+        })
     }
 
     fn draw(&self, request: &SampleRequest, under: &Under<'_>) -> Value {
@@ -167,9 +142,8 @@ impl Dialect for Vllm {
     }
 
     fn chunk(&self, event: &Value, _seen: usize, top: usize) -> Result<Chunk, String> {
-        if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
-            let said = error["message"].as_str().map_or_else(|| error.to_string(), str::to_owned);
-            return Ok(Chunk { end: Some(End::Failed(said)), ..Chunk::default() });
+        if let Some(failed) = Chunk::failed(event) {
+            return Ok(failed);
         }
         // The last event of some has no choices.
         let Some(choice) = event["choices"].get(0) else { return Ok(Chunk::default()) };
@@ -192,13 +166,7 @@ impl Dialect for Vllm {
                 chunk.top.push(alternatives(entry, top)?);
             }
         }
-        chunk.end = match choice["finish_reason"].as_str() {
-            None => None,
-            Some("stop") => Some(End::Stop),
-            Some("length") => Some(End::Length),
-            Some("abort") => Some(End::Abort),
-            Some(other) => Some(End::Failed(format!("it ended a reply for the reason {other:?}"))),
-        };
+        chunk.end = choice["finish_reason"].as_str().map(End::of);
         Ok(chunk)
     }
 
@@ -267,11 +235,7 @@ impl Dialect for Vllm {
     }
 
     async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError> {
-        let call = json!({ "lora_name": name });
-        match http.ask(Method::POST, "/v1/unload_lora_adapter", Some(&call), within).await? {
-            answer if answer.status.is_server_error() => Err(http.gone(&answer.said())),
-            _ => Ok(()),
-        }
+        unload(http, "/v1/unload_lora_adapter", name, within).await
     }
 
     async fn load(&self, http: &Http, within: Duration) -> Result<Option<Load>, PolicyError> {

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::answer::{in_tag, last_block};
 use crate::scorer::{expected, task_field};
 use crate::{Component, Evidence, ScoreError, Scorer};
 use run::{Cell, Query};
@@ -131,17 +132,12 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
 /// The query in a text: in its last block of code, in `<answer>` or `<sql>`, or all of it.
 fn query_in(text: &str) -> Option<&str> {
     let block = || {
-        let (before, _) = text.rsplit_once("```")?;
-        let (_, inside) = before.rsplit_once("```")?;
+        let inside = last_block(text)?;
         let name = inside.split_whitespace().next().unwrap_or_default();
         let is_named = ["sql", "sqlite"].iter().any(|known| name.eq_ignore_ascii_case(known));
         Some(if is_named { &inside.trim_start()[name.len()..] } else { inside })
     };
-    let tag = |name: &str| {
-        let (before, _) = text.rsplit_once(&format!("</{name}>"))?;
-        before.rsplit_once(&format!("<{name}>")).map(|(_, inside)| inside)
-    };
-    let found = tag("answer").or_else(|| tag("sql")).or_else(block).unwrap_or(text).trim();
+    let found = in_tag(text, "answer").or_else(|| in_tag(text, "sql")).or_else(block).unwrap_or(text).trim();
     Some(found.trim_end_matches(';').trim()).filter(|query| !query.is_empty())
 }
 

@@ -18,7 +18,7 @@ use crate::observe::{Observer, StopFlag};
 use crate::plan;
 use crate::random::order;
 use crate::recipe::{Phase, Recipe, SftKeys};
-use crate::tasks::{Tasks, opening};
+use crate::tasks::Tasks;
 use crate::trainer::{Leave, Trainer};
 
 pub(crate) struct Sft {
@@ -70,7 +70,7 @@ pub(super) fn demonstrations(
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
         let agent = agents.of(&task)?;
         let Agent { name, policy, format, tools, .. } = &agent.built_in;
-        let mut messages = opening(&agent.keys, &task);
+        let mut messages = agent.keys.opening(&task);
         let given = messages.len();
         messages.extend(demonstration.messages());
         let trajectory = demonstrate(format.chat(), &tools.specs(&task), &messages, given)

@@ -28,6 +28,15 @@ pub enum AgentKind {
 }
 
 impl AgentKind {
+    /// Name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            AgentKind::Tools => "tools",
+            AgentKind::Program => "program",
+            AgentKind::Environment => "environment",
+        }
+    }
+
     /// Whether the model is asked over HTTP.
     pub fn calls(self) -> bool {
         self != AgentKind::Tools

@@ -13,6 +13,16 @@ use super::policy::PolicyKeys;
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 use super::{MOST_SECONDS, RecipeError};
 
+/// Whether an address is one of HTTP.
+pub(super) fn is_http(url: &str) -> bool {
+    url.starts_with("http://") || url.starts_with("https://")
+}
+
+/// An address as it may be shown: one with a user may hold a password.
+pub(super) fn shown(url: &str) -> String {
+    if url.contains('@') { "an address with a user".into() } else { format!("\"{url}\"") }
+}
+
 /// Collects the first value out of range.
 pub(super) struct Checker<'a> {
     file: &'a Path,

@@ -22,7 +22,7 @@ const LEAST_RATE: f64 = 0.00001;
 const MOST_RATE: f64 = 1e6;
 
 /// Names, as a sentence ends with them.
-fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
+pub(super) fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     format!("one of {}", names.join(", "))
 }
@@ -226,7 +226,7 @@ impl Checker<'_> {
         self.check(
             is_program || agent.command.is_empty(),
             key("kind"),
-            if agent.kind == AgentKind::Tools { "\"tools\"" } else { "\"environment\"" },
+            format!("\"{}\"", agent.kind.name()),
             "\"program\" where a command is given",
         )?;
         self.at_least_one(key("worker_attempts"), agent.worker_attempts)?;

@@ -1,7 +1,9 @@
 //! Parts that are elsewhere: what must be given together, and what not.
 
+use std::path::Path;
+
 use super::RecipeError;
-use super::check::Checker;
+use super::check::{Checker, is_http, shown};
 use super::cluster::LearnerKeys;
 use super::keys::Recipe;
 
@@ -18,14 +20,14 @@ impl Checker<'_> {
             keys.start,
             "true (the run starts the group), or `url` given (it runs already), and not both",
         )?;
-        let is_http = ["http://", "https://"].iter().any(|scheme| keys.url.starts_with(scheme));
         let range = "an address with http:// or https://, without a user";
-        self.check(!has_url || (is_http && !keys.url.contains('@')), key("url"), quoted(&keys.url), range)?;
+        let fits = !has_url || (is_http(&keys.url) && !keys.url.contains('@'));
+        self.check(fits, key("url"), shown(&keys.url), range)?;
         let has_token = !keys.token_env.is_empty();
         let range =
             "the name of the environment variable with the token of the group at `url`, and only with it";
         self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
-        self.check(!keys.python.as_os_str().is_empty(), key("python"), "empty", "a program or its path")?;
+        self.interpreter(key("python"), &keys.python)?;
         let counts = [
             ("nodes", keys.nodes),
             ("threads", keys.threads),
@@ -55,12 +57,21 @@ impl Checker<'_> {
         self.seconds(&key("start_seconds"), keys.start_seconds)?;
         self.seconds(&key("call_seconds"), keys.call_seconds)?;
         self.seconds(&key("silent_seconds"), keys.silent_seconds)?;
-        let trained = recipe.policies().into_iter().filter(|(_, keys)| keys.is_trained()).count();
-        self.check(
-            trained == 1,
+        self.trains_one(
+            recipe,
             "cluster.learner",
-            format!("given, and {trained} policies are trained"),
             "left out unless the recipe trains one policy: a group trains one",
         )
+    }
+
+    /// Checks that a recipe trains one policy, with which this part of a cluster works.
+    pub(super) fn trains_one(&self, recipe: &Recipe, key: &str, range: &str) -> Result<(), RecipeError> {
+        let trained = recipe.policies().into_iter().filter(|(_, keys)| keys.is_trained()).count();
+        self.check(trained == 1, key, format!("given, and {trained} policies are trained"), range)
+    }
+
+    /// Checks that an interpreter is named.
+    pub(super) fn interpreter(&self, key: String, python: &Path) -> Result<(), RecipeError> {
+        self.check(!python.as_os_str().is_empty(), key, "empty", "a program or its path")
     }
 }

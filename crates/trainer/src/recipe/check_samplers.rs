@@ -1,7 +1,7 @@
 //! Samplers that are elsewhere: what must be given together, and what not.
 
 use super::RecipeError;
-use super::check::Checker;
+use super::check::{Checker, is_http, shown};
 use super::keys::Recipe;
 
 impl Checker<'_> {
@@ -18,16 +18,13 @@ impl Checker<'_> {
             "true (the run starts the servers), or `urls` or `urls_file` given (they run already), and not both",
         )?;
         for (i, url) in keys.urls.iter().enumerate() {
-            let is_http = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
             let range = "an address with http:// or https://, without a user, and given once";
             let once = !keys.urls[..i].contains(url);
-            // One that is refused may hold a password.
-            let shown =
-                if url.contains('@') { "an address with a user".into() } else { format!("\"{url}\"") };
-            self.check(is_http && once && !url.contains('@'), key(&format!("urls.{i}")), shown, range)?;
+            let fits = is_http(url) && once && !url.contains('@');
+            self.check(fits, key(&format!("urls.{i}")), shown(url), range)?;
         }
         self.at_least_one(key("count"), keys.count)?;
-        self.check(!keys.python.as_os_str().is_empty(), key("python"), "empty", "a program or its path")?;
+        self.interpreter(key("python"), &keys.python)?;
         let tolerance = keys.tolerance;
         self.check(
             tolerance > 0.0 && tolerance.is_finite(),
@@ -39,11 +36,9 @@ impl Checker<'_> {
         self.seconds(&key("adopt_seconds"), keys.adopt_seconds)?;
         self.seconds(&key("silent_seconds"), keys.silent_seconds)?;
         self.seconds(&key("answer_seconds"), keys.answer_seconds)?;
-        let trained = recipe.policies().into_iter().filter(|(_, keys)| keys.is_trained()).count();
-        self.check(
-            trained == 1,
+        self.trains_one(
+            recipe,
             "cluster.samplers",
-            format!("given, and {trained} policies are trained"),
             "left out unless the recipe trains one policy: servers sample for one",
         )
     }

@@ -7,10 +7,11 @@ use dressage_agent::environments::Common;
 use dressage_tree::DEFAULT;
 use toml::{Table, Value};
 
-use super::RecipeError;
 use super::agent::AgentKind;
 use super::check::Checker;
+use super::check_agents::one_of;
 use super::keys::Recipe;
+use super::{PYTHON, RecipeError, absolute};
 
 /// Kinds of sources that are environments.
 const KINDS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];
@@ -29,11 +30,7 @@ pub(super) fn resolve(table: &mut Table, folder: &Path) {
         let Some(worker) = worker.as_table_mut() else { continue };
         let given = worker.get("folder").and_then(Value::as_str).unwrap_or_default();
         worker.insert("folder".into(), Value::String(folder.join(given).display().to_string()));
-        // An interpreter without a folder is looked for where programs are.
-        let python = worker.get("python").and_then(Value::as_str).filter(|path| path.contains('/'));
-        if let Some(path) = python.map(|path| folder.join(path).display().to_string()) {
-            worker.insert("python".into(), Value::String(path));
-        }
+        absolute(worker, &[PYTHON], folder);
     }
 }
 
@@ -54,26 +51,22 @@ impl Checker<'_> {
             let wanted = if agent.is_empty() { DEFAULT } else { agent };
             let agents = recipe.agents();
             let found = agents.iter().find(|(name, _)| *name == wanted);
-            let known = agents.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-            let range = format!("left out, or one of {known}");
             let Some((_, keys)) = found else {
+                let range = format!("left out, or {}", one_of(agents.iter().map(|(name, _)| name)));
                 return self.check(false, key("agent"), format!("{agent:?}"), range);
             };
             let table = if wanted == DEFAULT { "agent".into() } else { format!("agent.{wanted}") };
-            let (is, range) = match options.leads() {
-                true => (
-                    keys.kind == AgentKind::Environment,
-                    format!("\"environment\" for the tasks of {name}, which leads its attempts itself"),
-                ),
-                false => (
-                    keys.kind != AgentKind::Environment,
+            let leads = options.leads();
+            let range = match leads {
+                true => format!("\"environment\" for the tasks of {name}, which leads its attempts itself"),
+                false => {
                     format!(
                         "another kind for the tasks of {name}, which scores answers and leads no attempts"
-                    ),
-                ),
+                    )
+                }
             };
-            let kind = format!("{:?}", keys.kind).to_lowercase();
-            self.check(is, format!("{table}.kind"), format!("\"{kind}\""), range)?;
+            let fits = (keys.kind == AgentKind::Environment) == leads;
+            self.check(fits, format!("{table}.kind"), format!("\"{}\"", keys.kind.name()), range)?;
         }
         Ok(())
     }

@@ -203,12 +203,12 @@ pub enum TaskSource {
 impl TaskSource {
     /// The environment that it is, where it is one.
     pub fn environment(&self) -> Option<EnvironmentOptions> {
-        match self.clone() {
+        match self {
             TaskSource::Arithmetic(_) | TaskSource::File(_) => None,
-            TaskSource::ReasoningGym(options) => Some(EnvironmentOptions::ReasoningGym(options)),
-            TaskSource::Verifiers(options) => Some(EnvironmentOptions::Verifiers(options)),
-            TaskSource::Gymnasium(options) => Some(EnvironmentOptions::Gymnasium(options)),
-            TaskSource::OpenEnv(options) => Some(EnvironmentOptions::OpenEnv(options)),
+            TaskSource::ReasoningGym(options) => Some(EnvironmentOptions::ReasoningGym(options.clone())),
+            TaskSource::Verifiers(options) => Some(EnvironmentOptions::Verifiers(options.clone())),
+            TaskSource::Gymnasium(options) => Some(EnvironmentOptions::Gymnasium(options.clone())),
+            TaskSource::OpenEnv(options) => Some(EnvironmentOptions::OpenEnv(options.clone())),
         }
     }
 }

@@ -164,12 +164,7 @@ impl Recipe {
             change.apply(&mut table)?;
         }
         // Those of the file have their folders by now.
-        resolve_scorers(&mut table, &here);
-        resolve_programs(&mut table, &here);
-        resolve_tools(&mut table, &here);
-        TorchKeys::resolve(&mut table, &here);
-        environments::resolve(&mut table, &here);
-        SamplersKeys::resolve(&mut table, &here);
+        resolve_parts(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         named::split(&mut table).map_err(wrong)?;
         reward::split(&mut table).map_err(wrong)?;
@@ -223,12 +218,7 @@ fn resolve(table: &mut Table, folder: &Path) {
     if let Some(Value::Array(sources)) = table.get("tasks") {
         keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
     }
-    resolve_scorers(table, folder);
-    resolve_programs(table, folder);
-    resolve_tools(table, folder);
-    TorchKeys::resolve(table, folder);
-    environments::resolve(table, folder);
-    SamplersKeys::resolve(table, folder);
+    resolve_parts(table, folder);
     for path in keys {
         if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
             // The path leads somewhere: it was just followed.
@@ -236,6 +226,30 @@ fn resolve(table: &mut Table, folder: &Path) {
         }
     }
 }
+
+/// Makes the paths absolute of parts that are programs, or have files of their own.
+fn resolve_parts(table: &mut Table, folder: &Path) {
+    resolve_scorers(table, folder);
+    resolve_programs(table, folder);
+    resolve_tools(table, folder);
+    TorchKeys::resolve(table, folder);
+    environments::resolve(table, folder);
+    SamplersKeys::resolve(table, folder);
+}
+
+/// Makes paths of a table absolute. An interpreter without a folder is looked for where programs are.
+fn absolute(keys: &mut Table, names: &[&str], folder: &Path) {
+    for name in names {
+        let path = keys.get(*name).and_then(Value::as_str).filter(|path| !path.is_empty());
+        let path = path.filter(|path| *name != PYTHON || path.contains('/'));
+        if let Some(path) = path.map(|path| folder.join(path).display().to_string()) {
+            keys.insert((*name).into(), Value::String(path));
+        }
+    }
+}
+
+/// Key of an interpreter.
+const PYTHON: &str = "python";
 
 /// Makes the paths of scorers absolute, which are told from the folder of the recipe: the folder that a
 /// program runs in, which is that of the recipe where it is not given, and files that are named.
@@ -247,12 +261,10 @@ fn resolve_scorers(table: &mut Table, folder: &Path) {
             Some("command") => ("folder", true),
             Some("python") => ("file", false),
             Some("sql") => ("databases", false),
-            Some("code") => ("python", false),
+            Some("code") => return absolute(keys, &[PYTHON], folder),
             _ => return,
         };
-        // An interpreter without a folder is looked for where programs are.
         let given = keys.get(key).and_then(Value::as_str);
-        let given = given.filter(|given| key != "python" || given.contains('/'));
         if let Some(given) = given.or(always.then_some("")) {
             let whole = Value::String(folder.join(given).display().to_string());
             keys.insert(key.into(), whole);
@@ -280,14 +292,7 @@ fn resolve_tools(table: &mut Table, folder: &Path) {
     let Some(Value::Array(tools)) = table.get_mut("tool") else { return };
     for tool in tools.iter_mut().filter_map(Value::as_table_mut) {
         resolve_program(tool, folder);
-        for key in ["file", "config", "index", "python"] {
-            let path = tool.get(key).and_then(Value::as_str).filter(|path| !path.is_empty());
-            // An interpreter without a folder is looked for where programs are.
-            let path = path.filter(|path| key != "python" || path.contains('/'));
-            if let Some(path) = path.map(|path| folder.join(path).display().to_string()) {
-                tool.insert(key.into(), Value::String(path));
-            }
-        }
+        absolute(tool, &["file", "config", "index", PYTHON], folder);
     }
 }
 

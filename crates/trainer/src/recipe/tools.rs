@@ -13,13 +13,13 @@ use dressage_agent::tools::{
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::apart;
 use super::code::SandboxKeys;
 use super::helpers::{AgentToolKeys, CondenseKeys};
 use super::own_tools::{CommandKeys, PythonKeys};
 use super::read::{OF_TOOLS, nearest};
 use super::retrieval::SearchKeys;
 use super::services::{HttpKeys, McpKeys, McpapiKeys};
+use super::{MOST_SECONDS, apart};
 
 /// `[[tool]]`: what every toolbox has, and the options of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -101,9 +101,6 @@ pub struct CalculatorKeys {}
 
 /// Longest wait for a server that has to start, in seconds.
 const SERVER_SECONDS: f64 = 60.0;
-
-/// A wait that has another bound, in seconds.
-const NO_BOUND: f64 = 1e9;
 
 fn yes() -> bool {
     true
@@ -227,7 +224,7 @@ impl ToolKeys {
             ToolOptions::Sandbox(_) => Some(SandboxKeys::wait(self.seconds)),
             ToolOptions::Search(_) => Some(SearchKeys::wait(self.seconds)),
             // It has a deadline of its own, at which it hands over what it has.
-            ToolOptions::Agent(_) => Some(NO_BOUND),
+            ToolOptions::Agent(_) => Some(MOST_SECONDS),
             // A server has to start.
             ToolOptions::Mcp(_) => self.seconds.or(Some(SERVER_SECONDS)),
             _ => self.seconds,

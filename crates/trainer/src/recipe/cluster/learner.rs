@@ -6,6 +6,8 @@ use std::time::Duration;
 use dressage_policy::Precision;
 use serde::{Deserialize, Serialize};
 
+use super::super::{PYTHON, absolute};
+
 /// `[cluster.learner]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -111,9 +113,6 @@ impl TorchKeys {
     pub(in super::super) fn resolve(table: &mut toml::Table, folder: &Path) {
         let learner = table.get_mut("cluster").and_then(|cluster| cluster.get_mut("learner"));
         let Some(keys) = learner.and_then(toml::Value::as_table_mut) else { return };
-        let path = keys.get("python").and_then(toml::Value::as_str).filter(|path| path.contains('/'));
-        if let Some(path) = path.map(|path| folder.join(path).display().to_string()) {
-            keys.insert("python".into(), toml::Value::String(path));
-        }
+        absolute(keys, &[PYTHON], folder);
     }
 }

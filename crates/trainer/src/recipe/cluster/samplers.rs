@@ -7,6 +7,8 @@ use dressage_rl::correction::{Bound, Correction, Level};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::super::{PYTHON, absolute};
+
 /// `[cluster.samplers]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -48,13 +50,13 @@ pub struct ServersKeys {
     /// Most that the log-probability of a token of a probe may differ between server and learner after each
     /// change of weights, in nats; the mean a quarter of it.
     pub tolerance: f32,
-    /// Longest time until a server that is started answers, in seconds,
+    /// Longest time until a server that is started answers, in seconds.
     pub start_seconds: f64,
-    /// until one has read new weights,
+    /// Longest time until a server has read new weights, in seconds.
     pub adopt_seconds: f64,
-    /// in which one that is asked for tokens draws none for anybody,
+    /// Longest time in which a server that is asked for tokens draws none for anybody, in seconds.
     pub silent_seconds: f64,
-    /// and until one answers a question about itself.
+    /// Longest time until a server answers a question about itself, in seconds.
     pub answer_seconds: f64,
 }
 
@@ -138,12 +140,6 @@ impl SamplersKeys {
     pub(in super::super) fn resolve(table: &mut Table, folder: &Path) {
         let samplers = table.get_mut("cluster").and_then(|cluster| cluster.get_mut("samplers"));
         let Some(Value::Table(keys)) = samplers else { return };
-        for (key, always) in [("python", false), ("urls_file", true)] {
-            let path = keys.get(key).and_then(Value::as_str).filter(|path| !path.is_empty());
-            if let Some(path) = path.filter(|path| always || path.contains('/')) {
-                let whole = folder.join(path).display().to_string();
-                keys.insert(key.into(), Value::String(whole));
-            }
-        }
+        absolute(keys, &[PYTHON, "urls_file"], folder);
     }
 }
