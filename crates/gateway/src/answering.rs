@@ -5,6 +5,7 @@ use std::sync::Arc;
 use dressage_policy::SamplingParams;
 use dressage_text::Chat;
 
+use crate::batch::Batch;
 use crate::call::{Call, Input};
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
@@ -23,6 +24,8 @@ pub struct Caller {
     pub body: Option<u128>,
     /// Whether the client says that it asks again.
     pub retries: bool,
+    /// The other calls of the body, where it makes several.
+    pub(crate) batch: Option<Batch>,
 }
 
 /// Whoever answers a call.

@@ -3,8 +3,8 @@
 //! A call is drawn by a task of its own, which writes a [`Transcript`]; whoever answers the client reads
 //! that. So a connection that breaks ends nothing at once, and what was drawn is recorded in any case.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dressage_conversation::{Conversation, Format, Origin, Prepared};
@@ -17,6 +17,7 @@ use futures_util::FutureExt;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::answering::{Answering, Caller};
+use crate::batch::Batch;
 use crate::call::{Call, Input, ToolChoice};
 use crate::fault::{Fault, Kind};
 use crate::forms;
@@ -54,8 +55,12 @@ struct Exchange {
     summarises: bool,
     reply: Duration,
     begun: Instant,
+    /// The other calls of the body.
+    batch: Option<Batch>,
+    /// Held until all is drawn.
+    place: Mutex<Option<OwnedSemaphorePermit>>,
     /// Held until the call has ended.
-    _held: Held,
+    _running: Option<Running>,
 }
 
 /// A place among the calls, and one in the session: held until the call has ended.
@@ -161,7 +166,7 @@ impl Gateway {
         params.grammar = if fixed.is_none() { forms::grammar(&call, &drawn)? } else { None };
         params.validate()?;
 
-        let held = self.held(caller, answering.summarises).await?;
+        let (place, running) = self.held(caller, answering.summarises).await?;
         let form = forms::asked(&call);
         let Call { input, tools, tool_choice, parallel_calls, n, sampling, .. } = call;
         let tools: Arc<[ToolSpec]> = tools.into();
@@ -262,7 +267,9 @@ impl Gateway {
             summarises,
             reply,
             begun,
-            _held: held,
+            batch: caller.batch.clone(),
+            place: Mutex::new(place),
+            _running: running,
         };
         tokio::spawn(exchange.run(choices));
         Ok(reader)
@@ -372,6 +379,14 @@ pub(crate) async fn given_up(gateway: &Gateway, session: Option<&Arc<Session>>, 
     }
 }
 
+/// Waits until another call of the body is refused; for ever where there is none.
+async fn refused(batch: Option<&Batch>) {
+    match batch {
+        Some(batch) => batch.refused().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Exchange {
     /// Draws all replies.
     async fn run(self, choices: Vec<Choice>) {
@@ -408,6 +423,7 @@ impl Exchange {
             // One wait for all tokens: what time it allows does not begin anew with each.
             let mut given_up =
                 std::pin::pin!(given_up(&self.gateway, self.session.as_ref(), &self.transcript));
+            let mut refused = std::pin::pin!(refused(self.batch.as_ref()));
             // An event that came right after tokens, and is none of them.
             let mut after = None;
             loop {
@@ -416,6 +432,7 @@ impl Exchange {
                     None => tokio::select! {
                         event = stream.next() => event,
                         () = &mut given_up => return Ok(FinishReason::Aborted),
+                        () = &mut refused => return Ok(FinishReason::Aborted),
                     },
                 };
                 match event {
@@ -449,6 +466,13 @@ impl Exchange {
         };
         let ended = within(&*self.drawn.sampler, self.reply, follow).await;
         drop(stream);
+        if let Some(batch) = &self.batch {
+            // Those that have not begun may wait for this place.
+            self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if !batch.counts().await {
+                return Err(Fault::new(Kind::Invalid, "another prompt of the same body was refused"));
+            }
+        }
         let ended = ended.unwrap_or_else(|| {
             Err(Fault::new(Kind::Deadline, format!("the reply was not done within {:?}", self.reply)))
         });

@@ -23,6 +23,7 @@
 
 mod answering;
 mod anthropic;
+mod batch;
 mod call;
 mod context;
 mod exchange;

@@ -34,10 +34,11 @@ pub(crate) const ODD: [&str; 5] = [
 pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and on.";
 
 /// Tokens that a prompt and its reply can have together.
-const CONTEXT: usize = 4096;
+pub(crate) const CONTEXT: usize = 4096;
 
 /// Limits of an attempt that come to no effect.
-const LIMITS: SessionLimits = SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
+pub(crate) const LIMITS: SessionLimits =
+    SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
 
 /// Answer of a gateway.
 #[derive(Debug)]

@@ -7,10 +7,12 @@ use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
+use futures_util::future::join_all;
 use futures_util::stream;
 use serde_json::Value;
 
 use crate::answering::Caller;
+use crate::batch::Batch;
 use crate::call::Call;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
@@ -165,7 +167,7 @@ async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), Fault> {
     Ok((gathering.reader.head().clone(), gathering.replies()))
 }
 
-/// Makes several calls of one body at once, and waits for all of them.
+/// Makes several calls of one body at once, and waits for all of them. Where one is refused, none is recorded.
 ///
 /// # Errors
 /// What the first of them in their order failed with, or was refused for.
@@ -174,12 +176,16 @@ pub(crate) async fn gather_all(
     caller: &Caller,
     calls: Vec<Call>,
 ) -> Result<Vec<(Head, Vec<Gathered>)>, Fault> {
-    let one = async |(place, call)| {
+    let (verdict, batch) = Batch::new();
+    let begin = async |(place, call)| {
         // Equal prompts of one body are calls of their own.
         let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
-        gather(gateway.call(&Caller { body, ..caller.clone() }, call).await?).await
+        gateway.call(&Caller { body, batch: Some(batch.clone()), ..caller.clone() }, call).await
     };
-    futures_util::future::join_all(calls.into_iter().enumerate().map(one)).await.into_iter().collect()
+    let begun = join_all(calls.into_iter().enumerate().map(begin)).await;
+    let readers = begun.into_iter().collect::<Result<Vec<Reader>, Fault>>();
+    verdict.say(readers.is_ok());
+    join_all(readers?.into_iter().map(gather)).await.into_iter().collect()
 }
 
 /// A whole body; once it has been taken, the call counts as read.
