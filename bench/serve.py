@@ -151,7 +151,9 @@ def started(a: argparse.Namespace, folder: Path, most: int):
         command += ["--threads", a.threads, "--parallel", most, "--context", length]
         yield Server("llama.cpp", command, folder / "llama.log", r"serving at http://([\d.:]+)")
     if a.vllm:
-        command = [a.vllm, "serve", a.folder or a.model, "--host", "127.0.0.1", "--port", a.port, "--dtype", "float32"]
+        # `vllm serve` looks for the package `vllm`, whose name on the CPU is another.
+        command = [a.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", a.folder or a.model]
+        command += ["--host", "127.0.0.1", "--port", a.port, "--dtype", "float32"]
         command += ["--max-model-len", length, "--max-num-seqs", most, "--served-model-name", "model"]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "3", "VLLM_CPU_OMP_THREADS_BIND": f"0-{a.threads - 1}"}
         environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -173,7 +175,7 @@ def main() -> None:
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
     p.add_argument("--llama", type=Path, help="a Python that has xllamacpp")
     p.add_argument("--gguf", type=Path, help="the model for llama.cpp, in f32 (dequantise.py)")
-    p.add_argument("--vllm", type=Path, help="the program `vllm`")
+    p.add_argument("--vllm", type=Path, help="a Python that has vllm")
     p.add_argument("--folder", type=Path, help="the model for vLLM: a folder")
     p.add_argument("--port", type=int, default=18993, help="for vLLM")
     p.add_argument("--threads", type=int, default=2, help="of each server")

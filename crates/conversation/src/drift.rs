@@ -1,6 +1,8 @@
 //! Places where a template prints the past otherwise than it was recorded.
 
-use dressage_text::{Chat, Message, ToolSpec};
+use dressage_text::{Chat, Message, Role, ToolSpec};
+
+use crate::reply::shown;
 
 /// How the template prints a conversation, where that is not what was recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,9 +22,18 @@ const CONTEXT: usize = 24;
 const SHOWN: usize = 60;
 
 impl Drift {
-    /// How the template prints a conversation that was recorded as `path`; `None` where that says the same.
-    /// Renders all of it, and never fails: a template that refuses the conversation prints it otherwise.
+    /// How the template prints a conversation that was recorded as `path`; `None` where that says the same,
+    /// with replies as their models wrote them, or with thoughts and calls in fields of their own. Renders all
+    /// of it, and never fails: a template that refuses the conversation prints it otherwise.
     pub fn find(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
+        let drift = Self::printed(chat, path, messages, tools)?;
+        let apart: Vec<Message> = messages.iter().map(|message| taken_apart(chat, message, tools)).collect();
+        let drifts = apart == messages || Self::printed(chat, path, &apart, tools).is_some();
+        drifts.then_some(drift)
+    }
+
+    /// How the template prints these messages, where that is not `path`.
+    fn printed(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
         let prompt = match chat.prompt(messages, tools) {
             Ok(prompt) => prompt,
             Err(error) => {
@@ -51,6 +62,16 @@ impl Drift {
         let Drift { recorded, printed, .. } = self.clone();
         dressage_tree::Drift { turn, recorded, printed, forked }
     }
+}
+
+/// A reply that is one text, its thought and its calls in fields of their own; any other message as it is.
+fn taken_apart(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message {
+    let is_written = message.tool_calls.is_empty() && message.reasoning_content.is_none();
+    if message.role != Role::Assistant || !is_written {
+        return message.clone();
+    }
+    let thought = Some(chat.thought(&message.content, false)).filter(|thought| !thought.is_empty());
+    Message { reasoning_content: thought, ..shown(&chat.parse(&message.content, false, tools)) }
 }
 
 /// The first characters of a text, for a message.

@@ -42,6 +42,26 @@ fn an_empty_thought_of_the_prompt_is_dropped_from_the_past() {
 }
 
 #[test]
+fn a_reply_may_be_printed_as_it_was_written_or_taken_apart() {
+    // Reads thoughts from their own field alone.
+    const FIELD: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
+        {%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+        {{- m.content.split('</think>')[0] + '<|im_end|>' }}
+    {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    // Writes a space before a reply, which the beginning of one leaves to the model.
+    const SPACED: &str =
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content + '<|im_end|>' }}
+    {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}";
+    let user = [Message::user("2+2?")];
+    let after = |template, reply: &str| after(chat(template, ChatOptions::default()), reply, &user);
+    assert_eq!(after(FIELD, "<think>hm</think>two"), None);
+    assert_eq!(after(FIELD, "two"), None);
+    assert!(after(FIELD, "<think> hm </think>two").is_some());
+    assert_eq!(after(SPACED, " two"), None);
+    assert!(after(SPACED, "two").is_some());
+}
+
+#[test]
 fn thoughts_that_a_template_drops_or_prints_otherwise_are_drift() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
     let drifts = |reply: &str, new: &[Message]| after(thoughtful(true).unwrap(), reply, new).is_some();

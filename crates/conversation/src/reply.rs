@@ -30,9 +30,14 @@ impl Reply {
     /// The reply as a client is told it: content and calls, without the thought. A call that cannot be read
     /// is text.
     pub fn message(&self) -> Message {
-        let calls = self.parsed.calls.iter().filter_map(|call| call.clone().ok()).collect();
-        Message::calls(shown_content(&self.parsed), calls)
+        shown(&self.parsed)
     }
+}
+
+/// Content and calls of a reply as a message.
+pub(crate) fn shown(parsed: &Parsed) -> Message {
+    let calls = parsed.calls.iter().filter_map(|call| call.clone().ok()).collect();
+    Message::calls(shown_content(parsed), calls)
 }
 
 /// The content of a reply, calls that cannot be read below it.

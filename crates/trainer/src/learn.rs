@@ -10,6 +10,7 @@ use dressage_store::{PlannedPath, PolicyPlan, StepPlan, Update};
 use dressage_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
+use crate::apart::Apart;
 use crate::batch::{Paths, Targets};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer};
@@ -51,7 +52,7 @@ pub(crate) struct Learned {
     pub critic_seconds: f64,
     /// How far the policies that drew the tokens are from the weights that are trained, where that was worked
     /// out.
-    mismatch: Option<Mismatch>,
+    mismatch: Option<(Mismatch, Apart)>,
     /// The share of tokens beyond the bounds of the correction.
     beyond: Option<f64>,
     /// Tokens that a correction or a rejection left out.
@@ -370,8 +371,9 @@ impl Learned {
                     metrics.add("critic/vf_clipfrac", mean(self.values.clipped as f64, self.values.terms));
                     metrics.add("critic/grad_norm", mean(self.critic_grad_norms, self.critic_updates.into()));
                 }
-                if let Some(mismatch) = &self.mismatch {
+                if let Some((mismatch, apart)) = &self.mismatch {
                     report_mismatch(mismatch, metrics);
+                    apart.report(metrics);
                     metrics.add("rollout_corr/beyond_bounds", self.beyond.unwrap_or_default());
                     metrics.add("rollout_corr/rejected_tokens", self.rejected as f64);
                 }

@@ -25,6 +25,7 @@
 
 mod agents;
 mod alone;
+mod apart;
 mod batch;
 mod best;
 mod checkpoint;

@@ -9,6 +9,7 @@ use dressage_rl::{Counting, Loss, Point, PolicyLoss, prepare};
 use dressage_tree::{PathInput, PathTarget, Term};
 
 use crate::TrainerError;
+use crate::apart::Apart;
 use crate::recipe::{Proximal, RlKeys};
 use crate::survey::{PathKey, Question, ask};
 
@@ -29,13 +30,24 @@ pub(crate) struct Preparer<'a> {
     exact: bool,
     /// Log-probabilities of trained tokens of the paths that were asked for: proximal, behaviour.
     pairs: Vec<Vec<(f64, f64)>>,
+    /// How far the two are apart.
+    apart: Apart,
     /// Trained tokens that a correction or a rejection leaves out.
     pub rejected: u64,
 }
 
 impl<'a> Preparer<'a> {
     pub fn new(keys: &'a RlKeys, learner: &'a dyn Learner, random: (u64, u64), exact: bool) -> Self {
-        Preparer { keys, learner, proximal: HashMap::new(), random, exact, pairs: Vec::new(), rejected: 0 }
+        Preparer {
+            keys,
+            learner,
+            proximal: HashMap::new(),
+            random,
+            exact,
+            pairs: Vec::new(),
+            apart: Apart::default(),
+            rejected: 0,
+        }
     }
 
     /// Whether the record says what the learner would, at the beginning of the step: the weights being
@@ -65,8 +77,13 @@ impl<'a> Preparer<'a> {
             };
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
                 let both = logprobs.iter().zip(behaviours(input)).zip(&input.targets);
-                let both = both.filter(|(_, target)| target.term.weight != 0.0).map(|(both, _)| both);
-                self.pairs.push(both.map(|(p, b)| (f64::from(*p), f64::from(b))).collect());
+                let mut pairs = Vec::with_capacity(input.targets.len());
+                for ((&proximal, behaviour), target) in both.filter(|(_, target)| target.term.weight != 0.0) {
+                    let pair = (f64::from(proximal), f64::from(behaviour));
+                    self.apart.add(target.term.age, target.index, (pair.0 - pair.1).abs());
+                    pairs.push(pair);
+                }
+                self.pairs.push(pairs);
                 self.proximal.insert(*key, logprobs);
             }
         }
@@ -74,9 +91,10 @@ impl<'a> Preparer<'a> {
     }
 
     /// How far the policies that drew the tokens of all updates are from the proximal one, where that was
-    /// worked out.
-    pub fn mismatch(&self) -> Option<Mismatch> {
-        (self.keys.proximal == Proximal::Recompute).then(|| Mismatch::new(&self.pairs, Counting::Exact))
+    /// worked out; in all, and by age and place.
+    pub fn mismatch(&self) -> Option<(Mismatch, Apart)> {
+        let found = || (Mismatch::new(&self.pairs, Counting::Exact), self.apart.clone());
+        (self.keys.proximal == Proximal::Recompute).then(found)
     }
 
     /// The share of tokens whose ratio of the proximal to the behaviour policy is beyond the bounds of the

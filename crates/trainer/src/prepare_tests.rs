@@ -151,7 +151,14 @@ async fn corrections_and_rejections_see_trained_tokens_alone() {
     let found = terms(&batches);
     found[..2].iter().for_each(|term| close(weight(term), 0.5 * 1.5f64.exp()));
     assert_eq!((found[2].weight, found[2].correction, preparer.rejected), (0.0, None, 0));
-    close(preparer.mismatch().unwrap().kl, -0.75);
+    let (mismatch, apart) = preparer.mismatch().unwrap();
+    close(mismatch.kl, -0.75);
+    let mut metrics = crate::metrics::Metrics::default();
+    apart.report(&mut metrics);
+    for name in ["age_1", "from_0"] {
+        close(metrics.get(&format!("rollout_corr/log_diff_mean_{name}")).unwrap(), 0.75);
+        close(metrics.get(&format!("rollout_corr/log_diff_max_{name}")).unwrap(), 1.0);
+    }
 }
 
 /// A correction weighs the policy's gradient and not the penalty for leaving the reference; what is rejected
@@ -231,7 +238,7 @@ async fn the_proximal_policy_stays_for_the_step() {
     }
     assert_eq!(*learner.asked.lock().unwrap(), 2);
     // Means over the four tokens of log p_behaviour − log p_proximal: −0.5, 1, −3 and −0.5.
-    close(preparer.mismatch().unwrap().kl, -3.0 / 4.0);
+    close(preparer.mismatch().unwrap().0.kl, -3.0 / 4.0);
 }
 
 /// The guess is the loss's: nothing is asked, nothing stands in the terms, and the age decides how far along

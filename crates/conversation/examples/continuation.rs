@@ -1,0 +1,130 @@
+//! Continuation against whole renders, for `conformance/continuation.py`: reads one conversation a line as
+//! JSON (`template`; `special`, its special tokens; `steps`, a list of `say`, a message, or `reply`, a message
+//! that the model draws; `tools`) and answers each with a line of JSON.
+//!
+//! The model has one token for each byte. Each reply is drawn as the template's model would write it, and the
+//! client sends the whole history back, without thoughts. Answered are, for each prompt after a reply, `fork`, why it left the
+//! record, if it did; `equal`, whether it is what the template prints for the whole history,
+//! with thoughts and calls in fields of their own or as the model wrote them; and `drift`,
+//! what the record counts as such: the text of the record, and what is printed in its place. Or `error`: the template refuses, or is of no chat.
+
+use std::error::Error;
+use std::io::{BufRead, Write, stdin, stdout};
+use std::sync::Arc;
+
+use dressage_conversation::{CallIds, Conversation, Format, Options, Origin, Request};
+use dressage_model::{TokenType, TokenizerSource};
+use dressage_policy::{Completion, SamplingParams};
+use dressage_text::testing::tiny_gguf;
+use dressage_text::{Chat, ChatOptions, Message, Tokenizer, ToolSpec};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    template: String,
+    special: Vec<String>,
+    bos: String,
+    eos: String,
+    steps: Vec<Step>,
+    tools: Vec<ToolSpec>,
+    variables: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Step {
+    Say(Message),
+    Reply(Message),
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut out = stdout().lock();
+    for line in stdin().lock().lines() {
+        let asked: Asked = serde_json::from_str(&line?)?;
+        let answer = talk(&asked).unwrap_or_else(|error| json!({ "error": error.to_string() }));
+        writeln!(out, "{answer}")?;
+    }
+    Ok(())
+}
+
+/// A chat of bytes and these special tokens.
+fn chat(asked: &Asked) -> Result<Chat, Box<dyn Error>> {
+    let mut source = tiny_gguf();
+    for token in asked.special.iter().chain([&asked.bos, &asked.eos]) {
+        if !source.tokens.contains(token) {
+            source.tokens.push(token.clone());
+            source.types.push(TokenType::Control);
+        }
+    }
+    let id = |text: &String| source.tokens.iter().position(|token| token == text).map(|at| at as u32);
+    (source.bos, source.eos) = (id(&asked.bos), id(&asked.eos));
+    let options = ChatOptions { variables: asked.variables.clone(), ..ChatOptions::default() };
+    Ok(Chat::new(Tokenizer::new(&TokenizerSource::Gguf(source))?, Some(&asked.template), options)?)
+}
+
+fn talk(asked: &Asked) -> Result<Value, Box<dyn Error>> {
+    let chat = Arc::new(chat(asked)?);
+    let options = Options { call_ids: CallIds::Unique, ..Options::default() };
+    let format = Arc::new(Format::new(Arc::clone(&chat), options));
+    let text = |ids: &[u32]| chat.tokenizer().decode_with_special(ids);
+    let mut conversation = Conversation::new();
+    // As the client sends them; with the thoughts of replies; and replies as their model wrote them.
+    let (mut sent, mut whole, mut written) = (Vec::<Message>::new(), Vec::new(), Vec::new());
+    let (mut turns, mut replies) = (Vec::new(), 0);
+    for step in &asked.steps {
+        let said = match step {
+            Step::Say(message) => {
+                let mut message = message.clone();
+                if let Some(id) = &mut message.tool_call_id {
+                    // The result of the last call that has none yet.
+                    let results = sent.iter().rev().take_while(|said| said.tool_call_id.is_some()).count();
+                    let calls = sent.iter().rev().find(|said| !said.tool_calls.is_empty());
+                    *id = calls
+                        .and_then(|said| said.tool_calls.get(results))
+                        .map_or(id.clone(), |call| call.id.clone());
+                }
+                whole.push(message.clone());
+                written.push(message.clone());
+                sent.push(message);
+                continue;
+            }
+            Step::Reply(message) => message,
+        };
+        let request =
+            Request { agent: "", policy: "", format: &format, messages: &sent, tools: &asked.tools };
+        let prepared = conversation.prepare(&request)?;
+        let equal = [&whole, &written].into_iter().any(|messages| {
+            chat.prompt(messages, &asked.tools).is_ok_and(|ids| text(&ids) == text(&prepared.prompt))
+        });
+        let fork = match prepared.origin {
+            Origin::Forked(fork) => Some(format!("{:?}", fork.reason)),
+            Origin::Began | Origin::Continued => None,
+        };
+        let opened = chat.opened_thought(&sent, &asked.tools)?;
+        let drawn = chat.assistant(said, opened)?;
+        let mut completion = Completion::default();
+        completion.extend(&drawn, &vec![-0.5; drawn.len()], 0);
+        let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
+        let message = reply.message();
+        if message.tool_calls.len() != said.tool_calls.len() {
+            return Err(format!("the calls of a reply are not read: {:?}", reply.said).into());
+        }
+        let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
+        whole.push(Message { reasoning_content: thought, ..message.clone() });
+        written.push(reply.written());
+        sent.push(message);
+        turns.push((replies > 0, fork, equal));
+        replies += 1;
+    }
+    let drifts = conversation.finish();
+    let turns = turns.into_iter().zip(0u32..).filter(|((later, ..), _)| *later);
+    let answers: Vec<Value> = turns
+        .map(|((_, fork, equal), turn)| {
+            let drift = drifts.iter().find(|drift| drift.turn == turn);
+            json!({ "fork": fork, "equal": equal, "drift": drift.map(|drift| [&drift.recorded, &drift.printed]) })
+        })
+        .collect();
+    Ok(answers.into())
+}

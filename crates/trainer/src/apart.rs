@@ -1,0 +1,92 @@
+//! How far apart sampler and learner are, by the age of the weights that drew a token and by its place.
+//!
+//! A difference that grows with the age is what training changed; one that is there at age 0 is of numerics,
+//! and one that grows with the place builds up along a path: in keys and values of an earlier version, or in
+//! positions that the two do not compute alike.
+
+use crate::metrics::Metrics;
+
+/// Ages that have a class of their own; older tokens share the last.
+const AGES: u32 = 4;
+
+/// Where the classes of places begin, in tokens of the path.
+const PLACES: [u32; 5] = [0, 64, 256, 1024, 4096];
+
+/// Magnitudes of the differences of log-probabilities, in classes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Apart {
+    ages: [Class; AGES as usize + 1],
+    places: [Class; PLACES.len()],
+}
+
+/// Magnitudes of one class.
+#[derive(Debug, Clone, Copy, Default)]
+struct Class {
+    count: u64,
+    sum: f64,
+    most: f64,
+}
+
+impl Class {
+    fn add(&mut self, difference: f64) {
+        self.count += 1;
+        self.sum += difference;
+        self.most = self.most.max(difference);
+    }
+}
+
+impl Apart {
+    /// Adds a token: how many versions ago it was drawn, where it stands in its path, and
+    /// |log p_proximal − log p_behaviour|.
+    pub(crate) fn add(&mut self, age: u32, place: u32, difference: f64) {
+        self.ages[age.min(AGES) as usize].add(difference);
+        let after = PLACES.partition_point(|&begin| begin <= place);
+        self.places[after - 1].add(difference);
+    }
+
+    /// Adds mean and maximum of every class that has a token to the metrics of a step.
+    pub(crate) fn report(&self, metrics: &mut Metrics) {
+        let ages = self.ages.iter().zip(0..).map(|(class, age)| {
+            let and_older = if age == AGES { "_up" } else { "" };
+            (class, format!("age_{age}{and_older}"))
+        });
+        let places = self.places.iter().zip(PLACES).map(|(class, begin)| (class, format!("from_{begin}")));
+        for (class, name) in ages.chain(places).filter(|(class, _)| class.count > 0) {
+            metrics.add(format!("rollout_corr/log_diff_mean_{name}"), class.sum / class.count as f64);
+            metrics.add(format!("rollout_corr/log_diff_max_{name}"), class.most);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_fall_into_classes_by_age_and_by_place() {
+        let mut apart = Apart::default();
+        for (age, place, difference) in
+            [(0, 0, 0.5), (0, 63, 1.5), (1, 64, 2.0), (4, 4095, 3.0), (9, 9000, 5.0)]
+        {
+            apart.add(age, place, difference);
+        }
+        let mut metrics = Metrics::default();
+        apart.report(&mut metrics);
+        let of = |name: &str| metrics.get(&format!("rollout_corr/log_diff_{name}"));
+        for (name, value) in [
+            ("mean_age_0", Some(1.0)),
+            ("max_age_0", Some(1.5)),
+            ("mean_age_1", Some(2.0)),
+            ("mean_age_2", None),
+            ("mean_age_4_up", Some(4.0)),
+            ("max_age_4_up", Some(5.0)),
+            ("mean_from_0", Some(1.0)),
+            ("mean_from_64", Some(2.0)),
+            ("mean_from_256", None),
+            ("mean_from_1024", Some(3.0)),
+            ("mean_from_4096", Some(5.0)),
+        ] {
+            assert_eq!(of(name), value, "{name}");
+        }
+    }
+}
