@@ -241,6 +241,8 @@ pub(crate) fn transcript(before: Option<&str>, messages: &[Message], most: usize
 
 #[cfg(test)]
 mod tests {
+    use dressage_text::ToolCall;
+
     use super::*;
 
     fn said(pattern: &str) -> Vec<Message> {
@@ -271,6 +273,57 @@ mod tests {
             "{cut}"
         );
         assert_eq!(shortened("short", 2), "short");
+    }
+
+    #[test]
+    fn sizes_are_of_all_that_a_message_says() {
+        let arguments = serde_json::from_str("{\"a\":1}").unwrap();
+        let call = ToolCall { id: String::new(), name: "look".into(), arguments };
+        let message =
+            Message { reasoning_content: Some("thing".into()), ..Message::calls("0123456789", vec![call]) };
+        let mut cut = Cut::default();
+        assert_eq!(cut.size(3, &message), 10 + (4 + 32 + 7) + 5 + AROUND);
+        cut.shortened.insert(3, 200);
+        assert_eq!(cut.size(3, &message), 200 + NOTE + (4 + 32 + 7) + 5 + AROUND);
+    }
+
+    #[test]
+    fn a_cut_that_leaves_all_as_it_is_is_none() {
+        assert!(Cut::default().is_none());
+        assert!(!Cut { upto: 2, ..Cut::default() }.is_none());
+        assert!(!Cut { shortened: [(2, 128)].into(), ..Cut::default() }.is_none());
+    }
+
+    #[test]
+    fn as_many_bytes_go_as_should() {
+        let mut messages = said("uatat");
+        for (at, length) in [(2, 1000), (4, 600)] {
+            messages[at].content = "x".repeat(length + NOTE).into();
+        }
+        for (over, saved, levels) in [
+            (300, 300, vec![(2, 700)]),
+            (400, 400, vec![(2, 600)]),
+            (500, 500, vec![(2, 550), (4, 550)]),
+            (9000, 1600 - 2 * LEAST, vec![(2, LEAST), (4, LEAST)]),
+        ] {
+            let mut cut = Cut::default();
+            assert_eq!(cut.shorten(&messages, 1..5, over), saved, "{over}");
+            assert_eq!(cut.shortened, levels.into_iter().collect(), "{over}");
+        }
+    }
+
+    #[test]
+    fn what_was_shortened_stays_so_when_the_oldest_go() {
+        let mut messages = said("uatatata");
+        for at in [2, 4, 6] {
+            messages[at].content = "x".repeat(1000).into();
+        }
+        let budget = Budget { most: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
+        let mut cut = Cut::default();
+        // A prompt of 3,000 tokens is to have 500: shortened as far as may be, it has a few hundred bytes too many.
+        let (gone, _) = cut.further(&messages, &[], 3000, &budget).unwrap();
+        assert_eq!((gone, cut.upto), (1..3, 3));
+        assert_eq!(cut.shortened, [(4, LEAST), (6, LEAST)].into());
     }
 
     #[test]
