@@ -313,6 +313,19 @@ mod tests {
     }
 
     #[test]
+    fn half_of_the_budget_is_told_in_bytes_of_all_that_is_there() {
+        let messages = said("uatata");
+        let tool =
+            ToolSpec { name: "look".into(), description: "Looks.".into(), parameters: serde_json::json!({}) };
+        let budget = Budget { most: 500, overflow: Overflow::Summarise, keep: 1 };
+        let mut cut = Cut { summary: Some("It was said.".into()), ..Cut::default() };
+        let all = 6 * (1 + AROUND) + written(&tool.to_openai()) + 12;
+        // A prompt of 1,000 tokens is to have 250.
+        let (gone, bytes) = cut.further(&messages, &[tool], 1000, &budget).unwrap();
+        assert_eq!((gone, bytes), (1..5, all / 4));
+    }
+
+    #[test]
     fn what_was_shortened_stays_so_when_the_oldest_go() {
         let mut messages = said("uatatata");
         for at in [2, 4, 6] {
