@@ -1,6 +1,7 @@
 //! `dressage plan`: memory, time and cost of a run, before anything is started.
 
 mod devices;
+mod fleet;
 mod memory;
 mod shape;
 mod time;
@@ -20,6 +21,9 @@ use devices::Device;
 use memory::{Bytes, Learner, gib};
 use shape::Shape;
 
+/// Most devices that are simulated.
+const MOST_DEVICES: usize = 16384;
+
 /// Say what a run will take: memory of every device, tokens a second, time and cost
 ///
 /// Works from the model's shape (its config.json) and starts nothing. Times are estimates from the peaks of a
@@ -28,7 +32,8 @@ use shape::Shape;
 #[command(after_help = "Examples:
   dressage plan recipes/calculator
   dressage plan my-recipe --device h100 --devices 8 --price 2.5
-  dressage plan my-recipe --config Qwen2.5-7B/config.json --device h100 --prompt 500 --reply 2000")]
+  dressage plan my-recipe --config Qwen2.5-7B/config.json --device h100 --prompt 500 --reply 2000
+  dressage plan my-recipe --device h100 --fleet 8,64,512,4096 --tool 2")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
@@ -58,6 +63,27 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS")]
     reply: Option<u64>,
 
+    /// Simulate fleets of so many devices: staleness, idle shares, what is at its end first
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    fleet: Vec<usize>,
+
+    /// Seconds of a tool between two replies, for --fleet
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    tool: f64,
+
+    /// Replies of an attempt, for --fleet; agent.max_turns where not given
+    #[arg(long, value_name = "N")]
+    turns: Option<usize>,
+
+    /// Standard deviation of the length of replies over its mean, for --fleet
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    spread: f64,
+
+    /// A JSON file with measured seconds, for --fleet in place of the device's: prompt, batch, sequence, learn,
+    /// update, publish
+    #[arg(long, value_name = "FILE")]
+    service: Option<PathBuf>,
+
     /// Price of a device for an hour, in any currency
     #[arg(long, value_name = "PRICE")]
     price: Option<f64>,
@@ -83,11 +109,14 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
     let learners = of_learner(&recipe, &shape, files.as_ref(), device)?;
     let running = of_sampler(&recipe, &shape, context, device, args.devices)?;
+    let reply = args.reply.unwrap_or((recipe.agent.max_tokens as u64).div_ceil(2));
+    if !args.fleet.is_empty() {
+        of_fleets(args, &recipe, &shape, device, (running, reply))?;
+    }
     let Some(device) = device else {
         screen::say("\nname a device with --device for tokens a second, time and cost");
         return Ok(ExitCode::SUCCESS);
     };
-    let reply = args.reply.unwrap_or((recipe.agent.max_tokens as u64).div_ceil(2));
     let work = time::Work { prompt: args.prompt, reply, running, samplers: args.devices, learners };
     let mut hours = 0.0;
     for (index, phase) in recipe.phase.iter().enumerate() {
@@ -212,6 +241,60 @@ fn of_sampler(
         of_device.min(most)
     ));
     Ok(of_device.min(most))
+}
+
+/// Simulates the last phase that makes attempts on fleets of several sizes.
+fn of_fleets(
+    args: &Args,
+    recipe: &Recipe,
+    shape: &Shape,
+    device: Option<&Device>,
+    (running, reply): (u64, u64),
+) -> anyhow::Result<()> {
+    let service = match (&args.service, device) {
+        (Some(file), _) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read --service {}", file.display()))?;
+            serde_json::from_str(&text)
+                .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?
+        }
+        (None, Some(device)) => time::service(shape, device, args.prompt, reply),
+        (None, None) => {
+            return Err(unusable(
+                "--fleet needs to know how long things take: name a --device, or give measured seconds with --service",
+            ));
+        }
+    };
+    let phases = recipe.phase.iter().rev();
+    let keys = phases.filter_map(|phase| if let Phase::Rl(keys) = phase { Some(keys) } else { None }).next();
+    let keys = keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
+    let apart = recipe.cluster.learner.is_some();
+    let least = if apart { 2 } else { 1 };
+    if let Some(devices) = args.fleet.iter().find(|devices| !(least..=MOST_DEVICES).contains(*devices)) {
+        return Err(unusable(format!("--fleet {devices}: give {least} to {MOST_DEVICES} devices")));
+    }
+    let limits = [("--tool", args.tool, 1e6), ("--spread", args.spread, 10.0)];
+    if let Some((name, value, most)) =
+        limits.into_iter().find(|(_, value, most)| !(0.0..=*most).contains(value))
+    {
+        return Err(unusable(format!("{name} {value}: give 0 to {most}")));
+    }
+    let fleet = fleet::Fleet {
+        samplers: 1,
+        learners: usize::from(apart),
+        rows: running.max(1) as usize,
+        groups: keys.groups,
+        group_size: keys.group_size,
+        ahead: keys.staleness as usize,
+        turns: args.turns.unwrap_or(recipe.agent.max_turns as usize).max(1),
+        prompt: args.prompt as f64,
+        reply: reply as f64,
+        spread: args.spread,
+        tool: args.tool,
+        service,
+    };
+    fleet::print(&fleet::Sizes { devices: &args.fleet, fleet, apart });
+    Ok(())
 }
 
 /// Says how long a phase takes. Returns hours.

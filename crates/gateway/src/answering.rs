@@ -24,8 +24,6 @@ pub struct Caller {
     pub body: Option<u128>,
     /// Whether the client says that it asks again.
     pub retries: bool,
-    /// The other calls of the body, where it makes several.
-    pub(crate) batch: Option<Batch>,
 }
 
 /// Whoever answers a call.
@@ -40,6 +38,8 @@ pub(crate) struct Answering {
     pub context: RouteContext,
     /// Whether a context policy asks, and not the program.
     pub summarises: bool,
+    /// The other calls of the body, where it makes several.
+    pub batch: Option<Batch>,
 }
 
 impl Gateway {
@@ -53,6 +53,7 @@ impl Gateway {
                 fixed: None,
                 context: RouteContext::NONE,
                 summarises: false,
+                batch: None,
             });
         };
         let routes = &session.options.routes;
@@ -67,7 +68,7 @@ impl Gateway {
             return Err(Fault::new(Kind::NotFound, message));
         };
         let (agent, model, fixed) = (agent.clone(), Arc::clone(model), fixed.clone());
-        Ok(Answering { agent, model, fixed, context: context.clone(), summarises: false })
+        Ok(Answering { agent, model, fixed, context: context.clone(), summarises: false, batch: None })
     }
 
     /// The model that would answer a caller who asks for `name`.

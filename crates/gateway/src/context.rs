@@ -78,7 +78,8 @@ impl Gateway {
         call.sampling.max_tokens = Some(*tokens);
         let caller = Caller { session: Some(Arc::clone(session)), ..Caller::default() };
         let (agent, model, fixed) = (agent.clone(), Arc::clone(model), fixed.clone());
-        let answering = Answering { agent, model, fixed, context: RouteContext::NONE, summarises: true };
+        let context = RouteContext::NONE;
+        let answering = Answering { agent, model, fixed, context, summarises: true, batch: None };
         let mut reader = Box::pin(self.begin(&caller, call, answering)).await?;
         let mut said = String::new();
         while let Some(event) = reader.next().await {

@@ -106,10 +106,20 @@ impl Gateway {
     /// # Errors
     /// When the request cannot be served: then nothing of it is recorded.
     pub async fn call(&self, caller: &Caller, call: Call) -> Result<Reader, Fault> {
+        self.call_of(caller, call, None).await
+    }
+
+    /// Begins a call that is recorded only with the others of its body, where it has such.
+    pub(crate) async fn call_of(
+        &self,
+        caller: &Caller,
+        call: Call,
+        batch: Option<Batch>,
+    ) -> Result<Reader, Fault> {
         let begun = match self.again(caller, &call) {
             Ok(Some(reader)) => Ok(reader),
             Ok(None) => match self.answering(caller, &call) {
-                Ok(answering) => self.begin(caller, call, answering).await,
+                Ok(answering) => self.begin(caller, call, Answering { batch, ..answering }).await,
                 Err(fault) => Err(fault),
             },
             Err(fault) => Err(fault),
@@ -171,7 +181,7 @@ impl Gateway {
         let Call { input, tools, tool_choice, parallel_calls, n, sampling, .. } = call;
         let tools: Arc<[ToolSpec]> = tools.into();
         let prompt = self.prompt(caller, &answering, &drawn.format, input, &tools).await?;
-        let Answering { agent, model, summarises, .. } = answering;
+        let Answering { agent, model, summarises, batch, .. } = answering;
         if let Prompt::Chat(prepared) = &prompt
             && prepared.in_thought
             && params.grammar.is_some()
@@ -267,7 +277,7 @@ impl Gateway {
             summarises,
             reply,
             begun,
-            batch: caller.batch.clone(),
+            batch,
             place: Mutex::new(place),
             _running: running,
         };

@@ -1,6 +1,7 @@
 //! Tokens a second of sampling and of training, from the peaks of a device.
 
 use super::devices::Device;
+use super::fleet::Service;
 use super::shape::Shape;
 
 /// Share of the peak that training reaches: FSDP2 on dense models of 7B and more, as published.
@@ -9,6 +10,8 @@ const TRAINING: f64 = 0.38;
 const PREFILL: f64 = 0.5;
 /// Share of the bandwidth that drawing reaches.
 const DRAWING: f64 = 0.6;
+/// Bytes of weights a second on their way to a sampler: a link of 100 Gbit/s.
+const LINK: f64 = 12.5e9;
 
 /// Work of a phase, and who does it.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +69,21 @@ impl Work {
         let devices = if learners > 0 { learners } else { samplers };
         let learning = operations / (TRAINING * device.flops * f64::from(devices));
         Step { sampled: drawn, learnt, sampling: drawing + filling, learning }
+    }
+}
+
+/// Seconds of one device, for paths of a prompt and a reply; weights reach the samplers over their own memory.
+pub fn service(shape: &Shape, device: &Device, prompt: u64, reply: u64) -> Service {
+    let seen = prompt + reply / 2;
+    let of_path = (seen * shape.cache_of_token(2)) as f64 / (DRAWING * device.bandwidth);
+    let weights = 2.0 * shape.parameters() as f64;
+    Service {
+        prompt: shape.forward(prompt / 2) / (PREFILL * device.flops),
+        batch: weights / (DRAWING * device.bandwidth),
+        sequence: of_path.max(shape.forward(seen) / (PREFILL * device.flops)),
+        learn: 3.0 * shape.forward(seen) / (TRAINING * device.flops),
+        update: 0.0,
+        publish: weights / LINK,
     }
 }
 

@@ -180,7 +180,7 @@ pub(crate) async fn gather_all(
     let begin = async |(place, call)| {
         // Equal prompts of one body are calls of their own.
         let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
-        gateway.call(&Caller { body, batch: Some(batch.clone()), ..caller.clone() }, call).await
+        gateway.call_of(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
     };
     let begun = join_all(calls.into_iter().enumerate().map(begin)).await;
     let readers = begun.into_iter().collect::<Result<Vec<Reader>, Fault>>();

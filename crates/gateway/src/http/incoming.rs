@@ -136,7 +136,7 @@ fn caller(
     }
     let agent = param("agent").or_else(|| header(AGENT)).map(str::to_owned);
     let retries = RETRIES.iter().any(|name| header(name).is_some_and(|count| count.trim() != "0"));
-    Ok(Caller { session, agent, body: None, retries, batch: None })
+    Ok(Caller { session, agent, body: None, retries })
 }
 
 /// Whether two keys are the same, in a time that does not depend on where they differ.
