@@ -76,6 +76,9 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let dim = |text| Style::stderr().dim(text);
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
+    if let Some(note) = recipe.numerics_note() {
+        eprintln!("{} {note}", dim("note:"));
+    }
     let stop = StopFlag::default();
     let interrupts = tokio::spawn(interrupted(Requests::listen()?, stop.clone()));
     let clock = Clock::default();

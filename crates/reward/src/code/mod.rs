@@ -212,13 +212,14 @@ impl CodeScorer {
 
     /// Runs a test; `token` is what nobody else knows.
     async fn passes(&self, code: &str, case: &Case, token: &str) -> Result<(bool, ProgramEnd), ScoreError> {
-        let order = |mut test: Value| {
+        let order = |mut test: Value, mut expected: Value| {
             test["program"] = code.into();
-            test["token"] = token.into();
+            test["sign"] = format!("end of {token}").into();
+            expected["token"] = token.into();
             Program {
                 language: PYTHON.into(),
                 code: RUNNER.to_owned(),
-                stdin: format!("{test}\n"),
+                stdin: format!("{test}\n{expected}\n"),
                 output_bytes: OUTPUT,
             }
         };
@@ -229,9 +230,9 @@ impl CodeScorer {
                 stdin: input.clone(),
                 output_bytes: OUTPUT.max(2 * output.len()),
             },
-            Case::Asserts(asserts) => order(json!({ "asserts": asserts })),
+            Case::Asserts(asserts) => order(json!({ "asserts": asserts }), json!({})),
             Case::Returns { function, arguments, value } => {
-                order(json!({ "function": function, "arguments": arguments, "value": value }))
+                order(json!({ "function": function, "arguments": arguments }), json!({ "value": value }))
             }
         };
         let Ran { stdout, is_whole, end } = self.runner.run(&program).await?;

@@ -1,12 +1,17 @@
-"""Runs a program, and then one test of it, in one process.
+"""Runs a program, and then one test of it, in a process of its own.
 
-Input is one line of JSON: `program`, `token`, and either `asserts` (code) or `function`, `arguments`,
-`value`. The token is printed once the test has passed, and only then: a program that leaves early, whatever
-its exit code, has not. It is handed over this way so that no file holds it.
+Input is two lines of JSON: `program`, `sign`, and either `asserts` (code) or `function`, `arguments`; then
+`token` and, with a function, `value`. The token is printed once the test has passed, and only then: a program
+that leaves early, whatever its exit code, has not. The second line is read once the program has its own process,
+so that nothing it can look at holds the token, or the value that its function should give. The sign says that
+the test came to its end; asserts share their process with the program, which can find it there, or change what
+they call.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 
 
@@ -30,28 +35,66 @@ def equal(found, want):
     return type(found) is type(want) and found == want
 
 
-def test(order):
+def tested(order):
+    """What the function gives, or None once the asserts hold."""
     names = {"__name__": "program", "__builtins__": __builtins__}
     exec(compile(order["program"], "program.py", "exec"), names)
     if "asserts" in order:
         exec(compile(order["asserts"], "test.py", "exec"), names)
-        return True
+        return None
     function = names.get(order["function"])
     if function is None and "Solution" in names:
         function = getattr(names["Solution"](), order["function"], None)
     if function is None:
         raise NameError(f"the program defines no {order['function']}")
-    return equal(plain(function(*order["arguments"])), order["value"])
+    return plain(function(*order["arguments"]))
+
+
+def line():
+    """The next line of the input. Nothing beyond it is read."""
+    found = bytearray()
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        found += byte
+    return json.loads(found)
+
+
+def run(order, out):
+    """Runs program and test, and writes what came of it."""
+    sign, write, leave = order.pop("sign"), os.write, os._exit
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    found = json.dumps({"found": tested(order), "sign": sign}).encode()
+    sys.stdout.flush()
+    while found:
+        found = found[write(out, found) :]
+    leave(0)
 
 
 def main():
-    order = json.loads(sys.stdin.readline())
-    token, write, leave = order.pop("token"), os.write, os._exit
-    passed = test(order)
-    sys.stdout.flush()
+    order = line()
+    sign = order["sign"]
+    read, out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        return run(order, out)
+    os.close(out)
+    # PR_SET_DUMPABLE: the program cannot read the memory of this process.
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    expected = line()
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        # The limits of the program are those of both.
+        os.kill(os.getpid(), os.WTERMSIG(status))
+        signal.pause()
+    told = json.loads(said) if os.waitstatus_to_exitcode(status) == 0 and said else {}
+    passed = told.get("sign") == sign
+    if passed and "value" in expected:
+        passed = equal(told["found"], expected["value"])
     if passed:
-        write(1, f"\n{token}\n".encode())
-    leave(0 if passed else 1)
+        os.write(1, f"\n{expected['token']}\n".encode())
+    os._exit(0 if passed else 1)
 
 
 main()

@@ -103,6 +103,30 @@ async fn programs_are_tested_by_code() {
 }
 
 #[tokio::test]
+async fn a_program_finds_neither_the_value_that_is_expected_nor_the_token() {
+    let (_, scorer) = scorer(Passing::Share);
+    let task =
+        json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to be found"] } });
+    // Looks through all that its process holds, and prints what looks like it.
+    let search = "import gc, os, sys\n\
+        def secret(x):\n    \
+            found = [str(o) for o in gc.get_objects()] + [str(f.f_locals) for f in sys._current_frames().values()]\n    \
+            frame = sys._getframe()\n    \
+            while frame:\n        \
+                found.append(str(frame.f_locals))\n        \
+                frame = frame.f_back\n    \
+            for text in found:\n        \
+                at = text.find('passed ')\n        \
+                if at >= 0 and 'end of' not in text[at - 10 : at]:\n            \
+                    os.write(1, b'\\n' + text[at:].split(\"'\")[0].encode() + b'\\n')\n            \
+                    os._exit(0)\n        \
+                if 'to be found' in text:\n            \
+                    return 'a value ' + 'to be found'\n    \
+            return None";
+    assert_eq!(values(&scorer, &format!("```python\n{search}\n```"), task).await[0], 0.0);
+}
+
+#[tokio::test]
 async fn functions_are_called() {
     let (_, scorer) = scorer(Passing::Share);
     let tests = json!({ "tests": {

@@ -50,6 +50,20 @@ fn samplers_elsewhere_read_back_the_same_and_bring_a_correction() {
 }
 
 #[test]
+fn a_learner_in_bf16_brings_a_correction_and_one_in_f32_does_not() {
+    let learner = |dtype: &str| format!("cluster.learner={{kind='torch', start=true, dtype='{dtype}'}}");
+    let bf16 = load(SMALL, &[&learner("bf16")]).unwrap();
+    assert_eq!(rl(&bf16).correction, CorrectionDefault::Tis.correction());
+    assert!(bf16.numerics_note().unwrap().contains("weighs at most 2 of its ratio"));
+    let f32 = load(SMALL, &[&learner("f32")]).unwrap();
+    assert_eq!((rl(&f32).correction, f32.numerics_note()), (None, None));
+    let own = load(SMALL, &[&learner("bf16"), "phase.0.proximal=recompute"]).unwrap();
+    assert_eq!((rl(&own).correction, own.numerics_note()), (None, None));
+    let mask = "cluster.samplers={kind='vllm', start=true, correction='icepop'}";
+    assert!(load(SMALL, &[mask]).unwrap().numerics_note().unwrap().contains("outside of 0.5 to 5"));
+}
+
+#[test]
 fn samplers_that_cannot_be_are_refused_by_key() {
     for (change, want) in [
         ("cluster.samplers={kind='vlm'}", "`cluster.samplers.kind` is \"vlm\", but must be one of `vllm`"),

@@ -1,0 +1,186 @@
+"""A step of the learner on PyTorch beside the same model under FSDP2 in a plain loop, and what trees gain there.
+
+Both have two ranks of one thread over gloo, f32, AdamW and clipping, and take turns on the same tokens: paths that share nothing, every token but the
+first a target of imitation. The plain loop is what a person would write: `fully_shard` on each block, transformers' own loss over padded (here: equally
+long) rows, its own fused optimiser. Then paths that share a prefix, as groups of attempts do: the same tokens as separate paths and as trees, both by the
+learner; the gain is held against the ratio of tokens, which is the ideal.
+
+    VENV/bin/python bench/torch_step.py --model FOLDER    # an environment with dressage_torch's packages
+
+Prints medians of rounds (least–most) and the share of processor time that others used. Not here: CUDA, tensor and context parallelism, bf16.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "conformance"))
+from torch_group import Group, Torchrun, group_arrays, path_arrays  # noqa: E402 found through the path above
+
+RANKS = 2
+OPTIM = {
+    "learning_rate": 1e-5,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "epsilon": 1e-8,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+}
+IMITATION = {"policy": "cross_entropy", "kl": None}
+
+
+def plain(rank: int, port: int, model: Path, pipe) -> None:
+    """The plain loop: a step for each list of rows that comes through the pipe."""
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForCausalLM
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,))
+    for block in loaded.model.layers:
+        fully_shard(block, mesh=mesh)
+    fully_shard(loaded, mesh=mesh)
+    loaded.train()
+    adamw = torch.optim.AdamW(
+        loaded.parameters(), lr=OPTIM["learning_rate"], weight_decay=OPTIM["weight_decay"], fused=True
+    )
+    pipe.send("ready")
+    while (rows := pipe.recv()) is not None:
+        mine = torch.tensor(rows[rank::RANKS])
+        begun = time.perf_counter()
+        loaded(input_ids=mine, labels=mine).loss.backward()
+        torch.nn.utils.clip_grad_norm_(loaded.parameters(), OPTIM["max_grad_norm"])
+        adamw.step()
+        adamw.zero_grad()
+        dist.barrier()
+        pipe.send(time.perf_counter() - begun)
+    dist.destroy_process_group()
+
+
+class Plain:
+    """Its ranks."""
+
+    def __init__(self, model: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.ranks = [], []
+        for rank in range(RANKS):
+            ours, theirs = context.Pipe()
+            self.pipes.append(ours)
+            self.ranks.append(context.Process(target=plain, args=(rank, port, model, theirs), daemon=True))
+            self.ranks[-1].start()
+        for pipe in self.pipes:
+            pipe.recv()
+
+    def step(self, rows: list[list[int]]) -> float:
+        """Seconds of the slowest rank."""
+        for pipe in self.pipes:
+            pipe.send(rows)
+        return max(pipe.recv() for pipe in self.pipes)
+
+    def stop(self) -> None:
+        """Ends them."""
+        for pipe in self.pipes:
+            pipe.send(None)
+        for rank in self.ranks:
+            rank.join(30)
+
+
+def inputs(paths: list[list[int]], first: int, weight: float) -> list[dict]:
+    """Paths whose tokens from `first` on are targets, of this weight each."""
+    term = {"weight": weight}
+    return [
+        {
+            "tokens": path,
+            "targets": [{"index": at, "temperature": 1.0, "term": term} for at in range(first, len(path))],
+        }
+        for path in paths
+    ]
+
+
+def step(group: Group, groups: list[list[dict]], tokens: int) -> float:
+    """Seconds of a step of the learner, its plan and its body included."""
+    paths = [path for of_group in groups for path in of_group]
+    begun = time.perf_counter()
+    cut = group.call("policy", "plan", {"micro_batch_tokens": tokens}, group_arrays(groups))[0]["cut"]
+    group.call("policy", "train", {"loss": IMITATION, "params": OPTIM, "cut": cut}, path_arrays(paths))
+    return time.perf_counter() - begun
+
+
+def spread(values: list[float]) -> str:
+    """Median (least–most)."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f}, n = {len(values)})"
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", type=Path, required=True, help="a folder of safetensors")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rows", type=int, default=8)
+    p.add_argument("--length", type=int, default=256)
+    a = p.parse_args()
+    rng = random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return [rng.randrange(1000, 40000) for _ in range(count)]
+
+    peer = Plain(a.model)
+    with (
+        tempfile.TemporaryDirectory() as root,
+        Group(RANKS, Path(root), Torchrun, model=a.model, tokens=a.rows * a.length, no_probe=True) as group,
+    ):
+        pairs = []
+        for turn in range(a.rounds + 1):
+            rows = [ids(a.length) for _ in range(a.rows)]
+            paths = inputs(rows, 1, 1 / (a.rows * (a.length - 1)))
+            # One group for each rank, as data-parallel ranks get them.
+            of_ranks = [paths[rank::RANKS] for rank in range(RANKS)]
+            tokens = a.rows * a.length // RANKS
+            if turn % 2:
+                theirs, ours = peer.step(rows), step(group, of_ranks, tokens)
+            else:
+                ours, theirs = step(group, of_ranks, tokens), peer.step(rows)
+            if turn:
+                pairs.append((ours, theirs))
+                print(f"  the learner {ours:.2f} s, the plain loop {theirs:.2f} s", flush=True)
+        print(
+            f"{a.rows} rows of {a.length} tokens, the plain loop over the learner: {spread([t / o for o, t in pairs])}"
+        )
+        for group_size, prefix, tail in [(4, 192, 64), (8, 192, 64), (8, 64, 192)]:
+            ideal = group_size * (prefix + tail) / (prefix + group_size * tail)
+            shares = []
+            for turn in range(a.rounds + 1):
+                groups = []
+                for _ in range(RANKS):
+                    shared = ids(prefix)
+                    groups.append([shared + ids(tail) for _ in range(group_size)])
+                # The same without anything in common: the first token differs.
+                apart = [[[1000 + at, *path[1:]] for at, path in enumerate(paths)] for paths in groups]
+                weight = 1 / (RANKS * group_size * tail)
+                merged = [inputs(paths, prefix, weight) for paths in groups]
+                alone = [inputs(paths, prefix, weight) for paths in apart]
+                size = group_size * (prefix + tail)
+                as_tree, as_paths = step(group, merged, size), step(group, alone, size)
+                if turn:
+                    shares.append(as_paths / as_tree / ideal)
+            what = f"groups of {group_size}, {prefix} tokens shared of {prefix + tail}, ideal {ideal:.2f}"
+            print(f"{what}: share of it {spread(shares)}", flush=True)
+    peer.stop()
+
+
+if __name__ == "__main__":
+    main()
