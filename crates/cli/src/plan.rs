@@ -79,8 +79,8 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     spread: f64,
 
-    /// A JSON file with measured seconds, for --fleet in place of the device's: prompt, batch, sequence, learn,
-    /// update, publish
+    /// A JSON file with measured seconds, for --fleet in place of the device's: prompt, batch, sequence,
+    /// learn, update, publish
     #[arg(long, value_name = "FILE")]
     service: Option<PathBuf>,
 

@@ -1,12 +1,13 @@
 //! Continuation against whole renders, for `conformance/continuation.py`: reads one conversation a line as
-//! JSON (`template`; `special`, its special tokens; `steps`, a list of `say`, a message, or `reply`, a message
-//! that the model draws; `tools`) and answers each with a line of JSON.
+//! JSON (`template`; `special`, its special tokens; `steps`, a list of `say`, a message, or `reply`, a
+//! message that the model draws; `tools`) and answers each with a line of JSON.
 //!
 //! The model has one token for each byte. Each reply is drawn as the template's model would write it, and the
-//! client sends the whole history back, without thoughts. Answered are, for each prompt after a reply, `fork`, why it left the
-//! record, if it did; `equal`, whether it is what the template prints for the whole history,
-//! with thoughts and calls in fields of their own or as the model wrote them; and `drift`,
-//! what the record counts as such: the text of the record, and what is printed in its place. Or `error`: the template refuses, or is of no chat.
+//! client sends the whole history back, without thoughts. Answered are, for each prompt after a reply,
+//! `fork`, why it left the record, if it did; `equal`, whether it is what the template prints for the whole
+//! history, with thoughts and calls in fields of their own or as the model wrote them; and `drift`, what the
+//! record counts as such: the text of the record, and what is printed in its place. Or `error`: the template
+//! refuses, or is of no chat.
 
 use std::error::Error;
 use std::io::{BufRead, Write, stdin, stdout};

@@ -23,8 +23,8 @@ const SHOWN: usize = 60;
 
 impl Drift {
     /// How the template prints a conversation that was recorded as `path`; `None` where that says the same,
-    /// with replies as their models wrote them, or with thoughts and calls in fields of their own. Renders all
-    /// of it, and never fails: a template that refuses the conversation prints it otherwise.
+    /// with replies as their models wrote them, or with thoughts and calls in fields of their own. Renders
+    /// all of it, and never fails: a template that refuses the conversation prints it otherwise.
     pub fn find(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
         let drift = Self::printed(chat, path, messages, tools)?;
         let apart: Vec<Message> = messages.iter().map(|message| taken_apart(chat, message, tools)).collect();

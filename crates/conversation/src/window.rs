@@ -333,7 +333,8 @@ mod tests {
         }
         let budget = Budget { most: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
         let mut cut = Cut::default();
-        // A prompt of 3,000 tokens is to have 500: shortened as far as may be, it has a few hundred bytes too many.
+        // A prompt of 3,000 tokens is to have 500: shortened as far as may be, it has a few hundred bytes too
+        // many.
         let (gone, _) = cut.further(&messages, &[], 3000, &budget).unwrap();
         assert_eq!((gone, cut.upto), (1..3, 3));
         assert_eq!(cut.shortened, [(4, LEAST), (6, LEAST)].into());

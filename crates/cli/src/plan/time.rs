@@ -72,7 +72,8 @@ impl Work {
     }
 }
 
-/// Seconds of one device, for paths of a prompt and a reply; weights reach the samplers over their own memory.
+/// Seconds of one device, for paths of a prompt and a reply; weights reach the samplers over their own
+/// memory.
 pub fn service(shape: &Shape, device: &Device, prompt: u64, reply: u64) -> Service {
     let seen = prompt + reply / 2;
     let of_path = (seen * shape.cache_of_token(2)) as f64 / (DRAWING * device.bandwidth);

@@ -167,7 +167,8 @@ async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), Fault> {
     Ok((gathering.reader.head().clone(), gathering.replies()))
 }
 
-/// Makes several calls of one body at once, and waits for all of them. Where one is refused, none is recorded.
+/// Makes several calls of one body at once, and waits for all of them. Where one is refused, none is
+/// recorded.
 ///
 /// # Errors
 /// What the first of them in their order failed with, or was refused for.
