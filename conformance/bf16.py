@@ -6,7 +6,7 @@ autocast is: the loss; the gradient of every tensor, whose error may be at most 
 kind of tensor, as the root of the mean square over all layers and two batches, at most that of autocast. The gradient of one norm can be
 all but one number (in SmolLM2 it often is), and how far a single rounded number is off is chance: the second line can fail where the third holds.
 
-Not checked here: that sampling and training agree to the bit in bf16, which is a test (`crates/engine/tests/parity.rs`).
+Not checked here: that sampling and training agree to the bit in bf16, which is a test (`crates/engine/tests/engine/parity.rs`).
 """
 
 import math

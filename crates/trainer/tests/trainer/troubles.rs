@@ -1,16 +1,11 @@
 //! Runs in which something outside the model goes wrong: they go on, and say what it was.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{metrics, parts, recipe, simulator};
 use dressage_agent::tools::{
     Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox,
 };
@@ -21,6 +16,8 @@ use dressage_text::ToolSpec;
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
 use dressage_tree::{AttemptId, Outcome, Purpose};
 use serde_json::{Map, Value};
+
+use crate::common::{metrics, parts, recipe, simulator};
 
 async fn finish(folder: &Path, overrides: &[&str], parts: Parts, start: Start) -> Summary {
     let mut trainer = Trainer::new(recipe(folder, overrides), parts, start).await.unwrap();
@@ -80,7 +77,7 @@ async fn a_step_survives_tool_scorer_and_agent() {
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Fragile)], Duration::from_secs(60)).unwrap();
-    let parts = common::parts_with(&policy, tools);
+    let parts = crate::common::parts_with(&policy, tools);
     // Of answers that hold an even digit, every one breaks the scorer.
     let judge =
         r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
@@ -154,7 +151,7 @@ async fn what_broke_is_made_again() {
             attempt.contains("sample 1") && times.fetch_add(1, Ordering::SeqCst).is_multiple_of(2)
         });
         let tools = ToolSet::new(vec![Arc::new(reluctant)], Duration::from_secs(60)).unwrap();
-        let parts = common::parts_with(&policy, tools);
+        let parts = crate::common::parts_with(&policy, tools);
         let retries = format!("agent.retries={retries}");
         // One after the other, so that each attempt finds the tool as it should.
         let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
@@ -182,7 +179,7 @@ async fn stragglers_hold_no_step() {
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Slow)], Duration::from_secs(600)).unwrap();
-    let with = |tools: &ToolSet| common::parts_with(&policy, tools.clone());
+    let with = |tools: &ToolSet| crate::common::parts_with(&policy, tools.clone());
     let overrides = ["phase.1.spare=1", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     let start = std::time::Instant::now();
     finish(&folder, &overrides, with(&tools), Start::Fresh).await;
@@ -194,7 +191,7 @@ async fn stragglers_hold_no_step() {
     // From the record alone, with the same weights at the end.
     std::fs::remove_dir_all(folder.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
-    let parts = common::parts_with(&mute, tools);
+    let parts = crate::common::parts_with(&mute, tools);
     finish(&folder, &overrides, parts, Start::Resume).await;
     assert_eq!(mute.weights(), policy.weights());
 }
@@ -206,7 +203,7 @@ async fn training_that_takes_long_breaks_no_reply() {
     let folder = root.path().join("run");
     let (batch, update) = (Duration::from_millis(1), Duration::from_millis(2500));
     let timing = Timing { batch, update, ..Timing::default() };
-    let policy = Arc::new(Simulator::new(SimulatorConfig { timing, ..common::simulated() }));
+    let policy = Arc::new(Simulator::new(SimulatorConfig { timing, ..crate::common::simulated() }));
     let overrides = [
         "phase.0.demonstrations=4",
         "phase.0.epochs=1",
@@ -236,7 +233,7 @@ async fn a_device_that_hangs_ends_the_run() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let timing = Timing { update: Duration::from_secs(3600), ..Timing::default() };
-    let hanging = Arc::new(Simulator::new(SimulatorConfig { timing, ..common::simulated() }));
+    let hanging = Arc::new(Simulator::new(SimulatorConfig { timing, ..crate::common::simulated() }));
     let overrides = ["engine.call_seconds=0.2", "eval.tasks=0", "eval.unseen_wordings=0"];
     let parts_of = |policy: &Arc<Simulator>| parts(policy, Duration::ZERO);
     let recipe = recipe(&folder, &overrides);
@@ -259,7 +256,7 @@ async fn spare_attempts_stand_in_for_broken_ones() {
         attempt.contains("train") && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end))
     });
     let tools = ToolSet::new(vec![Arc::new(shut)], Duration::from_secs(60)).unwrap();
-    let parts = common::parts_with(&policy, tools);
+    let parts = crate::common::parts_with(&policy, tools);
     let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     finish(&folder, &overrides, parts, Start::Fresh).await;
     let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
@@ -299,7 +296,7 @@ struct Paying {
 impl Paying {
     fn parts(self, policy: &Arc<Simulator>) -> Parts {
         let tools = ToolSet::new(vec![Arc::new(self)], Duration::from_secs(60)).unwrap();
-        common::parts_with(policy, tools)
+        crate::common::parts_with(policy, tools)
     }
 }
 

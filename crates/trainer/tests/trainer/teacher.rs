@@ -1,16 +1,11 @@
 //! Phases that imitate a policy of others, or replies that rows of tasks have.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{metrics, parts, recipe, simulator};
 use dressage_agent::Teacher;
 use dressage_policy::Simulator;
 use dressage_store::testing::wait;
@@ -19,6 +14,8 @@ use dressage_text::{Message, Role, ToolCall};
 use dressage_trainer::{Ended, Start, StopFlag, Trainer, TrainerError};
 use dressage_tree::{Kind, Purpose};
 use serde_json::json;
+
+use crate::common::{metrics, parts, recipe, simulator};
 
 const TAUGHT: [&str; 5] = [
     "policy.default={kind='trained'}",

@@ -1,8 +1,6 @@
 //! The engine as its users see it: what is sampled is what is trained on, to the bit; nothing changes with
 //! batching, caching, threads or instructions; checkpoints bring everything back.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Updates that are planned, and trained as planned.
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
 use std::sync::Arc;
 use std::time::Duration;

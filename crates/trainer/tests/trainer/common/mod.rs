@@ -76,7 +76,6 @@ optimiser = { schedule = "linear", warmup = 1 }
 "#;
 
 /// The recipe, to run in `folder`.
-#[allow(dead_code)] // not every test binary asks for it
 pub fn recipe(folder: &Path, overrides: &[&str]) -> Recipe {
     let file = folder.with_extension("toml");
     std::fs::write(&file, RECIPE).unwrap();
@@ -101,7 +100,6 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 }
 
 /// Scores attempts of a group by the share of it that is shorter.
-#[allow(dead_code)] // not every test binary compares
 pub fn ranks(group: &[Evidence]) -> Vec<Vec<Component>> {
     let length = |evidence: &Evidence| evidence.trajectory.sampled_tokens();
     let shorter = |one: &Evidence| group.iter().filter(|other| length(other) < length(one)).count() as f64;
@@ -146,7 +144,6 @@ pub fn trained(name: &str, policy: &Arc<Simulator>) -> Policy {
 }
 
 /// A trainer's parts around a simulated policy, whose agent has these tools.
-#[allow(dead_code)] // not every test binary asks for it
 pub fn parts_with(policy: &Arc<Simulator>, tools: ToolSet) -> Parts {
     let mut parts = parts(policy, Duration::ZERO);
     parts.agents[0].tools = tools;
@@ -155,7 +152,6 @@ pub fn parts_with(policy: &Arc<Simulator>, tools: ToolSet) -> Parts {
 
 /// Keeps what a user should know.
 #[derive(Default)]
-#[allow(dead_code)] // not every test binary asks for it
 pub struct Notes(pub Vec<String>);
 
 impl Observer for Notes {
@@ -167,7 +163,6 @@ impl Observer for Notes {
 }
 
 /// The newest checkpoint of a run.
-#[allow(dead_code)] // not every test binary asks for it
 pub fn last_checkpoint(folder: &Path) -> PathBuf {
     let mut names: Vec<PathBuf> =
         std::fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -176,7 +171,6 @@ pub fn last_checkpoint(folder: &Path) -> PathBuf {
 }
 
 /// The lines of the metrics file without what depends on wall time.
-#[allow(dead_code)] // not every test binary asks for it
 pub fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     text.lines()

@@ -1,7 +1,5 @@
 //! Log-probabilities of prompts: the very numbers that training computes for their tokens.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! Small models on disk, written from the formats' definitions, for the tests of what reads them.
-#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

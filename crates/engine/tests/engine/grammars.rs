@@ -1,8 +1,6 @@
 //! Replies that are held to a form, with the tiny tokenizer and a random model: they have it, whatever is
 //! drawn beside them and however they are cut, and they are no targets.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,9 +1,5 @@
 //! Sound models, whatever their format, come out as what was written; and what is written is read back.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
-
-mod support;
-
 use std::path::Path;
 
 use dressage_model::{
@@ -11,7 +7,8 @@ use dressage_model::{
     write_safetensors, write_tokenizer_config,
 };
 use serde_json::json;
-use support::{Meta, encode, gguf, tiny, weights, write_folder};
+
+use crate::support::{Meta, encode, gguf, tiny, weights, write_folder};
 
 /// Architectures of GGUF files; Mistral's is that of Llama.
 const ARCHITECTURES: [Family; 5] =
@@ -163,7 +160,7 @@ fn the_tokenizer_and_template_of_a_gguf_file() {
 #[test]
 fn rotary_scalings_of_a_gguf_file() {
     let folder = tempfile::tempdir().unwrap();
-    let open = |file: &support::Gguf| ModelFiles::open(&file.write(folder.path()));
+    let open = |file: &crate::support::Gguf| ModelFiles::open(&file.write(folder.path()));
     let mut file = gguf(&tiny(Family::Qwen2));
     file.set("qwen2.rope.scaling.type", Meta::Text("yarn".into()));
     file.set("qwen2.rope.scaling.factor", Meta::F32(4.0));
@@ -206,7 +203,7 @@ fn llama_3_scaling_is_recovered_from_its_divisors() {
     };
     let with = |values: &[f32]| {
         let mut file = gguf(&config);
-        file.tensors.push(support::GgufTensor {
+        file.tensors.push(crate::support::GgufTensor {
             name: "rope_freqs.weight".into(),
             shape: vec![values.len()],
             kind: 0,

@@ -1,22 +1,19 @@
 //! Options of a phase of reinforcement besides its algorithm: each computes what it says, and a
 //! run with it that is stopped and goes on, or is done again from its record, ends with the same weights.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{metrics, parts, recipe, simulator};
 use dressage_policy::{Learner, Predictions, Simulator};
 use dressage_store::testing::wait;
 use dressage_store::{Attempt, PlannedPath, Sqlite, StepPlan, Store};
 use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, replay};
 use dressage_tree::{AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch};
 use serde_json::Value;
+
+use crate::common::{metrics, parts, recipe, simulator};
 
 /// Asks to stop at the n-th attempt, micro-batch or step.
 struct StopAt(StopFlag, u32);
@@ -63,7 +60,7 @@ async fn same_however_often_it_stops(folder: &Path, overrides: &[&str]) {
     assert_eq!(metrics(&stopped), metrics(folder));
 
     let fresh = || simulator(Duration::ZERO, 0.0);
-    let policies = vec![common::trained("default", &fresh())];
+    let policies = vec![crate::common::trained("default", &fresh())];
     let mut compared = Vec::new();
     replay(&recipe(folder, overrides), folder, policies, &mut (), &mut |one| compared.push(one))
         .await

@@ -1,16 +1,11 @@
 //! Whole runs on the simulated policy.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::{
     ForwardBackward, Learner, Manifest, OptimParams, OptimReport, PolicyError, Sampler, Simulator,
     SimulatorConfig, WeightsRef,
@@ -23,6 +18,8 @@ use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, Trainer
 use dressage_tree::{
     AttemptId, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
 };
+
+use crate::common::{Notes, metrics, parts, recipe, simulator};
 
 async fn run(
     folder: &Path,
@@ -114,7 +111,7 @@ async fn a_run_from_beginning_to_end() {
     let mut names = names;
     names.sort();
     assert_eq!(names, ["best", "step-000003", "step-000006", "step-000008", "step-000010", "step-000011"]);
-    assert_eq!(summary.checkpoint.unwrap(), common::last_checkpoint(&folder));
+    assert_eq!(summary.checkpoint.unwrap(), crate::common::last_checkpoint(&folder));
 
     // Started again it is refused; resumed it is done at once, with the same summary.
     let taken = run(&folder, &policy, Start::Fresh, &[]).await.unwrap_err();
@@ -465,7 +462,7 @@ async fn a_damaged_checkpoint_is_passed_over() {
     let policy = simulator(Duration::ZERO, 0.0);
     run(&folder, &policy, Start::Fresh, &[]).await.unwrap();
     let lines = metrics(&folder);
-    let last = common::last_checkpoint(&folder);
+    let last = crate::common::last_checkpoint(&folder);
     std::fs::write(last.join("simulator.optimiser"), "cut").unwrap();
 
     let fresh = simulator(Duration::ZERO, 0.0);

@@ -1,7 +1,5 @@
 //! Sampling and training agree to the bit, in random cases. `examples/parity.rs` runs as many as one likes.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
-
 use dressage_engine::testing::parity;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,9 +1,5 @@
 //! Scorers in whole runs: one as it always was, several with weights, of groups, and such as are away.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +7,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{Notes, metrics, parts, ranks, recipe, simulator};
 use dressage_policy::{Sampler, Simulator};
 use dressage_reward::{Evidence, NumericScorer, ScoreError, Scorer};
 use dressage_store::testing::wait;
@@ -19,6 +14,8 @@ use dressage_store::{Attempt, Earner, Sqlite, Status, Store};
 use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
 use dressage_tree::{AttemptId, Component, Finish, Purpose};
 use serde_json::Value;
+
+use crate::common::{Notes, metrics, parts, ranks, recipe, simulator};
 
 /// Runs a recipe to its end, with these scorers in place of those that it has of their names.
 async fn run(

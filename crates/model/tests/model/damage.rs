@@ -1,16 +1,13 @@
 //! Files that are damaged, cut short, or belong to another model: every one ends in an error that names what
 //! is wrong, and none in a panic or a large allocation.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
-
-mod support;
-
 use std::path::Path;
 
 use dressage_model::{AdapterConfig, Family, ModelConfig, ModelFiles, SafetensorsFile};
 use proptest::prelude::*;
 use serde_json::json;
-use support::{
+
+use crate::support::{
     Gguf, GgufTensor, Meta, assert_all, encode, gguf, open_error, safetensors, tiny, weights, write_folder,
 };
 

@@ -1,15 +1,12 @@
 //! Checkpoints as trainers and hands leave them: heads of their own, names that a wrapper has changed, files
 //! that were never fetched.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
-
-mod support;
-
 use std::path::Path;
 
 use dressage_model::{Family, ModelConfig, ModelFiles, TokenizerSource};
 use serde_json::json;
-use support::{assert_all, encode, open_error, safetensors, tiny, weights, write_folder};
+
+use crate::support::{assert_all, encode, open_error, safetensors, tiny, weights, write_folder};
 
 fn folder_error(change: impl FnOnce(&Path)) -> String {
     let folder = tempfile::tempdir().unwrap();

@@ -1,20 +1,17 @@
 //! Whole runs over templates that print the past otherwise than it was recorded: every attempt trains, on
 //! exactly what was drawn.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{metrics, parts, recipe, simulator};
 use dressage_store::testing::wait;
 use dressage_store::{Sqlite, Status, Store};
 use dressage_text::Chat;
 use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
 use dressage_trainer::{Start, StopFlag, Trainer, chat_options};
 use dressage_tree::Purpose;
+
+use crate::common::{metrics, parts, recipe, simulator};
 
 /// Runs two phases with a template; returns the sums of drift and of forks.
 async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {

@@ -1,15 +1,10 @@
 //! Runs whose tools ask other agents: their conversations are branches of the attempts, and are trained or
 //! not as the recipe says of them.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{parts, recipe, simulator, trained};
 use dressage_agent::Keeper;
 use dressage_store::testing::wait;
 use dressage_store::{Attempt, Sqlite, Store};
@@ -17,6 +12,8 @@ use dressage_text::testing::tiny_chat;
 use dressage_trainer::recipe::Recipe;
 use dressage_trainer::{AgentParts, Ended, Parts, Start, StopFlag, Toolboxes, Trainer, replay};
 use dressage_tree::Purpose;
+
+use crate::common::{parts, recipe, simulator, trained};
 
 /// Answers of the calculator of two characters or more are condensed by an agent of the same policy.
 const CONDENSE: [&str; 2] = [

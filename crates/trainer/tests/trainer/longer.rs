@@ -1,21 +1,18 @@
 //! Runs that go on with another length, that end where they are good enough, and what they must not go on
 //! with.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use common::{Notes, metrics, parts, simulator};
 use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
 use dressage_store::{Sqlite, Store};
 use dressage_trainer::recipe::Recipe;
 use dressage_trainer::{
     Ended, Event, Observer, Parts, Start, StopFlag, Trainer, TrainerError, begun, replay, seconds,
 };
+
+use crate::common::{Notes, metrics, parts, simulator};
 
 /// Steps whose learning rate does not depend on how many there are.
 const CONSTANT: &str = "phase.1.optimiser.schedule=constant";
@@ -48,7 +45,7 @@ async fn run(
     overrides: &[&str],
 ) -> Result<(Vec<f32>, bool, String), TrainerError> {
     let policy = simulator(Duration::ZERO, 0.0);
-    let recipe = common::recipe(folder, overrides);
+    let recipe = crate::common::recipe(folder, overrides);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await?;
     let stop = StopFlag::default();
     let mut observer = StopAfter { stop: stop.clone(), left: most, notes: Notes::default() };
@@ -72,7 +69,7 @@ fn assert_same(folder: &Path, other: &Path) {
 /// Does a run again by the recipe in its folder: how many steps, and whether all checkpoints are the same.
 async fn replayed(folder: &Path) -> (u32, bool) {
     let fresh = || simulator(Duration::ZERO, 0.0);
-    let policies = vec![common::trained("default", &fresh())];
+    let policies = vec![crate::common::trained("default", &fresh())];
     let recipe = Recipe::load(&folder.join("recipe.toml"), &[]).unwrap();
     let mut same = true;
     let steps =
@@ -151,7 +148,7 @@ async fn a_phase_ends_where_it_is_good_enough() {
     let right = "reward={scorer={kind='command', command=['echo', '1']}, unfinished=-0.5}";
     let easy = [right, "phase.0.until=0.1", "phase.1.until=0.1", "eval.before=false", "agent.max_turns=2"];
     let policy = simulator(Duration::ZERO, 0.0);
-    let recipe = common::recipe(&path("whole"), &easy);
+    let recipe = crate::common::recipe(&path("whole"), &easy);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), Start::Fresh).await.unwrap();
     let mut notes = Notes::default();
     let Ended::Finished(summary) = trainer.run(&mut notes, &StopFlag::default()).await.unwrap() else {
@@ -199,7 +196,7 @@ async fn files_are_those_that_a_run_began_with() {
     let go = async |start, most| {
         let policy = simulator(Duration::ZERO, 0.0);
         let parts = Parts { model_files: vec![model.clone()], ..parts(&policy, Duration::ZERO) };
-        let recipe = common::recipe(&folder, &[&tasks, phase, "eval.tasks=2"]);
+        let recipe = crate::common::recipe(&folder, &[&tasks, phase, "eval.tasks=2"]);
         let stop = StopFlag::default();
         let mut observer = StopAfter { stop: stop.clone(), left: most, notes: Notes::default() };
         Trainer::new(recipe, parts, start).await?.run(&mut observer, &stop).await

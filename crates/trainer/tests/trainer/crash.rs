@@ -4,11 +4,6 @@
 //!
 //! The test runs itself as the child that is killed.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +11,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{last_checkpoint, metrics, parts, ranks, recipe, simulator};
 use dressage_policy::{CRASH_AT, uniform};
 use dressage_reward::{Evidence, ScoreError, Scorer};
 use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
@@ -24,6 +18,8 @@ use dressage_store::{Attempt, Sqlite, Status, StepPlan, Store};
 use dressage_trainer::{Compared, CustomScorers, Ended, Parts, Start, StopFlag, Trainer, replay};
 use dressage_tree::{Component, Purpose};
 use serde_json::Value;
+
+use crate::common::{last_checkpoint, metrics, parts, ranks, recipe, simulator};
 
 /// Tells the child where to run.
 const FOLDER: &str = "DRESSAGE_TEST_FOLDER";
@@ -80,7 +76,7 @@ fn spawn(folder: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
 
 fn spawn_with(folder: &Path, latency: Duration, crash_at: Option<&str>, overrides: &[&str]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command.args(["--exact", "crash::child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
     command
         .env(OVERRIDES, overrides.join("\n"))
         .env(FOLDER, folder)
@@ -343,7 +339,7 @@ fn killed_while_attempts_run_ahead() {
         assert_eq!(steps.count(), 8, "every step measured once");
 
         let fresh = || simulator(Duration::ZERO, 0.0);
-        let policies = vec![common::trained("default", &fresh())];
+        let policies = vec![crate::common::trained("default", &fresh())];
         let mut compared = Vec::new();
         let recipe = recipe(&folder, &overrides);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,21 +1,18 @@
 //! Algorithms by their names, sampling ahead of training, and runs done again from their record.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Notes, metrics, parts, recipe, simulator};
 use dressage_policy::Simulator;
 use dressage_store::testing::wait;
 use dressage_store::{Sqlite, Store};
 use dressage_trainer::{Compared, Ended, Start, StopFlag, Summary, Trainer, TrainerError, replay};
 use dressage_tree::Purpose;
 use serde_json::Value;
+
+use crate::common::{Notes, metrics, parts, recipe, simulator};
 
 async fn run(
     folder: &Path,
@@ -46,7 +43,7 @@ async fn replayed(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>) {
 async fn replayed_with_notes(folder: &Path, overrides: &[&str]) -> (u32, Vec<Compared>, Vec<String>) {
     let mut notes = Notes::default();
     let fresh = || simulator(Duration::ZERO, 0.0);
-    let policies = vec![common::trained("default", &fresh())];
+    let policies = vec![crate::common::trained("default", &fresh())];
     let mut compared = Vec::new();
     let recipe = recipe(folder, overrides);
     let steps = replay(&recipe, folder, policies, &mut notes, &mut |one| compared.push(one)).await.unwrap();

@@ -1,19 +1,16 @@
 //! Agents that several policies play by turns.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{parts, recipe, simulator, trained};
 use dressage_store::testing::wait;
 use dressage_store::{Sqlite, Store};
 use dressage_text::testing::tiny_chat;
 use dressage_trainer::{Ended, MixtureParts, Policy, Start, StopFlag, Trainer};
 use dressage_tree::{Kind, Purpose};
+
+use crate::common::{parts, recipe, simulator, trained};
 
 const MIXED: [&str; 6] = [
     "policy.default={kind='trained'}",

@@ -1,10 +1,5 @@
 //! Several policies in one run: each learns from its own tokens, to the bit as it would alone.
 
-#![cfg(unix)]
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
-mod common;
-
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use common::{last_checkpoint, metrics, parts, simulated, trained};
 use dressage_agent::{AgentLoop, Attempt, AttemptContext};
 use dressage_policy::{CRASH_AT, SampleRequest, SamplingParams, Simulator, SimulatorConfig};
 use dressage_store::{PolicyPlan, Sqlite, StepPlan, Store};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
 use dressage_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
+
+use crate::common::{last_checkpoint, metrics, parts, simulated, trained};
 
 /// Tells the child where to run.
 const FOLDER: &str = "DRESSAGE_TEST_FOLDER";
@@ -230,7 +226,10 @@ fn child() {
 
 fn spawn(folder: &Path, crash_at: Option<&str>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command
+        .args(["--exact", "policies::child", "--nocapture"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit());
     command.env(FOLDER, folder).env_remove(CRASH_AT);
     if let Some(place) = crash_at {
         command.env(CRASH_AT, place);
@@ -290,7 +289,7 @@ async fn names_lead_somewhere() {
     let root = tempfile::tempdir().unwrap();
     let load = |overrides: &[&str]| {
         let file = root.path().join("r.toml");
-        std::fs::write(&file, common::RECIPE).unwrap();
+        std::fs::write(&file, crate::common::RECIPE).unwrap();
         let all: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         Recipe::load(&file, &all).map_err(|error| error.to_string())
     };

@@ -1,8 +1,6 @@
 //! A policy so small that everything it can do is enumerated: what an estimator gives on average is compared
 //! with its exact expectation, and where it is unbiased with the true gradient.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
-
 use std::sync::Arc;
 
 use dressage_policy::{

@@ -1,8 +1,6 @@
 //! Files are loaded as they were meant: those of another model, or of an adapter that does more than this
 //! engine, are refused, and a policy that could not be replaced goes on as it was.
 
-#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
-
 use std::path::Path;
 use std::time::Duration;
 

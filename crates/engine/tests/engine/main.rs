@@ -1,0 +1,10 @@
+//! The engine through its traits: one program, so that it is linked once.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test should stop it")]
+
+mod files;
+mod grammars;
+mod parity;
+mod prompts;
+mod updates;
+mod whole;
