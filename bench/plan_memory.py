@@ -1,0 +1,143 @@
+"""The memory that `dressage plan` says a process of the learner on PyTorch takes, beside its peak in a real step.
+
+For models of three sizes with random weights: plans a recipe with a learner of two processes, starts these processes (torchrun, gloo, f32), lets them do
+two steps over a micro-batch as large as the recipe allows, and reads the largest resident size that the kernel has seen of each (VmHWM, which counts
+the pages of files that are mapped, too).
+
+    VENV/bin/python bench/plan_memory.py    # an environment with dressage_torch's packages; 10 GiB of memory
+
+Not here: GPUs, adapters, references, critics, other kinds of parallelism; the embedded engine, whose plan `memory.py` checks.
+"""
+
+import argparse
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "conformance"))
+from torch_group import Group, Torchrun, group_arrays, path_arrays  # noqa: E402 found through the path above
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402 after the settings of torch_group
+
+RANKS = 2
+OPTIM = {
+    "learning_rate": 1e-5,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "epsilon": 1e-8,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+}
+# Hidden size, layers, heads, feed-forward, vocabulary, tokens of a micro-batch.
+SIZES = {
+    "35 M": (384, 8, 6, 1024, 32000, 2048),
+    "134 M": (576, 30, 9, 1536, 49152, 2048),
+    "374 M": (1024, 24, 16, 2816, 32000, 1024),
+}
+RECIPE = """
+[run]
+name = "memory"
+[model]
+source = "{model}"
+context = 1024
+[engine]
+micro_batch_tokens = {tokens}
+[[tasks]]
+kind = "arithmetic"
+[cluster.learner]
+kind = "torch"
+start = true
+processes = 2
+[[phase]]
+kind = "rl"
+steps = 1
+groups = 1
+group_size = 2
+learning_rate = 1e-5
+"""
+
+
+def made(folder: Path, size: tuple) -> Path:
+    """A model of this size, with random weights and without a tokenizer."""
+    hidden, layers, heads, wide, vocabulary, _ = size
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 3 if heads % 3 == 0 else heads // 2,
+        intermediate_size=wide,
+        vocab_size=vocabulary,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def planned(dressage: Path, folder: Path, model: Path, tokens: int) -> tuple[float, str]:
+    """GiB of a process, and what the plan says of its parts."""
+    recipe = folder / "recipe.toml"
+    recipe.write_text(RECIPE.format(model=model, tokens=tokens))
+    command = [dressage, "plan", recipe, "--config", model / "config.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"processes of PyTorch, each ([\d.]+) GiB", done.stdout)
+    if not found:
+        sys.exit(f"no plan:\n{done.stdout}{done.stderr}")
+    return float(found[1]), done.stdout
+
+
+def peak(group: Group, tokens: int, vocabulary: int) -> float:
+    """GiB of the larger process after two steps."""
+    rng = random.Random(0)
+    for _ in range(2):
+        # One micro-batch of two paths for each rank.
+        length = tokens // 2
+        term = {"weight": 1 / (RANKS * tokens)}
+        groups = []
+        for _ in range(RANKS):
+            paths = [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(2)]
+            groups.append(
+                [
+                    {
+                        "tokens": path,
+                        "targets": [{"index": at, "temperature": 1.0, "term": term} for at in range(1, length)],
+                    }
+                    for path in paths
+                ]
+            )
+        cut = group.call("policy", "plan", {"micro_batch_tokens": tokens}, group_arrays(groups))[0]["cut"]
+        paths = [path for of_group in groups for path in of_group]
+        loss = {"policy": "cross_entropy", "kl": None}
+        group.call("policy", "train", {"loss": loss, "params": OPTIM, "cut": cut}, path_arrays(paths))
+    sizes = []
+    for pid in group.processes.pids():
+        status = Path(f"/proc/{pid}/status").read_text()
+        sizes.append(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**20)
+    return max(sizes)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--verbose", action="store_true", help="print the parts of each plan")
+    a = p.parse_args()
+    for name, size in SIZES.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, tokens = Path(scratch), size[-1]
+            model = made(folder / "model", size)
+            said, text = planned(a.dressage, folder, model, tokens)
+            options = {"model": model, "tokens": tokens, "no_probe": True}
+            with Group(RANKS, folder / "run", Torchrun, **options) as group:
+                found = peak(group, tokens, size[4])
+            if a.verbose:
+                print(text)
+            print(
+                f"{name}, {tokens} tokens: planned {said:.2f} GiB, peak {found:.2f} GiB: {said / found:.3f}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
