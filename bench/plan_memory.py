@@ -1,6 +1,6 @@
 """The memory that `dressage plan` says a process of the learner on PyTorch takes, beside its peak in a real step.
 
-For models of three sizes with random weights: plans a recipe with a learner of two processes, starts these processes (torchrun, gloo, f32), lets them do
+For models of four sizes with random weights: plans a recipe with a learner of two processes, starts these processes (torchrun, gloo, f32), lets them do
 two steps over a micro-batch as large as the recipe allows, and reads the largest resident size that the kernel has seen of each (VmHWM, which counts
 the pages of files that are mapped, too).
 
@@ -33,9 +33,10 @@ OPTIM = {
 }
 # Hidden size, layers, heads, feed-forward, vocabulary, tokens of a micro-batch.
 SIZES = {
-    "35 M": (384, 8, 6, 1024, 32000, 2048),
+    "25 M": (384, 8, 6, 1024, 32000, 2048),
     "134 M": (576, 30, 9, 1536, 49152, 2048),
-    "374 M": (1024, 24, 16, 2816, 32000, 1024),
+    "110 M": (768, 12, 12, 2048, 32000, 1536),
+    "317 M": (1024, 24, 16, 2816, 32000, 1024),
 }
 RECIPE = """
 [run]
@@ -122,9 +123,12 @@ def peak(group: Group, tokens: int, vocabulary: int) -> float:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--only", default="", help="the size of this name")
     p.add_argument("--verbose", action="store_true", help="print the parts of each plan")
     a = p.parse_args()
     for name, size in SIZES.items():
+        if a.only not in name:
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             folder, tokens = Path(scratch), size[-1]
             model = made(folder / "model", size)

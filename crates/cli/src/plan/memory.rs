@@ -55,10 +55,11 @@ impl Learner {
             None => (3 * F32 * parameters, false),
         };
         let optimiser = if whole { learnt } else { share(learnt) };
-        // What is sharded is gathered block by block, two at a time; the ends stay gathered.
+        // What is sharded is gathered block by block; the ends stay gathered. Each has its weights and their
+        // gradient.
         let gathered = match processes / tensor {
             1 if compute == F32 => 0,
-            _ => compute * (shape.ends() + 2 * shape.block()).div_ceil(tensor),
+            _ => 2 * compute * (shape.ends() + shape.block()).div_ceil(tensor),
         };
         let rows = self.tokens.div_ceil(context);
         let kept = if self.recompute { 1 } else { shape.layers };
@@ -72,8 +73,9 @@ impl Learner {
         let head = 4 * F32 * self.head_rows.min(rows) * shape.vocabulary;
         let frozen = if self.reference { share(compute * parameters) } else { 0 };
         let critic = if self.critic { share(4 * F32 * parameters) } else { 0 };
-        // Assumed: PyTorch with transformers and gloo, and CUDA's context with NCCL's buffers.
-        let runtime = if self.on_gpu { 1800 << 20 } else { 450 << 20 };
+        // Measured: PyTorch with transformers, gloo and what its allocator keeps (`bench/plan_memory.py`).
+        // Assumed: CUDA's context with NCCL's buffers.
+        let runtime = if self.on_gpu { 1800 << 20 } else { 1000 << 20 };
         vec![
             ("weights, f32", share(F32 * parameters)),
             ("gradients and moments, f32", optimiser),
