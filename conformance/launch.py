@@ -41,7 +41,7 @@ from launchers.ssh import Ssh
 from launchers.tiny import make_model
 
 RECIPE = """
-# Random weights, so that what is learnt is of no use; what is computed is all that counts.
+# Random weights and rewards: what is computed counts, not what is learnt.
 [run]
 name = "launched"
 checkpoint_every = 1
@@ -69,7 +69,8 @@ max_turns = 2
 max_tokens = 60
 
 [reward]
-scorer = {{ kind = "numeric" }}
+scorer = {{ kind = "python", file = "score.py", solution = "whole", workers = 6 }}
+unfinished = -0.2
 
 [eval]
 tasks = 2
@@ -97,6 +98,15 @@ processes = 1
 start_seconds = 240
 call_seconds = 120
 restarts = 9
+"""
+# A step takes a second, so that a run is still there when something happens to it.
+SCORE = """
+import time
+import zlib
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(1)
+    return zlib.crc32(solution_str.encode()) % 1000 / 1000
 """
 # How long a run may take for a step after it was hurt, in seconds.
 RECOVERY = 420
@@ -245,11 +255,16 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
     """An undisturbed run and one that is hurt."""
     mark = folder.name
     os.environ[MARK] = mark
-    # Undisturbed it is always local, and has as many steps.
     calm = Launched(arguments, folder, "calm", "local", [])
-    calm.start({})
-    code = calm.process.wait(1800)
-    report.expect("an undisturbed run, --on local", code == 0, f"code {code}, {calm.steps()} steps")
+    # Of an earlier launcher in this folder.
+    whole = folder / "calm.whole"
+    if not whole.exists():
+        calm.start({})
+        code = calm.process.wait(1800)
+        report.expect("an undisturbed run, --on local", code == 0, f"code {code}, {calm.steps()} steps")
+        if code:
+            return
+        whole.touch()
     with cluster(arguments, folder, mark) as there:
         run = Launched(arguments, folder, arguments.on, arguments.on, there.options() if there else [])
         kills = {what: lambda what=what: run.kill(what) for what in ("rank", "part", "trainer")}
@@ -308,9 +323,11 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--on", required=True, choices=["local", "ssh", "slurm", "ray", "k8s"])
     p.add_argument("--kills", nargs="*", metavar="KILL", help="in this order, each a name from above; all without it")
-    p.add_argument("--steps", type=int, default=24, help="of the run; a kill takes two or three")
+    p.add_argument("--steps", type=int, default=150, help="of the run, of a second each")
     p.add_argument(
-        "--folder", type=Path, help="an empty folder to keep all in, of a short path; without it, a temporary one"
+        "--folder",
+        type=Path,
+        help="a folder of a short path to keep all in, one for all launchers; without it, a temporary one",
     )
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
     p.add_argument("--python", default=sys.executable, help="of the learner")
@@ -323,12 +340,14 @@ def main() -> None:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="launch-", dir="/tmp"))
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    make_model(folder / "model")
+    if not (folder / "model").exists():
+        make_model(folder / "model")
     python = folder / "python"
     source = ROOT / "python/dressage_torch/src"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={source} PYTHONDONTWRITEBYTECODE=1 exec {arguments.python} "$@"\n')
     python.chmod(0o755)
     (folder / "recipe.toml").write_text(RECIPE.format(model=folder / "model", python=python, steps=arguments.steps))
+    (folder / "score.py").write_text(SCORE)
     start = time.monotonic()
     (manifests if arguments.on == "k8s" else launched)(arguments, report, folder)
     print(f"      {time.monotonic() - start:.0f} s in all; in {folder}", flush=True)
