@@ -26,13 +26,13 @@ class Ray:
     def start(self) -> None:
         head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard}", f"--temp-dir={self.session}"]
         self._node("head", *head, f"--ray-client-server-port={free_port()}")
-        wait("the dashboard", lambda: self._alive() == 1, 120)
+        wait("the dashboard", lambda: self._alive() == 1, 300)
         self.worker()
 
     def worker(self) -> None:
         """A node that joins."""
         self._node("worker", f"--address=127.0.0.1:{self.port}")
-        wait("two nodes", lambda: self._alive() == 2, 120)
+        wait("two nodes", lambda: self._alive() == 2, 300)
 
     def _node(self, name: str, *flags: str) -> None:
         common = [

@@ -21,6 +21,7 @@ use crate::stop::Requests;
 
 /// Machines of `--on ssh`
 #[derive(clap::Args)]
+#[group(id = "ssh")]
 pub struct Options {
     /// A machine for --on ssh, as ssh knows it; the first one trains. Can be given many times
     #[arg(long = "host", value_name = "HOST")]

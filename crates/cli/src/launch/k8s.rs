@@ -15,6 +15,7 @@ use crate::screen::quoted;
 
 /// Options of `--on k8s`
 #[derive(clap::Args)]
+#[group(id = "k8s")]
 pub struct Options {
     /// Image with dressage and the learner's environment, for --on k8s
     #[arg(long, value_name = "IMAGE")]

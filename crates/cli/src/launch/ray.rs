@@ -18,6 +18,7 @@ use crate::screen::quoted;
 
 /// Options of `--on ray`
 #[derive(clap::Args)]
+#[group(id = "ray")]
 pub struct Options {
     /// The dashboard of a Ray cluster, for --on ray
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8265")]

@@ -12,6 +12,7 @@ use crate::screen::quoted;
 
 /// Options of `--on slurm`
 #[derive(clap::Args)]
+#[group(id = "slurm")]
 pub struct Options {
     /// An option of sbatch, for --on slurm, such as partition=gpu or time=12:00:00. Can be given many times
     #[arg(long = "sbatch", value_name = "NAME=VALUE")]
