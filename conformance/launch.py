@@ -266,7 +266,7 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
             return
         whole.touch()
     with cluster(arguments, folder, mark) as there:
-        run = Launched(arguments, folder, arguments.on, arguments.on, there.options() if there else [])
+        run = Launched(arguments, folder, f"run-{arguments.on}", arguments.on, there.options() if there else [])
         kills = {what: lambda what=what: run.kill(what) for what in ("rank", "part", "trainer")}
         kills |= there.kills if there else {}
         kills["stop"] = run.stop

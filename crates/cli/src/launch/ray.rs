@@ -38,7 +38,7 @@ pub struct RayJob {
 }
 
 /// The driver: holds a machine for each part, and a keeper's line on each.
-const DRIVER: &str = include_str!("ray.py");
+const DRIVER: &str = include_str!("driver.py");
 
 /// Renders the job.
 ///
@@ -49,7 +49,8 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     if !address.starts_with("http://") && !address.starts_with("https://") {
         return Err(unusable(format!("--address {address:?} must begin with http:// or https://")));
     }
-    let driver = job.folder.join("ray.py");
+    // By another name than that of the package, which Python would look for beside it first.
+    let driver = job.folder.join("driver.py");
     let facts = json!({
         "root": job.root, "folder": job.folder, "script": job.script(), "binary": job.binary, "nodes": job.nodes,
         "processors": job.processors, "gpus": job.gpus, "restarts": job.restarts, "fresh": FRESH.as_secs(),
@@ -175,7 +176,7 @@ mod tests {
         let options = Options { address: "http://h:8265/".into(), ray_python: "python3".into() };
         let Plan::Ray(ray) = plan(&Job { nodes: 2, ..job }, &options).unwrap() else { panic!() };
         assert!(
-            ray.entrypoint.starts_with(r"python3 '/runs/it'\''s/launch/ray.py' '{"),
+            ray.entrypoint.starts_with(r"python3 '/runs/it'\''s/launch/driver.py' '{"),
             "{}",
             ray.entrypoint
         );

@@ -73,7 +73,9 @@ def main():
     ray.init(address="auto")
     group = placement_group([RESOURCES] * JOB["nodes"], strategy="SPREAD")
     if not group.wait(PATIENCE):
-        sys.exit(f"waited {PATIENCE} s for {JOB['nodes']} machines with {RESOURCES}: the cluster has {ray.cluster_resources()}")
+        sys.exit(
+            f"waited {PATIENCE} s for {JOB['nodes']} machines with {RESOURCES}: the cluster has {ray.cluster_resources()}"
+        )
     parts = {node: Part(group, node, 0) for node in range(JOB["nodes"])}
     while True:
         ray.wait([part.running for part in parts.values()], timeout=2)
