@@ -294,7 +294,10 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
         logs(report, run.run, there.logs if there else ())
     if not report.failures:
         compare(report, calm.run, run.run)
-    left = left_of(mark, folder)
+    # Keepers take some seconds to end what they keep.
+    deadline = time.monotonic() + 15
+    while (left := left_of(mark, folder)) and time.monotonic() < deadline:
+        time.sleep(0.5)
     report.expect("nothing is left running", not left, "; ".join(one.command[:60] for one in left))
     for one in left:
         one.kill()
@@ -336,6 +339,9 @@ def main() -> None:
     )
     p.add_argument("--validate", default="kubernetes-validate", help="the program of that package")
     arguments = p.parse_args()
+    # Whoever ends it has everything taken down.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit("told to end"))
     report = Report()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="launch-", dir="/tmp"))
     folder = folder.absolute()

@@ -21,7 +21,7 @@ class Ray:
         # Sockets lie below it, whose names may be 107 characters long.
         self.session = folder / "r"
         self.port, self.dashboard = free_port(), free_port()
-        self.variables = {MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+        self.variables = {MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
     def start(self) -> None:
         head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard}", f"--temp-dir={self.session}"]

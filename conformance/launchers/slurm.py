@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from .processes import MARK, Programs, below, free_port, processes, said, wait
+from .processes import MARK, Programs, free_port, processes, said, wait
 
 CONF = """
 ClusterName=check
@@ -91,7 +91,6 @@ class Slurm:
         self.programs.start("slurmctld", command, **self.variables)
 
     def node(self, name: str) -> None:
-        # Without $MARK in between, it would not be known of jobs that a service of the host has started.
         self.programs.start(name, ["slurmd", "-D", "-f", str(self.conf), "-N", name], **self.variables)
 
     def _nodes(self) -> str:
@@ -129,10 +128,10 @@ class Slurm:
 
     def lose_node(self) -> None:
         """The second node dies with all that runs there, and comes back after some seconds."""
-        spool = f"{self.folder}/spool.n2"
         daemon = self.programs.running["n2"].pid
-        steps = [one for one in processes() if "slurmstepd" in one.command and _holds(one.pid, spool)]
-        gone = [*steps, *below({one.pid for one in steps})]
+        gone = [one for one in processes() if one.variable("SLURMD_NODENAME") == "n2"]
+        above = {one.parent for one in gone}
+        gone += [one for one in processes() if one.pid in above and "slurmstepd" in one.command]
         self.programs.kill("n2")
         for one in gone:
             one.kill()
@@ -167,14 +166,3 @@ def _is_free(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _holds(pid: int, folder: str) -> bool:
-    """Whether a process has a file or socket below a folder open, or works there."""
-    for link in [Path(f"/proc/{pid}/cwd"), *Path(f"/proc/{pid}/fd").glob("*")]:
-        try:
-            if os.readlink(link).startswith(folder):
-                return True
-        except OSError:
-            continue
-    return False
