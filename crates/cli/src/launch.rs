@@ -5,12 +5,13 @@
 //! learner; all reach the folder of the run under the same path.
 
 mod files;
+mod follow;
 mod hosts;
 mod k8s;
 mod ray;
 mod slurm;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
 
-    /// Times that a machine whose part has died is started again (local, ssh)
+    /// Times in a row that a machine whose part has died is started again
     #[arg(long, value_name = "N", default_value_t = 3)]
     restarts: u32,
 
@@ -131,7 +132,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     eprintln!("{} {} on {} machines", Style::stderr().dim("launch"), screen::path(&job.root), job.nodes);
-    let ended = crate::runtime()?.block_on(plan.run(&job, args.detach, args.restarts))?;
+    let ended = crate::runtime()?.block_on(plan.run(&job, args.detach))?;
     match ended {
         Ended::Code(code) => {
             screen::say(&format!("logs   {}", screen::path(&job.folder)));
@@ -157,6 +158,7 @@ fn job(args: &Args, recipe: &Recipe) -> anyhow::Result<Job> {
     };
     let mut job = Job::new(&recipe.run.name, root, binary)?;
     (job.nodes, job.processors, job.gpus) = (nodes, processes.saturating_mul(threads).max(1), gpus);
+    job.restarts = args.restarts;
     Ok(job)
 }
 
@@ -189,12 +191,12 @@ impl Plan {
         }
     }
 
-    async fn run(self, job: &Job, detach: bool, restarts: u32) -> anyhow::Result<Ended> {
+    async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
         match self {
             Plan::Hosts(_) if detach => Err(unusable(
                 "--detach is for launchers that go on by themselves (slurm, ray, k8s); these processes end with this one",
             )),
-            Plan::Hosts(hosts) => hosts.run(job, restarts).await,
+            Plan::Hosts(hosts) => hosts.run(job).await,
             Plan::Slurm(batch) => batch.run(job, detach).await,
             Plan::Ray(ray) => ray.run(job, detach).await,
             Plan::K8s(manifests) => manifests.run(job, detach).await,
@@ -204,6 +206,8 @@ impl Plan {
 
 /// How often a launcher is asked how its job is.
 const LOOK: Duration = Duration::from_secs(2);
+/// A part that lived for so long has done something: the count of restarts begins anew.
+const FRESH: Duration = Duration::from_secs(600);
 
 /// The output of a program that a launcher is asked with.
 ///
@@ -223,30 +227,4 @@ async fn asked(words: &[&str]) -> anyhow::Result<String> {
         anyhow::bail!("`{command}` failed ({}): {}", output.status, said.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// A file that grows, shown as it does.
-struct Follow {
-    path: PathBuf,
-    shown: u64,
-}
-
-impl Follow {
-    /// A file, from its present end on.
-    fn new(path: &Path) -> Self {
-        Follow { path: path.to_owned(), shown: std::fs::metadata(path).map_or(0, |found| found.len()) }
-    }
-
-    /// Shows what has come.
-    fn show(&mut self) {
-        use std::io::{Read, Seek, SeekFrom, Write};
-        let Ok(mut file) = std::fs::File::open(&self.path) else { return };
-        let mut more = Vec::new();
-        let read = file.seek(SeekFrom::Start(self.shown)).and_then(|_| file.read_to_end(&mut more));
-        if read.is_ok() {
-            self.shown += more.len() as u64;
-            // Whoever reads no more has seen enough.
-            let _ = std::io::stderr().write_all(&more);
-        }
-    }
 }

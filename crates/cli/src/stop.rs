@@ -95,10 +95,15 @@ impl Requests {
 impl Requests {
     /// Calls `first` at the first request, and returns at the second.
     pub async fn two(mut self, first: impl FnOnce()) {
-        self.next().await;
+        self.wish().await;
         first();
+        self.next().await;
+    }
+
+    /// Returns at the next request, once all signals that mean it have come.
+    pub async fn wish(&mut self) {
+        self.next().await;
         let settled = tokio::time::Instant::now() + ONE_WISH;
         while tokio::time::timeout_at(settled, self.next()).await.is_ok() {}
-        self.next().await;
     }
 }

@@ -89,12 +89,15 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
             screen::clock(pause)
         );
     }));
+    let elsewhere = recipe.cluster.learner.is_some();
     let mut again = Again::new(&recipe);
     let mut start = if args.resume { Start::Resume } else { Start::Fresh };
     let ended = loop {
         match once(&recipe, start, &clock, &stop).await {
-            Err(error) if !stop.is_stopped() && again.may(&error, &folder) => start = Start::Resume,
-            ended => break ended,
+            // Whoever stops a job often tells all of its processes at once.
+            Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => break Ok(None),
+            Err(error) if again.may(&error, &folder) => start = Start::Resume,
+            ended => break ended.map(Some),
         }
     };
     interrupts.abort();
@@ -102,16 +105,25 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     let ended = ended?;
     // Whoever takes part on other machines may go home.
     order::end(&folder.join(cluster_learner::FOLDER))?;
-    match ended {
-        Ended::Finished(summary) => {
+    let after = match ended {
+        Some(Ended::Finished(summary)) => {
             finished(&summary, &folder);
-            Ok(ExitCode::SUCCESS)
+            return Ok(ExitCode::SUCCESS);
         }
-        Ended::Stopped { done, steps, .. } => {
-            eprintln!("stopped after step {done} of {steps}; go on with\n  {}", to_go_on(&args));
-            Ok(ExitCode::from(INTERRUPTED))
-        }
-    }
+        Some(Ended::Stopped { done, steps, .. }) => format!("after step {done} of {steps}"),
+        None => "together with its learner".into(),
+    };
+    eprintln!("stopped {after}; go on with\n  {}", to_go_on(&args));
+    Ok(ExitCode::from(INTERRUPTED))
+}
+
+/// Whether a learner elsewhere has ended or hangs.
+fn is_lost(error: &anyhow::Error) -> bool {
+    let of_policy = match error.downcast_ref::<TrainerError>() {
+        Some(TrainerError::Policy(error)) => Some(error),
+        _ => error.downcast_ref::<PolicyError>(),
+    };
+    matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)))
 }
 
 /// The first request asks the run to stop, the second one ends the process.
@@ -173,12 +185,7 @@ impl Again {
 
     /// Whether the run in a folder may go on after this error; says so.
     fn may(&mut self, error: &anyhow::Error, folder: &Path) -> bool {
-        let of_policy = match error.downcast_ref::<TrainerError>() {
-            Some(TrainerError::Policy(error)) => Some(error),
-            _ => error.downcast_ref::<PolicyError>(),
-        };
-        let died = matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)));
-        let Some(run) = Run::find(folder).filter(|_| died) else { return false };
+        let Some(run) = Run::find(folder).filter(|_| is_lost(error)) else { return false };
         let newest = run.newest_checkpoint();
         if newest != self.newest {
             (self.newest, self.died) = (newest, 0);

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -102,14 +103,30 @@ pub fn has_left(folder: &Path, order: &Order) -> Option<String> {
     })
 }
 
+fn taken(folder: &Path, node: u32) -> PathBuf {
+    folder.join(format!("taken-{node}"))
+}
+
+/// Takes the part of a machine, under a name that nobody else has. Whoever had it before is cut off, lost or
+/// late, and leaves it.
+pub fn take(folder: &Path, node: u32, name: &str) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(taken(folder, node), name)
+}
+
+/// Whether somebody else has taken the part of a machine since.
+pub fn is_taken(folder: &Path, node: u32, name: &str) -> bool {
+    std::fs::read_to_string(taken(folder, node)).is_ok_and(|now| !now.is_empty() && now != name)
+}
+
 /// Says that the run is over.
 pub fn end(folder: &Path) -> io::Result<()> {
     if folder.is_dir() { std::fs::write(folder.join(OVER), "") } else { Ok(()) }
 }
 
-/// Whether the run is over.
-pub fn is_over(folder: &Path) -> bool {
-    folder.join(OVER).exists()
+/// When the run was said to be over, if it is.
+pub fn over(folder: &Path) -> Option<SystemTime> {
+    std::fs::metadata(folder.join(OVER)).and_then(|found| found.modified()).ok()
 }
 
 #[cfg(test)]
@@ -139,9 +156,13 @@ mod tests {
         assert_eq!(has_left(&folder, &order), None);
         leave(&folder, "a", 2, "killed by signal 9").unwrap();
         assert_eq!(has_left(&folder, &order).unwrap(), "on machine 2: killed by signal 9");
+        take(&folder, 1, "one").unwrap();
+        assert!(!is_taken(&folder, 1, "one") && !is_taken(&folder, 2, "one"));
+        take(&folder, 1, "other").unwrap();
+        assert!(is_taken(&folder, 1, "one") && !is_taken(&folder, 1, "other"));
         end(&folder).unwrap();
-        assert!(is_over(&folder));
+        assert!(over(&folder).is_some());
         clear(&folder).unwrap();
-        assert!(!is_over(&folder) && has_left(&folder, &order).is_none());
+        assert!(over(&folder).is_none() && has_left(&folder, &order).is_none());
     }
 }

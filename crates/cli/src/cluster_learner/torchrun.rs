@@ -222,7 +222,7 @@ pub fn last_words(log: &Path) -> String {
 }
 
 /// 256 random bits, in hexadecimal digits.
-fn random() -> io::Result<String> {
+pub fn random() -> io::Result<String> {
     let mut bytes = [0u8; 32];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())

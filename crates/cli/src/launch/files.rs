@@ -25,6 +25,8 @@ pub struct Job {
     pub processors: u32,
     /// GPUs on each.
     pub gpus: u32,
+    /// Times in a row that a machine whose part has died is started again.
+    pub restarts: u32,
 }
 
 impl Job {
@@ -46,7 +48,7 @@ impl Job {
         let name = format!("dressage-{}", name.trim_matches('-'));
         let name = name.trim_end_matches('-').to_owned();
         let folder = root.join("launch");
-        Ok(Job { name, root, folder, binary, nodes: 1, processors: 1, gpus: 0 })
+        Ok(Job { name, root, folder, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
     }
 
     /// Script that every machine runs, with its number.

@@ -11,7 +11,8 @@ use anyhow::Context as _;
 use dressage_agent::{Keeper, KeptProcess};
 
 use super::files::Job;
-use super::{Ended, Follow, LOOK, Plan};
+use super::follow::Growing;
+use super::{Ended, FRESH, LOOK, Plan};
 use crate::child;
 use crate::cluster_learner::torchrun::HEAD;
 use crate::failure::{INTERRUPTED, unusable};
@@ -20,6 +21,7 @@ use crate::stop::Requests;
 
 /// Machines of `--on ssh`
 #[derive(clap::Args)]
+#[group(id = "ssh")]
 pub struct Options {
     /// A machine for --on ssh, as ssh knows it; the first one trains. Can be given many times
     #[arg(long = "host", value_name = "HOST")]
@@ -37,10 +39,10 @@ pub struct Hosts {
     script: String,
 }
 
+/// How long a part that has died stays down for the first time; each further time three times as long.
+const AGAIN: Duration = Duration::from_secs(2);
 /// How long other machines may take once the first has ended.
 const ENDING: Duration = Duration::from_secs(60);
-/// A part that lived for so long has done something: the count of restarts begins anew.
-const FRESH: Duration = Duration::from_secs(600);
 
 /// All on this machine.
 pub fn local(job: &Job) -> anyhow::Result<Plan> {
@@ -65,10 +67,12 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     }
     let head = hosts[0].rsplit('@').next().unwrap_or_default().to_owned();
     let machine = |host: &String| {
-        // A password cannot be asked for; a machine that is gone is noticed.
-        let mut words: Vec<String> =
-            ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15"].map(str::to_owned).into();
+        // A password cannot be asked for; a machine that is gone is noticed. Of options that are given
+        // twice, ssh takes the first.
+        let ours = ["BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15"];
+        let mut words: Vec<String> = vec!["ssh".into()];
         words.extend(ssh_args.iter().cloned());
+        words.extend(ours.iter().flat_map(|option| ["-o".to_owned(), (*option).to_owned()]));
         words.push(host.clone());
         let keep = format!("env {HEAD}={} {} keep", quoted(&head), quoted(&job.binary.display()));
         words.push(keep);
@@ -78,11 +82,14 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     Ok(Plan::Hosts(Hosts { machines: hosts.iter().map(machine).collect(), head, script }))
 }
 
-/// A machine's part under way.
-struct Part {
-    process: KeptProcess,
-    since: Instant,
-    died: u32,
+/// A machine's part.
+enum Part {
+    /// Under way, after it has died so often in a row.
+    Up { process: KeptProcess, since: Instant, died: u32 },
+    /// To be started again.
+    Down { until: Instant, died: u32 },
+    /// Has done what there was to do.
+    Done,
 }
 
 impl Hosts {
@@ -108,16 +115,16 @@ impl Hosts {
         let command = ["sh".to_owned(), self.script.clone(), node.to_string()];
         let process = keeper.serve(&command, &job.root, environment, file).await;
         let process = process.map_err(|why| anyhow::anyhow!("{name} cannot be started: {why}"))?;
-        Ok(Part { process, since: Instant::now(), died })
+        Ok(Part::Up { process, since: Instant::now(), died })
     }
 
     /// Starts every machine's part, and each again that dies, until the first has ended.
-    pub async fn run(self, job: &Job, restarts: u32) -> anyhow::Result<Ended> {
+    pub async fn run(self, job: &Job) -> anyhow::Result<Ended> {
         let mut stop = Requests::listen()?;
-        let mut shown = Follow::new(&job.log(0));
-        let mut parts: Vec<Option<Part>> = Vec::new();
+        let mut shown = Growing::new(&job.log(0));
+        let mut parts: Vec<Part> = Vec::new();
         for node in 0..job.nodes {
-            parts.push(Some(self.start(job, node, 0).await?));
+            parts.push(self.start(job, node, 0).await?);
         }
         let code = loop {
             tokio::select! {
@@ -125,50 +132,68 @@ impl Hosts {
                 () = tokio::time::sleep(LOOK) => {}
             }
             shown.show();
-            if let Some(code) = self.look(job, &mut parts, restarts).await? {
+            if let Some(code) = self.look(job, &mut parts).await? {
                 break code;
             }
         };
         shown.show();
         let over = Instant::now();
         // They have been told by the first; where that could not tell, they are ended.
-        for part in parts.iter_mut().skip(1).flatten() {
+        for part in parts.iter_mut().skip(1) {
             let left = if code == 0 { ENDING.saturating_sub(over.elapsed()) } else { Duration::ZERO };
-            let _ = tokio::time::timeout(left, part.process.ended()).await;
+            if let Part::Up { process, .. } = part {
+                let _ = tokio::time::timeout(left, process.ended()).await;
+            }
         }
-        for part in parts.into_iter().flatten() {
-            part.process.stop().await;
+        for part in parts {
+            if let Part::Up { process, .. } = part {
+                process.stop().await;
+            }
         }
         Ok(Ended::Code(code))
     }
 
     /// Looks at every part. Gives the exit code of the first machine's, once it has ended for good.
-    async fn look(&self, job: &Job, parts: &mut [Option<Part>], restarts: u32) -> anyhow::Result<Option<u8>> {
+    async fn look(&self, job: &Job, parts: &mut [Part]) -> anyhow::Result<Option<u8>> {
         for node in 0..job.nodes {
-            let Some(part) = &mut parts[node as usize] else { continue };
-            let Some(ended) = part.process.has_ended() else { continue };
-            let ended = ended.unwrap_or(255);
+            let part = &mut parts[node as usize];
+            let (ended, lived, died) = match part {
+                Part::Up { process, since, died } => match process.has_ended() {
+                    Some(ended) => (ended.unwrap_or(255), since.elapsed(), *died),
+                    None => continue,
+                },
+                Part::Down { until, died } => {
+                    if Instant::now() > *until {
+                        *part = self.start(job, node, *died).await?;
+                    }
+                    continue;
+                }
+                Part::Done => continue,
+            };
             match (node, ended) {
                 // Done, the user's to mend, or asked to stop.
                 (0, 0 | 2) => return Ok(Some(ended as u8)),
                 (0, code) if code == i32::from(INTERRUPTED) => return Ok(Some(INTERRUPTED)),
-                (_, 0) => parts[node as usize] = None,
+                (_, 0) => *part = Part::Done,
                 _ => {
-                    let died = if part.since.elapsed() > FRESH { 1 } else { part.died + 1 };
+                    let died = if lived > FRESH { 1 } else { died + 1 };
                     let (name, _) = &self.machines[node as usize];
                     let note = Style::stderr().dim("note:");
                     let log = job.log(node);
-                    if died > restarts || (node > 0 && ended == 2) {
+                    if died > job.restarts || (node > 0 && ended == 2) {
                         eprintln!(
                             "{note} {name} ended with exit code {ended}, {died} times in a row (log: {})",
                             log.display()
                         );
                         return Ok(Some(1));
                     }
+                    // A machine that is gone may be back in a minute.
+                    let wait = AGAIN * 3u32.saturating_pow(died - 1);
                     eprintln!(
-                        "{note} {name} ended with exit code {ended}; started again ({died} of {restarts})"
+                        "{note} {name} ended with exit code {ended}; started again in {wait:?} ({died} of {})",
+                        job.restarts
                     );
-                    parts[node as usize] = Some(self.start(job, node, died).await?);
+                    *part = Part::Down { until: Instant::now() + wait, died };
                 }
             }
         }
@@ -192,8 +217,8 @@ mod tests {
         assert_eq!(hosts.head, "east");
         assert_eq!(
             hosts.commands()[1],
-            "ssh -o BatchMode=yes -o ServerAliveInterval=15 -p2222 west 'env DRESSAGE_HEAD=east /opt/dressage keep'  \
-             # then: sh '/runs/my run/launch/node.sh' 1"
+            "ssh -p2222 -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 west \
+             'env DRESSAGE_HEAD=east /opt/dressage keep'  # then: sh '/runs/my run/launch/node.sh' 1"
         );
         let error = match ssh(&job(3), &options) {
             Err(error) => error.to_string(),

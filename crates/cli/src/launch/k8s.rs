@@ -7,14 +7,15 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::files::Job;
-use super::{Ended, LOOK, Plan, asked};
+use super::follow::{Look, Submitted, follow, say};
+use super::{Ended, Plan, asked};
 use crate::cluster_learner::torchrun::HEAD;
 use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::{Style, quoted};
-use crate::stop::Requests;
+use crate::screen::quoted;
 
 /// Options of `--on k8s`
 #[derive(clap::Args)]
+#[group(id = "k8s")]
 pub struct Options {
     /// Image with dressage and the learner's environment, for --on k8s
     #[arg(long, value_name = "IMAGE")]
@@ -101,7 +102,7 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
             "completionMode": "Indexed",
             "completions": job.nodes,
             "parallelism": job.nodes,
-            "backoffLimit": 3 * job.nodes,
+            "backoffLimit": job.restarts.saturating_mul(job.nodes),
             "template": {
                 "metadata": { "labels": labels },
                 "spec": {
@@ -138,50 +139,88 @@ impl Manifests {
 
     /// Submits the job and follows it.
     pub async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
-        let (file, namespace) = (self.file.display().to_string(), self.namespace.as_str());
+        let file = self.file.display().to_string();
         asked(&["kubectl", "apply", "-f", &file]).await?;
-        let dim = |text| Style::stderr().dim(text);
-        let name = &self.name;
-        let end = format!("kubectl delete -f {}", quoted(&file));
-        if detach {
-            return Ok(Ended::Detached { watch: format!("kubectl -n {namespace} logs -f job/{name}"), end });
+        let submitted = Applied { name: self.name, namespace: self.namespace, file, job: job.clone() };
+        say::<Applied>(&submitted.name());
+        let ended = follow(&submitted, &job.log(0), detach).await?;
+        if matches!(ended, Ended::Code(_)) {
+            submitted.end().await?;
         }
-        let mut stop = Requests::listen()?;
-        let mut last = String::new();
-        let code = loop {
-            tokio::select! {
-                _ = stop.next() => break INTERRUPTED,
-                () = tokio::time::sleep(LOOK) => {}
-            }
-            let found = asked(&["kubectl", "-n", namespace, "get", "job", name, "-o", "json"]).await?;
-            let found: Value = serde_json::from_str(&found)?;
-            let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
-            let now =
-                format!("{} run, {} done, {} failed", count("active"), count("succeeded"), count("failed"));
-            if now != last {
-                eprintln!("{} {now}", dim("k8s   "));
-                last = now;
-            }
-            let conditions = found["status"]["conditions"].as_array();
-            let is = |kind: &str| {
-                let holds = |c: &Value| c["type"] == kind && c["status"] == "True";
-                conditions.is_some_and(|all| all.iter().any(holds))
-            };
-            if is("Complete") || is("Failed") {
-                break u8::from(is("Failed"));
-            }
-        };
-        for node in 0..job.nodes {
-            let pod = format!("job-name={name},batch.kubernetes.io/job-completion-index={node}");
-            let logs = asked(&["kubectl", "-n", namespace, "logs", "-l", &pod, "--tail=-1"]).await;
-            match logs {
-                Ok(logs) => std::fs::write(job.log(node), logs)?,
-                Err(error) => eprintln!("{} no log of machine {node}: {error}", dim("note  ")),
-            }
-        }
-        asked(&["kubectl", "delete", "-f", &file]).await?;
-        Ok(Ended::Code(code))
+        Ok(ended)
     }
+}
+
+/// A job that a cluster has.
+struct Applied {
+    name: String,
+    namespace: String,
+    file: String,
+    job: Job,
+}
+
+impl Applied {
+    async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
+        asked(&[&["kubectl", "-n", &self.namespace], words].concat()).await
+    }
+
+    /// Keeps what pods have printed: they go with the job.
+    async fn collect(&self) -> anyhow::Result<()> {
+        for node in 0..self.job.nodes {
+            let pods = format!("job-name={},batch.kubernetes.io/job-completion-index={node}", self.name);
+            match self.kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
+                Ok(logs) if logs.is_empty() => {}
+                Ok(logs) => std::fs::write(self.job.log(node), logs)?,
+                Err(error) => say::<Self>(&format!("no log of machine {node}: {error:#}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Submitted for Applied {
+    const LAUNCHER: &'static str = "k8s";
+
+    fn name(&self) -> String {
+        format!("job {}", self.name)
+    }
+
+    fn to_watch(&self) -> String {
+        format!("kubectl -n {} logs -f job/{}", self.namespace, self.name)
+    }
+
+    fn to_end(&self) -> String {
+        format!("kubectl delete -f {}", quoted(&self.file))
+    }
+
+    async fn look(&self) -> anyhow::Result<Look> {
+        let found = self.kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await?;
+        look_of(&found)
+    }
+
+    async fn end(&self) -> anyhow::Result<()> {
+        self.collect().await?;
+        // Pods get their time to end before it returns, and longer than an answer may take.
+        let delete = ["delete", "--ignore-not-found", "--wait=false", "-f", &self.file];
+        self.kubectl(&delete).await.map(drop)
+    }
+}
+
+/// How a job is, by its description; nothing is described where it was deleted.
+fn look_of(found: &str) -> anyhow::Result<Look> {
+    if found.trim().is_empty() {
+        return Ok(Look { text: "deleted".into(), ended: Some(INTERRUPTED) });
+    }
+    let found: Value = serde_json::from_str(found)?;
+    let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
+    let text = format!("{} run, {} done, {} failed", count("active"), count("succeeded"), count("failed"));
+    let conditions = found["status"]["conditions"].as_array();
+    let is = |kind: &str| {
+        let holds = |c: &Value| c["type"] == kind && c["status"] == "True";
+        conditions.is_some_and(|all| all.iter().any(holds))
+    };
+    let ended = (is("Complete") || is("Failed")).then(|| u8::from(is("Failed")));
+    Ok(Look { text, ended })
 }
 
 #[cfg(test)]
@@ -217,5 +256,20 @@ mod tests {
         assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], 8);
         assert_eq!(container["env"][0]["value"], "dressage-calc-0.dressage-calc");
         assert_eq!(parts[0]["spec"]["clusterIP"], "None");
+    }
+
+    #[test]
+    fn states_are_read() {
+        let look = |found: Value| look_of(&found.to_string()).unwrap();
+        let runs = look(json!({ "status": { "active": 2, "failed": 1 } }));
+        assert_eq!(runs, Look { text: "2 run, 0 done, 1 failed".into(), ended: None });
+        let ended = |kind: &str, status: &str| {
+            look(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } })).ended
+        };
+        assert_eq!(ended("Complete", "True"), Some(0));
+        assert_eq!(ended("Failed", "True"), Some(1));
+        assert_eq!(ended("Failed", "False"), None);
+        assert_eq!(look_of("\n").unwrap().ended, Some(INTERRUPTED));
+        assert!(look_of("nonsense").is_err());
     }
 }

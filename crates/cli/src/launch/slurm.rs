@@ -2,14 +2,17 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
+
 use super::files::Job;
-use super::{Ended, Follow, LOOK, Plan, asked};
+use super::follow::{Look, Submitted, follow, say};
+use super::{Ended, FRESH, Plan, asked};
 use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::{Style, quoted};
-use crate::stop::Requests;
+use crate::screen::quoted;
 
 /// Options of `--on slurm`
 #[derive(clap::Args)]
+#[group(id = "slurm")]
 pub struct Options {
     /// An option of sbatch, for --on slurm, such as partition=gpu or time=12:00:00. Can be given many times
     #[arg(long = "sbatch", value_name = "NAME=VALUE")]
@@ -22,12 +25,63 @@ pub struct Batch {
     script: PathBuf,
 }
 
+/// Exit code of a task whose part is the user's to mend. Of all tasks srun gives the highest code: so codes are such
+/// that what one ends of comes before what the others were then told, to stop.
+const USERS: i32 = 202;
+/// Exit code of a task whose part has died.
+const DIED: i32 = 203;
+
+/// A task of the job: one machine's part.
+const TASK: &str = "#!/bin/sh
+# It waits for its part, which is told to stop, too.
+trap : TERM
+code=0
+sh {script} \"$SLURM_PROCID\" || code=$?
+case $code in
+    0 | 130) exit $code ;;
+    2) exit {users} ;;
+    *) echo \"machine $SLURM_PROCID ended with exit code $code\"; exit {died} ;;
+esac
+";
+
+/// The job: tasks begin again when one of them has died.
+const BATCH: &str = "
+# The address by which nodes reach the first one, which trains.
+first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
+DRESSAGE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+export DRESSAGE_HEAD
+died=0
+while :; do
+    since=$(date +%s)
+    code=0
+    srun --kill-on-bad-exit=1 --open-mode=append --output={log} sh {task} || code=$?
+    case $code in
+        0) exit 0 ;;
+        130)
+            # A job that stops for another one in time would be over; it goes on later.
+            if scontrol show job -o \"$SLURM_JOB_ID\" | grep ' JobState=RUNNING ' | grep -qv ' PreemptTime=None'; then
+                scontrol requeue \"$SLURM_JOB_ID\" && sleep 600
+            fi
+            exit 130
+            ;;
+        {users}) exit 2 ;;
+    esac
+    [ $(($(date +%s) - since)) -lt {fresh} ] || died=0
+    died=$((died + 1))
+    if [ $died -gt {restarts} ]; then
+        echo \"a machine has died $died times in a row\"
+        exit 1
+    fi
+    echo \"a machine has died (exit code $code); all begin again ($died of {restarts})\"
+done
+";
+
 /// Renders the job.
 ///
 /// # Errors
 /// When an option is not one.
 pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
-    let script = job.folder.join("job.sbatch");
+    let (script, task) = (job.folder.join("job.sbatch"), job.folder.join("task.sh"));
     let log = |name: &str| job.folder.join(name).display().to_string();
     let mut directives = vec![
         format!("--job-name={}", job.name),
@@ -55,18 +109,18 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
         directives.push(format!("--{option}"));
     }
     let directives: String = directives.iter().map(|line| format!("#SBATCH {}\n", quoted(line))).collect();
-    let text = format!(
-        "#!/bin/sh\n{directives}\
-         # The address by which nodes reach the first one, which trains.\n\
-         first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n\
-         DRESSAGE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')\n\
-         export DRESSAGE_HEAD\n\
-         exec srun --kill-on-bad-exit=1 --open-mode=append --output={} \\\n    \
-             sh -c 'exec sh {} \"$SLURM_PROCID\"'\n",
-        quoted(&log("node-%t.log")),
-        quoted(&job.script().display()).replace('\'', r"'\''"),
-    );
-    Ok(Plan::Slurm(Batch { files: vec![(script.clone(), text)], script }))
+    let filled = |text: &str| {
+        text.replace("{log}", &quoted(&log("node-%t.log")))
+            .replace("{task}", &quoted(&task.display()))
+            .replace("{script}", &quoted(&job.script().display()))
+            .replace("{users}", &USERS.to_string())
+            .replace("{died}", &DIED.to_string())
+            .replace("{restarts}", &job.restarts.to_string())
+            .replace("{fresh}", &FRESH.as_secs().to_string())
+    };
+    let batch = format!("#!/bin/sh\n{directives}{}", filled(BATCH.trim_start_matches('\n')));
+    let files = vec![(task.clone(), filled(TASK)), (script.clone(), batch)];
+    Ok(Plan::Slurm(Batch { files, script }))
 }
 
 /// State of a job that Slurm knows.
@@ -75,6 +129,8 @@ struct State {
     name: String,
     reason: String,
     exit: u8,
+    /// Whether it begins again after a node was lost, or for another job.
+    again: bool,
 }
 
 impl State {
@@ -89,6 +145,7 @@ impl State {
             name: field("JobState")?,
             reason: field("Reason").filter(|reason| reason != "None").unwrap_or_default(),
             exit: exit.unwrap_or(0),
+            again: field("Requeue").is_some_and(|again| again != "0"),
         })
     }
 
@@ -98,6 +155,7 @@ impl State {
             "COMPLETED" => Some(0),
             "CANCELLED" => Some(INTERRUPTED),
             "FAILED" => Some(self.exit.max(1)),
+ "NODE_FAIL" | "PREEMPTED" if !self.again => Some(1),
             "TIMEOUT" | "DEADLINE" | "OUT_OF_MEMORY" | "BOOT_FAIL" => Some(1),
             _ => None,
         }
@@ -115,38 +173,43 @@ impl Batch {
         let said = asked(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
         let id = said.trim().split(';').next().unwrap_or_default().to_owned();
         anyhow::ensure!(!id.is_empty(), "sbatch named no job: {said:?}");
-        let dim = |text| Style::stderr().dim(text);
-        eprintln!("{} job {id}", dim("slurm "));
-        if detach {
-            let watch = format!("squeue -j {id}; tail -f {}", quoted(&job.log(0).display()));
-            return Ok(Ended::Detached { watch, end: format!("scancel {id}") });
-        }
-        let mut stop = Requests::listen()?;
-        let (mut shown, mut last) = (Follow::new(&job.log(0)), String::new());
-        loop {
-            tokio::select! {
-                _ = stop.next() => {
-                    eprintln!("{} ends job {id}", dim("slurm "));
-                    asked(&["scancel", &id]).await?;
-                    return Ok(Ended::Code(INTERRUPTED));
-                }
-                () = tokio::time::sleep(LOOK) => {}
-            }
-            shown.show();
-            let line = asked(&["scontrol", "show", "job", "-o", &id]).await?;
-            let Some(state) = State::of(&line) else {
-                anyhow::bail!("scontrol says nothing of job {id}: {line}")
-            };
-            let now = format!("{} {}", state.name, state.reason);
-            if now != last {
-                eprintln!("{} {}", dim("slurm "), now.trim());
-                last = now;
-            }
-            if let Some(code) = state.ended() {
-                shown.show();
-                return Ok(Ended::Code(code));
-            }
-        }
+        let submitted = Queued { id, log: job.log(0) };
+        say::<Queued>(&submitted.name());
+        follow(&submitted, &job.log(0), detach).await
+    }
+}
+
+/// A job in the queue, or out of it.
+struct Queued {
+    id: String,
+    log: PathBuf,
+}
+
+impl Submitted for Queued {
+    const LAUNCHER: &'static str = "slurm";
+
+    fn name(&self) -> String {
+        format!("job {}", self.id)
+    }
+
+    fn to_watch(&self) -> String {
+        format!("squeue -j {}; tail -f {}", self.id, quoted(&self.log.display()))
+    }
+
+    fn to_end(&self) -> String {
+        format!("scancel {}", self.id)
+    }
+
+    async fn look(&self) -> anyhow::Result<Look> {
+        let line = asked(&["scontrol", "show", "job", "-o", &self.id]).await?;
+        let state = State::of(&line);
+        let state = state.with_context(|| format!("scontrol says nothing of it: {}", line.trim()))?;
+        let text = format!("{} {}", state.name, state.reason).trim().to_owned();
+        Ok(Look { text, ended: state.ended() })
+    }
+
+    async fn end(&self) -> anyhow::Result<()> {
+        asked(&["scancel", &self.id]).await.map(drop)
     }
 }
 
@@ -160,7 +223,7 @@ mod tests {
         let job = Job { nodes: 2, processors: 4, gpus: 8, ..job };
         let options = Options { sbatch: vec!["partition=gpu".into(), "cpus-per-task=9".into()] };
         let Plan::Slurm(batch) = plan(&job, &options).unwrap() else { panic!() };
-        let text = &batch.files[0].1;
+        let [(_, task), (_, text)] = &batch.files[..] else { panic!() };
         for line in [
             "#SBATCH --job-name=dressage-calc",
             "#SBATCH --nodes=2",
@@ -173,25 +236,54 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }
         assert!(!text.contains("cpus-per-task=4"));
-        assert!(
-            text.contains(r#"sh -c 'exec sh '\''/runs/a b/launch/node.sh'\'' "$SLURM_PROCID"'"#),
-            "{text}"
-        );
+        assert!(text.contains("--output='/runs/a b/launch/node-%t.log' sh '/runs/a b/launch/task.sh' ||"));
+        assert!(task.contains(r#"sh '/runs/a b/launch/node.sh' "$SLURM_PROCID" ||"#), "{task}");
         let wrong = Options { sbatch: vec!["--time=1".into()] };
         assert!(plan(&job, &wrong).is_err());
     }
 
+    /// Exit code of the task of a machine whose part ends with one.
+    #[cfg(unix)]
+    fn of_task(part: &str) -> Option<i32> {
+        let folder = tempfile::tempdir().unwrap();
+        let job = Job::new("calc", folder.path().to_owned(), "/opt/dressage".into()).unwrap();
+        std::fs::create_dir(&job.folder).unwrap();
+        std::fs::write(job.script(), part).unwrap();
+        let Plan::Slurm(batch) = plan(&job, &Options { sbatch: Vec::new() }).unwrap() else { panic!() };
+        let (path, text) = &batch.files[0];
+        std::fs::write(path, text).unwrap();
+        let task = std::process::Command::new("sh").arg(path).env("SLURM_PROCID", "1").output().unwrap();
+        task.status.code()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_machine_dies_of_is_told_from_what_it_was_told() {
+        for (part, code) in [
+            ("exit 0", 0),
+            ("exit 130", 130),
+            ("exit 2", USERS),
+            ("exit 1", DIED),
+            ("kill -9 $$", DIED),
+            // Slurm signals all processes of a task.
+            ("trap 'exit 130' TERM; kill -TERM $PPID; kill -TERM $$", 130),
+        ] {
+            assert_eq!(of_task(part), Some(code), "{part}");
+        }
+    }
+
     #[test]
     fn states_are_read() {
-        let line = "JobId=7 JobName=x UserId=root(0) JobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0";
+        let line = "JobId=7 UserId=root(0) JobState=PENDING Reason=Resources Requeue=1 ExitCode=0:0";
         let state = State::of(line).unwrap();
-        assert_eq!(state, State { name: "PENDING".into(), reason: "Resources".into(), exit: 0 });
+        assert_eq!(state, State { name: "PENDING".into(), reason: "Resources".into(), exit: 0, again: true });
         assert_eq!(state.ended(), None);
         let ended =
-            |state: &str| State::of(&format!("JobState={state} Reason=None ExitCode=2:0")).unwrap().ended();
+            |state: &str| State::of(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended();
         assert_eq!(ended("FAILED"), Some(2));
         assert_eq!(ended("COMPLETED"), Some(0));
         assert_eq!(ended("NODE_FAIL"), None, "it is requeued");
+        assert_eq!(State::of("JobState=NODE_FAIL Requeue=0").unwrap().ended(), Some(1));
         assert_eq!(State::of("slurm_load_jobs error"), None);
     }
 }

@@ -4,8 +4,12 @@ Calls, errors and results travel over a gloo group of their own, whatever the we
 collectives, and its error names the ranks that were not seen any more.
 """
 
+import contextlib
+import fcntl
 import json
 import os
+import socket
+import struct
 import sys
 import threading
 import time
@@ -79,6 +83,24 @@ class Heart(threading.Thread):
         )
 
 
+def interface_towards(host: str) -> str | None:
+    """Network interface by which this machine reaches another, or itself, by an IPv4 address; `None` where it cannot be told."""
+    address_of = 0x8915  # SIOCGIFADDR
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Nothing is sent; any port will do.
+            probe.connect((host, 9))
+            mine = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):
+                    answer = fcntl.ioctl(probe.fileno(), address_of, struct.pack("256s", name.encode()[:15]))
+                    if answer[20:24] == mine:
+                        return name
+    except OSError:
+        pass
+    return None
+
+
 class Group:
     """This process among those of the group."""
 
@@ -89,6 +111,9 @@ class Group:
             raise StartError(f"the variable {error} is not set; start with torchrun -m dressage_torch") from None
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=seconds)
+        # By itself gloo listens where the host's own name leads, which on many machines is the loopback.
+        if found := interface_towards(os.environ["MASTER_ADDR"]):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
         dist.init_process_group(backend, timeout=timeout, device_id=None if device.type == "cpu" else device)
         self.control = dist.new_group(backend="gloo", timeout=timeout)
         # A prefix of its own: a restart under the same torchrun must not read the beats of those before.

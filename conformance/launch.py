@@ -1,0 +1,366 @@
+"""`dressage launch` on real launchers: runs of two machines that are killed in part, and end as if nothing had happened.
+
+Sets up, on one Linux host, as root, what starts processes: Slurm (munged, slurmctld, two slurmds), Ray (two raylets), two hosts in
+network namespaces with an sshd each, or nothing (`local`). Launches a run of a small model with random weights whose learner is a group
+of two machines with one process each, and kills parts of it while it trains:
+
+- anywhere: a rank of the second machine (`rank`), the second machine's part (`part`), the one that trains (`trainer`), all with kill -9; Ctrl-C, then
+  launched again (`stop`);
+- `ssh`: the connection (`line`), all processes of a host (`host`), its cable for a minute (`cable`);
+- `slurm`: `scontrol requeue` (`requeue`), another job with more right to the nodes (`preempt`), a node with all that runs there (`node`), the
+  controller for some seconds (`controller`);
+- `ray`: an actor (`actor`), a raylet (`node`), the dashboard for longer than an answer may take (`dashboard`).
+
+Checks that each time the run goes on, ends by itself with code 0, and has made the checkpoints and the record of one that was launched with
+`--on local` and left in peace, bit for bit; that both machines' logs are in `launch/`; that nothing is left running.
+
+With `--on k8s` manifests are rendered and checked against the schemas of Kubernetes (`--validate`, the program `kubernetes-validate`).
+
+Not checked here: more than one real host, GPUs, a Kubernetes cluster.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import killed
+from common import ROOT, Report
+from launchers.processes import MARK, Process, left_of, processes, said, wait
+from launchers.ray import Ray
+from launchers.slurm import Slurm
+from launchers.ssh import Ssh
+from launchers.tiny import make_model
+
+RECIPE = """
+# Random weights and rewards: what is computed counts, not what is learnt.
+[run]
+name = "launched"
+checkpoint_every = 1
+keep = 1000
+
+[model]
+source = "{model}"
+context = 512
+
+[engine]
+micro_batch_tokens = 600
+
+[[tasks]]
+kind = "arithmetic"
+operands = 2
+min_digits = 1
+max_digits = 2
+words = 0.0
+train = 500
+
+[agent]
+tools = ["calculator"]
+tool_prompt = "compact"
+max_turns = 2
+max_tokens = 60
+
+[reward]
+scorer = {{ kind = "python", file = "score.py", solution = "whole", workers = 6 }}
+unfinished = -0.2
+
+[eval]
+tasks = 2
+unseen_wordings = 0
+
+[[phase]]
+kind = "sft"
+demonstrations = 4
+batch = 4
+learning_rate = 1e-4
+
+[[phase]]
+kind = "rl"
+steps = {steps}
+groups = 2
+group_size = 3
+learning_rate = 1e-4
+
+[cluster.learner]
+kind = "torch"
+start = true
+python = "{python}"
+nodes = 2
+processes = 1
+start_seconds = 240
+call_seconds = 120
+restarts = 9
+"""
+# A step takes a second, so that a run is still there when something happens to it.
+SCORE = """
+import time
+import zlib
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(1)
+    return zlib.crc32(solution_str.encode()) % 1000 / 1000
+"""
+# How long a run may take for a step after it was hurt, in seconds.
+RECOVERY = 420
+
+
+class Launched:
+    """A run under way, from the outside."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path, run: str, on: str, options: list[str]) -> None:
+        self.run, self.log = folder / run, folder / f"{run}.log"
+        self.command = [
+            str(arguments.dressage),
+            "launch",
+            str(folder / "recipe.toml"),
+            "--on",
+            on,
+            "--run",
+            str(self.run),
+        ]
+        self.command += ["--restarts", "9", *options]
+
+    def start(self, variables: dict[str, str]) -> None:
+        self.variables = variables
+        with self.log.open("ab") as log:
+            environment = os.environ | variables
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+
+    def steps(self) -> int:
+        """Steps that are measured."""
+        try:
+            lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        except OSError:
+            return 0
+        return sum("eval" not in json.loads(line) for line in lines if line.endswith("}"))
+
+    def reaches(self, steps: int, seconds: float) -> float:
+        """Waits for a step; returns for how long."""
+
+        def there() -> bool:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the launch ended with code {self.process.returncode} after {self.steps()} steps")
+            return self.steps() >= steps
+
+        return wait(f"step {steps}; there are {self.steps()}", there, seconds)
+
+    def part(self, what: str) -> list[Process]:
+        """Processes of a kind."""
+        here = str(self.run)
+
+        def is_one(one: Process) -> bool:
+            match what:
+                case "trainer":
+                    return one.words[1:2] == ("train",) and here in one.command
+                case "part":
+                    return one.words[1:3] == ("cluster", "join") and here in one.words
+                case _:
+                    rank = one.variable("RANK") if "dressage_torch" in one.words and here in one.words else None
+                    return rank == "1" and "torch.distributed.run" not in one.words
+
+        return [one for one in processes() if is_one(one)]
+
+    def kill(self, what: str) -> None:
+        """Kill -9 of a part of the run, which must be there."""
+        wait(f"the {what} to be there", lambda: self.part(what), 60)
+        for one in self.part(what):
+            one.kill()
+
+    def stop(self) -> None:
+        """Ctrl-C, and launched again."""
+        self.process.send_signal(signal.SIGINT)
+        code = self.process.wait(120)
+        if code != 130:
+            raise RuntimeError(f"Ctrl-C: code {code}, not 130")
+        took = wait("the run's processes to end", lambda: not self.own(), 60)
+        print(f"      launched again {took:.0f} s after the launch had ended", flush=True)
+        self.start(self.variables)
+
+    def own(self) -> list[Process]:
+        """Processes that belong to the run, wherever they hang."""
+        return [one for one in processes() if str(self.run) in one.command and one.pid != os.getpid()]
+
+
+@contextmanager
+def cluster(arguments: argparse.Namespace, folder: Path, mark: str):
+    """The launcher, set up and taken down."""
+    match arguments.on:
+        case "slurm":
+            there = Slurm(folder, mark)
+        case "ray":
+            there = Ray(folder, mark, arguments.ray)
+        case "ssh":
+            there = Ssh(folder, mark)
+        case _:
+            yield None
+            return
+    for program in there.needs:
+        if shutil.which(program) is None:
+            sys.exit(f"{program} is not there; README.md says what to install")
+    try:
+        there.start()
+        yield there
+    finally:
+        there.stop()
+
+
+def hurt(report: Report, run: Launched, name: str, kill) -> None:
+    """Hurts a run in one way, and waits for it to have done a step more than was under way."""
+    before = run.steps()
+    kill()
+    took = run.reaches(max(before, run.steps()) + 1, RECOVERY)
+    report.expect(f"{name}: the run goes on", True, f"at step {before}; a step more {took:.0f} s later")
+
+
+def compare(report: Report, calm: Path, run: Path) -> None:
+    """Every checkpoint, and the record."""
+    names = [sorted(path.name for path in (folder / "checkpoints").glob("step-*")) for folder in (calm, run)]
+    report.expect("checkpoints of the same steps", names[0] == names[1], f"{len(names[1])} of {len(names[0])}")
+    files = [path for name in names[0] for path in (calm / "checkpoints" / name).glob("*.safetensors")]
+    other = [run / path.relative_to(calm) for path in files]
+    equal = [
+        there.exists() and filecmp.cmp(path, there, shallow=False) for path, there in zip(files, other, strict=True)
+    ]
+    report.expect("weights and moments, bit for bit", all(equal) and files != [], f"{sum(equal)} of {len(equal)} files")
+    try:
+        killed.compare(calm, run)
+        report.expect("the record", True)
+    except SystemExit as why:
+        report.expect("the record", False, str(why))
+
+
+def logs(report: Report, run: Path, further: tuple[str, ...]) -> None:
+    """What machines have printed."""
+    for name, text in [
+        ("node-0.log", "learner"),
+        ("node-1.log", "its processes start"),
+        *((name, "") for name in further),
+    ]:
+        path = run / "launch" / name
+        found = path.read_text(errors="replace") if path.is_file() else ""
+        report.expect(f"launch/{name}", text in found and found != "", f"{len(found.splitlines())} lines")
+
+
+def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
+    """An undisturbed run and one that is hurt."""
+    mark = folder.name
+    os.environ[MARK] = mark
+    calm = Launched(arguments, folder, "calm", "local", [])
+    # Of an earlier launcher in this folder.
+    whole = folder / "calm.whole"
+    if not whole.exists():
+        calm.start({})
+        code = calm.process.wait(1800)
+        report.expect("an undisturbed run, --on local", code == 0, f"code {code}, {calm.steps()} steps")
+        if code:
+            return
+        whole.touch()
+    with cluster(arguments, folder, mark) as there:
+        run = Launched(arguments, folder, f"run-{arguments.on}", arguments.on, there.options() if there else [])
+        kills = {what: lambda what=what: run.kill(what) for what in ("rank", "part", "trainer")}
+        kills |= there.kills if there else {}
+        kills["stop"] = run.stop
+        unknown = set(arguments.kills or ()) - set(kills)
+        if unknown:
+            sys.exit(f"--kills {', '.join(unknown)}: {arguments.on} has {', '.join(kills)}")
+        run.start(there.variables if there else {})
+        try:
+            took = run.reaches(2, RECOVERY)
+            print(f"      two steps after {took:.0f} s", flush=True)
+            for name in arguments.kills or kills:
+                hurt(report, run, f"{arguments.on}, {name}", kills[name])
+            code = run.process.wait(900)
+            report.expect(f"{arguments.on}: the run ends", code == 0, f"code {code}")
+            took = wait("the run's processes to end", lambda: not run.own(), 60)
+            report.expect(f"{arguments.on}: its processes end", True, f"{took:.0f} s later")
+        except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as why:
+            report.expect(f"{arguments.on}: all goes as it should", False, str(why))
+        finally:
+            if run.process.poll() is None:
+                run.process.kill()
+                run.process.wait()
+            for one in run.own():
+                one.kill()
+        logs(report, run.run, there.logs if there else ())
+    if not report.failures:
+        compare(report, calm.run, run.run)
+    # Keepers take some seconds to end what they keep.
+    deadline = time.monotonic() + 15
+    while (left := left_of(mark, folder)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    report.expect("nothing is left running", not left, "; ".join(one.command[:60] for one in left))
+    for one in left:
+        one.kill()
+
+
+def manifests(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Manifests for Kubernetes."""
+    options = ["--image", "registry/dressage:1", "--claim", f"runs:{folder}", "--namespace", "ml", "--dry-run"]
+    run = Launched(arguments, folder, "k8s", "k8s", options)
+    text = said(*run.command)
+    rendered = text.split("job.yaml\n", 1)[1].split("\n$ ")[0]
+    for kind, key in (("Service", "publishNotReadyAddresses"), ("Job", "backoffLimit")):
+        (document,) = (part for part in rendered.split("---\n") if f'"kind": "{kind}"' in part)
+        for wrong in ("", f"{key}s"):
+            path = folder / "document.yaml"
+            path.write_text(document.replace(f'"{key}"', f'"{wrong}"') if wrong else document)
+            done = subprocess.run([arguments.validate, "--strict", path], capture_output=True, text=True)
+            said_so = done.stdout + done.stderr
+            if wrong:
+                report.expect(f"a {kind} with {wrong} is refused", done.returncode != 0 and wrong in said_so)
+            else:
+                report.expect(f"the {kind} is valid", done.returncode == 0, said_so.strip()[-60:])
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--on", required=True, choices=["local", "ssh", "slurm", "ray", "k8s"])
+    p.add_argument("--kills", nargs="*", metavar="KILL", help="in this order, each a name from above; all without it")
+    p.add_argument("--steps", type=int, default=150, help="of the run, of a second each")
+    p.add_argument(
+        "--folder",
+        type=Path,
+        help="a folder of a short path to keep all in, one for all launchers; without it, a temporary one",
+    )
+    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--python", default=sys.executable, help="of the learner")
+    p.add_argument(
+        "--ray", type=Path, default=ROOT / ".ray/bin/ray", help="the program `ray` of an environment with ray[default]"
+    )
+    p.add_argument("--validate", default="kubernetes-validate", help="the program of that package")
+    arguments = p.parse_args()
+    # Whoever ends it has everything taken down.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit("told to end"))
+    report = Report()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="launch-", dir="/tmp"))
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model").exists():
+        make_model(folder / "model")
+    python = folder / "python"
+    source = ROOT / "python/dressage_torch/src"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={source} PYTHONDONTWRITEBYTECODE=1 exec {arguments.python} "$@"\n')
+    python.chmod(0o755)
+    (folder / "recipe.toml").write_text(RECIPE.format(model=folder / "model", python=python, steps=arguments.steps))
+    (folder / "score.py").write_text(SCORE)
+    start = time.monotonic()
+    (manifests if arguments.on == "k8s" else launched)(arguments, report, folder)
+    print(f"      {time.monotonic() - start:.0f} s in all; in {folder}", flush=True)
+    if not report.failures and arguments.folder is None:
+        shutil.rmtree(folder)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

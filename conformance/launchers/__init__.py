@@ -1,0 +1,1 @@
+"""Real launchers on one Linux host, each with two machines, for `launch.py`; and what they share."""

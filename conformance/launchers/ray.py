@@ -1,0 +1,98 @@
+"""Ray: a head and a worker on this host, each with a processor."""
+
+import json
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+from .processes import MARK, Process, Programs, below, free_port, processes, wait
+
+
+class Ray:
+    """A cluster of two raylets. `program` is the `ray` of an environment that has ray[default]."""
+
+    needs = ()
+    logs = ("ray.log",)
+
+    def __init__(self, folder: Path, mark: str, program: Path) -> None:
+        self.folder, self.program = folder / "ray", program
+        self.programs = Programs(self.folder)
+        # Sockets lie below it, whose names may be 107 characters long.
+        self.session = folder / "r"
+        self.port, self.dashboard = free_port(), free_port()
+        self.variables = {MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+
+    def start(self) -> None:
+        head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard}", f"--temp-dir={self.session}"]
+        self._node("head", *head, f"--ray-client-server-port={free_port()}")
+        wait("the dashboard", lambda: self._alive() == 1, 300)
+        self.worker()
+
+    def worker(self) -> None:
+        """A node that joins."""
+        self._node("worker", f"--address=127.0.0.1:{self.port}")
+        wait("two nodes", lambda: self._alive() == 2, 300)
+
+    def _node(self, name: str, *flags: str) -> None:
+        common = [
+            "--node-ip-address=127.0.0.1",
+            "--num-cpus=1",
+            "--object-store-memory=80000000",
+            "--disable-usage-stats",
+            "--block",
+        ]
+        self.programs.start(name, [str(self.program), "start", *flags, *common], **self.variables)
+
+    def _alive(self) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.dashboard}/nodes?view=summary", timeout=10) as answer:
+                nodes = json.load(answer)["data"]["summary"]
+        except (OSError, KeyError, ValueError):
+            return 0
+        return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in nodes)
+
+    def options(self) -> list[str]:
+        python = self.program.with_name("python")
+        return ["--address", f"http://127.0.0.1:{self.dashboard}", "--ray-python", str(python)]
+
+    def _of(self, name: str, text: str) -> list[Process]:
+        """Processes of a node with a text in their command."""
+        return [one for one in below({self.programs.running[name].pid}) if text in one.command]
+
+    def kill_actor(self) -> None:
+        """The actor that holds the second machine dies."""
+        for actor in [one for one in processes() if one.command.startswith("ray::Machine")]:
+            if any("cluster join" in one.command for one in below({actor.pid})):
+                actor.kill()
+
+    def lose_node(self) -> None:
+        """The raylet of the second node dies, and another node joins after some seconds."""
+        for raylet in self._of("worker", "raylet/raylet "):
+            raylet.kill()
+        self.programs.running.pop("worker").wait(60)
+        time.sleep(5)
+        self.worker()
+
+    def silence(self) -> None:
+        """The dashboard, which is asked how the job is, stands still for longer than an answer may take."""
+        dashboards = self._of("head", "dashboard/dashboard.py")
+        for one in dashboards:
+            one.kill(signal.SIGSTOP)
+        time.sleep(70)
+        for one in dashboards:
+            one.kill(signal.SIGCONT)
+
+    @property
+    def kills(self) -> dict:
+        return {"actor": self.kill_actor, "node": self.lose_node, "dashboard": self.silence}
+
+    def stop(self) -> None:
+        own = {one.pid for one in below({program.pid for program in self.programs.running.values()})}
+        self.programs.stop()
+        # They notice that their raylet is gone, and end; some take their time.
+        deadline = time.monotonic() + 15
+        while (left := [one for one in processes() if one.pid in own]) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        for one in left:
+            one.kill()
