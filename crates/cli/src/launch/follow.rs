@@ -136,7 +136,11 @@ async fn watch<J: Submitted>(
                 if clock.now() - since > patience.silence {
                     anyhow::bail!(
                         "waited {:?} for {} to say how {} is, which may go on: {error:#}\nwatch it  {}\nend it    {}",
-                        patience.silence, J::LAUNCHER, job.name(), job.to_watch(), job.to_end()
+                        patience.silence,
+                        J::LAUNCHER,
+                        job.name(),
+                        job.to_watch(),
+                        job.to_end()
                     );
                 }
             }

@@ -50,6 +50,8 @@ const BATCH: &str = "
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
 DRESSAGE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 export DRESSAGE_HEAD
+# What has died with its node may keep its place for a while: those that begin again are beside it.
+export SLURM_OVERLAP=1
 died=0
 while :; do
     since=$(date +%s)
@@ -155,7 +157,7 @@ impl State {
             "COMPLETED" => Some(0),
             "CANCELLED" => Some(INTERRUPTED),
             "FAILED" => Some(self.exit.max(1)),
- "NODE_FAIL" | "PREEMPTED" if !self.again => Some(1),
+            "NODE_FAIL" | "PREEMPTED" if !self.again => Some(1),
             "TIMEOUT" | "DEADLINE" | "OUT_OF_MEMORY" | "BOOT_FAIL" => Some(1),
             _ => None,
         }
