@@ -27,7 +27,7 @@ pub trait Submitted {
     /// Scheduler, as lines begin.
     const LAUNCHER: &'static str;
 
-    /// As messages call it, such as "job 7".
+    /// Name in messages, such as "job 7".
     fn name(&self) -> String;
 
     /// Command that tells how it is.

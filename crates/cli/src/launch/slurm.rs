@@ -25,8 +25,8 @@ pub struct Batch {
     script: PathBuf,
 }
 
-/// Exit code of a task whose part is the user's to mend. Of all tasks srun gives the highest code: so codes are such
-/// that what one ends of comes before what the others were then told, to stop.
+/// Exit code of a task whose part is the user's to mend. Of all tasks srun gives the highest code: so codes
+/// are such that what one ends of comes before what the others were then told, to stop.
 const USERS: i32 = 202;
 /// Exit code of a task whose part has died.
 const DIED: i32 = 203;
