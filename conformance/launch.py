@@ -38,76 +38,8 @@ from launchers.processes import MARK, Process, left_of, processes, said, wait
 from launchers.ray import Ray
 from launchers.slurm import Slurm
 from launchers.ssh import Ssh
-from launchers.tiny import make_model
+from launchers.tiny import RECIPE, SCORE, make_model
 
-RECIPE = """
-# Random weights and rewards: what is computed counts, not what is learnt.
-[run]
-name = "launched"
-checkpoint_every = 1
-keep = 1000
-
-[model]
-source = "{model}"
-context = 512
-
-[engine]
-micro_batch_tokens = 600
-
-[[tasks]]
-kind = "arithmetic"
-operands = 2
-min_digits = 1
-max_digits = 2
-words = 0.0
-train = 500
-
-[agent]
-tools = ["calculator"]
-tool_prompt = "compact"
-max_turns = 2
-max_tokens = 60
-
-[reward]
-scorer = {{ kind = "python", file = "score.py", solution = "whole", workers = 6 }}
-unfinished = -0.2
-
-[eval]
-tasks = 2
-unseen_wordings = 0
-
-[[phase]]
-kind = "sft"
-demonstrations = 4
-batch = 4
-learning_rate = 1e-4
-
-[[phase]]
-kind = "rl"
-steps = {steps}
-groups = 2
-group_size = 3
-learning_rate = 1e-4
-
-[cluster.learner]
-kind = "torch"
-start = true
-python = "{python}"
-nodes = 2
-processes = 1
-start_seconds = 240
-call_seconds = 120
-restarts = 9
-"""
-# A step takes a second, so that a run is still there when something happens to it.
-SCORE = """
-import time
-import zlib
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    time.sleep(1)
-    return zlib.crc32(solution_str.encode()) % 1000 / 1000
-"""
 # How long a run may take for a step after it was hurt, in seconds.
 RECOVERY = 420
 

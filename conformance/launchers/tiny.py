@@ -1,4 +1,4 @@
-"""A model of a few ten thousand random weights, with a token for each byte and ChatML."""
+"""A model of a few ten thousand random weights, with a token for each byte and ChatML, and a recipe that trains it on two machines."""
 
 from pathlib import Path
 
@@ -7,6 +7,75 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+RECIPE = """
+# Random weights and rewards: what is computed counts, not what is learnt.
+[run]
+name = "launched"
+checkpoint_every = 1
+keep = 1000
+
+[model]
+source = "{model}"
+context = 512
+
+[engine]
+micro_batch_tokens = 600
+
+[[tasks]]
+kind = "arithmetic"
+operands = 2
+min_digits = 1
+max_digits = 2
+words = 0.0
+train = 500
+
+[agent]
+tools = ["calculator"]
+tool_prompt = "compact"
+max_turns = 2
+max_tokens = 60
+
+[reward]
+scorer = {{ kind = "python", file = "score.py", solution = "whole", workers = 6 }}
+unfinished = -0.2
+
+[eval]
+tasks = 2
+unseen_wordings = 0
+
+[[phase]]
+kind = "sft"
+demonstrations = 4
+batch = 4
+learning_rate = 1e-4
+
+[[phase]]
+kind = "rl"
+steps = {steps}
+groups = 2
+group_size = 3
+learning_rate = 1e-4
+
+[cluster.learner]
+kind = "torch"
+start = true
+python = "{python}"
+nodes = 2
+processes = 1
+start_seconds = 240
+call_seconds = 120
+restarts = 9
+"""
+# A step takes a second, so that a run is still there when something happens to it.
+SCORE = """
+import time
+import zlib
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(1)
+    return zlib.crc32(solution_str.encode()) % 1000 / 1000
+"""
 
 
 def make_model(folder: Path) -> None:

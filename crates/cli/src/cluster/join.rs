@@ -50,8 +50,8 @@ enum Next {
 /// Files through which the run speaks.
 struct Run {
     folder: PathBuf,
-    /// When it was over before, in a folder that is about to be gone on with: until the run begins anew, nothing
-    /// there is meant for this process.
+    /// When it was over before, in a folder that is about to be gone on with: until the run begins anew,
+    /// nothing there is meant for this process.
     before: Option<SystemTime>,
     /// Number of this machine.
     node: u32,

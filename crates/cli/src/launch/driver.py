@@ -95,6 +95,9 @@ def main():
                 return 1, []
             ray.kill(part.machine)
             parts[node] = Part(group, node, died)
+            # Others may have taken its end for that of the run.
+            for other in set(range(JOB["nodes"])) - set(parts) if node == 0 else ():
+                parts[other] = Part(group, other, 0)
 
 
 code, others = main()

@@ -27,7 +27,7 @@ pub trait Submitted {
     /// Scheduler, as lines begin.
     const LAUNCHER: &'static str;
 
-    /// As messages call it, such as "job 7".
+    /// Name in messages, such as "job 7".
     fn name(&self) -> String;
 
     /// Command that tells how it is.
@@ -136,7 +136,11 @@ async fn watch<J: Submitted>(
                 if clock.now() - since > patience.silence {
                     anyhow::bail!(
                         "waited {:?} for {} to say how {} is, which may go on: {error:#}\nwatch it  {}\nend it    {}",
-                        patience.silence, J::LAUNCHER, job.name(), job.to_watch(), job.to_end()
+                        patience.silence,
+                        J::LAUNCHER,
+                        job.name(),
+                        job.to_watch(),
+                        job.to_end()
                     );
                 }
             }

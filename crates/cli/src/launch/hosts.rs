@@ -193,7 +193,14 @@ impl Hosts {
                         "{note} {name} ended with exit code {ended}; started again in {wait:?} ({died} of {})",
                         job.restarts
                     );
-                    *part = Part::Down { until: Instant::now() + wait, died };
+                    let until = Instant::now() + wait;
+                    *part = Part::Down { until, died };
+                    if node == 0 {
+                        // Others may have taken its end for that of the run.
+                        for other in parts.iter_mut().filter(|other| matches!(other, Part::Done)) {
+                            *other = Part::Down { until, died: 0 };
+                        }
+                    }
                 }
             }
         }

@@ -83,10 +83,7 @@ impl RayJob {
         let order = self.order(&id);
         let submitted = Accepted { client, address: self.address, id, log: job.log(0) };
         submitted.ask(Method::POST, "", &order).await.map_err(|error| {
-            unusable(format!(
-                "the Ray cluster at {} takes no job: {error}; see --address",
-                submitted.address
-            ))
+            unusable(format!("the Ray cluster at {} takes no job: {error}; see --address", submitted.address))
         })?;
         say::<Accepted>(&submitted.name());
         let ended = follow(&submitted, &job.log(0), detach).await?;

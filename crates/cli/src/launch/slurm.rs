@@ -25,8 +25,8 @@ pub struct Batch {
     script: PathBuf,
 }
 
-/// Exit code of a task whose part is the user's to mend. Of all tasks srun gives the highest code: so codes are such
-/// that what one ends of comes before what the others were then told, to stop.
+/// Exit code of a task whose part is the user's to mend. Of all tasks srun gives the highest code: so codes
+/// are such that what one ends of comes before what the others were then told, to stop.
 const USERS: i32 = 202;
 /// Exit code of a task whose part has died.
 const DIED: i32 = 203;
@@ -50,6 +50,8 @@ const BATCH: &str = "
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
 DRESSAGE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 export DRESSAGE_HEAD
+# What has died with its node may keep its place for a while: those that begin again are beside it.
+export SLURM_OVERLAP=1
 died=0
 while :; do
     since=$(date +%s)
@@ -155,7 +157,7 @@ impl State {
             "COMPLETED" => Some(0),
             "CANCELLED" => Some(INTERRUPTED),
             "FAILED" => Some(self.exit.max(1)),
- "NODE_FAIL" | "PREEMPTED" if !self.again => Some(1),
+            "NODE_FAIL" | "PREEMPTED" if !self.again => Some(1),
             "TIMEOUT" | "DEADLINE" | "OUT_OF_MEMORY" | "BOOT_FAIL" => Some(1),
             _ => None,
         }
