@@ -91,17 +91,17 @@ pub struct Args {
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
-    let (file, files) = match &args.config {
-        Some(file) => (file.clone(), None),
+    let (shape, files) = match &args.config {
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("cannot read --config {}", file.display()))?;
+            (Shape::read(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?, None)
+        }
         None => {
-            let path = model::get(&recipe.model.source)?;
-            (path.join("config.json"), Some(ModelFiles::open(&path)?))
+            let files = ModelFiles::open(&model::get(&recipe.model.source)?)?;
+            (Shape::of(&files.config), Some(files))
         }
     };
-    let text = std::fs::read_to_string(&file).with_context(|| {
-        format!("cannot read {}; name the model's config.json with --config", file.display())
-    })?;
-    let shape = Shape::read(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?;
     let device = args.device.as_deref().map(Device::named).transpose().map_err(unusable)?;
     let style = Style::stdout();
     screen::say(&format!("{} {}", style.bold("model  "), shape.describe()));

@@ -1,5 +1,6 @@
 //! The shape of a model, from its `config.json`.
 
+use dressage_model::ModelConfig;
 use serde::Deserialize;
 
 use crate::screen;
@@ -57,6 +58,28 @@ impl Shape {
             }
         }
         Ok(shape)
+    }
+
+    /// The shape of a model on this machine, whatever kind of file it is.
+    pub fn of(config: &ModelConfig) -> Self {
+        Shape {
+            model_type: serde_json::to_value(config.family)
+                .ok()
+                .and_then(|name| Some(name.as_str()?.to_owned()))
+                .unwrap_or_default(),
+            hidden: config.hidden as u64,
+            layers: config.layers as u64,
+            heads: config.heads as u64,
+            kv_heads: Some(config.kv_heads as u64),
+            head_dim: Some(config.head_dim as u64),
+            intermediate: config.intermediate as u64,
+            vocabulary: config.vocabulary as u64,
+            context: config.context as u64,
+            tied: config.tied,
+            experts: None,
+            experts_of_token: None,
+            expert_intermediate: None,
+        }
     }
 
     /// Width of a head.
@@ -147,6 +170,14 @@ mod tests {
 
     /// Parameters as they are published: SmolLM2-135M 134,515,008; Qwen2.5-7B 7.62 B; Qwen3-30B-A3B 30.5 B,
     /// of which 3.3 B for a token.
+    #[test]
+    fn a_model_on_this_machine_has_the_shape_of_its_configuration() {
+        let config = dressage_engine::testing::tiny_config();
+        let read = Shape::read(&config.to_hf_json().to_string()).unwrap();
+        let of = Shape::of(&config);
+        assert_eq!(Shape { head_dim: of.head_dim, kv_heads: of.kv_heads, ..read }, of);
+    }
+
     #[test]
     fn parameters_are_those_of_published_models() {
         let smol = r#"{"model_type":"llama","hidden_size":576,"num_hidden_layers":30,"num_attention_heads":9,

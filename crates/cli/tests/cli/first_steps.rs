@@ -64,6 +64,42 @@ fn a_recipe_is_checked_item_by_item_and_nothing_is_left() {
 }
 
 #[test]
+fn a_plan_starts_nothing_and_says_what_a_run_takes() {
+    let place = Place::new();
+    let plan =
+        |arguments: &[&str]| place.dressage().args(["plan", "recipe.toml"]).args(arguments).output().unwrap();
+    let said = stdout(&plan(&["--device", "h100", "--fleet", "1,8", "--tool", "2", "--price", "2"]));
+    for part in
+        ["this machine: ", "devices", "sampling", "first at its end:", "a core of the gateway", "cost"]
+    {
+        assert!(said.contains(part), "no {part:?} in\n{said}");
+    }
+    let fleets: Vec<&str> =
+        said.lines().filter(|line| line.ends_with(" %") && !line.contains("phase")).collect();
+    assert_eq!(fleets.len(), 2, "{said}");
+    place.write(
+        "seconds.json",
+        r#"{"prompt":0.001,"batch":0.02,"sequence":0.001,"learn":0.01,"update":0,"publish":0}"#,
+    );
+    assert!(stdout(&plan(&["--fleet", "1", "--service", "seconds.json"])).contains("first at its end:"));
+    for (arguments, part) in [
+        (&["--fleet", "1"][..], "name a --device, or give measured seconds with --service"),
+        (&["--fleet", "0", "--device", "h100"], "--fleet 0: give 1 to 16384 devices"),
+        (&["--fleet", "1", "--service", "nowhere.json"], "cannot read --service nowhere.json"),
+        (&["--fleet", "1", "--device", "h100", "--spread", "-1"], "--spread -1: give 0 to 10"),
+        (&["--config", "nowhere.json"], "cannot read --config nowhere.json"),
+    ] {
+        let output = plan(arguments);
+        assert!(
+            !output.status.success() && stderr(&output).contains(part),
+            "{arguments:?}: {}",
+            stderr(&output)
+        );
+    }
+    assert!(!place.path("run").exists());
+}
+
+#[test]
 fn the_first_bad_row_and_a_bad_key_are_named() {
     let place = Place::new();
     let (said, code) = check(&place, &["recipe.toml", "--set", "phase.1.group_size=1"]);
