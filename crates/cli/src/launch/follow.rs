@@ -195,9 +195,11 @@ mod tests {
 
     use super::*;
 
+    type Answer = Result<(&'static str, Option<u8>), &'static str>;
+
     /// A job whose scheduler answers what is written down; without a word left it says nothing more.
     struct Scripted {
-        answers: RefCell<Vec<Result<(&'static str, Option<u8>), &'static str>>>,
+        answers: RefCell<Vec<Answer>>,
         ends: RefCell<Vec<Result<(), &'static str>>>,
     }
 
@@ -238,7 +240,7 @@ mod tests {
     };
 
     async fn watched(
-        answers: &[Result<(&'static str, Option<u8>), &'static str>],
+        answers: &[Answer],
         ends: &[Result<(), &'static str>],
         asked: bool,
     ) -> anyhow::Result<u8> {

@@ -85,7 +85,7 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
 /// A machine's part.
 enum Part {
     /// Under way, after it has died so often in a row.
-    Up { process: KeptProcess, since: Instant, died: u32 },
+    Up { process: Box<KeptProcess>, since: Instant, died: u32 },
     /// To be started again.
     Down { until: Instant, died: u32 },
     /// Has done what there was to do.
@@ -115,7 +115,7 @@ impl Hosts {
         let command = ["sh".to_owned(), self.script.clone(), node.to_string()];
         let process = keeper.serve(&command, &job.root, environment, file).await;
         let process = process.map_err(|why| anyhow::anyhow!("{name} cannot be started: {why}"))?;
-        Ok(Part::Up { process, since: Instant::now(), died })
+        Ok(Part::Up { process: Box::new(process), since: Instant::now(), died })
     }
 
     /// Starts every machine's part, and each again that dies, until the first has ended.
