@@ -98,11 +98,18 @@ def free_port() -> int:
 class Vllm:
     """A server that can be killed, with all its processes, and started again at its address."""
 
-    def __init__(self, model: Path, log: Path, args: list[str]):
-        self.port, self.log = free_port(), log
+    def __init__(
+        self, model: Path, log: Path, args: list[str], python: str = sys.executable, variables: dict | None = None
+    ):
+        self.port, self.log, self.variables = free_port(), log, variables or {}
         self.url = f"http://127.0.0.1:{self.port}"
-        self.command = [
-            sys.executable,
+        self.command = self.words(model, python, args)
+        self.start()
+
+    def words(self, model: Path, python: str, args: list[str]) -> list[str]:
+        """The command line."""
+        return [
+            python,
             "-m",
             "vllm.entrypoints.openai.api_server",
             "--model",
@@ -124,7 +131,6 @@ class Vllm:
             "--enforce-eager",
             *args,
         ]
-        self.start()
 
     def start(self) -> None:
         environment = dict(os.environ)
@@ -139,7 +145,7 @@ class Vllm:
             # Compiling the sampler takes minutes on few cores.
             "TORCHDYNAMO_DISABLE": "1",
             "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
-        }
+        } | self.variables
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 self.command, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -160,27 +166,32 @@ class Vllm:
                 if self.process.poll() is not None:
                     break
                 time.sleep(0.5)
-        sys.exit(f"vLLM did not start; see {self.log}:\n" + "".join(self.log.open().readlines()[-15:]))
+        sys.exit(f"{type(self).__name__} did not start; see {self.log}:\n" + "".join(self.log.open().readlines()[-15:]))
 
 
 class Fleet:
     """The example program, and the lines that it says."""
 
-    def __init__(self, binary: Path, servers: list[Vllm], in_flight: str, probe: list[int], seconds: float):
+    def __init__(
+        self, binary: Path, servers: list[Vllm], in_flight: str, probe: list[int], seconds: float, **more
+    ):
         self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self.said, self.kept = Queue(), []
         threading.Thread(target=self.listen, daemon=True).start()
         self.tell(
-            kind="vllm",
-            urls=[s.url for s in servers],
-            vocabulary=VOCABULARY,
-            context=CONTEXT,
-            in_flight=in_flight,
-            tolerance=0.05,
-            text=TEXT,
-            tokens=probe,
-            silent_seconds=seconds,
-            adopt_seconds=seconds,
+            **{
+                "kind": "vllm",
+                "urls": [s.url for s in servers],
+                "vocabulary": VOCABULARY,
+                "context": CONTEXT,
+                "in_flight": in_flight,
+                "tolerance": 0.05,
+                "text": TEXT,
+                "tokens": probe,
+                "silent_seconds": seconds,
+                "adopt_seconds": seconds,
+            }
+            | more
         )
 
     def listen(self) -> None:

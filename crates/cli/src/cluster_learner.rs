@@ -51,6 +51,11 @@ impl Elsewhere {
         Arc::new(self.policy.clone())
     }
 
+    /// The processes that hold the weights of the policy.
+    pub fn group(&self) -> &RemoteLearner {
+        &self.policy
+    }
+
     /// The frozen copy.
     pub fn reference(&self) -> Arc<dyn Learner> {
         Arc::new(self.policy.named(REFERENCE))

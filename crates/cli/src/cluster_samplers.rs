@@ -13,11 +13,12 @@ use dressage_model::ModelFiles;
 use dressage_policy::awake::{sleep, within};
 use dressage_policy::{Learner, LoraOptions, Precision, Sampler, TokenBytes};
 use dressage_remote::{
-    InFlight, Publishing, Router, RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe,
+    GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
+    ServerOptions, TokenizerProbe,
 };
 use dressage_text::{Chat, Vocabulary};
 use dressage_trainer::Companions;
-use dressage_trainer::recipe::{InFlightKey, Recipe, SamplersKeys, ServersKeys};
+use dressage_trainer::recipe::{InFlightKey, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
@@ -50,6 +51,8 @@ pub struct Wants<'a> {
     pub chat: &'a Chat,
     /// Completes a folder of weights to one of a model.
     pub companions: &'a Companions,
+    /// The processes that hold its weights, where they are elsewhere.
+    pub group: Option<&'a RemoteLearner>,
 }
 
 /// Parts of a policy that is sampled by servers: they take the place of its own.
@@ -76,15 +79,18 @@ pub async fn start(
     let folder = recipe.run.folder.join(FOLDER);
     let mut text_tokens = wants.chat.tokenizer().encode(PROBE);
     text_tokens.truncate(wants.context.saturating_sub(1).max(2));
-    let publishing = Publishing::new(Arc::clone(&learner), folder.join("weights"), text_tokens.clone());
-    let options = options(samplers, wants, text_tokens.clone());
+    let push = pushing(keys, wants);
+    let publishing = Publishing::new(Arc::clone(&learner), folder.join("weights"), text_tokens.clone())
+        .pushing(push.clone());
+    let options = ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
     let dim = Style::stderr().dim("sampler");
     let (mut members, mut processes) = (Vec::new(), Vec::new());
     if keys.start {
         let model = folder.join("model");
         write_model(&model, wants, &learner).await?;
         for number in 0..keys.count {
-            let spec = Spec::new(samplers, wants, &folder, &model, number, recipe.engine.precision)?;
+            let backend = push.as_ref().map(|push| push.backend());
+            let spec = Spec::new(samplers, wants, &folder, &model, number, recipe.engine.precision, backend)?;
             eprintln!("{dim} {}, its log is {}", spec.name, screen::path(&spec.log));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             members.push((spec.name.clone(), server));
@@ -157,6 +163,16 @@ fn listed(file: &Path) -> anyhow::Result<Vec<String>> {
     })?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     Ok(lines.map(str::to_owned).collect())
+}
+
+/// Pushes into the memory of servers, where the recipe has them.
+fn pushing(keys: &ServersKeys, wants: &Wants<'_>) -> Option<Arc<Pushing>> {
+    let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
+    let backend = match learner.description().layout.device.starts_with("cuda") {
+        true => GroupBackend::Nccl,
+        false => GroupBackend::Gloo,
+    };
+    Some(Arc::new(Pushing::new(Arc::new(learner.clone()), backend)))
 }
 
 /// How servers are asked.

@@ -10,7 +10,7 @@ use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
 use dressage_engine::{Engine, EngineOptions, Fingerprint, MemoryPlan, PlannedAdapter};
 use dressage_model::ModelFiles;
 use dressage_policy::LoraOptions;
-use dressage_remote::Mixture;
+use dressage_remote::{Mixture, RemoteLearner};
 use dressage_text::Chat;
 use dressage_trainer::recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
@@ -101,7 +101,8 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
                     },
                 }),
             };
-            sampled_elsewhere(recipe, model, wanted, &chat, &mut policy).await?;
+            let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Elsewhere::group);
+            sampled_elsewhere(recipe, model, wanted, &chat, group, &mut policy).await?;
             policies.push(policy);
         }
     }
@@ -184,6 +185,7 @@ async fn sampled_elsewhere(
     model: &Model,
     wanted: &Wanted,
     chat: &Chat,
+    group: Option<&RemoteLearner>,
     policy: &mut Policy,
 ) -> anyhow::Result<()> {
     let Some(learns) = &mut policy.learns else { return Ok(()) };
@@ -194,6 +196,7 @@ async fn sampled_elsewhere(
         lora: wanted.lora.as_ref(),
         chat,
         companions: &learns.companions,
+        group,
     };
     if let Some(elsewhere) = cluster_samplers::start(recipe, &wants, learns.learner.clone()).await? {
         policy.sampler = elsewhere.sampler;

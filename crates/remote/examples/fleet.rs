@@ -4,14 +4,25 @@
 //!
 //! Then `{"do": "adopt", "version": 1, "folder": "..."}`, `{"do": "sample", "id": 1, "request": {...}}`,
 //! `{"do": "abort", "stream": 7}` and `{"do": "members"}`.
+//!
+//! With a learner (`"learner": {"url": "...", "token": "...", "weights": "group"}`), for
+//! `conformance/push.py`: `{"do": "learn", "paths": [[1, 2, 3]], "rate": 0.001}` takes a step of imitation, and
+//! `{"do": "publish", "version": 2}` has all servers adopt what came of it.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_policy::{Completion, Content, Manifest, SampleRequest, Sampler, WeightsAt, WeightsRef};
-use dressage_remote::{InFlight, Router, RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe};
+use dressage_policy::{
+    Completion, Content, Learner, Manifest, OptimParams, SampleRequest, Sampler, WeightsAt, WeightsRef,
+};
+use dressage_remote::{
+    Expected, GroupBackend, InFlight, LearnerOptions, Publishing, Pushing, RemoteLearner, Router,
+    RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe,
+};
+use dressage_rl::{Loss, PolicyLoss};
+use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -31,6 +42,84 @@ struct Fleet {
     tokens: Vec<u32>,
     silent_seconds: f64,
     adopt_seconds: f64,
+    #[serde(default)]
+    learner: Option<Group>,
+}
+
+/// A group of PyTorch's that learns, and how its weights reach servers.
+#[derive(Deserialize)]
+struct Group {
+    url: String,
+    token: String,
+    weights: Way,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Way {
+    Folder,
+    Group,
+}
+
+/// A learner, and what it has sent.
+struct Learning {
+    learner: Publishing,
+    push: Option<Arc<Pushing>>,
+}
+
+impl Learning {
+    async fn start(fleet: &Fleet, group: &Group) -> anyhow::Result<Self> {
+        let seconds = Duration::from_secs_f64;
+        let options = LearnerOptions {
+            url: group.url.clone(),
+            token: group.token.clone(),
+            call: seconds(fleet.adopt_seconds),
+            silence: seconds(fleet.silent_seconds),
+            reconnect: Duration::from_secs(10),
+            start: seconds(fleet.adopt_seconds),
+        };
+        let expected = Expected {
+            model_type: "llama".into(),
+            vocabulary: fleet.vocabulary,
+            context: fleet.context,
+            reference: false,
+            critic: false,
+            lora: false,
+        };
+        let learner = RemoteLearner::connect(options, None, &expected).await?;
+        let pushing = || Arc::new(Pushing::new(Arc::new(learner.clone()), GroupBackend::Gloo));
+        let push = (group.weights == Way::Group).then(pushing);
+        let learner =
+            Publishing::new(Arc::new(learner), "unused", fleet.tokens.clone()).pushing(push.clone());
+        Ok(Learning { learner, push })
+    }
+
+    async fn learn(&self, command: &Value) -> anyhow::Result<f64> {
+        let paths: Vec<Vec<u32>> = serde_json::from_value(command["paths"].clone())?;
+        let path = |tokens: Vec<u32>| {
+            let term = Term { weight: 0.1, ..Term::default() };
+            let target = |index| PathTarget { index, temperature: 1.0, term };
+            PathInput { targets: (1..tokens.len() as u32).map(target).collect(), tokens: tokens.into() }
+        };
+        let batch = TreeBatch::merge(&paths.into_iter().map(path).collect::<Vec<_>>())?;
+        let sums = self.learner.forward_backward(Arc::new(batch), Loss::of(PolicyLoss::CrossEntropy)).await?;
+        let params = OptimParams {
+            learning_rate: command["rate"].as_f64().context("a rate")? as f32,
+            beta1: 0.9,
+            beta2: 0.99,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: f32::INFINITY,
+        };
+        self.learner.optim_step(params).await?;
+        Ok(sums.loss)
+    }
+
+    async fn publish(&self, router: &Router, command: &Value) -> anyhow::Result<()> {
+        let version = command["version"].as_u64().context("a version")?;
+        let weights = self.learner.publish(version).await?;
+        Ok(router.adopt(&weights).await?)
+    }
 }
 
 fn say(value: &Value) {
@@ -46,10 +135,16 @@ async fn main() -> anyhow::Result<()> {
     let first = lines.recv().await.context("the first line says which servers")?;
     let fleet: Fleet = serde_json::from_str(&first)?;
     let (silence, adopt) = (fleet.silent_seconds, fleet.adopt_seconds);
+    let learning = match &fleet.learner {
+        Some(group) => Some(Arc::new(Learning::start(&fleet, group).await?)),
+        None => None,
+    };
+    let push = learning.as_ref().and_then(|learning| learning.push.clone());
     let mut servers = Vec::new();
     for url in &fleet.urls {
         let options = ServerOptions {
             adapters: fleet.adapters,
+            push: push.clone(),
             in_flight: fleet.in_flight,
             tolerance: fleet.tolerance,
             tokenizer: TokenizerProbe { text: fleet.text.clone(), tokens: fleet.tokens.clone() },
@@ -100,6 +195,25 @@ async fn main() -> anyhow::Result<()> {
                             "prompt_logprobs": reply.prompt_logprobs }),
                         Err(error) => json!({ "reply": id, "error": error.to_string() }),
                     });
+                });
+            }
+            Some("learn") => {
+                let learning = learning.clone().context("a learner")?;
+                say(&match learning.learn(&command).await {
+                    Ok(loss) => json!({ "learnt": loss }),
+                    Err(error) => json!({ "learnt": null, "error": error.to_string() }),
+                });
+            }
+            Some("publish") => {
+                let (router, servers) = (Arc::clone(&router), servers.clone());
+                let learning = learning.clone().context("a learner")?;
+                tokio::spawn(async move {
+                    let adopted =
+                        learning.publish(&router, &command).await.err().map(|error| error.to_string());
+                    let apart: Vec<_> = servers.iter().map(|(_, server)| server.difference()).collect();
+                    let pushes = learning.push.as_ref().map(|push| push.counts());
+                    say(&json!({ "adopted": command["version"], "error": adopted, "difference": apart,
+                        "pushes": pushes }));
                 });
             }
             Some("abort") => {

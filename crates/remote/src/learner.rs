@@ -28,6 +28,7 @@ use dressage_tree::TreeBatch;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::push::{Broadcasts, Opened, Opening, Sent};
 use batch::{put_batch, put_paths, put_uncut};
 pub use description::{CRITIC, Described, Description, Expected, GroupLayout, POLICY, REFERENCE};
 use group::{Call, Group};
@@ -302,6 +303,21 @@ impl Learner for RemoteLearner {
             self.group.published(version);
         }
         Ok(weights)
+    }
+}
+
+#[async_trait]
+impl Broadcasts for RemoteLearner {
+    async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError> {
+        let what = |_| format!("the group {} to be opened", opening.group);
+        let answer = self.ask("push_open", Body::new(json_of(opening)?), &what).await?;
+        serde_json::from_value(answer.json).map_err(|error| self.wrong("push_open", &error.to_string()))
+    }
+
+    async fn send_to(&self, group: &str) -> Result<Sent, PolicyError> {
+        let body = Body::new(json!({ "group": group }));
+        let answer = self.ask("push_send", body, &|_| format!("weights to be sent to {group}")).await?;
+        serde_json::from_value(answer.json).map_err(|error| self.wrong("push_send", &error.to_string()))
     }
 }
 

@@ -28,7 +28,7 @@
 //! ```
 //!
 //! A [`Server`] is one of vLLM or SGLang as a sampler, and [`Publishing`] a learner whose weights such
-//! servers adopt from folders.
+//! servers adopt from folders. [`Pushing`] sends them straight into the servers' memory.
 //!
 //! An [`External`] policy is one that others serve through an OpenAI-compatible chat API: an opponent, a
 //! judge or a demonstrator. It is asked in messages, and answers with a [`ChatReply`] or a [`ChatStream`].
@@ -51,6 +51,7 @@ mod external;
 mod learner;
 mod mixture;
 mod publish;
+mod push;
 mod router;
 mod server;
 
@@ -64,5 +65,6 @@ pub use learner::{
 };
 pub use mixture::Mixture;
 pub use publish::Publishing;
+pub use push::{Broadcasts, GroupBackend, Meeting, Opened, Opening, Pushing, Rendezvous, Sent};
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};
 pub use server::{InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe};

@@ -13,6 +13,7 @@ use dressage_policy::{
 use dressage_rl::Loss;
 use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
 
+use crate::push::Pushing;
 use crate::server::{PROBE, ProbeFile};
 
 /// How many folders of weights are kept: the newest, and the one before, which a sampler may still be
@@ -26,13 +27,27 @@ pub struct Publishing {
     learner: Arc<dyn Learner>,
     folder: PathBuf,
     probe: Vec<u32>,
+    push: Option<Arc<Pushing>>,
 }
 
 impl Publishing {
     /// `learner`, whose weights are published under `folder`, with the log-probabilities of a prompt of at
     /// least two tokens.
     pub fn new(learner: Arc<dyn Learner>, folder: impl Into<PathBuf>, probe: Vec<u32>) -> Self {
-        Publishing { learner, folder: folder.into(), probe }
+        Publishing { learner, folder: folder.into(), probe, push: None }
+    }
+
+    /// Has published weights sent to servers, too, for as long as the learner holds them.
+    #[must_use]
+    pub fn pushing(self, push: Option<Arc<Pushing>>) -> Self {
+        Publishing { push, ..self }
+    }
+
+    /// Waits until the weights may change: until a push under way has ended.
+    async fn withdraw(&self) {
+        if let Some(push) = &self.push {
+            push.withdraw().await;
+        }
     }
 
     /// Writes the weights of a version, and names the folder.
@@ -113,6 +128,7 @@ impl Learner for Publishing {
         cut: &Cut,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<Trained, PolicyError> {
+        self.withdraw().await;
         self.learner.train(update, cut, done).await
     }
 
@@ -137,6 +153,7 @@ impl Learner for Publishing {
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.withdraw().await;
         self.learner.optim_step(params).await
     }
 
@@ -145,12 +162,14 @@ impl Learner for Publishing {
     }
 
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        self.withdraw().await;
         self.learner.load(folder, with_optimiser).await
     }
 
     /// Weights that lie in memory are written as a folder; one that the learner has written on this machine
     /// is given the probe.
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        self.withdraw().await;
         let weights = self.learner.publish(version).await?;
         let manifest = match weights.at {
             WeightsAt::Memory => self.write(version).await?,
@@ -160,6 +179,9 @@ impl Learner for Publishing {
             }
             other => return Ok(WeightsRef { at: other, ..weights }),
         };
+        if let Some(push) = &self.push {
+            push.offer(version).await;
+        }
         Ok(WeightsRef { version: weights.version, at: WeightsAt::Manifest(manifest) })
     }
 }

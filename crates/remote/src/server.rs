@@ -1,11 +1,12 @@
 //! A server of vLLM or SGLang as a sampler: tokens in, tokens out, over its own HTTP API.
 //!
-//! **Weights** come as folders. Each is checked (sizes, checksums, shapes, configuration) before the server
-//! is told of it: a bad one would end vLLM's engine. Then: no request goes out, the server stands still,
-//! reads the folder, forgets what it had computed, is given a *label* (version and checksum of the weights),
-//! and goes on; before anything is drawn for others, the log-probabilities of a probe are compared with the
-//! learner's, which lie in the folder (`probe.json`). A server that fails in between has version 0 until it
-//! has adopted weights as a whole: a router sends it the newest ones before it serves again.
+//! **Weights** come as folders, or over a process group ([`Pushing`](crate::Pushing)), with the folder to fall
+//! back to. Each is checked (sizes, checksums, shapes, configuration) before the server is told of it: a bad
+//! one would end vLLM's engine. Then: no request goes out, the server stands still, reads the folder or is
+//! sent what is in it, forgets what it had computed, is given a *label* (version and checksum of the
+//! weights), and goes on; before anything is drawn for others, the log-probabilities of a probe are compared
+//! with the learner's, which lie in the folder (`probe.json`). A server that fails in between has version 0
+//! until it has adopted weights as a whole: a router sends it the newest ones before it serves again.
 //!
 //! **Versions of tokens** are the server's own, by the spans of labels that it tells. A token is handed out
 //! at once where no weights have come since its request, and otherwise when its span is known.
@@ -17,7 +18,7 @@
 //! **Draws** depend on seed, stream and place, and, on these servers, also on what else is computed at the
 //! time: a reply that is asked for again is another one.
 //!
-//! Not here: several servers (a [`Router`](crate::Router)), starting servers, weights over NCCL.
+//! Not here: several servers (a [`Router`](crate::Router)), starting servers.
 
 mod adopt;
 mod call;
@@ -25,6 +26,7 @@ mod dialect;
 mod folder;
 mod http;
 mod options;
+mod receive;
 mod sglang;
 mod stops;
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use dressage_agent::Keeper;
 use dressage_policy::Precision;
 use dressage_policy::environment::passed;
+use dressage_remote::GroupBackend;
 use dressage_trainer::recipe::SamplersKeys;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
@@ -42,7 +43,8 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// The server of this number, from 0, with a model's folder.
+    /// The server of this number, from 0, with a model's folder; one that is sent weights over `backend`, where
+    /// it is given.
     ///
     /// # Errors
     /// When no port is free, or the folder of the run cannot be written.
@@ -53,6 +55,7 @@ impl Spec {
         model: &Path,
         number: usize,
         precision: Precision,
+        backend: Option<GroupBackend>,
     ) -> anyhow::Result<Self> {
         let keys = samplers.servers();
         let port = child::free_port(Ipv4Addr::LOCALHOST)
@@ -84,6 +87,10 @@ impl Spec {
                     "--enable-scale-out",
                 ]);
                 add(&["--enable-prefix-caching"]);
+                if let Some(backend) = backend.filter(|_| !has("--weight-transfer-config")) {
+                    let config = serde_json::json!({ "backend": backend.name() }).to_string();
+                    add(&["--weight-transfer-config", &config]);
+                }
                 if keys.gpus > 1 {
                     add(&["--tensor-parallel-size", &text(&keys.gpus)]);
                 }

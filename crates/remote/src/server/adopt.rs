@@ -11,7 +11,9 @@ use tracing::{info, warn};
 use super::dialect::{Facts, Loading, Scored, Under};
 use super::folder::{Folder, ProbeFile};
 use super::options::InFlight;
+use super::receive::{Joint, Receiving};
 use super::{Inner, lock};
+use crate::push::Turn;
 
 /// A prompt and what the learner finds for it, shared.
 type Probe = Arc<ProbeFile>;
@@ -39,6 +41,12 @@ pub struct ProbeDifference {
     pub mean: f32,
     /// The largest.
     pub max: f32,
+}
+
+/// A group that a server has joined, and the right to have weights sent into it.
+struct Joined<'a> {
+    turn: Turn<'a>,
+    joint: Joint,
 }
 
 /// The beginning of labels, by which weights are known as this program's.
@@ -132,12 +140,13 @@ impl Inner {
             *self.facts.lock().await = None;
         }
         let facts = self.facts().await?;
+        let joined = self.joined(weights.version, &facts).await;
         let closed = Closed::new(self);
         self.gate.send_modify(|gate| gate.weights = None);
         let begun = Instant::now();
         let given = match adapters {
             true => self.give_adapter(&folder, weights.version, &facts).await,
-            false => self.give(&folder, weights.version, &facts).await,
+            false => self.give(&folder, weights.version, &facts, joined).await,
         };
         let given = given.inspect_err(|error| {
             warn!(server = self.http.name, version = weights.version, %error, "weights were not adopted");
@@ -157,13 +166,77 @@ impl Inner {
         Ok(())
     }
 
-    /// Has a server read whole weights while it stands still, and go on.
-    async fn give(&self, folder: &Folder, version: u64, facts: &Facts) -> Result<Adopted, PolicyError> {
+    /// Has a server join a group over which it can be sent a version of the weights, while it still draws with
+    /// older ones. `None` where they are to be had from their folder alone.
+    async fn joined(&self, version: u64, facts: &Facts) -> Option<Joined<'_>> {
+        let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
+        let turn = push.turn(version).await?;
+        let (dialect, within) = (&self.dialect, self.options.answer);
+        let joint = async {
+            let ranks = dialect.receivers(&self.http, within).await?;
+            let (rendezvous, seconds) =
+                (dialect.rendezvous(turn.backend()), self.options.adopt.as_secs_f64());
+            let (opening, opened) = turn.open(rendezvous, ranks, self.http.host(), seconds).await?;
+            let joint = Joint { opening, opened };
+            dialect.join(&self.http, &joint, within).await?;
+            Ok::<_, PolicyError>(joint)
+        };
+        match joint.await {
+            Ok(joint) => Some(Joined { turn, joint }),
+            Err(error) => {
+                turn.ends(false);
+                warn!(server = self.http.name, version, %error, "weights cannot be sent, and are read from their folder");
+                None
+            }
+        }
+    }
+
+    /// Has a server that stands still take weights: those that are sent, or else those in the folder.
+    async fn take(
+        &self,
+        folder: &Folder,
+        load: &Loading<'_>,
+        joined: Option<Joined<'_>>,
+    ) -> Result<(), PolicyError> {
+        if let Some(Joined { turn, joint }) = joined {
+            let Loading { label, in_flight, within, .. } = *load;
+            let (keeps, answer) = (in_flight == InFlight::Keep, self.options.answer);
+            let push = Receiving { joint: &joint, label, keeps, within, answer };
+            let sending = Box::pin(turn.send(&joint.opening.group));
+            let sent = self.dialect.receive(&self.http, &push, sending).await;
+            turn.ends(sent.is_ok());
+            self.dialect.leave(&self.http, &joint, answer).await.ok();
+            match sent {
+                Ok(sent) => {
+                    info!(server = self.http.name, label, sent.bytes, sent.seconds, "weights were sent");
+                    return Ok(());
+                }
+                // It may have some of them, and reads all anew before it goes on.
+                Err(error) => {
+                    warn!(server = self.http.name, label, %error, "weights were not sent, and are read from their folder");
+                }
+            }
+        }
+        self.dialect.read(&self.http, &folder.path, load).await
+    }
+
+    /// Has a server take whole weights while it stands still, and go on.
+    async fn give(
+        &self,
+        folder: &Folder,
+        version: u64,
+        facts: &Facts,
+        joined: Option<Joined<'_>>,
+    ) -> Result<Adopted, PolicyError> {
         let (answer, in_flight) = (self.options.answer, self.options.in_flight);
         let label = label_of(version, folder.sum);
         self.dialect.pause(&self.http, in_flight, answer).await?;
         let load = Loading { facts, label: &label, in_flight, within: self.options.adopt };
-        let read = self.dialect.read(&self.http, &folder.path, &load).await;
+        let read = self.take(folder, &load, joined).await;
+        if read.is_err() && in_flight == InFlight::Keep {
+            // Replies that stand still must not go on over weights of which some are new.
+            self.dialect.pause(&self.http, InFlight::Recompute, answer).await.ok();
+        }
         // One that is left standing still hangs for ever, with whoever asks it.
         let resumed = self.dialect.resume(&self.http, answer).await;
         read?;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
+use super::receive::Receives;
 
 /// Tokens of a reply that were drawn under one label of the weights: all up to `end`, from the end of the
 /// span before.
@@ -92,7 +93,7 @@ pub(super) struct Under<'a> {
 
 /// The API of a kind of server.
 #[async_trait]
-pub(super) trait Dialect: Send + Sync {
+pub(super) trait Dialect: Receives {
     /// Looks at a server, and finds out whether it was started as it needs to be.
     ///
     /// # Errors

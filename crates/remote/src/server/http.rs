@@ -9,7 +9,7 @@ use dressage_policy::awake::within;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::Value;
 
 use crate::external::{Decoder, MOST_ERROR_BYTES, Server as Endpoint, cut, message_of, plain_uri};
@@ -56,6 +56,13 @@ impl Http {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.extend(self.endpoint.authorisation().map(|key| (AUTHORIZATION, key)));
         headers
+    }
+
+    /// The host of its address.
+    pub fn host(&self) -> String {
+        let uri: Option<Uri> = self.base.parse().ok();
+        let host = uri.as_ref().and_then(Uri::host).unwrap_or("127.0.0.1");
+        host.trim_start_matches('[').trim_end_matches(']').to_owned()
     }
 
     /// An error of the connection: the server is gone, or late.

@@ -6,6 +6,8 @@ use std::time::Duration;
 use dressage_policy::TokenBytes;
 use serde::{Deserialize, Serialize};
 
+use crate::push::Pushing;
+
 /// The API that a server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -63,6 +65,8 @@ pub struct ServerOptions {
     pub context: usize,
     /// Whether weights that are published are adapters over the model that the server was started with.
     pub adapters: bool,
+    /// Sends the learner's weights straight to it; without, and where that fails, they come as folders.
+    pub push: Option<Arc<Pushing>>,
     /// Treatment of replies under way when weights change.
     pub in_flight: InFlight,
     /// Bytes of tokens, for stop strings; requests that have any are refused without.
@@ -90,6 +94,7 @@ impl ServerOptions {
             vocabulary,
             context,
             adapters: false,
+            push: None,
             in_flight: InFlight::default(),
             tokens: None,
             tokenizer: TokenizerProbe::default(),

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::testing::*;
 use super::*;
-use crate::{Health, Router, RouterOptions};
+use crate::{GroupBackend, Health, Pushing, Router, RouterOptions};
 
 const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
 const LONG: Duration = Duration::from_secs(30);
@@ -323,13 +323,143 @@ async fn adapters_are_loaded_beside_each_other_and_dropped() {
     }
 }
 
+/// A server that is sent weights, of a learner that offers version 1.
+async fn sent(fake: &Fake, in_flight: InFlight) -> (Server, Arc<Sender>, Arc<Pushing>) {
+    let sender = Arc::new(Sender::default());
+    let pushing = Arc::new(Pushing::new(sender.clone(), GroupBackend::Gloo));
+    pushing.offer(1).await;
+    let options = ServerOptions { push: Some(pushing.clone()), ..fake.options(in_flight) };
+    (Server::new(options).unwrap(), sender, pushing)
+}
+
+/// How often a fake read a folder.
+fn read(fake: &Fake) -> usize {
+    fake.asked("/collective_rpc").len() + fake.asked("/update_weights_from_disk").len()
+}
+
+#[tokio::test]
+async fn weights_that_are_sent_show_in_the_versions_of_tokens() {
+    for (speaks, in_flight) in [
+        (Speaks::NewVllm, InFlight::Keep),
+        (Speaks::NewVllm, InFlight::Recompute),
+        (Speaks::Sglang, InFlight::Keep),
+        (Speaks::Sglang, InFlight::Recompute),
+    ] {
+        let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
+        let (server, _, pushing) = sent(&fake, in_flight).await;
+        server.adopt(&publish(folder.path(), 1)).await.unwrap();
+        let asked = request(1, 40);
+        let mut stream = server.sample(asked.clone()).await.unwrap();
+        let mut completion = Completion::default();
+        while completion.tokens.len() < 5 {
+            if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
+                stream.next().await.unwrap().unwrap()
+            {
+                completion.extend(&tokens, &logprobs, version);
+            }
+        }
+        pushing.offer(2).await;
+        server.adopt(&publish(folder.path(), 2)).await.unwrap();
+        stream.gather(&mut completion).await.unwrap();
+        assert_eq!(completion.tokens.len(), 40, "{speaks:?} {in_flight:?}");
+        let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
+        assert_eq!(versions, [1, 2], "{speaks:?} {in_flight:?}");
+        check(&completion, &asked.prompt);
+        assert_eq!((pushing.counts(), read(&fake), fake.half()), ((2, 0), 0, 0), "{speaks:?} {in_flight:?}");
+        // The learner has learnt since: what it published lies in the folder.
+        pushing.withdraw().await;
+        server.adopt(&publish(folder.path(), 3)).await.unwrap();
+        assert_eq!((pushing.counts(), read(&fake)), ((2, 0), 1), "{speaks:?} {in_flight:?}");
+        assert_eq!(server.version().await.unwrap(), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_push_that_fails_is_made_up_for_from_the_folder_before_anything_is_drawn() {
+    let refuses = Behaviour { refuses_weights: true, ..Behaviour::default() };
+    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
+        for fault in [SendFault::HasMovedOn, SendFault::Dies, SendFault::Hangs] {
+            let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
+            let (server, sender, pushing) = sent(&fake, InFlight::Keep).await;
+            server.adopt(&publish(root.path(), 1)).await.unwrap();
+            let asked = request(1, 40);
+            let stream = server.sample(asked.clone()).await.unwrap();
+            *sender.fault.lock().unwrap() = fault;
+            pushing.offer(2).await;
+            server.adopt(&publish(root.path(), 2)).await.unwrap();
+            let completion = stream.collect(LONG).await.unwrap();
+            check(&completion, &asked.prompt);
+            assert_eq!(completion.versions.last().unwrap().version, 2, "{speaks:?} {fault:?}");
+            assert_eq!((pushing.counts(), read(&fake), fake.half()), ((1, 1), 1, 0), "{speaks:?} {fault:?}");
+        }
+        // One that refuses all weights has none, and the learner does not wait for it.
+        let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
+        let (server, sender, pushing) = sent(&fake, InFlight::Recompute).await;
+        fake.set(refuses.clone());
+        let begun = Instant::now();
+        let error = server.adopt(&publish(root.path(), 1)).await.unwrap_err();
+        assert!(error.to_string().contains("shapes differ"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        assert_eq!((pushing.counts(), server.version().await.unwrap()), ((0, 1), 0));
+        assert_eq!(sender.sending.load(std::sync::atomic::Ordering::Relaxed), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_dies_while_it_is_sent_weights_frees_the_learner() {
+    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
+        let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
+        let (server, sender, pushing) = sent(&fake, InFlight::Recompute).await;
+        fake.set(Behaviour { dies_reading: true, ..Behaviour::default() });
+        let begun = Instant::now();
+        let error = server.adopt(&publish(root.path(), 1)).await.unwrap_err();
+        assert!(error.may_pass(), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        pushing.withdraw().await;
+        assert_eq!(sender.sending.load(std::sync::atomic::Ordering::Relaxed), 0);
+        fake.set(Behaviour::default());
+        fake.restart().await;
+        server.adopt(&publish(root.path(), 1)).await.unwrap();
+        assert_eq!((server.version().await.unwrap(), read(&fake)), (1, 1), "it comes back by the folder");
+        pushing.offer(2).await;
+        server.adopt(&publish(root.path(), 2)).await.unwrap();
+        assert_eq!(
+            (server.version().await.unwrap(), pushing.counts()),
+            (2, (1, 1)),
+            "and gets the next push"
+        );
+    }
+}
+
 /// Replies go on while weights come, and one of the servers is killed again and again, also while it reads.
 #[tokio::test]
 async fn a_fleet_is_never_mixed_whoever_dies() {
+    never_mixed(false).await;
+}
+
+#[tokio::test]
+async fn a_fleet_that_is_sent_weights_is_never_mixed_whoever_dies() {
+    never_mixed(true).await;
+}
+
+async fn never_mixed(pushes: bool) {
     let root = TempDir::new().unwrap();
+    let sender = Arc::new(Sender::default());
+    let pushing = Arc::new(Pushing::new(sender.clone(), GroupBackend::Gloo));
+    let adopt = async |router: &Router, version| {
+        pushing.offer(version).await;
+        router.adopt(&publish(root.path(), version)).await.unwrap();
+        // The learner goes on learning.
+        pushing.withdraw().await;
+        assert_eq!(sender.sending.load(std::sync::atomic::Ordering::Relaxed), 0);
+    };
     let fakes = [Fake::new(Speaks::NewVllm).await, Fake::new(Speaks::Sglang).await];
     let members = fakes.iter().map(|fake| {
-        let options = ServerOptions { silence: Duration::from_secs(1), ..fake.options(InFlight::Recompute) };
+        let options = ServerOptions {
+            silence: Duration::from_secs(1),
+            push: pushes.then(|| pushing.clone()),
+            ..fake.options(InFlight::Recompute)
+        };
         (fake.url.clone(), Arc::new(Server::new(options).unwrap()) as Arc<dyn Sampler>)
     });
     let options = RouterOptions {
@@ -343,7 +473,7 @@ async fn a_fleet_is_never_mixed_whoever_dies() {
         ..RouterOptions::default()
     };
     let router = Arc::new(Router::new(members.collect(), options).unwrap());
-    router.adopt(&publish(root.path(), 1)).await.unwrap();
+    adopt(&router, 1).await;
     let all_serve = async || {
         let serve = async {
             while router.members().iter().any(|member| member.health != Health::Serving) {
@@ -371,7 +501,11 @@ async fn a_fleet_is_never_mixed_whoever_dies() {
             2 => killed.set(Behaviour { refuses_weights: true, ..Behaviour::default() }),
             _ => {}
         }
-        router.adopt(&publish(root.path(), version)).await.unwrap();
+        if version % 3 == 0 {
+            *sender.fault.lock().unwrap() = SendFault::Dies;
+        }
+        adopt(&router, version).await;
+        *sender.fault.lock().unwrap() = SendFault::None;
         killed.set(Behaviour::default());
         if version % 4 < 2 {
             killed.restart().await;
@@ -396,4 +530,7 @@ async fn a_fleet_is_never_mixed_whoever_dies() {
     }
     all_serve().await;
     assert!(fakes.iter().all(|fake| fake.label().starts_with("dressage-13-")));
+    assert!(fakes.iter().all(|fake| fake.half() == 0));
+    let (sent, missed) = pushing.counts();
+    assert_eq!((sent > 8, missed > 3), (pushes, pushes), "{sent} {missed}");
 }

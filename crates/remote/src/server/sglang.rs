@@ -14,6 +14,8 @@ use super::dialect::{
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
+use super::receive::{Joint, Receives, Receiving, Sending, received};
+use crate::push::{GroupBackend, Meeting, Rendezvous, Sent};
 
 /// SGLang's API. Requests for adapters name them beside the model.
 pub(super) struct Sglang {
@@ -197,11 +199,7 @@ impl Dialect for Sglang {
             // anyway.
             "flush_cache": load.in_flight == InFlight::Recompute,
         });
-        let answer = http.post("/update_weights_from_disk", &call, load.within).await?;
-        match answer["success"] == false {
-            true => Err(http.refuses(answer["message"].as_str().unwrap_or("it takes no weights"))),
-            false => Ok(()),
-        }
+        done(http, http.post("/update_weights_from_disk", &call, load.within).await?).map(|_| ())
     }
 
     async fn label(&self, http: &Http, _facts: &Facts, within: Duration) -> Result<String, PolicyError> {
@@ -229,5 +227,87 @@ impl Dialect for Sglang {
 
     async fn is_paused(&self, _http: &Http, _within: Duration) -> bool {
         false
+    }
+}
+
+/// An answer, where it does not say that nothing came of it.
+///
+/// # Errors
+/// In the words of the server.
+fn done(http: &Http, answer: Value) -> Result<Value, PolicyError> {
+    match answer["success"] == false {
+        true => Err(http.refuses(answer["message"].as_str().unwrap_or("it does not say why"))),
+        false => Ok(answer),
+    }
+}
+
+#[async_trait]
+impl Receives for Sglang {
+    fn rendezvous(&self, _backend: GroupBackend) -> Rendezvous {
+        Rendezvous::Store
+    }
+
+    async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
+        let info = http.get("/server_info", within).await?;
+        let number = |key: &str| info[key].as_u64().unwrap_or(1) as usize;
+        // Processes beyond those that share a tensor would join under ranks that others have.
+        for (key, flag) in [("dp_size", "--dp-size"), ("pp_size", "--pp-size")] {
+            if number(key) > 1 {
+                return Err(http.refuses(format!(
+                    "it has {flag} {}, and weights are sent to servers with {flag} 1; start it so, or set \
+                     cluster.samplers.weights = \"folder\"",
+                    number(key)
+                )));
+            }
+        }
+        Ok(number("tp_size").max(1))
+    }
+
+    async fn join(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError> {
+        let Joint { opening, opened } = joint;
+        let Meeting::Store { address, port } = &opened.meeting else {
+            return Err(http.refuses("it joins groups over a store alone"));
+        };
+        let call = json!({
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": opening.ranks,
+            "group_name": opening.group,
+            "backend": opening.backend.name(),
+        });
+        done(http, http.post("/init_weights_update_group", &call, within).await?).map(|_| ())
+    }
+
+    async fn receive(
+        &self,
+        http: &Http,
+        push: &Receiving<'_>,
+        sending: Sending<'_>,
+    ) -> Result<Sent, PolicyError> {
+        let Receiving { joint, label, keeps, within, answer } = *push;
+        done(http, http.post("/begin_weight_update", &json!({}), within).await?)?;
+        let call = json!({
+            "names": joint.opened.names,
+            "dtypes": joint.opened.dtypes,
+            "shapes": joint.opened.shapes,
+            "group_name": joint.opening.group,
+            "weight_version": label,
+            "flush_cache": !keeps,
+        });
+        let update =
+            async { done(http, http.post("/update_weights_from_distributed", &call, within).await?) };
+        let taken = received(http, update, sending, self.leave(http, joint, answer)).await;
+        // One that is not told of the end takes no weights in any other way.
+        let ended =
+            http.post("/end_weight_update", &json!({}), within).await.and_then(|answer| done(http, answer));
+        let (_, sent) = taken?;
+        ended?;
+        Ok(sent)
+    }
+
+    async fn leave(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError> {
+        let call = json!({ "group_name": joint.opening.group });
+        http.post("/destroy_weights_update_group", &call, within).await.map(|_| ())
     }
 }

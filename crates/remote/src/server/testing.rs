@@ -1,6 +1,8 @@
 //! A server that speaks like vLLM (of both generations) or SGLang, over a small table in place of a model,
 //! and that hangs, dies and lies on cue. A fleet of them is driven by the tests as real ones are by a run.
 
+mod group;
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,8 @@ use tokio::task::JoinHandle;
 
 use super::folder::ProbeFile;
 use super::{InFlight, PROBE, Server, ServerKind, ServerOptions, TokenizerProbe};
+use group::Membership;
+pub use group::{SendFault, Sender};
 
 pub const VOCABULARY: usize = 40;
 const CONTEXT: usize = 64;
@@ -62,6 +66,9 @@ struct Life {
     paused: bool,
     asked: Vec<(String, Value)>,
     adapters: BTreeMap<String, u64>,
+    membership: Membership,
+    /// Tokens that were drawn from weights of which some were new.
+    half: usize,
 }
 
 /// A fake server, killed when dropped.
@@ -183,6 +190,11 @@ impl Fake {
         self.life.lock().unwrap().paused = true;
     }
 
+    /// Tokens that were drawn from weights of which some were new.
+    pub fn half(&self) -> usize {
+        self.life.lock().unwrap().half
+    }
+
     /// The label of its weights.
     pub fn label(&self) -> String {
         self.life.lock().unwrap().weights.clone()
@@ -293,7 +305,7 @@ async fn answer(State(shared): State<Arc<Shared>>, method: Method, uri: Uri, bod
             ok(json!({}))
         }
         ("POST", "/inference/v1/generate" | "/generate") => generate(shared, behaviour, body).await,
-        _ => StatusCode::NOT_FOUND.into_response(),
+        _ => group::answer(&shared, &behaviour, &path, &body).await,
     }
 }
 
@@ -306,7 +318,7 @@ fn routes(shared: &Shared, behaviour: &Behaviour) -> Value {
         routes.push("/v1/load_lora_adapter");
     }
     if shared.speaks == Speaks::NewVllm {
-        routes.push("/weight_info");
+        routes.extend(["/weight_info", "/init_weight_transfer_engine"]);
     }
     let paths: BTreeMap<&str, Value> = routes.into_iter().map(|route| (route, json!({}))).collect();
     json!({ "paths": paths })
@@ -330,7 +342,9 @@ async fn read(shared: &Shared, behaviour: &Behaviour, folder: &Value) -> Respons
             .into_response();
     }
     if !behaviour.keeps_weights {
-        shared.life.lock().unwrap().shift = shift_of(folder.as_str().unwrap());
+        let mut life = shared.life.lock().unwrap();
+        life.shift = shift_of(folder.as_str().unwrap());
+        life.membership = Membership::default();
     }
     Json(json!({ "success": true })).into_response()
 }
@@ -371,6 +385,9 @@ async fn generate(shared: Arc<Shared>, behaviour: Behaviour, body: Value) -> Res
     let scores = params.get("prompt_logprobs").is_some() || body["logprob_start_len"] == 0;
     if body["stream"] != true {
         wait_while_paused(&shared).await;
+        if group::is_half(&shared) {
+            shared.life.lock().unwrap().half += 1;
+        }
         let shift = of_adapter.unwrap_or(shared.life.lock().unwrap().shift);
         if scores {
             return scored(&shared, &path, shift, &params["prompt_logprobs"]);
@@ -443,6 +460,9 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
             std::future::pending::<()>().await;
         }
         wait_while_paused(&shared).await;
+        if group::is_half(&shared) {
+            shared.life.lock().unwrap().half += 1;
+        }
         let shift = of_adapter.unwrap_or(shared.life.lock().unwrap().shift);
         let logprobs = distribution(shift, &path, temperature);
         // Not the most likely one, so that replies differ along the path.

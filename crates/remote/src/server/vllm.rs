@@ -15,6 +15,8 @@ use super::dialect::{
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
+use super::receive::{Joint, Receives, Receiving, Sending, received};
+use crate::push::{GroupBackend, Meeting, Rendezvous, Sent};
 
 /// Route that draws, which is there with a flag only.
 const GENERATE: &str = "/inference/v1/generate";
@@ -100,6 +102,12 @@ impl Dialect for Vllm {
             return Err(http.refuses(format!(
                 "vLLM {program} does not tell which weights drew a token, so replies cannot go on across a change of \
                  weights; set in_flight = \"recompute\", or take vLLM 0.32 or later"
+            )));
+        }
+        if options.push.is_some() && !(labels && has("/init_weight_transfer_engine")) {
+            return Err(http.refuses(format!(
+                "vLLM {program} takes no weights over a group; set cluster.samplers.weights = \"folder\", or take vLLM \
+                 0.32 or later"
             )));
         }
         let models = http.get("/v1/models", within).await?;
@@ -250,6 +258,83 @@ impl Dialect for Vllm {
 
     async fn is_paused(&self, http: &Http, within: Duration) -> bool {
         http.get("/is_paused", within).await.is_ok_and(|answer| answer["is_paused"] == true)
+    }
+}
+
+#[async_trait]
+impl Receives for Vllm {
+    /// A unique ID for NCCL: its communicators there are not those of PyTorch.
+    fn rendezvous(&self, backend: GroupBackend) -> Rendezvous {
+        match backend {
+            GroupBackend::Gloo => Rendezvous::Store,
+            GroupBackend::Nccl => Rendezvous::UniqueId,
+        }
+    }
+
+    async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
+        let told = http.get("/get_world_size", within).await?;
+        let ranks = told["world_size"].as_u64().filter(|ranks| *ranks > 0);
+        ranks.map(|ranks| ranks as usize).ok_or_else(|| http.refuses("/get_world_size tells no number"))
+    }
+
+    async fn join(&self, http: &Http, joint: &Joint, within: Duration) -> Result<(), PolicyError> {
+        let Joint { opening, opened } = joint;
+        let mut info = json!({ "rank_offset": 1, "world_size": opening.ranks });
+        match &opened.meeting {
+            Meeting::UniqueId { unique_id } => {
+                info["nccl_unique_id_b64"] = json!(unique_id);
+                // Tensor after tensor.
+                info["packed"] = false.into();
+            }
+            Meeting::Store { address, port } => {
+                info["master_address"] = json!(address);
+                info["master_port"] = json!(port);
+                info["group_name"] = json!(opening.group);
+                info["timeout_seconds"] = json!(opening.seconds);
+            }
+        }
+        let asked = http.post("/init_weight_transfer_engine", &json!({ "init_info": info }), within).await;
+        asked.map(|_| ()).map_err(|error| {
+            let backend = opening.backend.name();
+            http.gone(&format!(
+                "{error}; was it started with --weight-transfer-config '{{\"backend\": \"{backend}\"}}'?"
+            ))
+        })
+    }
+
+    async fn receive(
+        &self,
+        http: &Http,
+        push: &Receiving<'_>,
+        sending: Sending<'_>,
+    ) -> Result<Sent, PolicyError> {
+        let Receiving { joint, label, within, answer, .. } = *push;
+        http.post("/start_weight_update", &json!({}), within).await?;
+        let info = json!({
+            "names": joint.opened.names,
+            "dtype_names": joint.opened.dtypes,
+            "shapes": joint.opened.shapes,
+        });
+        let body = json!({ "update_info": info });
+        let update = http.post("/update_weights", &body, within);
+        let taken = received(http, update, sending, self.leave(http, joint, answer)).await;
+        let sent = match taken {
+            Ok((_, sent)) => sent,
+            Err(error) => {
+                // Layers that have some of their weights would count them among those of a folder: they are
+                // told that all is over. An update that has failed has to be begun for that once more.
+                http.post("/start_weight_update", &json!({}), answer).await.ok();
+                http.post("/finish_weight_update", &json!({}), answer).await.ok();
+                return Err(error);
+            }
+        };
+        http.post("/finish_weight_update", &json!({ "weight_version": label }), within).await?;
+        http.post("/reset_prefix_cache", &json!({}), within).await?;
+        Ok(sent)
+    }
+
+    async fn leave(&self, http: &Http, _joint: &Joint, within: Duration) -> Result<(), PolicyError> {
+        http.post("/shutdown_weight_transfer_engine", &json!({}), within).await.map(|_| ())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::RecipeError;
 use super::check::{Checker, is_http, shown};
+use super::cluster::WeightsKey;
 use super::keys::Recipe;
 
 impl Checker<'_> {
@@ -24,6 +25,24 @@ impl Checker<'_> {
             self.check(fits, key(&format!("urls.{i}")), shown(url), range)?;
         }
         self.at_least_one(key("count"), keys.count)?;
+        let quoted = "\"group\"";
+        let by_group = keys.weights == WeightsKey::Group;
+        self.check(
+            !by_group || recipe.cluster.learner.is_some(),
+            key("weights"),
+            quoted,
+            "\"folder\", or `cluster.learner.kind` \"torch\": its processes are the ones that join a group with servers",
+        )?;
+        let adapters = recipe
+            .policies()
+            .iter()
+            .any(|(_, keys)| keys.model(&recipe.model).is_some_and(|m| m.lora.is_some()));
+        self.check(
+            !(by_group && adapters),
+            key("weights"),
+            quoted,
+            "\"folder\" where an adapter is trained (`model.lora`): servers load it beside others, from a folder",
+        )?;
         self.interpreter(key("python"), &keys.python)?;
         let tolerance = keys.tolerance;
         self.check(

@@ -43,7 +43,7 @@ const FREE_OF_LEARNERS: [&str; 10] = [
 ];
 
 /// Such keys of samplers elsewhere.
-const FREE_OF_SAMPLERS: [&str; 14] = [
+const FREE_OF_SAMPLERS: [&str; 15] = [
     "urls",
     "urls_file",
     "key_env",
@@ -53,6 +53,7 @@ const FREE_OF_SAMPLERS: [&str; 14] = [
     "python",
     "args",
     "environment",
+    "weights",
     "tolerance",
     "start_seconds",
     "adopt_seconds",

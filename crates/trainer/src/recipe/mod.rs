@@ -43,6 +43,7 @@ pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
 pub use choice::{PolicyChoice, Share};
 pub use cluster::{
     ClusterKeys, CorrectionDefault, InFlightKey, LearnerKeys, SamplersKeys, ServersKeys, TorchKeys,
+    WeightsKey,
 };
 pub use code::SandboxKeys;
 pub use compare::Difference;

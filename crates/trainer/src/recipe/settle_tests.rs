@@ -38,6 +38,11 @@ fn samplers_elsewhere_read_back_the_same_and_bring_a_correction() {
     // Moved to other machines it is the same run; with another treatment of replies it is not.
     let difference = |change: &str| load(&text, &[change]).unwrap().difference(&recipe).unwrap();
     assert_eq!(difference("cluster.samplers={kind='vllm', urls=['http://h:1'], count=1}"), None);
+    // The same bits come by either way.
+    let learner = "cluster.learner={kind='torch', start=true}";
+    let by_folder = load(&text, &[learner]).unwrap();
+    let by_group = load(&text, &[learner, "cluster.samplers.weights=group"]).unwrap();
+    assert_eq!(by_group.difference(&by_folder).unwrap(), None);
     assert_eq!(difference("cluster.samplers.in_flight=keep").unwrap().key, "cluster.samplers.in_flight");
     // What a phase says for itself stays.
     let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();
@@ -79,6 +84,11 @@ fn samplers_that_cannot_be_are_refused_by_key() {
             "is an address with a user, but must be",
         ),
         ("cluster.samplers={kind='vllm', urls=['http://h', 'http://h']}", "`cluster.samplers.urls.1`"),
+        (
+            "cluster.samplers={kind='vllm', start=true, weights='group'}",
+            "`cluster.samplers.weights` is \"group\", but must be \"folder\", or `cluster.learner.kind` \"torch\"",
+        ),
+        ("cluster.samplers={kind='vllm', start=true, weights='wire'}", "`cluster.samplers.weights`"),
         ("cluster.samplers={kind='vllm', start=true, count=0}", "`cluster.samplers.count` is 0"),
         ("cluster.samplers={kind='vllm', start=true, tolerance=0}", "`cluster.samplers.tolerance` is 0"),
         (

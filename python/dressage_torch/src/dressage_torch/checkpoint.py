@@ -77,14 +77,24 @@ def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, dev
         yield name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, device)
 
 
+def weight_entries(model: nn.Module, dtype: torch.dtype, device: torch.device, keep: bool) -> list[Entry]:
+    """The weights, or an adapter, as files have them. All ranks get each tensor at once, in this order. Experts that
+    transformers stacks are gathered now, on the ranks that `keep` them; others have no entries then.
+    """
+    parameters = of_weights(model)
+    entries = list(_entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, device))
+    if not hasattr(model, "dressage_lora") and getattr(model, "_weight_conversions", None):
+        entries = _reverted(model, entries, dtype, keep)
+    return entries
+
+
 def write_weights(
     model: nn.Module, source: Path, folder: Path | None, dtype: torch.dtype, device: torch.device
 ) -> list[str]:
     """Writes the weights, or an adapter, in `dtype`, and their configuration. Returns the names of the files. The rank with a
     folder writes; all take part.
     """
-    parameters = of_weights(model)
-    entries = list(_entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, device))
+    entries = weight_entries(model, dtype, device, folder is not None)
     if hasattr(model, "dressage_lora"):
         names = [lora.WEIGHTS, lora.CONFIG]
         config = lora.config_json(model, str(source))
@@ -92,8 +102,6 @@ def write_weights(
         names = [WEIGHTS, CONFIG]
         config = original_config(source) | {"dtype": str(dtype).removeprefix("torch.")}
         config.pop("torch_dtype", None)
-        if getattr(model, "_weight_conversions", None):
-            entries = _reverted(model, entries, dtype, folder is not None)
     write_tensors(folder and folder / names[0], entries)
     if folder:
         write_json(folder / names[1], config)

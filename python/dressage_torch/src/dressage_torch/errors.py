@@ -9,6 +9,7 @@ STATUS = {
     "too_large": 413,
     "no_value_head": 422,
     "storage": 422,
+    "push": 424,
     "failed": 500,
     "busy": 503,
     "stopping": 503,

@@ -2,14 +2,15 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import transformers
 from torch.distributed import ProcessGroup
 
-from . import checkpoint, files, lora, model, probe
-from .errors import StartError, VerbError
+from . import checkpoint, files, lora, model, probe, push
+from .errors import StartError, VerbError, invalid
 from .learner import Learner, Limits, Progress
 from .mesh import Ranks
 from .model import DTYPES
@@ -30,6 +31,9 @@ class Host:
         named = {"policy": options.model, "critic": options.critic, "reference": options.reference}
         self.sources = {name: folder for name, folder in named.items() if folder is not None}
         self.versions: dict[str, int | None] = dict.fromkeys(self.sources)
+        # The optimiser's steps at the newest publication, of learners that still hold those weights.
+        self.exported: dict[str, int] = {}
+        self.push: push.Push | None = None
         self.learners = {name: self._make(name, folder) for name, folder in self.sources.items()}
         if options.probe:
             for learner in self.learners.values():
@@ -105,6 +109,7 @@ class Host:
     def load(self, name: str, folder: Path, with_optimiser: bool) -> None:
         """Replaces weights and, where asked and there, the optimiser's state; `checkpoint.check` has been through."""
         learner = self.learners[name]
+        self.exported.pop(name, None)
         if hasattr(learner.model, "dressage_lora"):
             lora.load(learner.model, folder)
             learner.optimiser.clear()
@@ -138,7 +143,47 @@ class Host:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self.versions[name] = version
+        if learner.optimiser:
+            self.exported[name] = learner.optimiser.steps
         return found
+
+    def check_push(self, name: str, version: int, wanted: push.Wanted) -> None:
+        """Raises `invalid` where a learner does not hold the weights that it published as a version, or cannot send them."""
+        learner = self.learners[name]
+        if self.content(name) != "whole":
+            raise invalid(f"{name} trains an adapter, and whole weights are pushed; publish it as a folder")
+        if wanted.backend == "nccl" and self.ranks.device.type != "cuda":
+            raise invalid(f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo")
+        steps = learner.optimiser.steps if learner.optimiser else None
+        if self.versions[name] != version or name not in self.exported or self.exported[name] != steps:
+            raise invalid(
+                f"{name} does not hold the weights of version {version} any more (it published {self.versions[name]} and "
+                "may have learnt since); take them from their folder"
+            )
+
+    def open_push(self, name: str, wanted: push.Wanted) -> dict | None:
+        """Opens a group for a server, in place of one that was left open. Rank 0 gets what the server has to know."""
+        self.end_push()
+        dtype, sends = DTYPES[self.options.export_dtype], self.ranks.rank == 0
+        # Ranks wait for each other during a send, for less than they wait in a collective.
+        wanted = replace(wanted, seconds=min(wanted.seconds, self.options.collective_seconds / 2))
+        entries = checkpoint.weight_entries(self.learners[name].model, dtype, self.ranks.device, sends)
+        sender = push.Sender(wanted, self.ranks.device) if sends else None
+        self.push = push.Push(wanted, entries, sender)
+        return self.push.told() if sends else None
+
+    def end_push(self) -> None:
+        """Ends a group that is open."""
+        if self.push and self.push.sender:
+            self.push.sender.close()
+        self.push = None
+
+    def send_push(self) -> dict | None:
+        """Sends the weights into the group that is open, which ends with it. Rank 0 gets what was sent."""
+        try:
+            return self.push.send()
+        finally:
+            self.push = None
 
     def _announce(self, name: str, version: int, partial: Path, final: Path, names: list[str]) -> dict:
         try:

@@ -18,6 +18,7 @@ from .losses import Loss
 from .merge import Paths, read_tokens
 from .model import context_of
 from .optimiser import Params
+from .push import BACKENDS, STORE, UNIQUE_ID, Wanted
 from .wire import Arrays, Columns
 
 # What is to be done; the body of the reply on rank 0, None on others.
@@ -173,6 +174,45 @@ def publish(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
     return job
 
 
+def push_open(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
+    """`push_open`: a group that a server joins, and the tensors that will come."""
+    seconds = control.get("seconds")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < math.inf:
+        raise invalid(f"seconds is {seconds!r}; it must be a number of seconds above 0")
+    texts = [_field(control, field, str) for field in ("group", "backend", "rendezvous")]
+    wanted = Wanted(*texts, _field(control, "ranks", int), _field(control, "peer", str), float(seconds))
+    if wanted.backend not in BACKENDS or wanted.rendezvous not in (STORE, UNIQUE_ID) or not wanted.name:
+        raise invalid(
+            f"a group needs a name, a backend of {', '.join(BACKENDS)} and a rendezvous of {STORE}, {UNIQUE_ID}; it has "
+            f"{wanted.name!r}, {wanted.backend!r} and {wanted.rendezvous!r}"
+        )
+    if wanted.rendezvous == UNIQUE_ID and wanted.backend != "nccl":
+        raise invalid(f"{wanted.backend} has no unique ID; join it over a {STORE}")
+    if wanted.ranks < 2:
+        raise invalid(f"ranks is {wanted.ranks}; the learner and at least one process of the server make it 2")
+    host.check_push(name, _field(control, "version", int), wanted)
+
+    def job() -> bytes | None:
+        told = host.open_push(name, wanted)
+        return wire.pack(told) if told else None
+
+    return job
+
+
+def push_send(host: Host, _name: str, control: Any, _arrays: Arrays) -> Job:
+    """`push_send`: all weights into the group that is open."""
+    group = _field(control, "group", str)
+    open_one = host.push and host.push.wanted.name
+    if open_one != group:
+        raise invalid(f"the group {group!r} is not open, but {open_one or 'none'}; open it anew")
+
+    def job() -> bytes | None:
+        sent = host.send_push()
+        return wire.pack(sent) if sent else None
+
+    return job
+
+
 VERBS: dict[str, Callable[[Host, str, Any, Arrays], Job]] = {
     "plan": plan_update,
     "train": train,
@@ -184,4 +224,6 @@ VERBS: dict[str, Callable[[Host, str, Any, Arrays], Job]] = {
     "save": save,
     "load": load,
     "publish": publish,
+    "push_open": push_open,
+    "push_send": push_send,
 }

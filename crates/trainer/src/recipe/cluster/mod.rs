@@ -6,7 +6,7 @@ mod samplers;
 use serde::{Deserialize, Serialize};
 
 pub use learner::{LearnerKeys, TorchKeys};
-pub use samplers::{CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys};
+pub use samplers::{CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys, WeightsKey};
 
 /// `[cluster]`
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

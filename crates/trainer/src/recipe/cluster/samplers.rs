@@ -42,6 +42,8 @@ pub struct ServersKeys {
     pub args: Vec<String>,
     /// Names of environment variables that they get besides the usual ones.
     pub environment: Vec<String>,
+    /// How new weights reach the servers.
+    pub weights: WeightsKey,
     /// Treatment of replies that are under way when new weights come.
     pub in_flight: InFlightKey,
     /// Weights that correct for what the samplers' numerics differ from the learner's, in phases that name
@@ -58,6 +60,18 @@ pub struct ServersKeys {
     pub silent_seconds: f64,
     /// Longest time until a server answers a question about itself, in seconds.
     pub answer_seconds: f64,
+}
+
+/// How new weights reach servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightsKey {
+    /// In a folder that they read.
+    #[default]
+    Folder,
+    /// Over a process group with the learner, into their memory; the folder is written all the same, for
+    /// servers that missed that.
+    Group,
 }
 
 /// Treatment of replies that are under way when new weights come.
@@ -109,6 +123,7 @@ impl Default for ServersKeys {
             python: "python3".into(),
             args: Vec::new(),
             environment: Vec::new(),
+            weights: WeightsKey::default(),
             in_flight: InFlightKey::default(),
             correction: CorrectionDefault::default(),
             tolerance: 1.0,

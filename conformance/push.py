@@ -1,0 +1,379 @@
+"""Weights that the PyTorch learner broadcasts straight into the servers' memory (`cluster.samplers.weights = "group"`).
+
+Starts a learner of several ranks (`dressage_torch`, gloo) and real servers, drives them through `Server`, `Router`, `Publishing`
+and `Pushing` (the example `fleet` of the crate `dressage-remote`), and checks, with replies in flight:
+
+- that weights came over the group, by its own account;
+- the versions of tokens, and each token's log-probability under the weights of its version, against transformers on the folder
+  that the learner wrote for that version (`--bound`, 1e-3 in f32);
+- pushes with a server killed (kill -9) in the middle, and pushes with the learner killed in the middle: nothing hangs, no fleet is
+  mixed, and the next learner's weights reach all.
+
+It runs in the Python of `dressage_torch`; the servers have their own:
+
+    cargo build -p dressage-remote --example fleet
+    TORCH/bin/python conformance/push.py --server-python VLLM/bin/python --fleet target/debug/examples/fleet
+
+vLLM gets the plugin `python/dressage_vllm`, which is the gloo twin of its NCCL backend. What it does not check: NCCL, GPUs,
+tensor parallelism of servers.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import torch
+from samplers import CONTEXT, VOCABULARY, Fleet, Vllm, check_reply, make_tokenizer
+from torch_group import Group
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from common import ROOT, Report
+
+PLUGIN = ROOT / "python" / "dressage_vllm"
+# Functions of CUDA's driver that SGLang's kernels are linked to. On a machine without a GPU each says that there is no device.
+DRIVER = (
+    "Init PointerGetAttribute DeviceGet DeviceGetCount GetProcAddress GetProcAddress_v2 DriverGetVersion GetErrorString "
+    "GetErrorName CtxGetCurrent LaunchKernel ModuleLoadData ModuleGetFunction FuncSetAttribute TensorMapEncodeTiled "
+    "MemAddressReserve MemCreate MemMap MemSetAccess MemUnmap MemRelease MemAddressFree CtxGetDevice"
+)
+
+
+def make_model(folder: Path, width: int, layers: int) -> None:
+    """Random weights, large enough that distributions are far from flat and that a push takes a moment."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        # vLLM 0.32 on processors packs a head of its own, which it does not pack anew when tied weights change.
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.08,
+    )
+    folder.mkdir(parents=True)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                # Scales of 1 would look the same if none ever arrived.
+                parameter.normal_(1.0, 0.2)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+class Sglang(Vllm):
+    """A server of SGLang on processors."""
+
+    label = "/model_info"
+
+    def words(self, model: Path, python: str, args: list[str]) -> list[str]:
+        """The command line."""
+        flags = {
+            "model-path": model,
+            "device": "cpu",
+            "host": "127.0.0.1",
+            "port": self.port,
+            "dtype": "float32",
+            "attention-backend": "torch_native",
+            "sampling-backend": "pytorch",
+            "mem-fraction-static": 0.3,
+            "max-total-tokens": 4096,
+            "context-length": CONTEXT,
+        }
+        words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+        bare = ["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]
+        return [python, "-m", "sglang.launch_server", *words, *bare, *args]
+
+
+def driver(folder: Path) -> Path:
+    """A folder with a driver of CUDA that has no device."""
+    folder.mkdir()
+    code = "".join(f"int cu{name}(){{return 100;}}\n" for name in DRIVER.split())
+    (folder / "cuda.c").write_text(code)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "cuda.c"], check=True, timeout=60
+    )
+    return folder
+
+
+def plugin(folder: Path, python: str) -> Path:
+    """A folder with vLLM's plugin, installed there alone."""
+    pip = ["uv", "pip", "install", "--python", python] if shutil.which("uv") else [python, "-m", "pip", "install"]
+    # Building leaves files beside the source.
+    source = shutil.copytree(PLUGIN, folder.with_name("plugin-source"))
+    command = [*pip, "--quiet", "--no-deps", "--target", folder, source]
+    subprocess.run(command, check=True, timeout=300)
+    return folder
+
+
+class Trial:
+    """A learner, servers, and what is between them."""
+
+    def __init__(self, options: argparse.Namespace, root: Path, report: Report) -> None:
+        self.options, self.root, self.report = options, root, report
+        self.probe = make_tokenizer(root / "tokenizer")
+        self.model = root / "model"
+        make_model(self.model, options.width, options.layers)
+        for file in (root / "tokenizer").iterdir():
+            shutil.copy(file, self.model)
+        self.starts, self.version, self.number = 0, 0, 0
+        self.models: dict = {}
+        self.group: Group | None = None
+        self.fleet: Fleet | None = None
+        self.servers = [self.server(i) for i in range(options.servers)]
+
+    def server(self, number: int) -> Vllm:
+        """Starts a server."""
+        o, log = self.options, self.root / f"{self.options.kind}-{number}.log"
+        if o.kind == "sglang":
+            stub = str(self.root / "driver" if number else driver(self.root / "driver"))
+            variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": stub}
+            return Sglang(self.model, log, o.server_args.split(), o.server_python, variables | {"PYTHONPATH": ""})
+        target = self.root / "plugin" if number else plugin(self.root / "plugin", o.server_python)
+        args = ["--weight-transfer-config", json.dumps({"backend": "gloo"}), *o.server_args.split()]
+        return Vllm(self.model, log, args, o.server_python, {"PYTHONPATH": str(target)})
+
+    def start(self, in_flight: str) -> None:
+        """A learner from the beginning, and a fleet that it publishes to."""
+        self.starts += 1
+        folder = self.root / f"run-{self.starts}"
+        self.group = Group(self.options.processes, folder, model=self.model, keep_published=100).wait()
+        address = self.group.port_file.read_text().strip()
+        learner = {"url": f"http://{address}", "token": self.group.token, "weights": "group"}
+        seconds = self.options.seconds
+        self.fleet = Fleet(
+            self.options.fleet, self.servers, in_flight, self.probe, seconds, kind=self.options.kind, learner=learner
+        )
+        for _ in self.servers:
+            looked = self.fleet.hear(seconds, looked=None)
+            self.report.expect("a server is recognised", "what" in looked, json.dumps(looked)[:200])
+
+    def stop(self) -> None:
+        """Ends fleet and learner."""
+        if self.fleet:
+            self.fleet.close()
+        if self.group:
+            self.group.stop()
+        self.fleet = self.group = None
+
+    def prompt(self) -> list[int]:
+        """Random tokens."""
+        return [random.randrange(VOCABULARY) for _ in range(40)]
+
+    def learn(self) -> None:
+        """A step, large enough to show in every number."""
+        paths = [self.prompt() for _ in range(2)]
+        self.fleet.tell(do="learn", paths=paths, rate=2e-3)
+        learnt = self.fleet.hear(self.options.seconds, learnt=None)
+        if learnt["learnt"] is None:
+            self.report.expect("a step is learnt", False, learnt["error"])
+
+    def publish(self) -> int:
+        """Begins to publish."""
+        self.version += 1
+        self.fleet.tell(do="publish", version=self.version)
+        return self.version
+
+    def published(self, version: int) -> Path:
+        """The folder that the learner wrote for a version."""
+        return self.group.root / "published" / "policy" / f"v{version}"
+
+    def remember(self, version: int) -> None:
+        """Loads the weights of a version, as the learner wrote them."""
+        if self.published(version).exists():
+            folder = self.published(version)
+            self.models[version] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def ask(self, tokens: int, least: int = 0) -> tuple[int, list[int]]:
+        """Begins a reply."""
+        self.number += 1
+        asked = self.prompt()
+        self.fleet.sample(self.number, asked, least, max_tokens=tokens, temperature=1.0)
+        return self.number, asked
+
+    def check(self, what: str, number: int, asked: list[int], tokens: int, bound: float) -> list:
+        """Waits for a reply, and compares it with the weights that it says drew it. Returns their versions."""
+        reply = self.fleet.hear(self.options.seconds, reply=number)
+        runs = [(run["version"], run["len"]) for run in reply.get("versions", [])]
+        whole = len(reply.get("tokens", [])) == tokens
+        worst = check_reply(self.models, reply, asked, 1.0) if whole else 9.0
+        self.report.check(f"{what}: numbers of a reply", worst, bound, f"{runs} {reply.get('error', '')}")
+        return runs
+
+    def pushes(self, in_flight: str) -> None:
+        """Pushes while replies are drawn."""
+        seconds = self.options.seconds
+        self.start(in_flight)
+        version = self.publish()
+        adopted = self.fleet.hear(seconds, adopted=version)
+        self.report.expect(f"weights are adopted ({in_flight})", adopted["error"] is None, json.dumps(adopted))
+        self.remember(version)
+        crossed = 0
+        for _ in range(self.options.pushes):
+            self.learn()
+            asked = [self.ask(400) for _ in range(2)]
+            time.sleep(random.uniform(0.2, 1.0))
+            version, begun = self.publish(), time.monotonic()
+            adopted = self.fleet.hear(seconds, adopted=version)
+            took = time.monotonic() - begun
+            self.remember(version)
+            what = f"push {version} ({in_flight})"
+            self.report.expect(f"{what} is adopted", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}")
+            # Kept keys and values are of the old weights: the numbers of the new ones are not transformers'.
+            bound = self.options.bound if in_flight == "recompute" else 9.0
+            crossed += sum(len(self.check(what, *one, 400, bound)) > 1 for one in asked)
+            runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)
+            self.report.expect(f"{what} draws what comes next", [run[0] for run in runs] == [version], str(runs))
+        sent, missed = adopted["pushes"]
+        wanted = (1 + self.options.pushes) * len(self.servers)
+        self.report.expect(
+            f"all came over the group ({in_flight})", (sent, missed) == (wanted, 0), f"{sent} sent, {missed} not"
+        )
+        self.report.expect(f"replies across a push ({in_flight})", crossed > 0, f"{crossed} replies")
+        self.stop()
+
+    def sending(self, opened: int) -> None:
+        """Waits until the learner has opened a group more than `opened` times."""
+        until = time.monotonic() + self.options.seconds
+        while self.opened() <= opened and time.monotonic() < until:
+            time.sleep(0.005)
+
+    def opened(self) -> int:
+        """How many groups the learner has opened."""
+        return len(re.findall("push_open of policy: done", self.group.log.read_text()))
+
+    def settle(self, what: str) -> None:
+        """Waits until all servers serve, with weights of the same version."""
+        until = time.monotonic() + self.options.seconds
+        while True:
+            self.fleet.tell(do="members")
+            members = self.fleet.hear(self.options.seconds, members=None)["members"]
+            if all(member["health"] == "serving" for member in members) or time.monotonic() > until:
+                break
+            time.sleep(1.0)
+        route = getattr(self.servers[0], "label", "/weight_info")
+        labels = []
+        for server in self.servers:
+            with urllib.request.urlopen(server.url + route, timeout=60) as answer:
+                labels.append(json.load(answer)["weight_version"])
+        pure = all(label.startswith(f"dressage-{self.version}-") for label in labels)
+        self.report.expect(f"{what}: no fleet is mixed", pure, f"{labels} {[m['health'] for m in members]}")
+
+    def kills_of_servers(self) -> None:
+        """A server dies in the middle of a push."""
+        self.start("recompute")
+        for kill in range(self.options.kills):
+            what = f"a server killed in push {self.version + 1}"
+            self.learn()
+            asked = self.ask(200)
+            victim, opened = self.servers[kill % len(self.servers)], self.opened()
+            version, begun = self.publish(), time.monotonic()
+            self.sending(opened)
+            time.sleep(random.uniform(0.0, self.options.moment))
+            victim.kill()
+            time.sleep(1.0)
+            victim.start()
+            adopted = self.fleet.hear(self.options.seconds, adopted=version)
+            self.remember(version)
+            took = time.monotonic() - begun
+            self.report.expect(f"{what} is survived", adopted["error"] is None, f"{took:.1f} s {json.dumps(adopted)}")
+            self.check(what, *asked, 200, self.options.bound)
+            self.settle(what)
+            runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)
+            self.report.expect(f"{what}: the newest draw", [run[0] for run in runs] == [version], str(runs))
+        self.stop()
+
+    def kills_of_learners(self) -> None:
+        """The learner dies in the middle of a push; another takes its place."""
+        for _ in range(self.options.learner_kills):
+            self.start("recompute")
+            version = self.publish()
+            self.fleet.hear(self.options.seconds, adopted=version)
+            self.remember(version)
+            self.learn()
+            asked = self.ask(200)
+            what, opened = f"the learner killed in push {self.version + 1}", self.opened()
+            version, begun = self.publish(), time.monotonic()
+            self.sending(opened)
+            time.sleep(random.uniform(0.0, self.options.moment))
+            self.group.processes.kill()
+            adopted = self.fleet.hear(self.options.seconds, adopted=version)
+            took = time.monotonic() - begun
+            self.remember(version)
+            self.report.expect(f"{what} does not hang", took < self.options.seconds, f"{took:.1f} s {json.dumps(adopted)}")
+            self.check(what, *asked, 200, self.options.bound)
+            self.settle(what)
+            runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)
+            self.report.expect(f"{what}: the newest draw", [run[0] for run in runs] == [version], str(runs))
+            self.stop()
+        if self.options.learner_kills:
+            self.start("recompute")
+            version = self.publish()
+            adopted = self.fleet.hear(self.options.seconds, adopted=version)
+            self.remember(version)
+            good = adopted["error"] is None and adopted["pushes"] == [len(self.servers), 0]
+            self.report.expect("the next learner's weights come over the group", good, json.dumps(adopted))
+            self.check("the next learner", *self.ask(20, version), 20, self.options.bound)
+            self.settle("the next learner")
+            self.stop()
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--fleet", type=Path, default=ROOT / "target/debug/examples/fleet", help="the helper binary")
+    p.add_argument("--kind", choices=["vllm", "sglang"], default="vllm")
+    p.add_argument("--server-python", default=sys.executable, help="Python of the servers' environment")
+    p.add_argument("--server-args", default="", help="further arguments of the servers")
+    p.add_argument("--servers", type=int, default=1)
+    p.add_argument("--processes", type=int, default=2, help="ranks of the learner")
+    p.add_argument("--width", type=int, default=256, help="of the model's hidden states")
+    p.add_argument("--layers", type=int, default=6)
+    p.add_argument("--in-flight", choices=["recompute", "keep"], nargs="*", default=["recompute", "keep"])
+    p.add_argument("--pushes", type=int, default=4, help="with replies in flight, of each way")
+    p.add_argument("--kills", type=int, default=2, help="pushes with a server killed in the middle")
+    p.add_argument("--learner-kills", type=int, default=2, help="pushes with the learner killed in the middle")
+    p.add_argument("--moment", type=float, default=0.15, help="longest time into a push at which somebody is killed")
+    p.add_argument("--bound", type=float, default=1e-3, help="nats between server and transformers")
+    p.add_argument("--seconds", type=float, default=300, help="longest wait for anything")
+    options = p.parse_args()
+    torch.set_num_threads(1)
+    random.seed(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    root = Path(tempfile.mkdtemp(prefix="dressage-push-"))
+    report = Report()
+    trial = Trial(options, root, report)
+    try:
+        for server in trial.servers:
+            print(f"{options.kind} answers after {server.wait(options.seconds):.0f} s", flush=True)
+        for in_flight in options.in_flight:
+            trial.pushes(in_flight)
+        if options.kills:
+            trial.kills_of_servers()
+        trial.kills_of_learners()
+    finally:
+        if trial.group:
+            trial.group.stop()
+        for server in trial.servers:
+            server.kill()
+    print(f"logs are in {root}" if report.failures else "")
+    report.finish()
+    shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()
