@@ -95,14 +95,20 @@ impl Requests {
 impl Requests {
     /// Calls `first` at the first request, and returns at the second.
     pub async fn two(mut self, first: impl FnOnce()) {
-        self.wish().await;
+        self.next().await;
         first();
+        self.settle().await;
         self.next().await;
     }
 
     /// Returns at the next request, once all signals that mean it have come.
     pub async fn wish(&mut self) {
         self.next().await;
+        self.settle().await;
+    }
+
+    /// Waits until all signals that mean one request have come.
+    async fn settle(&mut self) {
         let settled = tokio::time::Instant::now() + ONE_WISH;
         while tokio::time::timeout_at(settled, self.next()).await.is_ok() {}
     }

@@ -6,8 +6,8 @@
 //! `{"do": "abort", "stream": 7}` and `{"do": "members"}`.
 //!
 //! With a learner (`"learner": {"url": "...", "token": "...", "weights": "group"}`), for
-//! `conformance/push.py`: `{"do": "learn", "paths": [[1, 2, 3]], "rate": 0.001}` takes a step of imitation, and
-//! `{"do": "publish", "version": 2}` has all servers adopt what came of it.
+//! `conformance/push.py`: `{"do": "learn", "paths": [[1, 2, 3]], "rate": 0.001}` takes a step of imitation,
+//! and `{"do": "publish", "version": 2}` has all servers adopt what came of it.
 
 use std::path::Path;
 use std::sync::Arc;

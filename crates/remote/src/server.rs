@@ -1,9 +1,9 @@
 //! A server of vLLM or SGLang as a sampler: tokens in, tokens out, over its own HTTP API.
 //!
-//! **Weights** come as folders, or over a process group ([`Pushing`](crate::Pushing)), with the folder to fall
-//! back to. Each is checked (sizes, checksums, shapes, configuration) before the server is told of it: a bad
-//! one would end vLLM's engine. Then: no request goes out, the server stands still, reads the folder or is
-//! sent what is in it, forgets what it had computed, is given a *label* (version and checksum of the
+//! **Weights** come as folders, or over a process group ([`Pushing`](crate::Pushing)), with the folder to
+//! fall back to. Each is checked (sizes, checksums, shapes, configuration) before the server is told of it: a
+//! bad one would end vLLM's engine. Then: no request goes out, the server stands still, reads the folder or
+//! is sent what is in it, forgets what it had computed, is given a *label* (version and checksum of the
 //! weights), and goes on; before anything is drawn for others, the log-probabilities of a probe are compared
 //! with the learner's, which lie in the folder (`probe.json`). A server that fails in between has version 0
 //! until it has adopted weights as a whole: a router sends it the newest ones before it serves again.

@@ -43,8 +43,8 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// The server of this number, from 0, with a model's folder; one that is sent weights over `backend`, where
-    /// it is given.
+    /// The server of this number, from 0, with a model's folder; one that is sent weights over `backend`,
+    /// where it is given.
     ///
     /// # Errors
     /// When no port is free, or the folder of the run cannot be written.

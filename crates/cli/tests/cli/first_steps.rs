@@ -86,7 +86,7 @@ fn a_plan_starts_nothing_and_says_what_a_run_takes() {
         (&["--fleet", "1"][..], "name a --device, or give measured seconds with --service"),
         (&["--fleet", "0", "--device", "h100"], "--fleet 0: give 1 to 16384 devices"),
         (&["--fleet", "1", "--service", "nowhere.json"], "cannot read --service nowhere.json"),
-        (&["--fleet", "1", "--device", "h100", "--spread", "-1"], "--spread -1: give 0 to 10"),
+        (&["--fleet", "1", "--device", "h100", "--spread", "11"], "--spread 11: give 0 to 10"),
         (&["--config", "nowhere.json"], "cannot read --config nowhere.json"),
     ] {
         let output = plan(arguments);

@@ -166,8 +166,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Has a server join a group over which it can be sent a version of the weights, while it still draws with
-    /// older ones. `None` where they are to be had from their folder alone.
+    /// Has a server join a group over which it can be sent a version of the weights, while it still draws
+    /// with older ones. `None` where they are to be had from their folder alone.
     async fn joined(&self, version: u64, facts: &Facts) -> Option<Joined<'_>> {
         let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
         let turn = push.turn(version).await?;
