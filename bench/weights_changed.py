@@ -63,7 +63,9 @@ def main() -> None:
         total, changed = total + apart.numel(), changed + int(apart.sum())
         padded = torch.nn.functional.pad(apart, (0, -len(apart) % RUN)).view(-1, RUN).any(1)
         runs, touched = runs + len(padded), touched + int(padded.sum())
-    print(f"{changed} of {total} weights differ in bf16 ({changed / total:.2%}), in {touched / runs:.2%} of runs of {RUN}")
+    print(
+        f"{changed} of {total} weights differ in bf16 ({changed / total:.2%}), in {touched / runs:.2%} of runs of {RUN}"
+    )
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ import urllib.request
 from pathlib import Path
 
 import torch
-from samplers import CONTEXT, VOCABULARY, Fleet, Vllm, check_reply, make_tokenizer
-from torch_group import Group
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from common import ROOT, Report
+from samplers import CONTEXT, VOCABULARY, Fleet, Vllm, check_reply, make_tokenizer
+from torch_group import Group
 
 PLUGIN = ROOT / "python" / "dressage_vllm"
 # Functions of CUDA's driver that SGLang's kernels are linked to. On a machine without a GPU each says that there is no device.
@@ -315,7 +315,9 @@ class Trial:
             adopted = self.fleet.hear(self.options.seconds, adopted=version)
             took = time.monotonic() - begun
             self.remember(version)
-            self.report.expect(f"{what} does not hang", took < self.options.seconds, f"{took:.1f} s {json.dumps(adopted)}")
+            self.report.expect(
+                f"{what} does not hang", took < self.options.seconds, f"{took:.1f} s {json.dumps(adopted)}"
+            )
             self.check(what, *asked, 200, self.options.bound)
             self.settle(what)
             runs = self.check(f"{what}, afterwards", *self.ask(20, version), 20, self.options.bound)

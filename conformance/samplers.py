@@ -172,9 +172,7 @@ class Vllm:
 class Fleet:
     """The example program, and the lines that it says."""
 
-    def __init__(
-        self, binary: Path, servers: list[Vllm], in_flight: str, probe: list[int], seconds: float, **more
-    ):
+    def __init__(self, binary: Path, servers: list[Vllm], in_flight: str, probe: list[int], seconds: float, **more):
         self.process = subprocess.Popen([binary], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
         self.said, self.kept = Queue(), []
         threading.Thread(target=self.listen, daemon=True).start()
