@@ -63,7 +63,7 @@ def lengths(run: Path) -> list[int]:
     """Sampled tokens of every attempt that was trained."""
     with sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True) as db:
         query = (
-            "select sum(length(tokens) / 4) from segments join attempts on attempts.id = segments.attempt "
+            "select sum(length(segments.tokens) / 4) from segments join attempts on attempts.id = segments.attempt "
             "where kind = 'sampled' and purpose = 'train' group by attempts.id"
         )
         return [row[0] for row in db.execute(query)]
@@ -74,11 +74,15 @@ def main() -> None:
     p.add_argument("--binary", type=Path, default=ROOT / "target/release/dressage", help="the program")
     p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
     p.add_argument("--checkpoint", type=Path, required=True, help="a model that has imitated, so that it calls tools")
+    p.add_argument("--service", type=Path, help="seconds that were measured before, as JSON")
     p.add_argument("--steps", type=int, default=5, help="of each setting; the first is left out")
     a = p.parse_args()
-    peer = dressage(a, a.checkpoint)
-    found = service(peer)
-    peer.stop()
+    if a.service:
+        found = json.loads(a.service.read_text())
+    else:
+        peer = dressage(a, a.checkpoint)
+        found = service(peer)
+        peer.stop()
     print(f"{machine()}\nseconds: " + ", ".join(f"{name} {value:.6f}" for name, value in found.items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         seconds = Path(folder) / "service.json"
