@@ -40,13 +40,11 @@ TEXT = "A farmer has 17 cows, buys 25 more, and sells 8 of them."
 
 def make_tokenizer(folder: Path) -> list[int]:
     """One token a byte. Returns the tokens of the probe's text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    from byte_level import byte_level
+
+    tokenizer = byte_level()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return tokenizer.encode(TEXT).ids
 

@@ -81,15 +81,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def make_model(folder: Path) -> None:
     """Writes it in the layout of Hugging Face."""
     import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
-    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=TEMPLATE)
+    from byte_level import byte_level
+
+    chat = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(tuple(SPECIAL)), eos_token="<|im_end|>", chat_template=TEMPLATE
+    )
     chat.save_pretrained(folder)
     ids = chat.convert_tokens_to_ids(SPECIAL)
     torch.manual_seed(1)

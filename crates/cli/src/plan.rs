@@ -265,8 +265,10 @@ fn of_fleets(
             ));
         }
     };
-    let phases = recipe.phase.iter().rev();
-    let keys = phases.filter_map(|phase| if let Phase::Rl(keys) = phase { Some(keys) } else { None }).next();
+    let keys = recipe.phase.iter().rev().find_map(|phase| match phase {
+        Phase::Rl(keys) => Some(keys),
+        Phase::Sft(_) => None,
+    });
     let keys = keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
     let apart = recipe.cluster.learner.is_some();
     let least = if apart { 2 } else { 1 };

@@ -187,7 +187,7 @@ impl Turn<'_> {
     /// Opens a group for a server of so many processes.
     ///
     /// # Errors
-    /// Those of the learner.
+    /// When the learner refuses, fails or is gone.
     pub async fn open(
         &self,
         rendezvous: Rendezvous,
@@ -212,7 +212,7 @@ impl Turn<'_> {
     /// Has the learner send.
     ///
     /// # Errors
-    /// Those of the learner.
+    /// When the learner refuses, fails or is gone.
     pub async fn send(&self, group: &str) -> Result<Sent, PolicyError> {
         self.pushing.learner.send_to(group).await
     }

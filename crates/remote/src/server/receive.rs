@@ -78,7 +78,7 @@ pub(super) trait Receives: Send + Sync {
 /// ends a group whose server has failed, so that the learner need not wait for it.
 ///
 /// # Errors
-/// Those of the first that fails.
+/// When one of them fails: the error of the first.
 pub(super) async fn received(
     http: &Http,
     update: impl Future<Output = Result<Value, PolicyError>>,

@@ -58,7 +58,7 @@ pub struct Fleet {
     pub prompt: f64,
     /// Tokens that an attempt samples, on average.
     pub reply: f64,
-    /// Their standard deviation over their mean.
+    /// Standard deviation of these over their mean.
     pub spread: f64,
     /// Seconds between two replies of an attempt.
     pub tool: f64,
@@ -125,7 +125,8 @@ struct Sums {
 struct Simulation<'a> {
     fleet: &'a Fleet,
     now: f64,
-    events: BinaryHeap<Reverse<(Key, u64, usize)>>,
+    /// Places in `kept`, by their times and then as they were added.
+    events: BinaryHeap<Reverse<(Key, usize)>>,
     kept: Vec<Event>,
     samplers: Vec<Sampler>,
     attempts: Vec<Attempt>,
@@ -206,7 +207,7 @@ impl<'a> Simulation<'a> {
     fn at(&mut self, time: f64, event: Event) {
         self.kept.push(event);
         let place = self.kept.len() - 1;
-        self.events.push(Reverse((Key(time), place as u64, place)));
+        self.events.push(Reverse((Key(time), place)));
     }
 
     /// Tells of the next reply of a sampler whose sequences have changed.
@@ -244,7 +245,7 @@ impl<'a> Simulation<'a> {
 
     /// The next event: whether a step was learnt by it; `None` where there is none.
     fn next(&mut self) -> Option<bool> {
-        let Reverse((Key(time), _, place)) = self.events.pop()?;
+        let Reverse((Key(time), place)) = self.events.pop()?;
         self.now = time;
         match self.kept[place] {
             Event::Reply(place, changes) if self.samplers[place].changes == changes => {

@@ -20,11 +20,11 @@ use crate::push::{Broadcasts, Meeting, Opened, Opening, Sent};
 pub enum SendFault {
     #[default]
     None,
-    /// It holds other weights by now.
+    /// Other weights are held by now.
     HasMovedOn,
-    /// It dies once members have joined.
+    /// Death, once members have joined.
     Dies,
-    /// It sends nothing until the deadline.
+    /// Nothing is sent until the deadline.
     Hangs,
 }
 
