@@ -17,20 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "conformance"))
-from torch_group import Group, Torchrun, group_arrays, path_arrays  # noqa: E402 found through the path above
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402 after the settings of torch_group
+from transformers import LlamaConfig, LlamaForCausalLM
 
-RANKS = 2
-OPTIM = {
-    "learning_rate": 1e-5,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "epsilon": 1e-8,
-    "weight_decay": 0.01,
-    "max_grad_norm": 1.0,
-}
+from torch_steps import RANKS, ROOT, Group, Torchrun, inputs, train
+
 # Hidden size, layers, heads, feed-forward, vocabulary, tokens of a micro-batch.
 SIZES = {
     "25 M": (384, 8, 6, 1024, 32000, 2048),
@@ -95,24 +85,9 @@ def peak(group: Group, tokens: int, vocabulary: int) -> float:
     rng = random.Random(0)
     for _ in range(2):
         # One micro-batch of two paths for each rank.
-        length = tokens // 2
-        term = {"weight": 1 / (RANKS * tokens)}
-        groups = []
-        for _ in range(RANKS):
-            paths = [[rng.randrange(vocabulary) for _ in range(length)] for _ in range(2)]
-            groups.append(
-                [
-                    {
-                        "tokens": path,
-                        "targets": [{"index": at, "temperature": 1.0, "term": term} for at in range(1, length)],
-                    }
-                    for path in paths
-                ]
-            )
-        cut = group.call("policy", "plan", {"micro_batch_tokens": tokens}, group_arrays(groups))[0]["cut"]
-        paths = [path for of_group in groups for path in of_group]
-        loss = {"policy": "cross_entropy", "kl": None}
-        group.call("policy", "train", {"loss": loss, "params": OPTIM, "cut": cut}, path_arrays(paths))
+        paths = [[rng.randrange(vocabulary) for _ in range(tokens // 2)] for _ in range(2 * RANKS)]
+        made = inputs(paths, 1, 1 / (RANKS * tokens))
+        train(group, [made[2 * rank : 2 * rank + 2] for rank in range(RANKS)], tokens)
     sizes = []
     for pid in group.processes.pids():
         status = Path(f"/proc/{pid}/status").read_text()

@@ -16,7 +16,6 @@ import os
 import random
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,20 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "conformance"))
-from torch_group import Group, Torchrun, group_arrays, path_arrays  # noqa: E402 found through the path above
-
-RANKS = 2
-OPTIM = {
-    "learning_rate": 1e-5,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "epsilon": 1e-8,
-    "weight_decay": 0.01,
-    "max_grad_norm": 1.0,
-}
-IMITATION = {"policy": "cross_entropy", "kl": None}
+from torch_steps import OPTIM, RANKS, Group, Torchrun, inputs, train
 
 
 def plain(rank: int, port: int, model: Path, pipe) -> None:
@@ -100,24 +86,10 @@ class Plain:
             rank.join(30)
 
 
-def inputs(paths: list[list[int]], first: int, weight: float) -> list[dict]:
-    """Paths whose tokens from `first` on are targets, of this weight each."""
-    term = {"weight": weight}
-    return [
-        {
-            "tokens": path,
-            "targets": [{"index": at, "temperature": 1.0, "term": term} for at in range(first, len(path))],
-        }
-        for path in paths
-    ]
-
-
 def step(group: Group, groups: list[list[dict]], tokens: int) -> float:
     """Seconds of a step of the learner, its plan and its body included."""
-    paths = [path for of_group in groups for path in of_group]
     begun = time.perf_counter()
-    cut = group.call("policy", "plan", {"micro_batch_tokens": tokens}, group_arrays(groups))[0]["cut"]
-    group.call("policy", "train", {"loss": IMITATION, "params": OPTIM, "cut": cut}, path_arrays(paths))
+    train(group, groups, tokens)
     return time.perf_counter() - begun
 
 
