@@ -1,5 +1,6 @@
 //! Memory of a jail's processes, read from outside.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -8,6 +9,9 @@ const PAGE: u64 = 4096;
 
 /// Most processes that are looked at.
 const MOST: usize = 4096;
+
+/// Most further readings of a list that does not stand still.
+const READINGS: usize = 8;
 
 /// The process that a descriptor stands for, as it is called here.
 pub(crate) fn process(descriptor: &OwnedFd) -> Option<u32> {
@@ -33,14 +37,39 @@ fn below(keeper: u32) -> Vec<u32> {
     let mut found = vec![keeper];
     let mut at = 0;
     while at < found.len() && found.len() < MOST {
-        let threads = fs::read_dir(format!("/proc/{}/task", found[at])).into_iter().flatten().flatten();
-        for thread in threads {
-            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        let pid = found[at];
+        for thread in settled(|| threads(pid)) {
+            found.extend(settled(|| children(pid, thread)));
         }
         at += 1;
     }
     found.split_off(1)
+}
+
+fn threads(pid: u32) -> BTreeSet<u32> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// All that a listing names until it reads the same twice in a row. Where an entry goes away in the middle of
+/// a reading, the kernel leaves out one that stays: it finds its place again by counting.
+fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
+    let mut last = list();
+    let mut all = last.clone();
+    for _ in 0..READINGS {
+        let next = list();
+        all.extend(&next);
+        if next == last {
+            break;
+        }
+        last = next;
+    }
+    all
 }
 
 fn resident(pid: u32) -> u64 {
@@ -57,6 +86,9 @@ fn share(pid: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -69,5 +101,29 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!exceeds(child.id(), 0));
+    }
+
+    #[test]
+    fn children_are_found_while_threads_before_theirs_end() {
+        for _ in 0..300 {
+            let before: Vec<_> = (0..16)
+                .map(|n| std::thread::spawn(move || std::thread::sleep(Duration::from_micros(400 + 37 * n))))
+                .collect();
+            let (says, id) = mpsc::channel();
+            let (end, ends) = mpsc::channel::<()>();
+            let parent = std::thread::spawn(move || {
+                let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
+                says.send(child.id()).unwrap();
+                let _ = ends.recv();
+                child.kill().unwrap();
+                child.wait().unwrap();
+            });
+            let child = id.recv().unwrap();
+            for _ in 0..20 {
+                assert!(below(std::process::id()).contains(&child));
+            }
+            end.send(()).unwrap();
+            before.into_iter().chain([parent]).for_each(|thread| thread.join().unwrap());
+        }
     }
 }
