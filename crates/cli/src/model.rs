@@ -55,13 +55,19 @@ impl Found {
     }
 }
 
-/// Gets a model onto this machine, with a bar where something moves, and opens it. Of an adapter, its base:
-/// `base`, or else the one that it names.
+/// Gets a model onto this machine, with a bar where something moves, and opens it as [`open_at`] does.
 ///
 /// # Errors
 /// When it cannot be had or opened.
 pub fn open(source: &str, base: Option<&str>) -> anyhow::Result<Found> {
-    let path = get(source)?;
+    open_at(get(source)?, base)
+}
+
+/// Opens a model that is on this machine. Of an adapter, its base: `base`, or else the one that it names.
+///
+/// # Errors
+/// When it cannot be opened, or its base not be had.
+pub fn open_at(path: PathBuf, base: Option<&str>) -> anyhow::Result<Found> {
     if !path.join(AdapterConfig::FILE).exists() {
         return Ok(Found { files: tell(ModelFiles::open(&path)?), adapter: None, path });
     }

@@ -90,6 +90,25 @@ async fn a_seed_and_the_request_reach_the_server() {
     assert_eq!(drawn[0]["cache_salt"], "as started");
 }
 
+/// Draws a reply of 40 tokens from a server that has version 1, lets it adopt version 2 once `begun` of them
+/// are there, and checks that each token is of the version that it says.
+async fn across(server: &Server, begun: usize, adopts: impl AsyncFnOnce(), what: &str) {
+    let asked = request(1, 40);
+    let mut stream = server.sample(asked.clone()).await.unwrap();
+    let mut completion = Completion::default();
+    while completion.tokens.len() < begun {
+        if let SampleEvent::Tokens { tokens, logprobs, version, .. } = stream.next().await.unwrap().unwrap() {
+            completion.extend(&tokens, &logprobs, version);
+        }
+    }
+    adopts().await;
+    stream.gather(&mut completion).await.unwrap();
+    assert_eq!(completion.tokens.len(), 40, "{what}");
+    let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
+    assert_eq!(versions, [1, 2], "{what}");
+    check(&completion, &asked.prompt);
+}
+
 #[tokio::test]
 async fn weights_that_come_in_the_middle_show_in_the_versions_of_tokens() {
     for (speaks, in_flight) in [
@@ -102,22 +121,8 @@ async fn weights_that_come_in_the_middle_show_in_the_versions_of_tokens() {
         let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
         let server = fake.server(in_flight);
         server.adopt(&publish(folder.path(), 1)).await.unwrap();
-        let asked = request(1, 40);
-        let mut stream = server.sample(asked.clone()).await.unwrap();
-        let mut completion = Completion::default();
-        while completion.tokens.len() < 8 {
-            if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
-                stream.next().await.unwrap().unwrap()
-            {
-                completion.extend(&tokens, &logprobs, version);
-            }
-        }
-        server.adopt(&publish(folder.path(), 2)).await.unwrap();
-        stream.gather(&mut completion).await.unwrap();
-        assert_eq!(completion.tokens.len(), 40, "{speaks:?} {in_flight:?}");
-        let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
-        assert_eq!(versions, [1, 2], "{speaks:?} {in_flight:?}");
-        check(&completion, &asked.prompt);
+        let adopts = async || server.adopt(&publish(folder.path(), 2)).await.unwrap();
+        across(&server, 8, adopts, &format!("{speaks:?} {in_flight:?}")).await;
         let drawn = |route| fake.asked(route).iter().filter(|body| body["stream"] == true).count();
         let times = drawn("/inference/v1/generate") + drawn("/generate");
         assert_eq!(times, if in_flight == InFlight::Keep { 1 } else { 2 });
@@ -348,23 +353,11 @@ async fn weights_that_are_sent_show_in_the_versions_of_tokens() {
         let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
         let (server, _, pushing) = sent(&fake, in_flight).await;
         server.adopt(&publish(folder.path(), 1)).await.unwrap();
-        let asked = request(1, 40);
-        let mut stream = server.sample(asked.clone()).await.unwrap();
-        let mut completion = Completion::default();
-        while completion.tokens.len() < 5 {
-            if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
-                stream.next().await.unwrap().unwrap()
-            {
-                completion.extend(&tokens, &logprobs, version);
-            }
-        }
-        pushing.offer(2).await;
-        server.adopt(&publish(folder.path(), 2)).await.unwrap();
-        stream.gather(&mut completion).await.unwrap();
-        assert_eq!(completion.tokens.len(), 40, "{speaks:?} {in_flight:?}");
-        let versions: Vec<u64> = completion.versions.iter().map(|run| run.version).collect();
-        assert_eq!(versions, [1, 2], "{speaks:?} {in_flight:?}");
-        check(&completion, &asked.prompt);
+        let adopts = async || {
+            pushing.offer(2).await;
+            server.adopt(&publish(folder.path(), 2)).await.unwrap();
+        };
+        across(&server, 5, adopts, &format!("{speaks:?} {in_flight:?}")).await;
         assert_eq!((pushing.counts(), read(&fake), fake.half()), ((2, 0), 0, 0), "{speaks:?} {in_flight:?}");
         // The learner has learnt since: what it published lies in the folder.
         pushing.withdraw().await;
