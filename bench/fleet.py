@@ -1,9 +1,9 @@
 """The simulated fleet beside a real run: does `dressage plan --fleet` say how long a step takes?
 
-Measures the engine alone (passes of 1 to 32 sequences over prompts of two lengths, training on two sizes), fits from that how long a token of a prompt,
-a pass, a sequence in it, a learnt token and an optimiser step take, runs the recipe for a few steps in each of some settings (groups, tools that take
-seconds, attempts that run ahead), and lets the simulator say how long their steps take. What a run alone knows is taken from its record: how many replies
-an attempt has, how long they are, how many tokens are prompts. Prints both and their ratio.
+Measures the engine alone (passes of 1 to 32 sequences over prompts of two lengths) and fits from that how long a token of a prompt, a pass and a sequence in
+it take. Runs the recipe for a few steps in each of some settings (groups, tools that take seconds, attempts that run ahead), and lets the simulator say how
+long their steps take. The first setting also says how long a token takes to learn from; the others use its figure. What attempts are like is taken from the
+record of each run: how many replies they have, how long these are, how many tokens are prompts and how many are learnt from. Prints both and their ratio.
 
 Not here: several samplers, a learner elsewhere, weights on their way.
 """
@@ -49,14 +49,8 @@ def service(peer) -> dict[str, float]:
     # Relative errors count: short requests say as much as long ones.
     weights = 1 / np.array(seconds)
     fitted, *_ = np.linalg.lstsq(np.array(rows) * weights[:, None], np.array(seconds) * weights, rcond=None)
-    learn = {
-        size: statistics.median(peer.ask(do="train", tokens=ids(size))["seconds"] for _ in range(3))
-        for size in (128, 1024)
-    }
-    slope = (learn[1024] - learn[128]) / (1024 - 128)
     prompt, batch, sequence = (max(float(value), 0.0) for value in fitted)
-    found = {"prompt": prompt, "batch": batch, "sequence": sequence, "learn": slope}
-    return found | {"update": max(learn[128] - 128 * slope, 0.0), "publish": 0.0}
+    return {"prompt": prompt, "batch": batch, "sequence": sequence, "update": 0.0, "publish": 0.0}
 
 
 def lengths(run: Path) -> list[int]:
@@ -86,7 +80,6 @@ def main() -> None:
     print(f"{machine()}\nseconds: " + ", ".join(f"{name} {value:.6f}" for name, value in found.items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         seconds = Path(folder) / "service.json"
-        seconds.write_text(json.dumps(found))
         text = (a.recipe / "recipe.toml").read_text()
         # The last phase alone.
         before, *phases = text.split("[[phase]]")
@@ -120,9 +113,26 @@ def main() -> None:
             mean = statistics.mean(tokens)
             turns = statistics.mean(step["num_turns/mean"] for step in steps)
             learnt = statistics.mean(step["training/forward_tokens"] for step in steps)
-            attempts = setting["groups"] * setting["group_size"]
-            prompt = max((learnt - attempts * mean) / setting["groups"], 0)
-            told = ["--prompt", round(prompt), "--reply", round(mean), "--turns", max(round(turns), 1)]
+            if "learn" not in found:
+                found["learn"] = sum(step["timing_s/update_actor"] for step in steps) / (learnt * len(steps))
+                print(f"a learnt token takes {found['learn']:.6f} s", flush=True)
+                seconds.write_text(json.dumps(found))
+            groups, size = setting["groups"], setting["group_size"]
+            # A group's prompt is computed once, and what its tools say for each attempt.
+            first = statistics.mean(step["prompt_length/mean"] for step in steps)
+            whole = statistics.mean(step["perf/total_num_tokens"] for step in steps) / (groups * size)
+            prompt = first + size * max(whole - first - mean, 0)
+            share = learnt / (groups * (size * mean + prompt))
+            told = [
+                "--prompt",
+                round(prompt),
+                "--reply",
+                round(mean),
+                "--turns",
+                max(round(turns), 1),
+                "--learnt",
+                share,
+            ]
             told += ["--spread", statistics.pstdev(tokens) / mean, "--tool", setting.get("tool", 0.0)]
             command = [a.binary, "plan", work, *sets, "--fleet", 1, "--service", seconds, *told]
             said = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)

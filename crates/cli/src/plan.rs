@@ -79,6 +79,11 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     spread: f64,
 
+    /// Tokens that are learnt from, over those sampled and the prompts of groups, for --fleet: groups whose
+    /// attempts all fare alike teach nothing, and beginnings that replies share are learnt from once
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
+    learnt: f64,
+
     /// A JSON file with measured seconds, for --fleet in place of the device's: prompt, batch, sequence,
     /// learn, update, publish
     #[arg(long, value_name = "FILE")]
@@ -275,7 +280,8 @@ fn of_fleets(
     if let Some(devices) = args.fleet.iter().find(|devices| !(least..=MOST_DEVICES).contains(*devices)) {
         return Err(unusable(format!("--fleet {devices}: give {least} to {MOST_DEVICES} devices")));
     }
-    let limits = [("--tool", args.tool, 1e6), ("--spread", args.spread, 10.0)];
+    let limits =
+        [("--tool", args.tool, 1e6), ("--spread", args.spread, 10.0), ("--learnt", args.learnt, 1000.0)];
     if let Some((name, value, most)) =
         limits.into_iter().find(|(_, value, most)| !(0.0..=*most).contains(value))
     {
@@ -293,6 +299,7 @@ fn of_fleets(
         reply: reply as f64,
         spread: args.spread,
         tool: args.tool,
+        learnt: args.learnt,
         service,
     };
     fleet::print(&fleet::Sizes { devices: &args.fleet, fleet, apart });

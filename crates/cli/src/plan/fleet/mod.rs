@@ -62,6 +62,8 @@ pub struct Fleet {
     pub spread: f64,
     /// Seconds between two replies of an attempt.
     pub tool: f64,
+    /// Tokens that are learnt from, over those that are sampled and the prompts of groups.
+    pub learnt: f64,
     pub service: Service,
 }
 
@@ -301,7 +303,7 @@ impl<'a> Simulation<'a> {
         self.learning = Some(self.now);
         let devices = if fleet.learners > 0 { fleet.learners } else { fleet.samplers };
         let tokens = self.drawn[self.version] + fleet.groups as f64 * fleet.prompt;
-        let seconds = tokens * fleet.service.learn / devices as f64 + fleet.service.update;
+        let seconds = fleet.learnt * tokens * fleet.service.learn / devices as f64 + fleet.service.update;
         if fleet.learners == 0 {
             self.hold_all(seconds);
         }
@@ -347,6 +349,7 @@ mod tests {
             reply: 200.0,
             spread: 0.0,
             tool: 0.0,
+            learnt: 1.0,
             service,
         }
     }
@@ -389,6 +392,12 @@ mod tests {
         close(found.learner_idle, 0.0);
         close(found.age, 1.0);
         assert!(found.samplers_idle > 0.2, "{found:?}");
+    }
+
+    #[test]
+    fn tokens_that_are_not_learnt_from_take_no_time_to_learn() {
+        let found = Fleet { learnt: 0.25, ..fleet() }.simulate();
+        close(fleet().simulate().step - found.step, 0.75 * (32.0 * 200.0 + 4.0 * 100.0) * 0.002);
     }
 
     #[test]

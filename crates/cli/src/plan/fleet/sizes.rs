@@ -45,12 +45,13 @@ impl Sizes<'_> {
 pub fn print(sizes: &Sizes<'_>) {
     let style = Style::stdout();
     screen::say(&format!(
-        "\n{} simulated, {} turns of {:.0} tokens in all ({:.1} of that as spread), tools {:.1} s, {} steps ahead",
+        "\n{} simulated, {} turns of {:.0} tokens in all ({:.1} of that as spread), tools {:.1} s, {:.0} % learnt from, {} steps ahead",
         style.bold("fleet  "),
         sizes.fleet.turns,
         sizes.fleet.reply,
         sizes.fleet.spread,
         sizes.fleet.tool,
+        100.0 * sizes.fleet.learnt,
         sizes.fleet.ahead,
     ));
     screen::say(&format!(
@@ -141,6 +142,7 @@ mod tests {
             reply: 100.0,
             spread: 0.0,
             tool: 0.0,
+            learnt: 1.0,
             service,
         };
         let sizes = Sizes { devices: &[8, 16], fleet, apart: true };
