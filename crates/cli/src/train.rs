@@ -9,7 +9,9 @@ use dressage_agent::environments::Environments;
 use dressage_policy::PolicyError;
 use dressage_policy::awake::Clock;
 use dressage_trainer::recipe::{LearnerKeys, Override, Recipe};
-use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
+use dressage_trainer::{
+    Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer, TrainerError, milestones,
+};
 
 use crate::cluster_learner::{self, order};
 use crate::failure::INTERRUPTED;
@@ -143,6 +145,8 @@ async fn interrupted(requests: Requests, stop: StopFlag) {
 /// breaks.
 async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> anyhow::Result<Ended> {
     let folder = &recipe.run.folder;
+    // A learner that is started would take the place of the one that another process has there.
+    RunFolder::check_free(folder)?;
     let begun = run::begun_or_now(folder)?;
     let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let Started { policies, agents, fingerprint, model_files, teachers, gone } =

@@ -9,6 +9,8 @@ use crate::origin::Origin;
 use crate::recipe::Recipe;
 
 pub(crate) const RECIPE: &str = "recipe.toml";
+/// Locked by the process that works on the run.
+const LOCK: &str = "lock";
 
 /// The folder of a run, held by this process alone while this value lives.
 pub struct RunFolder {
@@ -55,13 +57,22 @@ impl RunFolder {
         Ok((folder, earlier))
     }
 
+    /// Looks whether nobody works on the run in a folder, before anything is started for one. Whoever starts
+    /// in between is found when the folder is taken.
+    ///
+    /// # Errors
+    /// When another process works on it.
+    pub fn check_free(root: &Path) -> Result<(), TrainerError> {
+        if root.join(LOCK).exists() { Self::lock(root).map(drop) } else { Ok(()) }
+    }
+
     /// Writes the resolved recipe down.
     pub(crate) fn write_recipe(&self, recipe: &Recipe) -> Result<(), TrainerError> {
         write_whole(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
     }
 
     fn lock(root: &Path) -> Result<Self, TrainerError> {
-        let path = root.join("lock");
+        let path = root.join(LOCK);
         let lock = File::create(&path).map_err(|source| file_error("create", &path, source))?;
         match lock.try_lock() {
             Ok(()) => Ok(RunFolder { root: root.to_owned(), _lock: lock }),

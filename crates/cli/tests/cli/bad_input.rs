@@ -195,6 +195,11 @@ fn runs_that_cannot_go_on() {
     let output =
         place.train().args(["--resume", "--set", "agent.max_turns=3", "--set", "phase=[]"]).output().unwrap();
     assert_says(&error(&output), &["`agent.max_turns` is 3 now and was 2", "--run"]);
+    // Before a model is looked for, or a learner started beside the one that another process has.
+    let held = fs::File::open(place.path("run/lock")).unwrap();
+    held.lock().unwrap();
+    let busy = ["another process is working on the run in ", "wait for it or stop it"];
+    refused(&place, &["--resume", "--set", "model.source=./nowhere"], &busy);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use dressage_model::{SpecialTokens, write_tokenizer_config};
 use dressage_store::testing::wait;
 use dressage_store::{EvalKey, Sqlite, Store};
 use dressage_tree::{Purpose, RunId};
+use tempfile::TempDir;
 
 use crate::support::{Place, config, stderr, stdout};
 
@@ -44,8 +45,11 @@ fn read(place: &Place, arguments: &[&str]) -> Output {
         fs::copy(env!("CARGO_BIN_EXE_dressage"), &binary).unwrap();
     }
     for_reading_only(&place.path(""));
+    // Somewhere to write after all, whatever this test's own folder for temporary files allows.
+    let room = TempDir::new().unwrap();
+    fs::set_permissions(room.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mut command = Command::new(&binary);
-    command.current_dir(place.path("")).args(arguments).stdin(Stdio::null());
+    command.current_dir(place.path("")).args(arguments).env("TMPDIR", room.path()).stdin(Stdio::null());
     // Permissions mean nothing to the superuser.
     if rustix::process::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
