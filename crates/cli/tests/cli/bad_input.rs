@@ -198,8 +198,8 @@ fn runs_that_cannot_go_on() {
     // Before a model is looked for, or a learner started beside the one that another process has.
     let held = fs::File::open(place.path("run/lock")).unwrap();
     held.lock().unwrap();
-    let busy = ["another process is working on the run in ", "wait for it or stop it"];
-    refused(&place, &["--resume", "--set", "model.source=./nowhere"], &busy);
+    let output = place.train().args(["--resume", "--set", "model.source=./nowhere"]).output().unwrap();
+    assert_says(&error(&output), &["another process is working on the run in ", "wait for it or stop it"]);
 }
 
 #[test]
