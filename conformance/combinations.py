@@ -1,0 +1,257 @@
+"""A recipe with its sampler and its learner in every place: the embedded engine, vLLM or SGLang; the embedded engine or PyTorch.
+
+Runs the last phase of a recipe from a model that has imitated, once for each combination, with one seed. Checks that each run ends,
+that its success on held-out tasks lies within the 95 % interval of the run on the embedded engine alone (which is the first),
+and that it reports how far sampler and learner differ. With `--kill`, `dressage`, a server and a rank of the learner are killed
+(kill -9) in the middle of each run, which goes on: by itself, or with --resume where `dressage` was killed. Prints the processor
+seconds of Dressage, of the servers and of the learner.
+
+Needs no packages; vLLM, SGLang and `dressage_torch` are in environments of their own:
+
+    python3 conformance/combinations.py --checkpoint runs/calculator/checkpoints/step-000006 --torch TORCH/bin/python \\
+        --vllm VLLM/bin/python
+
+Not here: GPUs, several servers, several machines, weights over a process group.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TICKS = os.sysconf("SC_CLK_TCK")
+# Who a process belongs to, by what its command line has.
+PARTS = {"server": ("vllm", "VLLM", "sglang"), "learner": ("dressage_torch", "torchrun", "torch.distributed")}
+SERVER = {
+    "vllm": {"args": ["--enforce-eager", "--dtype", "float32"]},
+    "sglang": {"args": ["--device", "cpu", "--dtype", "float32", "--disable-cuda-graph"]},
+}
+# Environment variables that servers on processors need.
+VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def processes() -> dict[int, tuple[int, str, float]]:
+    """All processes: parent, command line, processor seconds."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+        except OSError:
+            continue
+        found[int(entry.name)] = int(stat[1]), words, (int(stat[11]) + int(stat[12])) / TICKS
+    return found
+
+
+def below(root: int) -> dict[int, tuple[str, float]]:
+    """A process and all below it: command line, processor seconds."""
+    everything, found = processes(), [root]
+    for pid in found:
+        found.extend(child for child, (parent, *_) in everything.items() if parent == pid)
+    return {pid: everything[pid][1:] for pid in found if pid in everything}
+
+
+def part_of(pid: int, root: int, words: str) -> str:
+    """The part of a run that a process belongs to."""
+    if pid == root:
+        return "dressage"
+    return next((part for part, names in PARTS.items() if any(name in words for name in names)), "dressage")
+
+
+@dataclass
+class Run:
+    """A combination, and what came of it."""
+
+    name: str
+    folder: Path
+    command: list[str]
+    seconds: float
+    spent: dict[int, tuple[str, float]] = field(default_factory=dict)
+    killed: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[dict]:
+        """Metrics so far."""
+        file = self.folder / "metrics.jsonl"
+        if not file.exists():
+            return []
+        # The last line may be half written.
+        whole = file.read_text().rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if line]
+
+    def steps(self) -> list[dict]:
+        """Lines of steps that were trained."""
+        return [line for line in self.lines() if "timing_s/step" in line]
+
+    def follow(self, plan: dict[str, int]) -> None:
+        """Runs to the end, and kills parts at the steps of a plan."""
+        until, left = time.monotonic() + self.seconds, dict(plan)
+        resume: list[str] = []
+        while True:
+            log = (self.folder.with_suffix(".log")).open("a")
+            process = subprocess.Popen(
+                [*self.command, *resume], stdout=log, stderr=log, env=os.environ | VARIABLES, start_new_session=True
+            )
+            try:
+                while process.poll() is None:
+                    self.look(process.pid)
+                    done = len(self.steps())
+                    for part in [part for part, step in left.items() if step <= done]:
+                        self.kill(process.pid, part)
+                        del left[part]
+                    if time.monotonic() > until:
+                        sys.exit(f"{self.name} did not end within {self.seconds:.0f} s; see {log.name}")
+                    time.sleep(1.0)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+                log.close()
+            if process.returncode == -signal.SIGKILL and self.killed[-1] == "dressage":
+                resume = ["--resume"]
+                continue
+            if process.returncode:
+                sys.exit(f"{self.name} ended with {process.returncode}:\n" + Path(log.name).read_text()[-3000:])
+            return
+
+    def look(self, root: int) -> None:
+        """Takes down what processes have spent."""
+        for pid, (words, seconds) in below(root).items():
+            self.spent[pid] = part_of(pid, root, words), seconds
+
+    def kill(self, root: int, part: str) -> None:
+        """Kills the process of a part that has spent the most."""
+        found = [(seconds, pid) for pid, (words, seconds) in below(root).items() if part_of(pid, root, words) == part]
+        victim = root if part == "dressage" else max(found)[1]
+        os.kill(victim, signal.SIGKILL)
+        self.killed.append(part)
+
+    def processor(self) -> dict[str, float]:
+        """Processor seconds of each part."""
+        parts = {}
+        for part, seconds in self.spent.values():
+            parts[part] = parts.get(part, 0.0) + seconds
+        return parts
+
+
+def success(lines: list[dict]) -> tuple[float, float, tuple[float, float]]:
+    """Success on held-out tasks before and after, and the 95 % interval of the latter."""
+    found = [line for line in lines if "eval/success" in line]
+    if len(found) < 2:
+        sys.exit(f"{len(found)} evaluations were recorded, and one before and one after are needed")
+    last = found[-1]
+    return found[0]["eval/success"], last["eval/success"], (last["eval/success_low"], last["eval/success_high"])
+
+
+def recipe_of(source: Path, into: Path, sampler: str, learner: str, options: argparse.Namespace) -> Path:
+    """The last phase of a recipe, with its parts where they belong."""
+    before, *phases = (source / "recipe.toml").read_text().split("[[phase]]")
+    text = before + "[[phase]]" + phases[-1]
+    if sampler != "embedded":
+        python = getattr(options, sampler)
+        text += f'\n[cluster.samplers]\nkind = "{sampler}"\nstart = true\npython = {json.dumps(python)}\n'
+        text += f"args = {json.dumps(SERVER[sampler]['args'])}\nenvironment = {json.dumps(list(VARIABLES))}\n"
+        text += "start_seconds = 1800\n"
+    if learner != "embedded":
+        text += (
+            f'\n[cluster.learner]\nkind = "torch"\nstart = true\npython = {json.dumps(options.torch)}\nprocesses = 2\n'
+        )
+    into.write_text(text)
+    return into
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
+    p.add_argument("--checkpoint", type=Path, required=True, help="a model that has imitated, safetensors")
+    p.add_argument("--torch", help="Python of the environment that has dressage_torch")
+    p.add_argument("--vllm", help="Python of the environment that has vLLM")
+    p.add_argument("--sglang", help="Python of the environment that has SGLang")
+    p.add_argument("--only", default="", help="combinations whose names have this, and the embedded one")
+    p.add_argument("--steps", type=int, default=30)
+    p.add_argument("--tasks", type=int, default=100, help="held-out tasks")
+    p.add_argument("--set", action="append", default=[], help="further keys of the recipe")
+    p.add_argument("--kill", action="store_true", help="kill each part once in the middle of each run")
+    p.add_argument(
+        "--folder", type=Path, required=True, help="where runs go; those that are there are taken as they are"
+    )
+    p.add_argument("--seconds", type=float, default=4 * 3600, help="longest time of a run")
+    options = p.parse_args()
+    options.folder = options.folder.resolve()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    samplers = ["embedded", *(name for name in ("vllm", "sglang") if getattr(options, name))]
+    learners = ["embedded", *(["torch"] if options.torch else [])]
+    names = [(sampler, learner) for sampler in samplers for learner in learners]
+    chosen = [names[0], *(pair for pair in names[1:] if options.only in "+".join(pair))]
+    bounds, failures = None, 0
+    for sampler, learner in chosen:
+        name = f"{sampler}+{learner}"
+        work = recipe_of(options.recipe, options.folder / f"{name}.toml", sampler, learner, options)
+        keys = {
+            "model.source": options.checkpoint.resolve(),
+            "phase.0.steps": options.steps,
+            "eval.tasks": options.tasks,
+            "run.checkpoint_every": 5,
+        }
+        sets = [f"{key}={value}" for key, value in keys.items()] + options.set
+        folder = options.folder / name
+        command = [str(options.binary), "train", str(work), "--run", str(folder)]
+        run = Run(name, folder, [*command, *(part for key in sets for part in ("--set", key))], options.seconds)
+        begun = time.monotonic()
+        parts = [
+            "dressage",
+            *(["server"] if sampler != "embedded" else []),
+            *(["learner"] if learner != "embedded" else []),
+        ]
+        plan = {part: 3 + options.steps * place // (len(parts) + 1) for place, part in enumerate(parts)}
+        ended = folder.with_suffix(".ended")
+        if not ended.exists():
+            run.follow(plan if options.kill else {})
+            took = {"seconds": time.monotonic() - begun, "processor": run.processor(), "killed": run.killed}
+            ended.write_text(json.dumps(took))
+        took = json.loads(ended.read_text())
+        first, last, own = success(run.lines())
+        bounds = bounds or own
+        steps = run.steps()
+        differs = {
+            key: max(step[key] for step in steps if key in step) for key in MISMATCH if any(key in s for s in steps)
+        }
+        good = (
+            bounds[0] <= last <= bounds[1] and len(steps) == options.steps and (differs or name == "embedded+embedded")
+        )
+        failures += not good
+        spent = ", ".join(f"{part} {seconds:.0f}" for part, seconds in sorted(took["processor"].items()))
+        killed = f" · killed: {', '.join(took['killed'])}" if took["killed"] else ""
+        found = ", ".join(f"{re.sub('.*/', '', key)} {value:.2g}" for key, value in differs.items())
+        print(
+            f"{'ok  ' if good else 'FAIL'}  {name}: {len(steps)} steps in {took['seconds']:.0f} s, success {100 * first:.0f} → "
+            f"{100 * last:.0f} % (n = {options.tasks}; to lie in {100 * bounds[0]:.1f}–{100 * bounds[1]:.1f}) · largest of a "
+            f"step: {found or 'no difference'} · processor seconds: {spent}{killed}",
+            flush=True,
+        )
+    sys.exit(bool(failures))
+
+
+MISMATCH = (
+    "training/logprob_mismatch_max",
+    "rollout_corr/log_diff_max",
+    "rollout_corr/log_diff_mean",
+    "rollout_corr/kl",
+)
+
+
+if __name__ == "__main__":
+    main()
