@@ -277,6 +277,9 @@ class Trial:
     def kills_of_servers(self) -> None:
         """A server dies in the middle of a push."""
         self.start("recompute")
+        version = self.publish()
+        self.fleet.hear(self.options.seconds, adopted=version)
+        self.remember(version)
         for kill in range(self.options.kills):
             what = f"a server killed in push {self.version + 1}"
             self.learn()

@@ -94,6 +94,25 @@ fn a_reply_is_read_and_continued() {
 }
 
 #[test]
+fn a_conversation_that_is_adopted_stands_beside_what_is_there_and_comes_after_it() {
+    let (mut talk, mut other) = (talk(), talk());
+    let (_, _, second) = recorded(&mut talk);
+    let (messages, ..) = recorded(&mut other);
+    let (_, third) = other.say(&messages, "11");
+    let theirs = other.conversation.trajectory().clone();
+    let path = talk.conversation.trajectory().path_tokens(second.segment);
+    assert_eq!(talk.conversation.adopt(&theirs).unwrap(), 2);
+    let all = talk.conversation.trajectory();
+    let shape = |s: &Segment| (s.parent.map(|parent| parent.0), s.turn, s.kind);
+    let moved = theirs.segments().iter().map(|s| (s.parent.map(|parent| parent.0 + 4), s.turn + 2, s.kind));
+    assert_eq!(all.segments()[4..].iter().map(shape).collect::<Vec<_>>(), moved.collect::<Vec<_>>());
+    assert_eq!(all.path_tokens(second.segment), path);
+    let moved = SegmentId(third.segment.0 + 4);
+    assert_eq!(all.path_tokens(moved), theirs.path_tokens(third.segment));
+    assert_eq!(talk.conversation.next_turn(), 5);
+}
+
+#[test]
 fn histories_that_clients_write_out_again_are_repeated() {
     let mut talk = talk();
     let (messages, first, _) = recorded(&mut talk);

@@ -55,6 +55,19 @@ pub(crate) struct Member {
     progress: AtomicU64,
     /// Whether it gets no more calls, for ever.
     has_left: AtomicBool,
+    /// Adoptions that have begun,
+    begun: AtomicU64,
+    /// and those that have ended, whatever came of them.
+    ended: AtomicU64,
+}
+
+/// An adoption under way, until this is dropped.
+pub struct Adopting<'a>(&'a Member);
+
+impl Drop for Adopting<'_> {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 struct State {
@@ -90,6 +103,8 @@ impl Member {
             state: Mutex::new(state),
             progress: AtomicU64::new(0),
             has_left: AtomicBool::new(false),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
         }
     }
 
@@ -141,6 +156,19 @@ impl Member {
     /// Events that came from it so far.
     pub fn progress(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of an adoption that begins.
+    pub fn adopts(&self) -> Adopting<'_> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        Adopting(self)
+    }
+
+    /// How many adoptions there have been, if none is under way. A version that it names while this changes
+    /// says nothing: in the middle of an adoption it has none.
+    pub fn adoptions(&self) -> Option<u64> {
+        let ended = self.ended.load(Ordering::SeqCst);
+        (self.begun.load(Ordering::SeqCst) == ended).then_some(ended)
     }
 
     /// Takes note of the version that it says it has.

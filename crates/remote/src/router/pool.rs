@@ -252,17 +252,19 @@ impl Pool {
             let (weights, longest) = (weights.clone(), self.options.adopt);
             calls.spawn(async move {
                 let what = format!("adopt version {}", weights.version);
+                let adopting = member.adopts();
                 let adopted = member.ask(longest, &what, member.sampler.adopt(&weights)).await;
+                if adopted.is_ok() {
+                    member.has_version(weights.version);
+                }
+                drop(adopting);
                 (member, adopted)
             });
         }
         let (mut adopted, mut missed) = (false, Vec::new());
         while let Some(done) = calls.join_next().await {
             match done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-                (member, Ok(())) => {
-                    member.has_version(weights.version);
-                    adopted = true;
-                }
+                (_, Ok(())) => adopted = true,
                 (member, Err(error)) => missed.push((member, error)),
             }
         }
@@ -356,8 +358,13 @@ impl Pool {
             PolicyError::Behind { policy, least, version }
         };
         // Before the member is asked: it may adopt weights at this moment.
-        let adopted = lock(&self.weights).adopted;
+        let (adopted, adoptions) = (lock(&self.weights).adopted, member.adoptions());
         let has = version().await?;
+        let stands = adoptions.is_some() && member.adoptions() == adoptions;
+        if !stands && member.health() != Health::Quarantined {
+            // Whoever has it adopt weights sees what comes of that.
+            return Ok(lock(&self.weights).newest.clone());
+        }
         member.has_version(has);
         if has < adopted && member.health() != Health::Quarantined {
             self.quarantines(member, &behind(adopted, has));

@@ -246,6 +246,26 @@ async fn a_member_that_restarts_while_nobody_looks_is_found_out() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_member_that_is_looked_at_while_it_adopts_weights_adopts_them_once() {
+    let (router, members) = router(1, in_turn());
+    router.adopt(&weights(1)).await.unwrap();
+    *members[0].adopts_in.lock().unwrap() = 40 * SECOND;
+    // A probe is due meanwhile, and an older token comes late, as in a reply that goes on under new weights.
+    let newer = weights(2);
+    let late = async {
+        sleep(SECOND).await;
+        router.pool.drew_with(&router.pool.members()[0], 0);
+        sleep(38 * SECOND).await;
+        assert_eq!(health(&router), [Health::Serving]);
+    };
+    let (adopted, ()) = tokio::join!(router.adopt(&newer), late);
+    adopted.unwrap();
+    sleep(100 * SECOND).await;
+    assert_eq!(*members[0].adopted.lock().unwrap(), [1, 2]);
+    assert_eq!((router.members()[0].version, health(&router)[0]), (2, Health::Serving));
+}
+
+#[tokio::test(start_paused = true)]
 async fn weights_reach_all_members_and_whoever_misses_them_is_quarantined() {
     let (router, members) = router(3, in_turn());
     *members[1].refuses_weights.lock().unwrap() = Some(PolicyError::NotAdopted("disk full".into()));

@@ -169,6 +169,8 @@ impl Sampler for Scripted {
             return Err(error);
         }
         let takes = *self.adopts_in.lock().unwrap();
+        // In the middle it has none.
+        self.version.store(0, Ordering::Relaxed);
         tokio::time::sleep(takes).await;
         self.adopted.lock().unwrap().push(weights.version);
         self.version.store(weights.version, Ordering::Relaxed);
