@@ -4,7 +4,7 @@ Checks, on tiny models, over gloo: a checkpoint of two stages loads in one proce
 bits, where the same update agrees to 1e-5; the same update again gives equal bits; an embedding that is also the head stays equal
 on both ends, to the bit (log-probabilities are those of the files that the first stage writes); published folders are whole, and
 plain transformers loads them; a process that joins a push gets the tensors of all stages; kill -9 of a later stage ends the group,
-and the client is told; groups that cannot be cut into stages do not start, and say why.
+and the client is told; an adapter starts with equal bits; groups that cannot be cut into stages do not start, and say why.
 
 Not checked here: CUDA (NCCL), several machines.
 """
@@ -23,9 +23,9 @@ from transformers import GraniteConfig, GraniteForCausalLM
 
 from common import Report, parser, scratch
 from models import FAMILIES, Case, make
-from torch_group import Forked, Group, batch_arrays
+from torch_group import Forked, Group, batch_arrays, path_arrays
 from torch_killed import Run, crcs_of, ended
-from torch_learner import EVEN, MODELS, Plain, distance
+from torch_learner import EVEN, GRPO, MODELS, OPTIM, Plain, distance
 
 FAMILIES["granite"] = (GraniteConfig, GraniteForCausalLM, {"embedding_multiplier": 3.0})
 GRANITE = Case("granite", "granite", EVEN)
@@ -55,6 +55,7 @@ def checkpoints(report: Report, run: Run) -> None:
         report.expect("loading gives back every bit", run.save(group, "loaded") == crcs_of(run.root / "first"))
         report.expect("the same update again: sums", run.train(group, 1) == answer)
         report.expect("the same update again: bits", run.save(group, "again") == second)
+        nothing(report, run, group)
         ends(report, run, group)
         published(report, run, group)
         pushed(report, run, group)
@@ -73,6 +74,23 @@ def checkpoints(report: Report, run: Run) -> None:
         run.load(group, "second of one")
         same = run.save(group, "back") == crcs_of(run.root / "second of one")
         report.expect("two stages load what one process saved", same)
+
+
+def nothing(report: Report, run: Run, group: Group) -> None:
+    """An update without paths."""
+    control = {"loss": GRPO, "params": OPTIM, "cut": {"world_size": 1, "micro_batches": []}}
+    answer, _ = group.call("policy", "train", control, path_arrays([]))
+    report.expect("an update without paths", answer["sums"] == [] and answer["step"]["grad_norm"] == 0.0, str(answer))
+
+
+def adapters(report: Report, run: Run) -> None:
+    """One adapter, however it is shared out."""
+    found = []
+    for stages in (1, 2):
+        with run.group(stages, pp=stages, lora_rank=4) as group:
+            found.append(run.save(group, f"adapter of {stages}"))
+    del found[0]["adapter_config.json"], found[1]["adapter_config.json"]
+    report.expect("an adapter starts alike in stages", found[0] == found[1], ", ".join(found[0]))
 
 
 def ends(report: Report, run: Run, group: Group) -> None:
@@ -173,6 +191,7 @@ def main() -> None:
         run = Staged(Path(folder))
         steps = {
             "checkpoints": lambda: checkpoints(report, run),
+            "adapters": lambda: adapters(report, run),
             "kill 1": lambda: ended(report, run, 1, signal.SIGKILL, pp=2),
             "starts": lambda: refused_starts(report, run),
         }

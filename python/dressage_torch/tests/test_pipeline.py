@@ -1,13 +1,20 @@
-"""Stages of a pipeline: how layers are divided, and in which order stages work, for any number of micro-batches."""
+"""Stages of a pipeline: how layers are divided, in which order stages work, for any number of micro-batches, and how they tell
+each other what they found.
+"""
 
+import multiprocessing
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 from transformers.distributed.pipeline_parallel import PipelineStage
 
 from dressage_torch.errors import StartError
 from dressage_torch.mesh import Shape
-from dressage_torch.pipeline import BACKWARD, FORWARD, order
+from dressage_torch.pipeline import BACKWARD, FORWARD, Pipeline, order
 
 SIZES, BATCHES = range(1, 6), range(9)
 
@@ -65,6 +72,83 @@ def run(size: int, batches: int) -> int:
 @pytest.mark.parametrize("batches", BATCHES)
 def test_stages_never_wait_for_each_other_in_a_circle_and_work_at_once(size, batches):
     assert run(size, batches) == (2 * (batches + size - 1) if batches else 0)
+
+
+def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe) -> None:
+    """A process that is one stage: it multiplies by a weight of its own, and every pass takes so many seconds, which it notes."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    pipeline = Pipeline.of(size, size, rank, 60.0)
+    weight = torch.tensor(float(rank + 2), requires_grad=True)
+    dist.barrier()
+    under_way, spans = {}, []
+
+    def take_time() -> None:
+        begun = time.monotonic()
+        time.sleep(seconds)
+        spans.append((begun, time.monotonic()))
+
+    for what, number in order(batches, size, rank):
+        if what == FORWARD:
+            # Micro-batches have sizes of their own.
+            given = pipeline.states(number + 1, 3, torch.float32, torch.device("cpu"))
+            states = torch.full((number + 1, 3), float(number)) if given is None else given.requires_grad_()
+            take_time()
+            out = states * weight
+            under_way[number] = given, out.sum() if pipeline.last else out
+            if not pipeline.last:
+                pipeline.hand_down(out)
+            continue
+        given, out = under_way.pop(number)
+        gradient = pipeline.gradient(out)
+        take_time()
+        out.backward(gradient)
+        if given is not None:
+            pipeline.hand_up(given.grad)
+    pipeline.drain()
+    ends = torch.tensor([1.0 / 3.0, 1e-8]) * (rank + 1)
+    if pipeline.first or pipeline.last:
+        pipeline.sum_ends(ends, torch.device("cpu"))
+    own = [(f"of {rank}", (2,), torch.float32, lambda: torch.tensor([rank, 0.5]))]
+    both = [("of all", (1,), torch.float32, lambda: torch.tensor([float(rank)]))]
+    joined = {name: get().tolist() for name, _, _, get in pipeline.join(both + own, torch.device("cpu"))}
+    pipe.send((0.0 if weight.grad is None else weight.grad.item(), spans, ends.tolist(), joined))
+    dist.barrier()
+    os._exit(0)
+
+
+def staged(size: int, batches: int, seconds: float, folder) -> list[tuple]:
+    """What every stage found."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe() for _ in range(size)]
+    for rank, (_, theirs) in enumerate(pipes):
+        options = (rank, size, folder / "meeting", batches, seconds, theirs)
+        context.Process(target=work, args=options, daemon=True).start()
+    found = []
+    for ours, _ in pipes:
+        assert ours.poll(120), "a stage did not come to its end"
+        found.append(ours.recv())
+    return found
+
+
+@pytest.mark.parametrize(("size", "batches"), [(2, 0), (2, 1), (3, 2), (3, 7)])
+def test_processes_that_are_stages_find_the_gradients_of_the_whole(tmp_path, size, batches):
+    found = staged(size, batches, 0.0, tmp_path)
+    product = float(torch.arange(2, size + 2).prod())
+    total = sum(3.0 * (number + 1) * number for number in range(batches))
+    assert [gradient for gradient, *_ in found] == pytest.approx([total * product / (rank + 2) for rank in range(size)])
+    first, last = found[0][2], found[-1][2]
+    assert first == last == (torch.tensor([1.0 / 3.0, 1e-8]) + torch.tensor([1.0 / 3.0, 1e-8]) * size).tolist()
+    wanted = {"of all": [0.0]} | {f"of {rank}": [float(rank), 0.5] for rank in range(size)}
+    assert all(joined == wanted and list(joined) == list(wanted) for *_, joined in found)
+
+
+def test_processes_that_are_stages_work_at_the_same_time(tmp_path):
+    batches = 6
+    first, last = (spans for _, spans, *_ in staged(2, batches, 0.3, tmp_path))
+    assert len(first) == len(last) == 2 * batches
+    shared = [any(a < d and c < b for c, d in first) for a, b in last]
+    # Were they never at work together, there were none; all but the last pass are, on a machine that has nothing else to do.
+    assert sum(shared) >= batches, shared
 
 
 def test_ranks_of_a_stage_are_neighbours_and_share_its_weights():
