@@ -5,6 +5,7 @@ each other what they found.
 import multiprocessing
 import os
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +73,59 @@ def run(size: int, batches: int) -> int:
 @pytest.mark.parametrize("batches", BATCHES)
 def test_stages_never_wait_for_each_other_in_a_circle_and_work_at_once(size, batches):
     assert run(size, batches) == (2 * (batches + size - 1) if batches else 0)
+
+
+class Rendezvous:
+    """A stage whose tensors move as with NCCL: one after the other in each direction, and only when both sides have come to it.
+    Passes are computed in their order, and send without waiting, but for the tensor that is `size` before.
+    """
+
+    def __init__(self, batches: int, size: int, stage: int) -> None:
+        self.passes = list(order(batches, size, stage))
+        # What is to move in each direction: (who sends, number), in the order in which it is asked for.
+        self.ways: dict[str, list] = {FORWARD: [], BACKWARD: []}
+        self.asked, self.arrived, self.sent = False, set(), {FORWARD: 0, BACKWARD: 0}
+        self.size, self.stage, self.waits = size, stage, {FORWARD: 0, BACKWARD: 0}
+
+    def advance(self) -> bool:
+        """Asks for what the next pass needs, or computes it once that is there. Whether anything has changed."""
+        if not self.passes:
+            return False
+        what, number = self.passes[0]
+        step = 1 if what == FORWARD else -1
+        source, sink = self.stage - step, self.stage + step
+        if not self.asked:
+            self.asked = True
+            if 0 <= source < self.size:
+                self.ways[what].append((source, number))
+            return True
+        if 0 <= source < self.size and (source, what, number) not in self.arrived:
+            return False
+        if any(self.sent[way] < self.waits[way] - self.size for way in self.sent):
+            return False
+        self.passes.pop(0)
+        self.asked = False
+        if 0 <= sink < self.size:
+            self.ways[what].append((self.stage, number))
+            self.waits[what] += 1
+        return True
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("batches", BATCHES)
+def test_stages_come_to_their_end_where_tensors_move_only_when_both_sides_ask_for_them(size, batches):
+    stages = [Rendezvous(batches, size, stage) for stage in range(size)]
+    while any(stage.passes or any(stage.ways.values()) for stage in stages):
+        changed = sum(stage.advance() for stage in stages) > 0
+        for upper, lower in pairwise(stages):
+            for way, sender, taker in ((FORWARD, upper, lower), (BACKWARD, lower, upper)):
+                if sender.ways[way] and sender.ways[way][:1] == taker.ways[way][:1]:
+                    (who, number), _ = sender.ways[way].pop(0), taker.ways[way].pop(0)
+                    assert who == sender.stage
+                    taker.arrived.add((who, way, number))
+                    sender.sent[way] += 1
+                    changed = True
+        assert changed, [(stage.passes[:1], stage.ways) for stage in stages]
 
 
 def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe) -> None:
