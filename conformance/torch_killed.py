@@ -158,10 +158,10 @@ def publications(report: Report, run: Run, group: Group) -> None:
     Plain(folder, critic=False)
 
 
-def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=Forked) -> None:
+def ended(report: Report, run: Run, rank: int, how: signal.Signals, launcher=Forked, **options) -> None:
     """A rank is killed or stopped in the middle of `train`."""
     what = f"{how.name} of rank {rank} in the middle of train ({launcher.__name__.lower()})"
-    with run.group(launcher=launcher) as group:
+    with run.group(launcher=launcher, **options) as group:
         run.load(group, "first")
         told: list[str] = []
 

@@ -8,7 +8,7 @@ weights' norm, for updates that are cut into micro-batches for the ranks.
 Reference losses are derived by autograd (torch_losses.py). A gradient is read from the first moment after a step with β₁ = 0 and a
 learning rate of 0, which changes nothing else. Experts may be chosen otherwise where two are as good; the seeds here have no such token.
 
-Not checked here: CUDA (NCCL, FlexAttention, offloading), kills and resuming (torch_group_killed.py), pipelines (there are none).
+Not checked here: CUDA (NCCL, FlexAttention, offloading), kills and resuming (torch_killed.py), checkpoints of pipelines (torch_pipeline.py).
 """
 
 import dataclasses
@@ -71,6 +71,8 @@ class Kind:
 
 
 FAMILIES_3 = ("llama", "qwen2", "qwen3")
+# Of bf16: log-probabilities are off by 0.13 nats at most, which takes some terms over a bound of their clip, where the gradient ends.
+COARSE = (0.3, 0.3)
 KINDS = [
     Kind("fsdp 2", 2, ("llama",), every_loss=True),
     Kind("tp 2", 2, FAMILIES_3, {"tp": 2}),
@@ -78,6 +80,17 @@ KINDS = [
     Kind("fsdp 2 × tp 2", 4, FAMILIES_3, {"tp": 2}),
     Kind("ep 2", 2, ("qwen3_moe",), {"ep": 2}),
     Kind("ep 2 = tp 2", 2, ("qwen3_moe",), {"ep": 2, "tp": 2}),
+    Kind("pp 2", 2, FAMILIES_3, {"pp": 2}),
+    Kind("pp 3, many micro-batches", 3, ("llama",), {"pp": 3, "tokens": 20, "head_rows": 7}),
+    Kind("fsdp 2 × pp 2", 4, ("qwen2",), {"pp": 2}),
+    Kind("tp 2 × pp 2", 4, ("qwen3",), {"tp": 2, "pp": 2}),
+    Kind("cp 2 × pp 2", 4, ("llama",), {"cp": 2, "pp": 2}),
+    Kind("pp 2, windows", 2, ("windows", "gemma3"), {"pp": 2}),
+    Kind("pp 2, checkpointed, offloaded", 2, ("qwen3",), {"pp": 2, "checkpoint-activations": True, "offload": True}),
+    Kind("pp 2, adapter", 2, ("qwen2",), {"pp": 2, "lora_rank": 4, "lora_alpha": 8.0}),
+    Kind("pp 2, bf16", 2, ("llama",), {"pp": 2, "dtype": "bf16"}, bounds=COARSE),
+    Kind("pp 2, experts", 2, ("qwen3_moe",), {"pp": 2}),
+    Kind("ep 2 × pp 2", 4, ("qwen3_moe",), {"ep": 2, "pp": 2}),
     Kind("fsdp 2, windows", 2, ("windows", "gemma3")),
     Kind(
         "fsdp 2, checkpointed, offloaded",
@@ -86,7 +99,7 @@ KINDS = [
         {"checkpoint-activations": True, "offload": True, "head_rows": 7, "tokens": 40},
     ),
     Kind("fsdp 2, adapter", 2, ("qwen2",), {"lora_rank": 4, "lora_alpha": 8.0}),
-    Kind("fsdp 2, bf16", 2, ("llama",), {"dtype": "bf16"}, bounds=(0.1, 0.3)),
+    Kind("fsdp 2, bf16", 2, ("llama",), {"dtype": "bf16"}, bounds=COARSE),
     Kind("one process", 1, ("qwen2",), launcher=Torchrun),
 ]
 

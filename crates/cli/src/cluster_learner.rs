@@ -191,7 +191,7 @@ fn compare(root: &Path, now: &GroupLayout) -> anyhow::Result<()> {
     };
     if let Some(what) = now.breaks(&before) {
         return Err(unusable(format!(
-            "{what}\nset `cluster.learner.processes`, `nodes`, `tp` and `cp` as they were (see {}), or begin another \
+            "{what}\nset `cluster.learner.processes`, `nodes`, `tp`, `cp` and `pp` as they were (see {}), or begin another \
              run from the newest checkpoint: --set model.source=CHECKPOINT --run FOLDER",
             file.display()
         )));

@@ -169,6 +169,7 @@ fn of_learner(
         processes: processes.into(),
         tensor: keys.tp.into(),
         context: keys.cp.into(),
+        pipeline: keys.pp.into(),
         compute: keys.dtype.bytes() as u64,
         recompute: keys.args.iter().any(|arg| arg == "--checkpoint-activations"),
         head_rows: memory::head_rows(&keys.args),
@@ -189,7 +190,7 @@ fn of_learner(
     fits(
         total,
         device.filter(|_| keys.gpus > 0),
-        "take more processes, --checkpoint-activations, `tp`, or fewer \
+        "take more processes, --checkpoint-activations, `tp`, `pp`, or fewer \
          `engine.micro_batch_tokens`",
     );
     Ok(processes)

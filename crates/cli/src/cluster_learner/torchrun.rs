@@ -139,7 +139,7 @@ fn command(
     add("--threads", &keys.threads.max(1));
     // Ranks that wait for one that is gone say so themselves, before they are given up.
     add("--collective-seconds", &(0.8 * keys.call_seconds));
-    for (flag, size) in [("--tp", keys.tp), ("--cp", keys.cp), ("--ep", keys.ep)] {
+    for (flag, size) in [("--tp", keys.tp), ("--cp", keys.cp), ("--ep", keys.ep), ("--pp", keys.pp)] {
         add(flag, &size);
     }
     for (flag, needed) in [("--reference", wants.reference), ("--critic", wants.critic)] {

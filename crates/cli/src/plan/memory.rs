@@ -16,6 +16,8 @@ pub struct Learner {
     pub tensor: u64,
     /// Ranks that share a path.
     pub context: u64,
+    /// Stages that share the layers.
+    pub pipeline: u64,
     /// Bytes of a number that is computed with.
     pub compute: u64,
     /// Whether activations are computed again in the backward pass.
@@ -38,16 +40,53 @@ pub fn head_rows(args: &[String]) -> u64 {
     given.unwrap_or(512)
 }
 
+/// Part of the model that a stage of a pipeline holds.
+struct Stage {
+    layers: u64,
+    /// Parameters of the embedding, the final norm and the head, as far as they are here.
+    ends: u64,
+    /// Micro-batches that have activations at the same time, at most.
+    under_way: u64,
+    has_head: bool,
+}
+
 impl Learner {
-    /// Bytes of one process by purpose.
+    /// Bytes of a process by purpose, of the stage that takes the most.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
-        let Learner { processes, tensor, context, compute, .. } = *self;
-        let parameters = shape.parameters();
-        let share = |bytes: u64| bytes.div_ceil(processes);
+        let total = |plan: &Vec<(&'static str, Bytes)>| plan.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let stages = self.ends(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
+        stages.max_by_key(total).unwrap_or_default()
+    }
+
+    /// The stages that can take the most: the first, which has layers that are left over and the most
+    /// micro-batches under way, and the last, which has the head.
+    fn ends(&self, shape: &Shape) -> Vec<Stage> {
+        let (stages, embedding) = (self.pipeline, shape.vocabulary * shape.hidden);
+        if stages == 1 {
+            return vec![Stage { layers: shape.layers, ends: shape.ends(), under_way: 1, has_head: true }];
+        }
+        let first = shape.layers.div_ceil(stages);
+        vec![
+            Stage { layers: first, ends: embedding, under_way: stages, has_head: false },
+            Stage {
+                layers: shape.layers / stages,
+                ends: embedding + shape.hidden,
+                under_way: 1,
+                has_head: true,
+            },
+        ]
+    }
+
+    fn plan_stage(&self, shape: &Shape, stage: &Stage) -> Vec<(&'static str, Bytes)> {
+        let Learner { tensor, context, compute, .. } = *self;
+        let Stage { layers, ends, under_way, has_head } = *stage;
+        let ranks = self.processes / self.pipeline;
+        let parameters = layers * shape.block() + ends;
+        let share = |bytes: u64| bytes.div_ceil(ranks);
         let adapter = self.lora.map(|rank| {
             let block = 2 * (shape.hidden + shape.queries()) + 2 * (shape.hidden + shape.keys());
             let wide = 3 * (shape.hidden + shape.wide());
-            shape.layers * rank * (block + wide)
+            layers * rank * (block + wide)
         });
         // What is learnt has a gradient and two moments; an adapter is whole on every rank.
         let (learnt, whole) = match adapter {
@@ -57,20 +96,20 @@ impl Learner {
         let optimiser = if whole { learnt } else { share(learnt) };
         // What is sharded is gathered block by block; the ends stay gathered. Each has its weights and their
         // gradient.
-        let gathered = match processes / tensor {
+        let gathered = match ranks / tensor {
             1 if compute == F32 => 0,
-            _ => 2 * compute * (shape.ends() + shape.block()).div_ceil(tensor),
+            _ => 2 * compute * (ends + shape.block()).div_ceil(tensor),
         };
         let rows = self.tokens.div_ceil(context);
-        let kept = if self.recompute { 1 } else { shape.layers };
-        let inputs = if self.recompute { shape.layers * rows * shape.hidden } else { 0 };
+        let kept = if self.recompute { 1 } else { under_way * layers };
+        let inputs = if self.recompute { under_way * layers * rows * shape.hidden } else { 0 };
         // Of a block PyTorch keeps: both norms' inputs (in f32, and as they are), queries, keys and values
         // before and after their rotation, attention, and four of the feed-forward part.
         let of_block = 6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
         let of_block = of_block + 4 * shape.wide() / tensor;
         let activations = compute * (rows * kept * of_block + inputs) + F32 * 2 * kept * rows * shape.hidden;
-        let mask = if self.on_gpu { 0 } else { (1 + compute) * rows * self.tokens };
-        let head = 4 * F32 * self.head_rows.min(rows) * shape.vocabulary;
+        let mask = if self.on_gpu { 0 } else { under_way * (1 + compute) * rows * self.tokens };
+        let head = if has_head { 4 * F32 * self.head_rows.min(rows) * shape.vocabulary } else { 0 };
         let frozen = if self.reference { share(compute * parameters) } else { 0 };
         let critic = if self.critic { share(4 * F32 * parameters) } else { 0 };
         // Measured: PyTorch with transformers, gloo and what its allocator keeps (`bench/plan_memory.py`).
@@ -109,6 +148,7 @@ mod tests {
             processes: 8,
             tensor: 1,
             context: 1,
+            pipeline: 1,
             compute: 2,
             recompute: true,
             head_rows: 512,
@@ -138,5 +178,24 @@ mod tests {
         assert!(more.abs_diff(shape().parameters() * 18 / 8) < 8, "{more}");
         assert_eq!(head_rows(&["--head-rows".into(), "64".into()]), 64);
         assert_eq!(head_rows(&["--head-rows".into()]), 512);
+    }
+    #[test]
+    fn a_stage_holds_its_layers_and_the_end_where_it_is() {
+        let shape = shape();
+        let staged = Learner { pipeline: 4, ..learner() };
+        let weights = |learner: &Learner| learner.plan(&shape)[0].1;
+        // Two processes share a stage of 7 layers, with the embedding or the head.
+        let end = shape.vocabulary * shape.hidden;
+        let stage = 4 * (7 * shape.block() + end) / 2;
+        assert!(weights(&staged).abs_diff(stage) <= 2 * shape.hidden, "{} {stage}", weights(&staged));
+        // Layers that are left over fall to the first stages: 6, 6, 6, 5 and 5 of 28.
+        let five = Learner { processes: 5, pipeline: 5, head_rows: 1, ..learner() };
+        assert_eq!(weights(&five), 4 * (6 * shape.block() + end));
+        // The first stage has activations of as many micro-batches as there are stages.
+        let kept = |pipeline: u64| {
+            let plan = Learner { processes: pipeline, pipeline, recompute: false, head_rows: 1, ..learner() };
+            plan.plan(&shape)[3].1 as f64
+        };
+        assert!((kept(4) / kept(1) - 1.0).abs() < 1e-6, "{} {}", kept(4), kept(1));
     }
 }

@@ -34,18 +34,19 @@ impl Checker<'_> {
             ("tp", keys.tp),
             ("cp", keys.cp),
             ("ep", keys.ep),
+            ("pp", keys.pp),
         ];
         for (name, value) in counts {
             self.at_least_one(key(name), value as usize)?;
         }
         let of_group = keys.of_node().saturating_mul(keys.nodes);
-        let shared = keys.tp.saturating_mul(keys.cp);
+        let shared = keys.tp.saturating_mul(keys.cp).saturating_mul(keys.pp);
         self.check(
             of_group.is_multiple_of(shared),
             key("processes"),
             keys.of_node(),
             format!(
-                "so many that all {of_group} of the group divide into `tp` × `cp` = {shared} that share a path"
+                "so many that all {of_group} of the group divide into `tp` × `cp` × `pp` = {shared} that share a path"
             ),
         )?;
         self.check(

@@ -193,7 +193,15 @@ fn bad_recipes_are_refused_by_key() {
         ),
         (
             &["cluster.learner={kind='torch', start=true, processes=3, tp=2}"],
-            "`cluster.learner.processes` is 3, but must be so many that all 3 of the group divide into `tp` × `cp` = 2",
+            "`cluster.learner.processes` is 3, but must be so many that all 3 of the group divide into `tp` × `cp` × `pp` = 2",
+        ),
+        (
+            &["cluster.learner={kind='torch', start=true, processes=2, nodes=3, pp=4}"],
+            "so many that all 6 of the group divide into `tp` × `cp` × `pp` = 4",
+        ),
+        (
+            &["cluster.learner={kind='torch', start=true, pp=0}"],
+            "`cluster.learner.pp` is 0, but must be at least 1",
         ),
         (
             &["cluster.learner={kind='torch', start=true, processes=3, gpus=2}"],

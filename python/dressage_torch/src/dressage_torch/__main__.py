@@ -64,16 +64,18 @@ class Rank:
         torch.set_num_threads(o.threads)
         device = choose_device(o.device)
         self.group = Group(device, o.collective_seconds)
-        shape = Shape(self.group.world, o.tp, o.cp, o.ep)
+        shape = Shape(self.group.world, o.tp, o.cp, o.ep, o.pp)
         shape.check()
         if self.rank == 0 and device.type == "cuda":
             say("CUDA paths (NCCL, FlexAttention, offloading) are untested: they were written without a GPU at hand")
         worker = Worker(self.group, self.calls)
-        host = Host(o, Ranks.of(shape, device), self.group.control, worker.advance)
+        ranks = Ranks.of(shape, device, o.collective_seconds)
+        host = Host(o, ranks, self.group.control, worker.advance)
         if self.service:
             self.service.description = lambda: {"protocol": PROTOCOL, **host.describe()}
             say(
-                f"ready: {o.model} on {shape.data} data × {o.cp} context × {o.tp} tensor parallel ranks, {o.dtype}, {device.type}"
+                f"ready: {o.model} on {o.pp} pipeline × {shape.data} data × {o.cp} context × {o.tp} tensor parallel ranks, "
+                f"{o.dtype}, {device.type}"
             )
         worker.run(host)
 

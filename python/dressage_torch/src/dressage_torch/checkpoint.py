@@ -5,7 +5,6 @@ the weights' names and `optimiser.json`; `value_head*.safetensors` of a critic; 
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -61,7 +60,7 @@ def is_head(name: str) -> bool:
 
 
 def of_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of the model, or of its adapter, by their names in files; tied ones once."""
+    """The parameters of this stage of the model, or of its adapter, by their names in files; tied ones once."""
     if hasattr(model, "dressage_lora"):
         return lora.adapters(model)
     return {name: p for name, p in model.named_parameters() if not is_head(name)}
@@ -72,29 +71,31 @@ def of_head(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if is_head(name)}
 
 
-def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, device: torch.device) -> Iterator[Entry]:
-    for name, parameter in parameters.items():
-        yield name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, device)
+def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, ranks: Ranks) -> list[Entry]:
+    """Tensors of all stages, of which this one has `parameters` and this rank `parts`."""
+    own = [
+        (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, ranks.device))
+        for name, parameter in parameters.items()
+    ]
+    return ranks.pipeline.join(own, ranks.device)
 
 
-def weight_entries(model: nn.Module, dtype: torch.dtype, device: torch.device, keep: bool) -> list[Entry]:
+def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: bool) -> list[Entry]:
     """The weights, or an adapter, as files have them. All ranks get each tensor at once, in this order. Experts that
     transformers stacks are gathered now, on the ranks that `keep` them; others have no entries then.
     """
     parameters = of_weights(model)
-    entries = list(_entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, device))
+    entries = _entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, ranks)
     if not hasattr(model, "dressage_lora") and getattr(model, "_weight_conversions", None):
         entries = _reverted(model, entries, dtype, keep)
     return entries
 
 
-def write_weights(
-    model: nn.Module, source: Path, folder: Path | None, dtype: torch.dtype, device: torch.device
-) -> list[str]:
+def write_weights(model: nn.Module, source: Path, folder: Path | None, dtype: torch.dtype, ranks: Ranks) -> list[str]:
     """Writes the weights, or an adapter, in `dtype`, and their configuration. Returns the names of the files. The rank with a
     folder writes; all take part.
     """
-    entries = weight_entries(model, dtype, device, folder is not None)
+    entries = weight_entries(model, dtype, ranks, folder is not None)
     if hasattr(model, "dressage_lora"):
         names = [lora.WEIGHTS, lora.CONFIG]
         config = lora.config_json(model, str(source))
@@ -121,31 +122,31 @@ def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: 
     return [(name, tuple(t.shape), dtype, lambda t=t: t) for name, t in sorted(state.items())]
 
 
-def write_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path | None, device: torch.device) -> list[str]:
+def write_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path | None, ranks: Ranks) -> list[str]:
     """Writes steps and moments, where there are any. Returns the names of the files."""
     if not optimiser.first:
         return []
     names = [*MOMENTS, STEPS]
-    _write_moments(optimiser, of_weights(model), MOMENTS, folder, device)
-    if head := of_head(model):
-        _write_moments(optimiser, head, HEAD_MOMENTS, folder, device)
+    _write_moments(optimiser, of_weights(model), MOMENTS, folder, ranks)
+    if model.has_value_head:
+        _write_moments(optimiser, of_head(model), HEAD_MOMENTS, folder, ranks)
         names += HEAD_MOMENTS
     if folder:
         write_json(folder / STEPS, {"schema": 1, "steps": optimiser.steps})
     return names
 
 
-def _write_moments(optimiser: Optimiser, parameters: dict, names, folder: Path | None, device) -> None:
+def _write_moments(optimiser: Optimiser, parameters: dict, names, folder: Path | None, ranks: Ranks) -> None:
     for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
-        write_tensors(folder and folder / file, _entries(parameters, moments, torch.float32, device))
+        write_tensors(folder and folder / file, _entries(parameters, moments, torch.float32, ranks))
 
 
-def write_head(model: nn.Module, folder: Path | None, device: torch.device) -> list[str]:
+def write_head(model: nn.Module, folder: Path | None, ranks: Ranks) -> list[str]:
     """Writes the value head, where there is one. Returns the names of the files."""
-    head = of_head(model)
-    if not head:
+    if not model.has_value_head:
         return []
-    entries = _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, device)
+    head = of_head(model)
+    entries = _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks)
     write_tensors(folder and folder / HEAD, entries)
     return [HEAD]
 
@@ -239,5 +240,5 @@ def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
 def save(model, optimiser: Optimiser | None, source: Path, folder: Path, ranks: Ranks) -> list[str]:
     """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder. Returns the names."""
     mine = folder if ranks.rank == 0 else None
-    names = write_weights(model, source, mine, torch.float32, ranks.device) + write_head(model, mine, ranks.device)
-    return names + (write_optimiser(optimiser, model, mine, ranks.device) if optimiser else [])
+    names = write_weights(model, source, mine, torch.float32, ranks) + write_head(model, mine, ranks)
+    return names + (write_optimiser(optimiser, model, mine, ranks) if optimiser else [])

@@ -14,6 +14,7 @@ from .errors import StartError, VerbError, invalid
 from .learner import Learner, Limits, Progress
 from .mesh import Ranks
 from .model import DTYPES
+from .optimiser import Optimiser
 from .options import Options
 from .sharding import Precision
 
@@ -73,7 +74,7 @@ class Host:
             "model_type": config.model_type,
             "vocab_size": config.vocab_size,
             "context": model.context_of(config),
-            "parameters": sum(p.numel() for p in policy.model.parameters()),
+            "parameters": model.count(policy.model, self.ranks),
             "dtype": self.options.dtype,
             "device": self.ranks.device.type,
             "world_size": shape.data,
@@ -82,7 +83,7 @@ class Host:
             "tp": shape.tensor,
             "cp": shape.context,
             "ep": shape.expert,
-            "pp": 1,
+            "pp": shape.pipeline,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "learners": learners,
@@ -113,7 +114,7 @@ class Host:
         if hasattr(learner.model, "dressage_lora"):
             lora.load(learner.model, folder)
             learner.optimiser.clear()
-            learner.optimiser = type(learner.optimiser)(learner.optimiser.parameters, self.ranks.shape.world)
+            learner.optimiser = Optimiser(learner.optimiser.parameters, self.ranks, None)
         else:
             # The old weights go first: two models need not fit.
             learner.model, learner.optimiser = None, None
@@ -135,7 +136,7 @@ class Host:
                 failed = files.storage(error, "make", partial)
         mine = partial if self.ranks.rank == 0 and not failed else None
         try:
-            names = checkpoint.write_weights(learner.model, self.sources[name], mine, dtype, self.ranks.device)
+            names = checkpoint.write_weights(learner.model, self.sources[name], mine, dtype, self.ranks)
             if failed:
                 raise failed
             found = self._announce(name, version, partial, final, names) if self.ranks.rank == 0 else None
@@ -153,7 +154,9 @@ class Host:
         if self.content(name) != "whole":
             raise invalid(f"{name} trains an adapter, and whole weights are pushed; publish it as a folder")
         if wanted.backend == "nccl" and self.ranks.device.type != "cuda":
-            raise invalid(f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo")
+            raise invalid(
+                f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo"
+            )
         steps = learner.optimiser.steps if learner.optimiser else None
         if self.versions[name] != version or name not in self.exported or self.exported[name] != steps:
             raise invalid(
@@ -167,7 +170,7 @@ class Host:
         dtype, sends = DTYPES[self.options.export_dtype], self.ranks.rank == 0
         # Ranks wait for each other during a send, for less than they wait in a collective.
         wanted = replace(wanted, seconds=min(wanted.seconds, self.options.collective_seconds / 2))
-        entries = checkpoint.weight_entries(self.learners[name].model, dtype, self.ranks.device, sends)
+        entries = checkpoint.weight_entries(self.learners[name].model, dtype, self.ranks, sends)
         sender = push.Sender(wanted, self.ranks.device) if sends else None
         self.push = push.Push(wanted, entries, sender)
         return self.push.told() if sends else None

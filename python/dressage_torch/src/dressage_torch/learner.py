@@ -1,15 +1,19 @@
 """A learner on one rank: the arithmetic of the verbs. Every method but `plan` is called on all ranks at once, with equal arguments.
 
 Micro-batches run in rounds, one for each of the ranks that take them; who has none left runs a token that is not trained, so that
-all ranks meet in the same collectives.
+all ranks meet in the same collectives. Every micro-batch goes through all stages of the pipeline (pipeline.py); only the last one
+has the heads, and finds something.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from . import head, lora
 from .batch import TreeBatch, no_integers
@@ -21,11 +25,14 @@ from .losses import Loss
 from .merge import Paths, merge
 from .mesh import Ranks
 from .optimiser import Optimiser, Params
+from .pipeline import FORWARD, order
 from .sums import Sums
 
 NOTHING = TreeBatch(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.int64))
 # Told how many micro-batches are done, and of how many.
 Progress = Callable[[int, int], None]
+# Makes the part of a round that falls to this rank, where one does.
+Part = Callable[[], TreeBatch | None]
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Learner:
         progress: Progress,
     ) -> None:
         self.model, self.ranks, self.control, self.limits, self.flexible = model, ranks, control, limits, flexible
-        self.optimiser = Optimiser(trained, ranks.shape.world) if trained else None
+        self.optimiser = Optimiser(trained, ranks, model.tied) if trained else None
         self.progress = progress
 
     @property
@@ -62,6 +69,24 @@ class Learner:
         batch = NOTHING if batch is None or not len(batch.tokens) else batch
         layout = Layout.of(batch, self.ranks.context, self.ranks.device, self.flexible)
         return batch, layout, Rows.of(batch, layout)
+
+    def through_stage(self, layout: Layout | None, rows: int, then) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """Computes a micro-batch of `rows` rows on this stage, as `TreeModel.forward` does. Before the last stage, hidden states
+        go to the next one. Returns the hidden states that came from the stage before, and what `then` found on the last.
+        """
+        pipeline = self.ranks.pipeline
+        given = pipeline.states(rows, self.model.config.hidden_size, self.model.precision.compute, self.ranks.device)
+        if given is not None:
+            given.requires_grad_(torch.is_grad_enabled())
+        found = self.model(layout, then, given)
+        if not pipeline.last:
+            pipeline.hand_down(found[0])
+        return given, found
+
+    def pass_done(self) -> None:
+        """Ends passes without gradients: everything sent has arrived, and weights are in shards again."""
+        self.ranks.pipeline.drain()
+        self.model.reshard()
 
     # Evaluation.
 
@@ -81,14 +106,18 @@ class Learner:
             if self.ranks.data < len(runs):
                 part, places = batch.take(*runs[self.ranks.data])
             part, layout, rows = self._layout(part)
-            columns = self.model(layout, lambda model, hidden, rows=rows: self._columns(model, hidden, rows, kind))
-            found.append((places[rows.place] if len(places) else places, [c.float().cpu().numpy() for c in columns]))
+            _, columns = self.through_stage(layout, len(layout.tokens), partial(self._columns, rows=rows, kind=kind))
+            if self.ranks.reports:
+                mine = places[rows.place] if len(places) else places
+                found.append((mine, [c.float().cpu().numpy() for c in columns]))
             self.progress(min((number + 1) * self.ranks.shape.data, sum(map(len, rounds))), sum(map(len, rounds)))
-        self.model.reshard()
+        self.pass_done()
         names = {"logprobs": ["logprobs"], "values": ["values"]}.get(kind, ["logprobs", "entropies", "concentrations"])
-        return self._assemble(found if self.ranks.reports else [], names, len(batch.target_token))
+        return self._assemble(found, names, len(batch.target_token))
 
     def _columns(self, model, hidden, rows: Rows, kind: str) -> tuple:
+        if not self.ranks.pipeline.last:
+            return (hidden,)
         if kind == "values":
             return (head.values(model.value_head, hidden, rows),)
         found = head.predictions(model.get_output_embeddings(), hidden, rows, self.limits.head_rows, False)
@@ -120,43 +149,49 @@ class Learner:
                 "no_value_head", "a loss of values needs a value head; start the group with --critic and train that"
             )
 
-    def backward(self, batch: TreeBatch | None, loss: Loss) -> Sums:
-        """Adds the gradient of this rank's part of a round."""
+    def _objective(self, batch: TreeBatch | None, loss: Loss) -> tuple[Tensor | None, Tensor, Sums]:
+        """The forward pass of a micro-batch on this stage: hidden states that came in; those that went out, or on the last stage
+        the objective; sums.
+        """
         batch, layout, rows = self._layout(batch)
         sums = Sums(tokens=len(batch.tokens) if self.ranks.context.rank == 0 and batch is not NOTHING else 0)
-        terms, target = batch.terms[batch.term_index], batch.term_target
-        # The place of every local target in the order of rows.
-        place = np.full(len(batch.target_token), -1)
-        place[rows.place] = np.arange(len(rows.place))
-        mine = np.flatnonzero(place[target] >= 0)
-        terms, target = terms[mine], torch.from_numpy(place[target[mine]])
-        weight = torch.from_numpy(terms.weight.astype(np.float64))
 
-        def of_values(model, hidden):
-            return (head.values(model.value_head, hidden, rows),)
-
-        def of_policy(model, hidden):
-            found = head.predictions(
-                model.get_output_embeddings(), hidden, rows, self.limits.head_rows, loss.entropy != 0.0
-            )
+        def then(model, hidden):
+            if not self.ranks.pipeline.last:
+                return (hidden,)
+            if loss.is_of_values:
+                return (head.values(model.value_head, hidden, rows),)
+            moves = loss.entropy != 0.0
+            found = head.predictions(model.get_output_embeddings(), hidden, rows, self.limits.head_rows, moves)
             return found.logprobs, found.entropies
 
-        found = self.model(layout, of_values if loss.is_of_values else of_policy)
-        at = found[0].detach().cpu()
-        evaluated = loss.evaluate(at[target], terms)
-        slopes = torch.zeros(len(at), dtype=torch.float64).index_add_(0, target, weight * evaluated.slope)
-        objective = (found[0] * slopes.to(found[0])).sum()
-        sums.targets = len(rows.place)
-        if loss.is_of_values:
-            sums.add_values(terms, evaluated)
-        else:
-            entropy = found[1].detach().cpu()
-            sums.add_terms(terms, at[target], entropy[target], evaluated)
-            if loss.entropy != 0.0:
-                bonus = torch.zeros(len(at), dtype=torch.float64).index_add_(0, target, weight * loss.entropy)
-                objective = objective - (found[1] * bonus.to(found[1])).sum()
-                sums.loss -= float((bonus * entropy.double()).sum())
-        objective.backward()
+        given, found = self.through_stage(layout, len(layout.tokens), then)
+        if not self.ranks.pipeline.last:
+            return given, found[0], sums
+        return given, _weighed(found, batch, rows, loss, sums), sums
+
+    def backward(self, parts: Sequence[Part], loss: Loss, tell: Callable[[int], None] = lambda _: None) -> list[Sums]:
+        """Adds the gradient of this rank's parts of rounds, which it makes when it comes to them; tells of every round that is
+        done. Returns their sums, which are whole on the last stage.
+        """
+        pipeline, sums = self.ranks.pipeline, []
+        # Between their passes: hidden states that came in, and what came of them.
+        under_way: dict[int, tuple[Tensor | None, Tensor]] = {}
+        for what, number in order(len(parts), pipeline.size, pipeline.stage):
+            if what == FORWARD:
+                given, out, found = self._objective(parts[number](), loss)
+                under_way[number] = given, out
+                sums.append(found)
+                continue
+            given, out = under_way.pop(number)
+            gradient = pipeline.gradient(out)
+            # An adapter that starts in a later stage leaves nothing to be learnt here.
+            if out.requires_grad:
+                out.backward(gradient)
+            if given is not None:
+                pipeline.hand_up(given.grad)
+            tell(number)
+        pipeline.drain()
         return sums
 
     def _collect(self, found: list[tuple[int, Sums]], count: int) -> list[Sums] | None:
@@ -171,28 +206,58 @@ class Learner:
     def forward_backward(self, batch: TreeBatch, loss: Loss) -> Sums | None:
         """Adds the gradient of the loss over a batch, whose trees are dealt to the ranks. Rank 0 gets the sums."""
         rounds = deal(batch.roots(), self.limits.tokens, self.ranks.shape.data)
-        found = []
-        for runs in rounds:
-            part = batch.take(*runs[self.ranks.data])[0] if self.ranks.data < len(runs) else None
-            found.append((0, self.backward(part, loss)))
-        total = self._collect(found, 1)
+
+        def part(runs: list) -> TreeBatch | None:
+            return batch.take(*runs[self.ranks.data])[0] if self.ranks.data < len(runs) else None
+
+        found = self.backward([partial(part, runs) for runs in rounds], loss)
+        total = self._collect([(0, sums) for sums in found], 1)
         return total[0] if total else None
 
     def train(self, paths: Paths, cut: Cut, loss: Loss, params: Params) -> tuple[list[Sums] | None, dict]:
         """Runs an update as it is cut, and steps. Rank 0 gets the sums of its micro-batches."""
-        found, done, count = [], 0, len(cut.micro_batches)
-        for runs in cut.rounds():
-            place = runs.get(self.ranks.data)
+        rounds, count = cut.rounds(), len(cut.micro_batches)
+        places = [runs.get(self.ranks.data) for runs in rounds]
+        done = list(accumulate(map(len, rounds)))
+
+        def part(place: int | None) -> TreeBatch | None:
             chosen = cut.micro_batches[place].paths if place is not None else ()
-            sums = self.backward(merge(paths, list(chosen)) if chosen else None, loss)
-            if chosen:
-                found.append((place, sums))
-            done += len(runs)
-            self.progress(done, count)
-        return self._collect(found, count), self.step(params)
+            return merge(paths, list(chosen)) if chosen else None
+
+        found = self.backward(
+            [partial(part, place) for place in places], loss, lambda number: self.progress(done[number], count)
+        )
+        mine = [(place, sums) for place, sums in zip(places, found, strict=True) if place is not None]
+        return self._collect(mine, count), self.step(params)
 
     def step(self, params: Params) -> dict:
         """One optimiser step over what has accumulated."""
         if hasattr(self.model, "dressage_lora"):
             lora.sum_gradients(self.model, self.ranks)
         return self.optimiser.step(params, self.control)
+
+
+def _weighed(found: tuple[Tensor, ...], batch: TreeBatch, rows: Rows, loss: Loss, sums: Sums) -> Tensor:
+    """The objective of a micro-batch, from the values of its targets, or log-probabilities and entropies. Adds to the sums."""
+    terms, target = batch.terms[batch.term_index], batch.term_target
+    # The place of every local target in the order of rows.
+    place = np.full(len(batch.target_token), -1)
+    place[rows.place] = np.arange(len(rows.place))
+    mine = np.flatnonzero(place[target] >= 0)
+    terms, target = terms[mine], torch.from_numpy(place[target[mine]])
+    weight = torch.from_numpy(terms.weight.astype(np.float64))
+    at = found[0].detach().cpu()
+    evaluated = loss.evaluate(at[target], terms)
+    slopes = torch.zeros(len(at), dtype=torch.float64).index_add_(0, target, weight * evaluated.slope)
+    objective = (found[0] * slopes.to(found[0])).sum()
+    sums.targets = len(rows.place)
+    if loss.is_of_values:
+        sums.add_values(terms, evaluated)
+        return objective
+    entropy = found[1].detach().cpu()
+    sums.add_terms(terms, at[target], entropy[target], evaluated)
+    if loss.entropy != 0.0:
+        bonus = torch.zeros(len(at), dtype=torch.float64).index_add_(0, target, weight * loss.entropy)
+        objective = objective - (found[1] * bonus.to(found[1])).sum()
+        sums.loss -= float((bonus * entropy.double()).sum())
+    return objective

@@ -1,4 +1,4 @@
-"""Low-rank adapters in PEFT's layout. The base is frozen and sharded; A and B are small, f32, and whole on every rank."""
+"""Low-rank adapters in PEFT's layout. The base is frozen and sharded; A and B are small, f32, and whole on every rank of their stage."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -52,13 +52,17 @@ def inject(model: nn.Module, options: LoraOptions, ranks: Ranks) -> None:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise StartError(f"--lora-targets {','.join(options.targets)}: {error}") from None
-    model.dressage_lora = config
-    generator = torch.Generator().manual_seed(options.seed)
-    for name, parameter in adapters(model).items():
-        bound = 0.0 if ".lora_B." in name else parameter.shape[1] ** -0.5
-        start = (2.0 * torch.rand(parameter.shape, generator=generator) - 1.0) * bound
-        parameter.data = start.to(ranks.device)
-        parameter.requires_grad_(True)
+    model.dressage_lora, model.dressage_adapters = config, {}
+    own, generator = adapters(model), torch.Generator().manual_seed(options.seed)
+    for found in ranks.pipeline.gather({name: tuple(parameter.shape) for name, parameter in own.items()}):
+        model.dressage_adapters |= found
+    # Those of other stages are drawn, too: an adapter starts alike however it is shared out.
+    for name, shape in model.dressage_adapters.items():
+        bound = 0.0 if ".lora_B." in name else shape[1] ** -0.5
+        start = (2.0 * torch.rand(shape, generator=generator) - 1.0) * bound
+        if name in own:
+            own[name].data = start.to(ranks.device)
+            own[name].requires_grad_(True)
 
 
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -71,13 +75,13 @@ def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def sum_gradients(model: nn.Module, ranks: Ranks) -> None:
-    """Adds up the gradients of all ranks, which FSDP2 does not know of."""
-    if ranks.shape.world == 1:
+    """Adds up the gradients of all ranks of a stage, which FSDP2 does not know of."""
+    if ranks.shape.stage == 1:
         return
     parameters = list(adapters(model).values())
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     total = torch.cat([part.reshape(-1) for part in parts])
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=ranks.stage)
     for parameter, part in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
         parameter.grad = part.view_as(parameter).clone()
 
@@ -93,7 +97,7 @@ def check(model: nn.Module, folder: Path) -> None:
 
     Raises `storage` with the first difference.
     """
-    wanted = {name: tuple(p.shape) for name, p in adapters(model).items()}
+    wanted = model.dressage_adapters
     if (found := read_header(folder / WEIGHTS)) != wanted:
         odd = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         raise VerbError(

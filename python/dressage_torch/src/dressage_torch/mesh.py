@@ -1,30 +1,39 @@
-"""The ranks of a group and how they share the work: data × context × tensor parallel, experts across them."""
+"""The ranks of a group and how they share the work: pipeline × data × context × tensor parallel, experts across the ranks of a stage."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from .errors import StartError
 from .layout import Context
+from .pipeline import Pipeline
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a group: `world` processes are `data` × `context` × `tensor`; neighbours share tensors first, then contexts.
-    Weights are sharded over data × context, and experts over `expert` neighbours.
+    """Sizes of a group: `world` processes are `pipeline` × `data` × `context` × `tensor`; neighbours share tensors first, then
+    contexts. Stages are the outermost: they tell each other the least, and so are the ones to lie on different machines. Weights
+    of a stage are sharded over data × context, and experts over `expert` neighbours.
     """
 
     world: int
     tensor: int
     context: int
     expert: int
+    pipeline: int = 1
+
+    @property
+    def stage(self) -> int:
+        """Ranks of a stage."""
+        return self.world // self.pipeline
 
     @property
     def shards(self) -> int:
-        """Ranks that weights are sharded over (FSDP2)."""
-        return self.world // self.tensor
+        """Ranks that the weights of a stage are sharded over (FSDP2)."""
+        return self.stage // self.tensor
 
     @property
     def data(self) -> int:
@@ -33,17 +42,18 @@ class Shape:
 
     def check(self) -> None:
         """Raises `StartError` where the sizes do not make up the group."""
-        for name, size in (("--tp", self.tensor), ("--cp", self.context), ("--ep", self.expert)):
+        sizes = {"--tp": self.tensor, "--cp": self.context, "--ep": self.expert, "--pp": self.pipeline}
+        for name, size in sizes.items():
             if size < 1:
                 raise StartError(f"{name} {size}; it must be at least 1")
-        if self.world % (self.tensor * self.context):
+        if self.world % (self.tensor * self.context * self.pipeline):
             raise StartError(
-                f"{self.world} processes do not divide into --tp {self.tensor} × --cp {self.context}; "
+                f"{self.world} processes do not divide into --tp {self.tensor} × --cp {self.context} × --pp {self.pipeline}; "
                 "start a multiple of their product with --nproc-per-node and --nnodes"
             )
-        if self.expert > 1 and (self.expert % self.tensor or self.world % self.expert):
+        if self.expert > 1 and (self.expert % self.tensor or self.stage % self.expert):
             raise StartError(
-                f"--ep {self.expert} must be a multiple of --tp {self.tensor} and divide the {self.world} processes"
+                f"--ep {self.expert} must be a multiple of --tp {self.tensor} and divide the {self.stage} processes of a stage"
             )
 
 
@@ -55,29 +65,37 @@ class Ranks:
     rank: int
     device: torch.device
     context: Context
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    # Of the ranks of the same stage; None where those are all.
+    stage: dist.ProcessGroup | None = None
 
     @property
     def data(self) -> int:
         """Which of the ranks that take micro-batches this is, together with those that share them."""
-        return self.rank // (self.shape.tensor * self.shape.context)
+        return self.rank % self.shape.stage // (self.shape.tensor * self.shape.context)
 
     @property
     def reports(self) -> bool:
         """Whether this one, of those that compute the same, tells what it found."""
-        return self.rank % self.shape.tensor == 0
+        return self.rank % self.shape.tensor == 0 and self.pipeline.last
 
     @staticmethod
-    def of(shape: Shape, device: torch.device) -> "Ranks":
-        """Joins the groups of this process. All processes of the group do this at once."""
-        rank = dist.get_rank()
-        context = Context()
+    def of(shape: Shape, device: torch.device, seconds: float) -> "Ranks":
+        """Joins the groups of this process, in which waits end after `seconds`. All processes of the group do this at once."""
+        rank, wait = dist.get_rank(), timedelta(seconds=seconds)
+        context, stage = Context(), None
         for first in range(0, shape.world, shape.tensor * shape.context):
             for offset in range(shape.tensor):
                 members = [first + offset + shape.tensor * i for i in range(shape.context)]
-                group = dist.new_group(members) if shape.context > 1 else None
+                group = dist.new_group(members, timeout=wait) if shape.context > 1 else None
                 if rank in members:
                     context = Context(shape.context, members.index(rank), group)
-        return Ranks(shape, rank, device, context)
+        for first in range(0, shape.world, shape.stage) if shape.pipeline > 1 else ():
+            members = list(range(first, first + shape.stage))
+            group = dist.new_group(members, timeout=wait)
+            stage = group if rank in members else stage
+        pipeline = Pipeline.of(shape.pipeline, shape.world, rank, seconds)
+        return Ranks(shape, rank, device, context, pipeline, stage)
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,7 +1,7 @@
 """A Hugging Face causal language model that computes trees, sharded over the group.
 
-transformers reads every rank's shard of the safetensors files and applies its own plans for tensor and expert parallelism; FSDP2
-is applied in between (sharding.py).
+transformers reads every rank's shard of the safetensors files and applies its own plans for tensor and expert parallelism; stages
+of a pipeline and FSDP2 (sharding.py) are applied in between.
 """
 
 import copy
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
+from transformers.distributed.pipeline_parallel import PipelineIdentityLayer, apply_pipeline_parallelism
 
 from .attention import NAME
 from .errors import StartError
@@ -38,37 +39,74 @@ class TreeModel:
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
         """A step of `from_pretrained`, before weights are read: tensor and expert parallelism as transformers has them, then
-        FSDP2 as it is needed here. Heads that are tied are so before: transformers ties them after FSDP2, which then takes
-        them for two parameters, one of which would keep its old weights.
+        the layers of this stage and FSDP2 as they are needed here. Heads that are tied are so before: transformers ties them
+        after FSDP2, which then takes them for two parameters, one of which would keep its old weights.
         """
         if mesh_manager is None:
             return model
         others = copy.copy(distributed_config)
-        others.fsdp_size = 1
+        others.fsdp_size = others.pp_size = 1
         model = super().maybe_distribute_model(model, others, mesh_manager)
         model.config.distributed_config = distributed_config
+        if distributed_config.pp_size > 1:
+            model.keep_stage(mesh_manager.get_mesh("pp"))
         model.tie_weights(recompute_mapping=False)
         shard(model, mesh_manager.get_mesh("fsdp"), mesh_manager.get_mesh("efsdp"), cls.precision)
         return model
 
-    def forward(self, layout: Layout | None, then):
-        """`then(self, hidden)` of the hidden states [rows, width] that predict the next tokens. It runs in here, where the
-        weights of the heads are whole.
+    def keep_stage(self, stages: DeviceMesh) -> None:
+        """Leaves only the layers of this stage, the embedding on the first, final norm and heads on the last."""
+        apply_pipeline_parallelism(self, stages)
+        # Its own forward pass takes no trees, and lets one stage work at a time.
+        del self.forward
+        if self.has_value_head and not self._pp_stage.pp_is_last_stage:
+            del self.value_head
+
+    def forward(self, layout: Layout | None, then, states: Tensor | None = None):
+        """`then(self, hidden)` of the hidden states [rows, width] that predict the next tokens, or that go to the next stage;
+        `states` are those of the stage before. It runs in here, where the weights of the heads are whole.
         """
         if layout is None:
-            return then(self, None)
+            return then(self, states)
+        given = {"input_ids": layout.tokens[None]} if states is None else {"inputs_embeds": states[None]}
         hidden = self.base_model(
-            input_ids=layout.tokens[None], position_ids=layout.positions[None], use_cache=False, tree=layout
+            **given, position_ids=layout.positions[None], use_cache=False, tree=layout
         ).last_hidden_state
         return then(self, hidden[0])
 
-    def plain_logits(self, tokens: Tensor) -> Tensor:
-        """The logits of one sequence as transformers computes them, f32 [n, vocabulary]."""
+    def plain(self, tokens: Tensor, states: Tensor | None, last: bool) -> Tensor:
+        """One sequence as transformers computes it: on the last stage its logits, f32 [n, vocabulary], on others the hidden
+        states for the next.
+        """
+        given = {"input_ids": tokens[None]} if states is None else {"inputs_embeds": states[None]}
         self.config._attn_implementation, ours = "sdpa", self.config._attn_implementation
         try:
-            return super().forward(input_ids=tokens[None], use_cache=False).logits[0].float()
+            if not last:
+                return self.base_model(**given, use_cache=False).last_hidden_state[0]
+            return super().forward(**given, use_cache=False).logits[0].float()
         finally:
             self.config._attn_implementation = ours
+
+    def without_layers(self, states: Tensor) -> Tensor:
+        """What becomes of hidden states [rows, width] in a stage whose layers change nothing: they must come out as they
+        are."""
+        base = self.base_model
+        layers, norm = base.layers, base.norm
+        base.layers, base.norm = nn.ModuleList(PipelineIdentityLayer() for _ in layers), PipelineIdentityLayer()
+        try:
+            return base(inputs_embeds=states[None], use_cache=False).last_hidden_state[0]
+        finally:
+            base.layers, base.norm = layers, norm
+
+    @property
+    def tied(self) -> str | None:
+        """The parameter that embedding and head share, by its name, where this stage has it and another one, too."""
+        stage = getattr(self, "_pp_stage", None)
+        ends = stage and (stage.pp_is_first_stage or stage.pp_is_last_stage)
+        if not ends or not getattr(self.config, "tie_word_embeddings", False):
+            return None
+        weight = self.get_input_embeddings().weight
+        return next(name for name, parameter in self.named_parameters() if parameter is weight)
 
 
 def check_config(folder: Path) -> AutoConfig:
@@ -98,12 +136,18 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     base = AutoModelForCausalLM._model_mapping[type(config)]
     model_class = type(base.__name__, (TreeModel, base), {"has_value_head": value_head, "precision": precision})
     shape = ranks.shape
+    if shape.pipeline > config.num_hidden_layers:
+        raise StartError(
+            f"--pp {shape.pipeline}, but {folder} has {config.num_hidden_layers} layers, and a stage needs one"
+        )
     split = DistributedConfig(
         tp_size=shape.tensor,
         fsdp_size=shape.shards,
         ep_size=shape.expert,
         ep_implementation="all_to_all" if shape.expert > 1 else "auto",
     )
+    # Given later: transformers itself does not combine stages with FSDP2.
+    split.pp_size = shape.pipeline
     model, report = model_class.from_pretrained(
         folder,
         config=config,
@@ -119,7 +163,24 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
         model.to(ranks.device)
         alone = init_device_mesh(ranks.device.type, (1,))
         shard(model, alone, alone, precision)
-    return _settle(model, value_head, frozen, precision)
+    if shape.pipeline > 1:
+        _agree_on_files(model, folder, ranks)
+    return _settle(model, frozen, precision)
+
+
+def _agree_on_files(model: nn.Module, folder: Path, ranks: Ranks) -> None:
+    """Lets all stages know how the tensors of any of them are called in files, and checks that ends which are tied are equal."""
+    conversions = ranks.pipeline.gather(getattr(model, "_weight_conversions", None))
+    model._weight_conversions = max(conversions, key=lambda found: len(found or []))
+    if (
+        ranks.pipeline.last
+        and model.tied
+        and model.get_output_embeddings().weight is not model.get_parameter(model.tied)
+    ):
+        raise StartError(
+            f"{folder} has a head that differs from the embedding, although its config.json ties them; "
+            "set tie_word_embeddings to false there"
+        )
 
 
 def _check_report(folder: Path, report: dict) -> None:
@@ -131,14 +192,14 @@ def _check_report(folder: Path, report: dict) -> None:
             raise StartError(f"the safetensors files of {folder} {what} tensors: {', '.join(map(str, names))[:400]}")
 
 
-def _settle(model: nn.Module, value_head: bool, frozen: bool, precision: Precision) -> nn.Module:
+def _settle(model: nn.Module, frozen: bool, precision: Precision) -> nn.Module:
     """What is trained, and how: no dropout, no padding token, a value head that starts at 0."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     # PyTorch keeps the gradient of the padding token at 0, and in some models it also ends a turn.
     model.get_input_embeddings().padding_idx = None
-    if value_head:
+    if hasattr(model, "value_head"):
         with torch.no_grad():
             for parameter in model.value_head.parameters():
                 parameter.zero_()
@@ -154,6 +215,14 @@ def _settle(model: nn.Module, value_head: bool, frozen: bool, precision: Precisi
 def context_of(config) -> int:
     """Positions that the model was made for."""
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+
+
+def count(model: nn.Module, ranks: Ranks) -> int:
+    """Parameters of all stages; tied ones once."""
+    found: dict[str, int] = {}
+    for stage in ranks.pipeline.gather({name: p.numel() for name, p in model.named_parameters()}):
+        found |= stage
+    return sum(found.values())
 
 
 def original_config(folder: Path) -> dict:

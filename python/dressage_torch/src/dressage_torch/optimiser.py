@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from .errors import invalid
+from .mesh import Ranks
 
 NUMBERS = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm")
 
@@ -51,20 +52,23 @@ def local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def copies(parameter: Tensor, world: int) -> int:
-    """How many ranks of the group hold the same part of a parameter."""
+def copies(parameter: Tensor, ranks: int) -> int:
+    """How many of the ranks of a stage hold the same part of a parameter."""
     if not isinstance(parameter, DTensor):
-        return world
+        return ranks
     mesh = parameter.device_mesh
     parts = math.prod(mesh.size(dim) for dim, placed in enumerate(parameter.placements) if not placed.is_replicate())
-    return world // parts
+    return ranks // parts
 
 
 class Optimiser:
-    """State of AdamW for the trained parameters of a model, by name."""
+    """State of AdamW for the trained parameters of a stage of a model, by name. The one that is `tied` between the first stage and
+    the last moves alike on both.
+    """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], world: int) -> None:
-        self.parameters, self.world = parameters, world
+    def __init__(self, parameters: dict[str, nn.Parameter], ranks: Ranks, tied: str | None) -> None:
+        self.parameters, self.ranks = parameters, ranks
+        self.tied = tied if tied in parameters else None
         self.first: dict[str, Tensor] = {}
         self.second: dict[str, Tensor] = {}
         self.steps = 0
@@ -92,15 +96,19 @@ class Optimiser:
                 found[name] = local(gradient.redistribute(placements=parameter.placements))
             else:
                 found[name] = local(gradient)
+        if self.tied:
+            self.ranks.pipeline.sum_ends(found[self.tied], self.ranks.device)
         return found
 
     def norm(self, gradients: dict[str, Tensor], control: dist.ProcessGroup) -> float:
         """Norm of the gradient of all ranks, in f64; the same bits on each."""
         squares = 0.0
         for name, gradient in gradients.items():
+            if name == self.tied and not self.ranks.pipeline.first:
+                continue
             total = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-            squares += total.item() / copies(self.parameters[name], self.world)
-        gathered = [torch.zeros(1, dtype=torch.float64) for _ in range(self.world)]
+            squares += total.item() / copies(self.parameters[name], self.ranks.shape.stage)
+        gathered = [torch.zeros(1, dtype=torch.float64) for _ in range(self.ranks.shape.world)]
         dist.all_gather(gathered, torch.tensor([squares], dtype=torch.float64), group=control)
         return math.sqrt(sum(part.item() for part in gathered))
 

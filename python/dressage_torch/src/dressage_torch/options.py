@@ -27,6 +27,7 @@ class Options:
     tp: int
     cp: int
     ep: int
+    pp: int
     attention: str
     recompute: bool
     offload: bool
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument("--tp", type=int, default=1, help="tensor parallel ranks")
     shape.add_argument("--cp", type=int, default=1, help="context parallel ranks")
     shape.add_argument("--ep", type=int, default=1, help="expert parallel ranks")
+    shape.add_argument("--pp", type=int, default=1, help="stages of a pipeline, each with a run of the layers")
     shape.add_argument(
         "--attention", choices=("auto", "dense", "flex"), default="auto", help="auto: flex on CUDA, else dense"
     )

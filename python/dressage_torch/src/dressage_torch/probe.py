@@ -5,6 +5,8 @@ It finds what would train silently wrong: layers that see tokens by other ways t
 after the head, an attention kernel that is off.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -32,18 +34,45 @@ def tree(vocabulary: int) -> tuple[TreeBatch, list[np.ndarray]]:
     return batch, [np.concatenate([trunk, branch]) for branch in branches]
 
 
+def _plain(model, states: torch.Tensor | None, tokens: torch.Tensor, last: bool) -> tuple[torch.Tensor]:
+    """Hidden states of a sequence, or on the last stage the log-probabilities of its tokens but the first."""
+    found = model.plain(tokens, states, last)
+    return (found.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0].contiguous() if last else found,)
+
+
+def _check_stage(learner: Learner, compute: torch.dtype) -> None:
+    """Raises `StartError` where a stage would change hidden states elsewhere than in its layers, as a scale of embeddings does
+    which a model applies outside of them: once for every stage.
+    """
+    model, device = learner.model, learner.ranks.device
+    states = torch.linspace(-2.0, 3.0, 3 * model.config.hidden_size).view(3, -1).to(device, compute)
+    try:
+        same = torch.equal(model.without_layers(states), states)
+    except (TypeError, ValueError, AttributeError) as odd:
+        raise StartError(f"a {model.config.model_type} cannot be cut into stages: {odd}; leave out --pp") from None
+    if not same:
+        raise StartError(
+            f"a {model.config.model_type} changes hidden states outside of its layers, which every stage would do again; "
+            "leave out --pp"
+        )
+
+
 @torch.no_grad()
 def check(learner: Learner, compute: torch.dtype) -> None:
     """Raises `StartError` on rank 0 where a log-probability differs by more than the bound."""
-    model, device = learner.model, learner.ranks.device
+    model, ranks = learner.model, learner.ranks
+    if ranks.pipeline.size > 1:
+        _check_stage(learner, compute)
     batch, paths = tree(model.config.vocab_size)
     ours = learner.evaluate(batch, "logprobs")
     theirs = []
     for path in paths:
-        tokens = torch.from_numpy(path).to(device)
-        (logits,) = model(None, lambda model, _, tokens=tokens: (model.plain_logits(tokens),))
-        theirs.append(logits.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0].cpu())
-    model.reshard()
+        tokens = torch.from_numpy(path).to(ranks.device)
+        then = partial(_plain, tokens=tokens, last=ranks.pipeline.last)
+        _, found = learner.through_stage(None, len(path), then)
+        logprobs = found[0] if ranks.pipeline.last else torch.empty(len(path) - 1, device=ranks.device)
+        theirs.append(ranks.pipeline.share(logprobs, ranks.pipeline.size - 1).cpu())
+    learner.pass_done()
     if ours is None:
         return
     wanted = torch.cat([theirs[0], theirs[1][TRUNK - 1 :]])

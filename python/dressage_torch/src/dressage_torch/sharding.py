@@ -34,7 +34,9 @@ def shard(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh, precision
         if getattr(module, "_is_expert_parallel", False):
             fully_shard(module, mesh=expert_mesh, **options)
     for layer in model.base_model.layers:
-        fully_shard(layer, mesh=mesh, **options)
+        # Layers of other stages are empty.
+        if next(layer.parameters(), None) is not None:
+            fully_shard(layer, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -46,6 +46,8 @@ pub struct TorchKeys {
     pub cp: u32,
     /// Ranks that share experts.
     pub ep: u32,
+    /// Stages of a pipeline, each with a run of the layers.
+    pub pp: u32,
     /// Further arguments of `dressage_torch`.
     pub args: Vec<String>,
     /// Names of environment variables that the processes get besides the usual ones.
@@ -77,6 +79,7 @@ impl Default for TorchKeys {
             tp: 1,
             cp: 1,
             ep: 1,
+            pp: 1,
             args: Vec::new(),
             environment: Vec::new(),
             start_seconds: 600.0,
