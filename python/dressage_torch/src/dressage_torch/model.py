@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
@@ -18,6 +19,7 @@ from .attention import NAME
 from .errors import StartError
 from .layout import Layout
 from .mesh import Ranks
+from .optimiser import local
 from .sharding import Precision, shard
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -115,11 +117,27 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
         output_loading_info=True,
     )
     _check_report(folder, report)
-    if shape.world == 1:
+    if shape.world > 1:
+        _leave_files(model)
+    else:
         model.to(ranks.device)
+        _leave_files(model)
         alone = init_device_mesh(ranks.device.type, (1,))
         shard(model, alone, alone, precision)
     return _settle(model, value_head, frozen, precision)
+
+
+def _leave_files(model: nn.Module) -> None:
+    """Copies what lies in the file that it was read from: such memory cannot be given back (shelf.py)."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        part = local(tensor)
+        if part.untyped_storage().resizable():
+            continue
+        if isinstance(tensor, DTensor):
+            # FSDP2 looks for it at the first forward pass.
+            tensor._local_tensor = part.clone()
+        else:
+            tensor.data = part.clone()
 
 
 def _check_report(folder: Path, report: dict) -> None:
