@@ -14,11 +14,11 @@ use dressage_policy::awake::{sleep, within};
 use dressage_policy::{Learner, LoraOptions, Precision, Sampler, TokenBytes};
 use dressage_remote::{
     GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
-    ServerOptions, TokenizerProbe,
+    ServerOptions, Sharer, TokenizerProbe, Turns,
 };
 use dressage_text::{Chat, Vocabulary};
 use dressage_trainer::Companions;
-use dressage_trainer::recipe::{InFlightKey, Recipe, SamplersKeys, ServersKeys, WeightsKey};
+use dressage_trainer::recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
@@ -53,6 +53,15 @@ pub struct Wants<'a> {
     pub companions: &'a Companions,
     /// The processes that hold its weights, where they are elsewhere.
     pub group: Option<&'a RemoteLearner>,
+    /// The devices of these processes, where servers have them by turns.
+    pub turns: Option<&'a Arc<Turns>>,
+}
+
+/// Devices that the learner of a recipe and its samplers have by turns, where they are to.
+pub fn turns(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Turns>> {
+    let samplers = recipe.cluster.samplers.as_ref()?.servers();
+    let is_shared = recipe.cluster.placement == Placement::Shared;
+    is_shared.then(|| Turns::new(Arc::new(group.clone()), samplers.start_within()))
 }
 
 /// Parts of a policy that is sampled by servers: they take the place of its own.
@@ -85,16 +94,24 @@ pub async fn start(
     let options = ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
     let dim = Style::stderr().dim("sampler");
     let (mut members, mut processes) = (Vec::new(), Vec::new());
+    let model = folder.join("model");
     if keys.start {
-        let model = folder.join("model");
         write_model(&model, wants, &learner).await?;
+    }
+    if let Some(turns) = wants.turns {
+        turns.make_room().await?;
+    }
+    if keys.start {
         for number in 0..keys.count {
             let backend = push.as_ref().map(|push| push.backend());
-            let spec = Spec::new(samplers, wants, &folder, &model, number, recipe.engine.precision, backend)?;
+            let precision = recipe.engine.precision;
+            let sleeps = wants.turns.is_some();
+            let spec = Spec::new(samplers, wants, &folder, &model, number, precision, backend, sleeps)?;
             eprintln!("{dim} {}, its log is {}", spec.name, screen::path(&spec.log));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             members.push((spec.name.clone(), server));
-            processes.push(Process::start(spec, Keeper::this()?));
+            let may = wants.turns.map(|turns| turns.starts());
+            processes.push(Process::start(spec, Keeper::this()?, may));
         }
     }
     let urls = keys.urls.iter().cloned().chain(listed(&keys.urls_file)?);
@@ -103,20 +120,32 @@ pub async fn start(
         members.push((url, server));
     }
     let patience = if keys.start { keys.start_within() } else { options.silence };
-    await_one(&members, &processes, patience).await?;
+    // One that is still starting could not be put to sleep.
+    await_servers(&members, &processes, patience, wants.turns.is_some()).await?;
     for (name, server) in &members {
         // Others may still be starting; those that are there say who they are.
         if let Some(Ok(what)) = within_a_moment(server.look()).await {
             eprintln!("{dim} {name}: {what}");
         }
     }
-    let given: BTreeSet<String> = members.iter().map(|(name, _)| name.clone()).collect();
+    let given: Vec<String> = members.iter().map(|(name, _)| name.clone()).collect();
+    let lives: Vec<_> = processes.iter().map(Process::lives).collect();
+    let shared: Vec<Server> = members.iter().map(|(_, server)| server.clone()).collect();
     let router = Arc::new(router(keys, wants.name, text_tokens, members)?.holding(processes));
+    let learner: Arc<dyn Learner> = Arc::new(publishing);
+    if let Some(turns) = wants.turns {
+        let lives = lives.into_iter().map(Some).chain(std::iter::repeat(None));
+        let sharer = |((name, server), lives)| Sharer { name, server, lives };
+        let sharers = given.into_iter().zip(shared).zip(lives).map(sharer);
+        turns.share(router.clone(), sharers.collect(), push)?;
+        return Ok(Some(Elsewhere { sampler: turns.sampler(router), learner }));
+    }
     if !keys.urls_file.as_os_str().is_empty() {
         let fixed = keys.urls.iter().cloned().collect();
+        let given = given.into_iter().collect();
         tokio::spawn(follow(keys.urls_file.clone(), Arc::downgrade(&router), options, fixed, given));
     }
-    Ok(Some(Elsewhere { sampler: router, learner: Arc::new(publishing) }))
+    Ok(Some(Elsewhere { sampler: router, learner }))
 }
 
 /// Has servers join and leave a router as the lines of a file come and go, for as long as there is the
@@ -193,6 +222,7 @@ fn options(samplers: &SamplersKeys, wants: &Wants<'_>, tokens: Vec<u32>) -> Serv
         tokens: Some(Arc::new(Vocabulary::new(wants.chat.tokenizer())) as Arc<dyn TokenBytes>),
         tokenizer: TokenizerProbe { text: wants.chat.tokenizer().decode(&tokens), tokens },
         tolerance: keys.tolerance,
+        sleeps: wants.turns.is_some(),
         answer: seconds(keys.answer_seconds),
         silence: seconds(keys.silent_seconds),
         adopt: seconds(keys.adopt_seconds),
@@ -223,26 +253,31 @@ async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner
     Ok(())
 }
 
-/// Waits until a server can be asked.
+/// Waits until a server can be asked, or `all` of them.
 ///
 /// # Errors
-/// When one was started in a way that does not do, has died at its start, or none answers in time.
-async fn await_one(
+/// When one was started in a way that does not do, has died at its start, or does not answer in time.
+async fn await_servers(
     members: &[(String, Server)],
     processes: &[Process],
     patience: Duration,
+    all: bool,
 ) -> anyhow::Result<()> {
     let mut last = String::new();
     let found = within(patience, async {
         loop {
+            let mut answering = 0;
             for (name, server) in members {
                 match server.look().await {
-                    Ok(_) => return Ok(()),
+                    Ok(_) => answering += 1,
                     Err(error) if error.may_pass() => last = format!(": {error}"),
                     Err(error) => {
                         return Err(unusable(format!("the sampler {name} cannot be used: {error}")));
                     }
                 }
+            }
+            if answering == members.len() || (answering > 0 && !all) {
+                return Ok(());
             }
             if let Some(why) = processes.iter().find_map(Process::died_at_start) {
                 return Err(unusable(why));
@@ -250,9 +285,10 @@ async fn await_one(
             sleep(LOOK).await;
         }
     });
+    let who = if all { "not every sampler" } else { "no sampler" };
     found
         .await
-        .unwrap_or_else(|| Err(anyhow::anyhow!("no sampler answered within {} s{last}", patience.as_secs())))
+        .unwrap_or_else(|| Err(anyhow::anyhow!("{who} answered within {} s{last}", patience.as_secs())))
 }
 
 fn router(

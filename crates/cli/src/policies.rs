@@ -10,7 +10,7 @@ use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
 use dressage_engine::{Engine, EngineOptions, Fingerprint, MemoryPlan, PlannedAdapter};
 use dressage_model::ModelFiles;
 use dressage_policy::LoraOptions;
-use dressage_remote::{Mixture, RemoteLearner};
+use dressage_remote::{Mixture, RemoteLearner, Turns};
 use dressage_text::Chat;
 use dressage_trainer::recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
@@ -70,6 +70,12 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
     let others = external::others(recipe)?;
     let models = models(recipe)?;
     let elsewhere = learner_elsewhere(recipe, &models).await?;
+    let turns = elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::turns(recipe, elsewhere.group()));
+    // Whatever asks for the devices of the group does so in its turn.
+    let in_turn = |learner| match &turns {
+        Some(turns) => turns.learner(learner),
+        None => learner,
+    };
     let mut policies = Vec::new();
     let (mut fingerprint, mut model_files) = (None, Vec::new());
     // Memory of the models before counts for those after.
@@ -88,9 +94,9 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
                 sampler: Arc::new(policy.clone()),
                 learns: wanted.trained.then(|| match elsewhere.as_ref().filter(|_| wanted.elsewhere) {
                     Some(elsewhere) => Learns {
-                        learner: elsewhere.policy(),
-                        reference: wanted.reference.then(|| elsewhere.reference()),
-                        critic: wanted.critic.then(|| elsewhere.critic()),
+                        learner: in_turn(elsewhere.policy()),
+                        reference: wanted.reference.then(|| in_turn(elsewhere.reference())),
+                        critic: wanted.critic.then(|| in_turn(elsewhere.critic())),
                         companions: companions.clone(),
                     },
                     None => Learns {
@@ -102,7 +108,8 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
                 }),
             };
             let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Elsewhere::group);
-            sampled_elsewhere(recipe, model, wanted, &chat, group, &mut policy).await?;
+            let of_group = (group, turns.as_ref());
+            sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy).await?;
             policies.push(policy);
         }
     }
@@ -185,7 +192,7 @@ async fn sampled_elsewhere(
     model: &Model,
     wanted: &Wanted,
     chat: &Chat,
-    group: Option<&RemoteLearner>,
+    (group, turns): (Option<&RemoteLearner>, Option<&Arc<Turns>>),
     policy: &mut Policy,
 ) -> anyhow::Result<()> {
     let Some(learns) = &mut policy.learns else { return Ok(()) };
@@ -197,6 +204,7 @@ async fn sampled_elsewhere(
         chat,
         companions: &learns.companions,
         group,
+        turns,
     };
     if let Some(elsewhere) = cluster_samplers::start(recipe, &wants, learns.learner.clone()).await? {
         policy.sampler = elsewhere.sampler;

@@ -39,6 +39,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     // Nothing is sampled: what was is in the record.
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
+    trained.cluster.placement = dressage_trainer::recipe::Placement::Apart;
     let Started { policies, fingerprint, .. } =
         policies::start(&trained, begun, &Environments::default()).await?;
     numerics::compare(&args.run, &fingerprint);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_rl::{Evaluated, Loss};
@@ -270,6 +271,12 @@ pub trait Learner: Send + Sync {
     /// # Errors
     /// When a file is missing or does not fit the model, or the learner has stopped.
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
+
+    /// For how long devices that it shares with samplers have been handed over between them so far; `None`
+    /// where it shares none.
+    fn handed_over(&self) -> Option<Duration> {
+        None
+    }
 
     /// Makes the current weights those of `version`, and says where samplers get them: each that draws from
     /// this policy is then to [adopt](crate::Sampler::adopt) them.

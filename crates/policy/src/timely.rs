@@ -115,6 +115,10 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.load(folder, with_optimiser), what).await
     }
 
+    fn handed_over(&self) -> Option<Duration> {
+        self.policy.handed_over()
+    }
+
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         let what = || format!("the weights to be published as version {version}");
         self.wait(self.policy.publish(version), what).await

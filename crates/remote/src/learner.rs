@@ -28,6 +28,7 @@ use dressage_tree::TreeBatch;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::devices::{Moved, Offloads};
 use crate::push::{Broadcasts, Opened, Opening, Sent};
 use batch::{put_batch, put_paths, put_uncut};
 pub use description::{CRITIC, Described, Description, Expected, GroupLayout, POLICY, REFERENCE};
@@ -318,6 +319,23 @@ impl Broadcasts for RemoteLearner {
         let body = Body::new(json!({ "group": group }));
         let answer = self.ask("push_send", body, &|_| format!("weights to be sent to {group}")).await?;
         serde_json::from_value(answer.json).map_err(|error| self.wrong("push_send", &error.to_string()))
+    }
+}
+
+/// Weights and moments of all learners of the group at once.
+#[async_trait]
+impl Offloads for RemoteLearner {
+    async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError> {
+        let body = Body::new(json!({ "keeps_weights": keeps_weights }));
+        let what = |_| "weights and moments to be moved to the memory of the host".into();
+        let answer = self.ask("offload", body, &what).await?;
+        serde_json::from_value(answer.json).map_err(|error| self.wrong("offload", &error.to_string()))
+    }
+
+    async fn onload(&self) -> Result<Moved, PolicyError> {
+        let what = |_| "weights and moments to be moved back to the devices".into();
+        let answer = self.ask("onload", Body::new(json!({})), &what).await?;
+        serde_json::from_value(answer.json).map_err(|error| self.wrong("onload", &error.to_string()))
     }
 }
 

@@ -39,6 +39,8 @@
 //! PyTorch's: it is asked for every verb over HTTP, and does what it is asked once, although an answer may
 //! get lost.
 //!
+//! [`Turns`] are taken at devices that servers and a learner share: one side sleeps while the other works.
+//!
 //! A [`Mixture`] says which policy plays a role of an attempt, as a function of seed, stream and role.
 //!
 //! Guarantees: a token is handed out once, in order, and drawn with weights that are no older than the
@@ -47,6 +49,7 @@
 //! member stood still. Keys are shown nowhere. Not here: serving over HTTP, and what policies are asked.
 
 mod calls;
+mod devices;
 mod external;
 mod learner;
 mod mixture;
@@ -54,7 +57,9 @@ mod publish;
 mod push;
 mod router;
 mod server;
+mod turns;
 
+pub use devices::{Moved, Offloads};
 pub use external::{
     CalledTool, ChatEvent, ChatParams, ChatReply, ChatRequest, ChatStream, Endpoint, External, ExternalError,
     ExternalOptions, Finish, Service, ServiceOptions, Usage,
@@ -68,3 +73,4 @@ pub use publish::Publishing;
 pub use push::{Broadcasts, GroupBackend, Meeting, Opened, Opening, Pushing, Rendezvous, Sent};
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};
 pub use server::{InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe};
+pub use turns::{Sharer, Turns};

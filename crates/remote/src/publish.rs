@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_policy::{
@@ -164,6 +165,10 @@ impl Learner for Publishing {
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
         self.withdraw().await;
         self.learner.load(folder, with_optimiser).await
+    }
+
+    fn handed_over(&self) -> Option<Duration> {
+        self.learner.handed_over()
     }
 
     /// Weights that lie in memory are written as a folder; one that the learner has written on this machine

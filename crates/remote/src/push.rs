@@ -164,6 +164,11 @@ impl Pushing {
         *self.offered.lock().await = None;
     }
 
+    /// Whether servers may have this version.
+    pub(crate) async fn offers(&self, version: u64) -> bool {
+        *self.offered.lock().await == Some(version)
+    }
+
     /// Waits until no other push is under way. `None` where the version is not to be had in this way.
     pub(crate) async fn turn(&self, version: u64) -> Option<Turn<'_>> {
         let offered = self.offered.lock().await;

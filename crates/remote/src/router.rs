@@ -137,6 +137,12 @@ impl Router {
         self.gate.resume();
     }
 
+    /// Has no member probed until the next adoption: they have given their devices to others. Calls go on to
+    /// be given to them, and wait there.
+    pub(crate) fn rest(&self) {
+        self.pool.rest();
+    }
+
     /// Admits no more calls, and waits until those that were admitted have ended.
     ///
     /// # Errors

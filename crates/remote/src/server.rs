@@ -18,7 +18,11 @@
 //! **Draws** depend on seed, stream and place, and, on these servers, also on what else is computed at the
 //! time: a reply that is asked for again is another one.
 //!
-//! Not here: several servers (a [`Router`](crate::Router)), starting servers.
+//! A server may **sleep**: it has then given the memory of its devices back, and its weights with it.
+//! Requests wait until it has adopted weights again, which wakes it.
+//!
+//! Not here: several servers (a [`Router`](crate::Router)), whose turn it is ([`Turns`](crate::Turns)),
+//! starting servers.
 
 mod adopt;
 mod call;
@@ -28,12 +32,13 @@ mod http;
 mod options;
 mod receive;
 mod sglang;
+mod sleep;
 mod stops;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod vllm;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -43,13 +48,15 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::calls::Calls;
-use adopt::Adopted;
+use crate::devices::Wakes;
 pub use adopt::ProbeDifference;
+use adopt::{Adopted, label_of};
 use call::Call;
 use dialect::{Dialect, Facts};
 pub(crate) use folder::{PROBE, ProbeFile};
 use http::Http;
 pub use options::{InFlight, ServerKind, ServerOptions, TokenizerProbe};
+use sleep::Sleep;
 
 /// A server as a sampler. Clones are the same.
 #[derive(Clone)]
@@ -63,8 +70,11 @@ struct Inner {
     calls: Calls,
     /// Weights that requests are asked under; `None` while they are replaced.
     gate: watch::Sender<Gate>,
-    /// Held by whoever replaces weights.
+    /// Held by whoever replaces weights, or has it sleep.
     adopting: tokio::sync::Mutex<()>,
+    sleep: Mutex<Sleep>,
+    /// Whoever wakes it when it is asked in its sleep.
+    wakes: Mutex<Option<Weak<dyn Wakes>>>,
     paused: Mutex<Paused>,
     /// Events that came, of all replies.
     progress: std::sync::atomic::AtomicU64,
@@ -76,8 +86,10 @@ struct Inner {
 struct Gate {
     /// How often weights were replaced, or tried to be.
     changes: u64,
-    /// Whether they are being replaced.
+    /// Whether they are being replaced, or it sleeps.
     is_closed: bool,
+    /// Whether it has no weights before it is woken.
+    is_asleep: bool,
     /// Weights that the server has, as a whole.
     weights: Option<Arc<Adopted>>,
 }
@@ -112,6 +124,8 @@ impl Server {
             calls: Calls::default(),
             gate: watch::Sender::new(Gate::default()),
             adopting: tokio::sync::Mutex::new(()),
+            sleep: Mutex::default(),
+            wakes: Mutex::default(),
             paused: Mutex::default(),
             progress: 0.into(),
             difference: Mutex::default(),
@@ -142,11 +156,15 @@ impl Inner {
         if let Some(facts) = &*known {
             return Ok(Arc::clone(facts));
         }
+        self.rouse().await?;
         if self.dialect.is_paused(&self.http, self.options.answer).await {
             warn!(server = self.http.name, "it was left paused, and is resumed");
             self.dialect.resume(&self.http, self.options.answer).await?;
         }
         let facts = Arc::new(self.dialect.look(&self.http, &self.options).await?);
+        if self.options.sleeps {
+            self.dialect.check_sleeps(&self.http, self.options.answer).await?;
+        }
         *known = Some(Arc::clone(&facts));
         Ok(facts)
     }

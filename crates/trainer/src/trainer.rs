@@ -115,6 +115,8 @@ pub struct Trainer {
     pub(crate) position: Position,
     pub(crate) evals: Vec<EvalResult>,
     troubles: Troubles,
+    /// For how long shared devices had been handed over when the last step was done.
+    turned: Duration,
     sinks: Vec<Box<dyn Sink>>,
     folder: RunFolder,
 }
@@ -231,6 +233,7 @@ impl Trainer {
             position,
             evals: Vec::new(),
             troubles: Troubles::default(),
+            turned: Duration::ZERO,
             teachers,
             sinks,
             folder,
@@ -329,6 +332,7 @@ impl Trainer {
                 let (mut metrics, attempts) = run.step(self, step, observer, stop).instrument(span).await?;
                 let retried = self.note_troubles(&attempts, observer).await?;
                 metrics.add("training/retried", retried as f64);
+                self.add_turns(&mut metrics);
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
@@ -337,6 +341,15 @@ impl Trainer {
             }
         }
         Ok(())
+    }
+
+    /// Adds for how long devices that learner and samplers share were handed over since the step before.
+    fn add_turns(&mut self, metrics: &mut Metrics) {
+        let of_each = self.policies.trained().filter_map(|(_, learns)| learns.learner.handed_over());
+        if let Some(now) = of_each.reduce(|a, b| a + b) {
+            metrics.add("timing_s/turns", now.saturating_sub(self.turned).as_secs_f64());
+            self.turned = now;
+        }
     }
 
     /// Whether the evaluation at hand reached the success at which a phase ends. Where the record has a

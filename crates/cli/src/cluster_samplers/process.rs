@@ -10,6 +10,7 @@ use dressage_policy::Precision;
 use dressage_policy::environment::passed;
 use dressage_remote::GroupBackend;
 use dressage_trainer::recipe::SamplersKeys;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
@@ -44,7 +45,7 @@ pub(super) struct Spec {
 
 impl Spec {
     /// The server of this number, from 0, with a model's folder; one that is sent weights over `backend`,
-    /// where it is given.
+    /// where it is given, and one that `sleeps` now and then.
     ///
     /// # Errors
     /// When no port is free, or the folder of the run cannot be written.
@@ -56,6 +57,7 @@ impl Spec {
         number: usize,
         precision: Precision,
         backend: Option<GroupBackend>,
+        sleeps: bool,
     ) -> anyhow::Result<Self> {
         let keys = samplers.servers();
         let port = child::free_port(Ipv4Addr::LOCALHOST)
@@ -91,6 +93,9 @@ impl Spec {
                     let config = serde_json::json!({ "backend": backend.name() }).to_string();
                     add(&["--weight-transfer-config", &config]);
                 }
+                if sleeps && !has("--enable-sleep-mode") {
+                    add(&["--enable-sleep-mode"]);
+                }
                 if keys.gpus > 1 {
                     add(&["--tensor-parallel-size", &text(&keys.gpus)]);
                 }
@@ -101,6 +106,9 @@ impl Spec {
             }
             SamplersKeys::Sglang(_) => {
                 add(&["sglang.launch_server", "--model-path", &model, "--context-length", &context]);
+                if sleeps && !has("--enable-memory-saver") {
+                    add(&["--enable-memory-saver"]);
+                }
                 if keys.gpus > 1 {
                     add(&["--tp-size", &text(&keys.gpus)]);
                 }
@@ -150,6 +158,7 @@ impl Spec {
 /// A server that is looked after, until this is dropped.
 pub(super) struct Process {
     task: JoinHandle<()>,
+    lives: watch::Receiver<bool>,
     died: Arc<Mutex<Option<String>>>,
 }
 
@@ -161,11 +170,18 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Starts a server, and again whenever it dies.
-    pub fn start(spec: Spec, keeper: Keeper) -> Self {
+    /// Starts a server, and again whenever it dies. One that has its devices by turns is started while `may`
+    /// says that this is its turn.
+    pub fn start(spec: Spec, keeper: Keeper, may: Option<watch::Receiver<bool>>) -> Self {
         let died = Arc::<Mutex<Option<String>>>::default();
-        let task = tokio::spawn(keep(spec, keeper, Arc::clone(&died)));
-        Process { task, died }
+        let (lives, watched) = watch::channel(false);
+        let task = tokio::spawn(keep(spec, keeper, Arc::clone(&died), may, lives));
+        Process { task, lives: watched, died }
+    }
+
+    /// Says whether there is a process.
+    pub fn lives(&self) -> watch::Receiver<bool> {
+        self.lives.clone()
     }
 
     /// Why it died before it had run for a while, where it did.
@@ -174,10 +190,33 @@ impl Process {
     }
 }
 
-/// Looks after a server for ever.
-async fn keep(spec: Spec, keeper: Keeper, died: Arc<Mutex<Option<String>>>) {
-    let mut wait = Duration::from_secs(1);
+/// Waits until a server may be started, and takes note of that: of whoever ends the turn at this moment, one
+/// finds the other out. Returns `false` where it never will be.
+async fn begins(may: &mut Option<watch::Receiver<bool>>, lives: &watch::Sender<bool>) -> bool {
     loop {
+        if let Some(may) = may
+            && may.wait_for(|may| *may).await.is_err()
+        {
+            return false;
+        }
+        lives.send_replace(true);
+        if may.as_ref().is_none_or(|may| *may.borrow()) {
+            return true;
+        }
+        lives.send_replace(false);
+    }
+}
+
+/// Looks after a server for ever.
+async fn keep(
+    spec: Spec,
+    keeper: Keeper,
+    died: Arc<Mutex<Option<String>>>,
+    mut may: Option<watch::Receiver<bool>>,
+    lives: watch::Sender<bool>,
+) {
+    let mut wait = Duration::from_secs(1);
+    while begins(&mut may, &lives).await {
         let begun = Instant::now();
         let started = match child::log(&spec.log) {
             Ok(log) => keeper.serve(&spec.command, &spec.folder, spec.environment.clone(), log).await,
@@ -190,6 +229,7 @@ async fn keep(spec: Spec, keeper: Keeper, died: Arc<Mutex<Option<String>>>) {
             }
             Err(why) => why,
         };
+        lives.send_replace(false);
         if begun.elapsed() >= SETTLED {
             wait = Duration::from_secs(1);
         } else {

@@ -148,6 +148,20 @@ async fn nothing_is_learnt_twice() {
     assert_eq!(group.shared.learners.lock().unwrap()["policy"].weights(), here.weights());
 }
 
+#[tokio::test]
+async fn a_group_leaves_its_devices_once_although_its_answer_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let (group, there) = start(folder.path()).await;
+    group.fault("offload", Fault::LoseAnswer);
+    let moved = there.offload(true).await.unwrap();
+    assert_eq!((moved.bytes, group.done("offload")), (8, 1));
+    assert_eq!(there.offload(false).await.unwrap().bytes, 12);
+    assert_eq!(there.onload().await.unwrap(), Moved { bytes: 12, seconds: 0.5 });
+    group.fault("onload", Fault::Fail);
+    let error = there.onload().await.unwrap_err();
+    assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
+}
+
 /// One that was started again has lost what it held: no further call is made, whatever it would answer.
 #[tokio::test]
 async fn a_learner_that_was_started_again_is_found_out() {

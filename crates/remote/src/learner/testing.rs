@@ -281,6 +281,11 @@ impl Shared {
                 *self.version.lock().unwrap() = Some(version);
                 reply.json = json!({ "weights": WeightsRef { version, at: WeightsAt::Manifest(manifest) } });
             }
+            "offload" => {
+                let keeps: bool = body.take("keeps_weights").map_err(invalid)?;
+                reply.json = json!({ "bytes": if keeps { 8 } else { 12 }, "seconds": 0.5 });
+            }
+            "onload" => reply.json = json!({ "bytes": 12, "seconds": 0.5 }),
             other => return Ok(refusal(404, "unknown", format!("there is no verb {other}"))),
         }
         Ok((200, reply.to_bytes().unwrap()))

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dressage_policy::awake::within;
 use dressage_policy::{Completion, PolicyError, SampleRequest, Sampler, SamplingParams, WeightsRef};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -24,6 +24,8 @@ pub(crate) struct Pool {
     weights: Mutex<Weights>,
     /// Told when a member serves again.
     returned: Notify,
+    /// Whether members have given their devices to others, until they adopt weights again.
+    rests: watch::Sender<bool>,
 }
 
 /// Weights that members are to have.
@@ -76,6 +78,15 @@ impl Fault {
     }
 }
 
+/// Members rest no more when this is dropped.
+struct Rested<'a>(&'a Pool);
+
+impl Drop for Rested<'_> {
+    fn drop(&mut self) {
+        self.0.rests.send_replace(false);
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -90,6 +101,7 @@ impl Pool {
             options,
             weights: Mutex::default(),
             returned: Notify::new(),
+            rests: watch::Sender::new(false),
         }
     }
 
@@ -113,6 +125,21 @@ impl Pool {
         let member = Arc::new(Member::joining(members.len(), name, sampler, &self.options));
         members.push(Arc::clone(&member));
         Some(member)
+    }
+
+    /// Has nobody looked after until members adopt weights: they have no devices meanwhile.
+    pub fn rest(&self) {
+        self.rests.send_replace(true);
+    }
+
+    fn is_resting(&self) -> bool {
+        *self.rests.borrow()
+    }
+
+    /// Waits until members rest, or do no longer.
+    async fn until(&self, rests: bool) {
+        // The sender is this pool's own.
+        self.rests.subscribe().wait_for(|now| *now == rests).await.ok();
     }
 
     /// Gives a member no more calls, for ever; those that it has go on. Returns whether there was one of this
@@ -241,6 +268,7 @@ impl Pool {
     /// When none has adopted them: all with their reasons. Nobody is quarantined then, since the weights may
     /// be at fault.
     pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let rested = Rested(self);
         let (asked, before) = {
             let mut known = lock(&self.weights);
             let before = known.newest.replace(weights.clone());
@@ -268,6 +296,7 @@ impl Pool {
                 (member, Err(error)) => missed.push((member, error)),
             }
         }
+        drop(rested);
         let all_gone = !adopted && missed.iter().all(|(_, error)| error.may_pass());
         if adopted || all_gone {
             for (member, error) in &missed {
@@ -314,9 +343,13 @@ impl Pool {
     pub async fn watch(self: Arc<Self>, member: Arc<Member>) {
         let mut progress = 0;
         while !member.has_left() {
+            self.until(false).await;
             tokio::select! {
                 () = tokio::time::sleep_until(member.due()) => {}
                 () = member.nudged.notified() => continue,
+            }
+            if self.is_resting() {
+                continue;
             }
             // One that is drawing needs no probe.
             let before = std::mem::replace(&mut progress, member.progress());
@@ -335,6 +368,9 @@ impl Pool {
         loop {
             let newest = self.resync(member).await?;
             self.probe(member).await?;
+            if self.is_resting() {
+                return Ok(());
+            }
             let known = lock(&self.weights);
             // Weights that were published meanwhile were sent to those alone who were not in quarantine.
             if member.health() == Health::Quarantined && known.newest != newest {
@@ -360,6 +396,9 @@ impl Pool {
         // Before the member is asked: it may adopt weights at this moment.
         let (adopted, adoptions) = (lock(&self.weights).adopted, member.adoptions());
         let has = version().await?;
+        if self.is_resting() {
+            return Ok(None);
+        }
         let stands = adoptions.is_some() && member.adoptions() == adoptions;
         if !stands && member.health() != Health::Quarantined {
             // Whoever has it adopt weights sees what comes of that.
@@ -405,6 +444,8 @@ impl Pool {
         let limit = self.options.probe_within;
         tokio::select! {
             biased;
+            // Its devices are to be given away: it is not woken by this.
+            () = self.until(true) => Ok(()),
             reply = draws => match reply?.logprobs[..] {
                 [logprob] if logprob.is_finite() => Ok(()),
                 [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),

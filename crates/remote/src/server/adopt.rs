@@ -44,7 +44,7 @@ pub struct ProbeDifference {
 }
 
 /// A group that a server has joined, and the right to have weights sent into it.
-struct Joined<'a> {
+pub(super) struct Joined<'a> {
     turn: Turn<'a>,
     joint: Joint,
 }
@@ -52,7 +52,7 @@ struct Joined<'a> {
 /// The beginning of labels, by which weights are known as this program's.
 const LABEL: &str = "dressage";
 
-fn label_of(version: u64, sum: u32) -> String {
+pub(super) fn label_of(version: u64, sum: u32) -> String {
     format!("{LABEL}-{version}-{sum:08x}")
 }
 
@@ -67,7 +67,7 @@ struct Closed<'a>(&'a Inner);
 
 impl<'a> Closed<'a> {
     fn new(inner: &'a Inner) -> Self {
-        lock(&inner.paused).since = Some(Instant::now());
+        lock(&inner.paused).since.get_or_insert_with(Instant::now);
         inner.gate.send_modify(|gate| {
             gate.changes += 1;
             gate.is_closed = true;
@@ -83,7 +83,7 @@ impl Drop for Closed<'_> {
             let since = paused.since.take();
             paused.total += since.map(|since| since.elapsed()).unwrap_or_default();
         }
-        self.0.gate.send_modify(|gate| gate.is_closed = false);
+        self.0.gate.send_modify(|gate| (gate.is_closed, gate.is_asleep) = (false, false));
     }
 }
 
@@ -111,40 +111,24 @@ impl Inner {
     /// [`PolicyError::NotAdopted`] when the folder is not whole, or the server finds other numbers for it
     /// than the learner; when the server is gone, late or refuses. It has version 0 then.
     pub async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
-        let manifest = match &weights.at {
-            WeightsAt::Manifest(manifest) => manifest.clone(),
-            WeightsAt::Memory => {
-                return Err(PolicyError::NotAdopted(format!(
-                    "{} draws from weights in folders, and these were published in the learner's memory",
-                    self.http.name
-                )));
-            }
-            WeightsAt::Collective { group } => {
-                return Err(PolicyError::NotAdopted(format!(
-                    "{} draws from weights in folders, and has not joined the group {group:?}",
-                    self.http.name
-                )));
-            }
-        };
         let _alone = self.adopting.lock().await;
-        let (vocabulary, adapters) = (self.options.vocabulary, self.options.adapters);
-        let checked = tokio::task::spawn_blocking(move || Folder::check(&manifest, vocabulary, adapters));
-        let folder = checked.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let folder = self.folder(weights).await?;
+        self.look_again().await?;
         let before = self.gate.borrow().weights.clone();
         let is_the_same = match &before {
             Some(before) => self.has(before).await?,
-            None => false,
+            None => self.sleeps(),
         };
         if !is_the_same {
             // It was started again, perhaps in another way.
             *self.facts.lock().await = None;
         }
         let facts = self.facts().await?;
-        let joined = self.joined(weights.version, &facts).await;
+        let joined = if self.sleeps() { None } else { self.joined(weights.version, &facts).await };
         let closed = Closed::new(self);
         self.gate.send_modify(|gate| gate.weights = None);
         let begun = Instant::now();
-        let given = match adapters {
+        let given = match self.options.adapters {
             true => self.give_adapter(&folder, weights.version, &facts).await,
             false => self.give(&folder, weights.version, &facts, joined).await,
         };
@@ -160,15 +144,41 @@ impl Inner {
         );
         self.gate.send_modify(|gate| gate.weights = Some(Arc::new(given)));
         drop(closed);
-        if let Some(before) = before.filter(|_| adapters && self.options.in_flight == InFlight::Recompute) {
+        let is_replaced = self.options.adapters && self.options.in_flight == InFlight::Recompute;
+        if let Some(before) = before.filter(|_| is_replaced) {
             self.dialect.drop_adapter(&self.http, &before.label, self.options.answer).await.ok();
         }
         Ok(())
     }
 
+    /// The folder of weights, once it is found to be whole.
+    ///
+    /// # Errors
+    /// [`PolicyError::NotAdopted`] when it is not, or weights are not in one.
+    pub async fn folder(&self, weights: &WeightsRef) -> Result<Folder, PolicyError> {
+        let manifest = match &weights.at {
+            WeightsAt::Manifest(manifest) => manifest.clone(),
+            WeightsAt::Memory => {
+                return Err(PolicyError::NotAdopted(format!(
+                    "{} draws from weights in folders, and these were published in the learner's memory",
+                    self.http.name
+                )));
+            }
+            WeightsAt::Collective { group } => {
+                return Err(PolicyError::NotAdopted(format!(
+                    "{} draws from weights in folders, and has not joined the group {group:?}",
+                    self.http.name
+                )));
+            }
+        };
+        let (vocabulary, adapters) = (self.options.vocabulary, self.options.adapters);
+        let checked = tokio::task::spawn_blocking(move || Folder::check(&manifest, vocabulary, adapters));
+        checked.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+
     /// Has a server join a group over which it can be sent a version of the weights, while it still draws
     /// with older ones. `None` where they are to be had from their folder alone.
-    async fn joined(&self, version: u64, facts: &Facts) -> Option<Joined<'_>> {
+    pub async fn joined(&self, version: u64, facts: &Facts) -> Option<Joined<'_>> {
         let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
         let turn = push.turn(version).await?;
         let (dialect, within) = (&self.dialect, self.options.answer);
@@ -192,15 +202,15 @@ impl Inner {
     }
 
     /// Has a server that stands still take weights: those that are sent, or else those in the folder.
-    async fn take(
+    pub async fn take(
         &self,
         folder: &Folder,
         load: &Loading<'_>,
         joined: Option<Joined<'_>>,
     ) -> Result<(), PolicyError> {
         if let Some(Joined { turn, joint }) = joined {
-            let Loading { label, in_flight, within, .. } = *load;
-            let (keeps, answer) = (in_flight == InFlight::Keep, self.options.answer);
+            let Loading { label, keeps, within, .. } = *load;
+            let answer = self.options.answer;
             let push = Receiving { joint: &joint, label, keeps, within, answer };
             let sending = Box::pin(turn.send(&joint.opening.group));
             let sent = self.dialect.receive(&self.http, &push, sending).await;
@@ -230,17 +240,22 @@ impl Inner {
     ) -> Result<Adopted, PolicyError> {
         let (answer, in_flight) = (self.options.answer, self.options.in_flight);
         let label = label_of(version, folder.sum);
-        self.dialect.pause(&self.http, in_flight, answer).await?;
-        let load = Loading { facts, label: &label, in_flight, within: self.options.adopt };
-        let read = self.take(folder, &load, joined).await;
-        if read.is_err() && in_flight == InFlight::Keep {
-            // Replies that stand still must not go on over weights of which some are new.
-            self.dialect.pause(&self.http, InFlight::Recompute, answer).await.ok();
+        if self.sleeps() {
+            self.wake_with(folder, facts, &label).await?;
+        } else {
+            self.dialect.pause(&self.http, in_flight, answer).await?;
+            let keeps = in_flight == InFlight::Keep;
+            let load = Loading { facts, label: &label, keeps, within: self.options.adopt };
+            let read = self.take(folder, &load, joined).await;
+            if read.is_err() && keeps {
+                // Replies that stand still must not go on over weights of which some are new.
+                self.dialect.pause(&self.http, InFlight::Recompute, answer).await.ok();
+            }
+            // One that is left standing still hangs for ever, with whoever asks it.
+            let resumed = self.dialect.resume(&self.http, answer).await;
+            read?;
+            resumed?;
         }
-        // One that is left standing still hangs for ever, with whoever asks it.
-        let resumed = self.dialect.resume(&self.http, answer).await;
-        read?;
-        resumed?;
         let mark = self.dialect.label(&self.http, facts, answer).await?;
         if facts.labels && mark != label {
             return Err(PolicyError::NotAdopted(format!(
@@ -260,8 +275,7 @@ impl Inner {
         facts: &Facts,
     ) -> Result<Adopted, PolicyError> {
         let label = label_of(version, folder.sum);
-        let load =
-            Loading { facts, label: &label, in_flight: self.options.in_flight, within: self.options.adopt };
+        let load = Loading { facts, label: &label, keeps: true, within: self.options.adopt };
         if self.adapter_mark(&label).await? != label {
             self.dialect.load_adapter(&self.http, &folder.path, &load).await?;
         }

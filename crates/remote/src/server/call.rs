@@ -1,7 +1,7 @@
 //! One reply of a server.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use dressage_policy::awake::within;
 use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
@@ -121,21 +121,39 @@ impl Call {
         self.events.send(Ok(event)).ok();
     }
 
-    /// Waits until requests may go out, and says under which weights.
+    /// Waits until requests may go out, and says under which weights. One that sleeps is woken for that, as
+    /// soon as nobody else needs its devices.
     ///
     /// # Errors
-    /// When weights are being replaced for too long, or those that are there are older than the request asks
-    /// for.
+    /// When weights are being replaced for too long, the server cannot be woken, or the weights that are
+    /// there are older than the request asks for.
     async fn open(&mut self) -> Result<(u64, Arc<Adopted>), PolicyError> {
         let (server, least) = (Arc::clone(&self.server), self.request.least_version);
         let limit = server.options.adopt * 2;
-        let open = async { self.gate.wait_for(|gate| !gate.is_closed).await.map(|gate| gate.clone()) };
-        let gate = match within(limit, open).await {
-            Some(Ok(gate)) => gate,
-            Some(Err(_)) => return Err(server.http.gone("it was let go")),
-            None => {
-                let what = format!("{} to adopt weights", server.http.name);
-                return Err(PolicyError::Deadline(limit, what));
+        let gate = loop {
+            let settled = async {
+                let gate = self.gate.wait_for(|gate| !gate.is_closed || gate.is_asleep).await;
+                gate.map(|gate| gate.clone())
+            };
+            let gate = match within(limit, settled).await {
+                Some(Ok(gate)) => gate,
+                Some(Err(_)) => return Err(server.http.gone("it was let go")),
+                None => {
+                    let what = format!("{} to adopt weights", server.http.name);
+                    return Err(PolicyError::Deadline(limit, what));
+                }
+            };
+            if !gate.is_asleep {
+                break gate;
+            }
+            let wakes = super::lock(&server.wakes).as_ref().and_then(Weak::upgrade);
+            match wakes {
+                Some(wakes) => wakes.wake().await?,
+                None => return Err(server.http.gone("it sleeps, and nobody wakes it")),
+            }
+            let now = self.gate.borrow();
+            if now.is_asleep && now.changes == gate.changes {
+                return Err(server.http.gone("it sleeps on while others have woken"));
             }
         };
         let behind = |version| PolicyError::Behind { policy: self.request.policy.clone(), least, version };

@@ -170,6 +170,59 @@ pub(super) trait Dialect: Receives {
 
     /// Whether it says that somebody has paused it.
     async fn is_paused(&self, http: &Http, within: Duration) -> bool;
+
+    /// Checks that it was started so that sleep frees the memory of its devices.
+    ///
+    /// # Errors
+    /// Names the flag; when the server is gone.
+    async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
+
+    /// Has a server that stands still give back the memory of its devices, with its weights and its cache,
+    /// and calls the weights that it has no more [`ASLEEP`].
+    ///
+    /// # Errors
+    /// When the server refuses or is gone.
+    async fn sleep(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
+
+    /// Has a server that sleeps take memory again, without what was in it. With all of it, it draws again.
+    ///
+    /// # Errors
+    /// When the server refuses or is gone.
+    async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError>;
+
+    /// Whether it sleeps, as a whole or in part.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError>;
+
+    /// Has a server that has nothing in the place of its weights read those that it was started with.
+    ///
+    /// # Errors
+    /// When it does not take them, or is gone.
+    async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
+}
+
+/// The label of weights that a server has forgotten in its sleep.
+pub(super) const ASLEEP: &str = "dressage-asleep";
+
+/// A part of the memory of a server's devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The place of its weights.
+    Weights,
+    /// The keys and values that it computes.
+    Cache,
+}
+
+impl Part {
+    /// The name by which servers of both kinds know it.
+    pub fn tag(self) -> &'static str {
+        match self {
+            Part::Weights => "weights",
+            Part::Cache => "kv_cache",
+        }
+    }
 }
 
 /// Weights on their way into a server.
@@ -178,7 +231,9 @@ pub(super) struct Loading<'a> {
     pub facts: &'a Facts,
     /// What they will be called.
     pub label: &'a str,
-    pub in_flight: InFlight,
+    /// Whether replies stand still meanwhile, and hold their part of the cache, or there is no cache: it is
+    /// not to be touched then.
+    pub keeps: bool,
     /// How long it may take.
     pub within: Duration,
 }

@@ -69,6 +69,9 @@ pub struct ServerOptions {
     pub push: Option<Arc<Pushing>>,
     /// Treatment of replies under way when weights change.
     pub in_flight: InFlight,
+    /// Whether it is to give its devices back now and then: one that was started without the flag for that is
+    /// refused.
+    pub sleeps: bool,
     /// Bytes of tokens, for stop strings; requests that have any are refused without.
     pub tokens: Option<Arc<dyn TokenBytes>>,
     /// A text and its tokens, to tell its tokenizer by.
@@ -96,6 +99,7 @@ impl ServerOptions {
             adapters: false,
             push: None,
             in_flight: InFlight::default(),
+            sleeps: false,
             tokens: None,
             tokenizer: TokenizerProbe::default(),
             tolerance: 1.0,

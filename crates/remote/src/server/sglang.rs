@@ -9,8 +9,8 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::dialect::{
-    Chunk, Dialect, End, Facts, Loading, Scored, Under, bias_of, compare_context, compare_tokens, id_of,
-    logprob_of, most_likely, spans_of, unload, unservable,
+    ASLEEP, Chunk, Dialect, End, Facts, Loading, Part, Scored, Under, bias_of, compare_context,
+    compare_tokens, id_of, logprob_of, most_likely, spans_of, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -195,9 +195,8 @@ impl Dialect for Sglang {
             "model_path": folder,
             "weight_version": load.label,
             "abort_all_requests": false,
-            // Replies that stand still hold their part of the cache; prefixes are kept apart by labels
-            // anyway.
-            "flush_cache": load.in_flight == InFlight::Recompute,
+            // Prefixes are kept apart by labels anyway.
+            "flush_cache": !load.keeps,
         });
         done(http, http.post("/update_weights_from_disk", &call, load.within).await?).map(|_| ())
     }
@@ -227,6 +226,44 @@ impl Dialect for Sglang {
 
     async fn is_paused(&self, _http: &Http, _within: Duration) -> bool {
         false
+    }
+
+    async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        let info = http.get("/server_info", within).await?;
+        match info["enable_memory_saver"] == false {
+            true => Err(http.refuses(
+                "it keeps the memory of its devices when it is told to sleep; start it with --enable-memory-saver",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    async fn sleep(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        let tags = [Part::Cache, Part::Weights].map(Part::tag);
+        http.post("/release_memory_occupation", &json!({ "tags": tags }), within).await?;
+        let label = json!({ "new_version": ASLEEP, "abort_all_requests": false });
+        done(http, http.post("/update_weight_version", &label, within).await?).map(|_| ())
+    }
+
+    /// A part that is awake must not be woken: that ends the server.
+    async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
+        let call = json!({ "tags": [part.tag()] });
+        http.post("/resume_memory_occupation", &call, within).await.map(|_| ())
+    }
+
+    async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
+        Ok(http.get("/model_info", within).await?["weight_version"] == ASLEEP)
+    }
+
+    async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        let info = http.get("/model_info", within).await?;
+        let call = json!({
+            "model_path": info["model_path"],
+            "weight_version": "as started",
+            "abort_all_requests": false,
+            "flush_cache": false,
+        });
+        done(http, http.post("/update_weights_from_disk", &call, within).await?).map(|_| ())
     }
 }
 

@@ -2,6 +2,8 @@
 //! and that hangs, dies and lies on cue. A fleet of them is driven by the tests as real ones are by a run.
 
 mod group;
+mod sleep;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,15 +16,17 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use dressage_policy::{Content, Manifest, SampleRequest, SamplingParams, TokenBytes, WeightsAt, WeightsRef};
+use dressage_policy::{SampleRequest, SamplingParams, TokenBytes, WeightsAt, WeightsRef};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::folder::ProbeFile;
-use super::{InFlight, PROBE, Server, ServerKind, ServerOptions, TokenizerProbe};
+use super::{InFlight, Server, ServerKind, ServerOptions, TokenizerProbe};
 use group::Membership;
 pub use group::{SendFault, Sender};
+use sleep::Given;
+pub use sleep::Log;
+pub use weights::publish;
 
 pub const VOCABULARY: usize = 40;
 const CONTEXT: usize = 64;
@@ -56,6 +60,14 @@ pub struct Behaviour {
     pub keeps_weights: bool,
     /// Longest sequence.
     pub context: Option<usize>,
+    /// It does not sleep when it is told to.
+    pub refuses_sleep: bool,
+    /// Its process is killed when it is told to sleep,
+    pub dies_sleeping: bool,
+    /// or to wake.
+    pub dies_waking: bool,
+    /// Notes the routes that it is asked on.
+    pub log: Option<Log>,
 }
 
 #[derive(Default)]
@@ -67,6 +79,7 @@ struct Life {
     asked: Vec<(String, Value)>,
     adapters: BTreeMap<String, u64>,
     membership: Membership,
+    given: Given,
     /// Tokens that were drawn from weights of which some were new.
     half: usize,
 }
@@ -112,7 +125,8 @@ fn shift_of(folder: &str) -> u64 {
     Path::new(folder)
         .file_name()
         .and_then(|name| name.to_str()?.strip_prefix('v')?.parse().ok())
-        .unwrap_or(99)
+        // The model that it was started with.
+        .unwrap_or(if folder == "m" { 1 } else { 99 })
 }
 
 impl Fake {
@@ -195,6 +209,16 @@ impl Fake {
         self.life.lock().unwrap().half
     }
 
+    /// Whether it has memory of its devices: one that is dead has none.
+    pub fn is_awake(&self) -> bool {
+        self.task.lock().unwrap().is_some() && self.life.lock().unwrap().given.is_awake()
+    }
+
+    /// How often it drew from nothing, or ended for what it was told in its sleep.
+    pub fn nonsense(&self) -> usize {
+        self.life.lock().unwrap().given.nonsense
+    }
+
     /// The label of its weights.
     pub fn label(&self) -> String {
         self.life.lock().unwrap().weights.clone()
@@ -239,6 +263,12 @@ async fn answer(State(shared): State<Arc<Shared>>, method: Method, uri: Uri, bod
     let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     let behaviour = shared.behaviour.lock().unwrap().clone();
     shared.life.lock().unwrap().asked.push((uri.to_string(), body.clone()));
+    if let (Some(log), "POST") = (&behaviour.log, method.as_str()) {
+        log.lock().unwrap().push(uri.to_string());
+    }
+    if let Some(answer) = sleep::answer(&shared, &behaviour, &uri, &body).await {
+        return answer;
+    }
     let ok = |value: Value| Json(value).into_response();
     let sglang = shared.speaks == Speaks::Sglang;
     match (method.as_str(), path.as_str()) {
@@ -248,7 +278,8 @@ async fn answer(State(shared): State<Arc<Shared>>, method: Method, uri: Uri, bod
         ("GET", "/v1/models") => {
             let life = shared.life.lock().unwrap();
             let adapters = life.adapters.keys().map(|name| json!({ "id": name }));
-            let model = json!({ "id": "m", "max_model_len": behaviour.context.unwrap_or(CONTEXT) });
+            let model =
+                json!({ "id": "m", "root": "m", "max_model_len": behaviour.context.unwrap_or(CONTEXT) });
             ok(json!({ "data": std::iter::once(model).chain(adapters).collect::<Vec<_>>() }))
         }
         ("GET", "/model_info") if sglang => {
@@ -256,7 +287,9 @@ async fn answer(State(shared): State<Arc<Shared>>, method: Method, uri: Uri, bod
             ok(json!({ "model_path": "m", "weight_version": life.weights }))
         }
         ("GET", "/server_info") if sglang => {
-            ok(json!({ "context_length": behaviour.context.unwrap_or(CONTEXT), "version": "0.5.23" }))
+            let saves = behaviour.without != "memory saver";
+            let context = behaviour.context.unwrap_or(CONTEXT);
+            ok(json!({ "context_length": context, "version": "0.5.23", "enable_memory_saver": saves }))
         }
         ("POST", "/tokenize") => {
             let tokens =
@@ -290,7 +323,7 @@ async fn answer(State(shared): State<Arc<Shared>>, method: Method, uri: Uri, bod
             answer
         }
         ("POST", "/reset_prefix_cache") => ok(json!({})),
-        ("POST", "/update_weight_version") => {
+        ("POST", "/update_weight_version") if shared.speaks != Speaks::OldVllm => {
             shared.life.lock().unwrap().weights = body["new_version"].as_str().unwrap().into();
             ok(json!({}))
         }
@@ -341,7 +374,9 @@ async fn read(shared: &Shared, behaviour: &Behaviour, folder: &Value) -> Respons
         return (StatusCode::BAD_REQUEST, Json(json!({ "error": { "message": "shapes differ" } })))
             .into_response();
     }
+    sleep::may_write(shared).await;
     if !behaviour.keeps_weights {
+        sleep::written(shared);
         let mut life = shared.life.lock().unwrap();
         life.shift = shift_of(folder.as_str().unwrap());
         life.membership = Membership::default();
@@ -384,7 +419,7 @@ async fn generate(shared: Arc<Shared>, behaviour: Behaviour, body: Value) -> Res
     let of_adapter = shared.life.lock().unwrap().adapters.get(name.as_str().unwrap_or("")).copied();
     let scores = params.get("prompt_logprobs").is_some() || body["logprob_start_len"] == 0;
     if body["stream"] != true {
-        wait_while_paused(&shared).await;
+        sleep::may_draw(&shared).await;
         if group::is_half(&shared) {
             shared.life.lock().unwrap().half += 1;
         }
@@ -459,7 +494,7 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
         if behaviour.hangs_after == Some(drawn) {
             std::future::pending::<()>().await;
         }
-        wait_while_paused(&shared).await;
+        sleep::may_draw(&shared).await;
         if group::is_half(&shared) {
             shared.life.lock().unwrap().half += 1;
         }
@@ -501,51 +536,6 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-}
-
-/// A folder of weights as a learner publishes them, of a tiny model, with a probe of the fake's table.
-pub fn publish(root: &Path, version: u64) -> WeightsRef {
-    let folder = root.join(format!("v{version}"));
-    std::fs::create_dir_all(&folder).unwrap();
-    let hidden = 4;
-    let config = json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": VOCABULARY,
-        "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "hidden_act": "silu",
-        "bos_token_id": 0, "eos_token_id": 1,
-    });
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let layer = |name: &str| format!("model.layers.0.{name}.weight");
-    let square = |name: &str| (layer(&format!("self_attn.{name}")), vec![hidden, hidden]);
-    let mut tensors = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, hidden]),
-        ("model.norm.weight".to_owned(), vec![hidden]),
-        (layer("input_layernorm"), vec![hidden]),
-        (layer("post_attention_layernorm"), vec![hidden]),
-        (layer("mlp.gate_proj"), vec![8, hidden]),
-        (layer("mlp.up_proj"), vec![8, hidden]),
-        (layer("mlp.down_proj"), vec![hidden, 8]),
-    ];
-    tensors.extend(["q_proj", "k_proj", "v_proj", "o_proj"].map(square));
-    let (mut header, mut end) = (serde_json::Map::new(), 0);
-    for (name, shape) in tensors {
-        let from = end;
-        end += shape.iter().product::<usize>() * 4;
-        header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": [from, end] }));
-    }
-    let header = Value::Object(header).to_string();
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend(header.as_bytes());
-    bytes.extend(std::iter::repeat_n(version as u8, end));
-    std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
-    let tokens = vec![3, 9, 4, 1, 5];
-    let logprobs =
-        (1..tokens.len()).map(|i| distribution(version, &tokens[..i], 1.0)[tokens[i] as usize] as f32);
-    let probe = ProbeFile { logprobs: logprobs.collect(), tokens };
-    std::fs::write(folder.join(PROBE), serde_json::to_string(&probe).unwrap()).unwrap();
-    let names = ["config.json", "model.safetensors", PROBE].map(str::to_owned);
-    let manifest = Manifest::of(&folder, Content::Whole, &names).unwrap();
-    WeightsRef { version, at: WeightsAt::Manifest(manifest) }
 }
 
 pub fn request(stream: u64, most: usize) -> SampleRequest {

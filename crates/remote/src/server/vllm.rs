@@ -10,8 +10,8 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::dialect::{
-    Chunk, Dialect, End, Facts, Loading, Scored, Under, bias_of, compare_context, compare_tokens, id_of,
-    logprob_of, most_likely, spans_of, unload, unservable,
+    ASLEEP, Chunk, Dialect, End, Facts, Loading, Part, Scored, Under, bias_of, compare_context,
+    compare_tokens, id_of, logprob_of, most_likely, spans_of, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -258,6 +258,56 @@ impl Dialect for Vllm {
 
     async fn is_paused(&self, http: &Http, within: Duration) -> bool {
         http.get("/is_paused", within).await.is_ok_and(|answer| answer["is_paused"] == true)
+    }
+
+    /// Without the flag it says that it sleeps, and keeps all memory.
+    async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        let info = http.get("/server_info?config_format=json", within).await?;
+        match info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
+            true => Err(http.refuses(
+                "it keeps the memory of its devices when it is told to sleep; start it with --enable-sleep-mode",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    async fn sleep(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        // Weights are read anew: nothing of them need lie in the host's memory.
+        http.post("/sleep?level=2&mode=abort", &json!({}), within).await?;
+        let label = json!({ "new_version": ASLEEP });
+        match http.ask(Method::POST, "/update_weight_version", Some(&label), within).await? {
+            // 0.20 has no labels.
+            answer if answer.status.is_success() || answer.status == StatusCode::NOT_FOUND => Ok(()),
+            answer => Err(http.refusal("/update_weight_version", answer.status, &answer.said())),
+        }
+    }
+
+    /// A part that is awake is left alone. With the last one, requests are computed again.
+    async fn wake(&self, http: &Http, part: Part, within: Duration) -> Result<(), PolicyError> {
+        http.post(&format!("/wake_up?tags={}", part.tag()), &json!({}), within).await.map(|_| ())
+    }
+
+    /// One that is paused says that it sleeps: by its label it is known better.
+    async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
+        let info = http.ask(Method::GET, "/weight_info", None, within).await?;
+        match info.status.is_success() {
+            true => Ok(info.value["weight_version"] == ASLEEP),
+            false => Ok(http.get("/is_sleeping", within).await?["is_sleeping"] == true),
+        }
+    }
+
+    async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
+        let models = http.get("/v1/models", within).await?;
+        // Without a path it would read the folder that it was told of last, which may be gone.
+        let path = &models["data"][0]["root"];
+        let call = json!({
+            "method": "reload_weights",
+            "kwargs": { "weights_path": path },
+            "timeout": within.as_secs_f64(),
+        });
+        http.post("/collective_rpc", &call, within).await?;
+        let label = json!({ "new_version": "as started" });
+        http.ask(Method::POST, "/update_weight_version", Some(&label), within).await.map(|_| ())
     }
 }
 

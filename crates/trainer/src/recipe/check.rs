@@ -392,6 +392,7 @@ impl Recipe {
         checker.policies(self)?;
         checker.learner(self)?;
         checker.samplers(self)?;
+        checker.placement(self)?;
         checker.tools(&self.tool)?;
         checker.helpers(self)?;
         for (name, keys) in self.agents() {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::RecipeError;
 use super::check::{Checker, is_http, shown};
-use super::cluster::LearnerKeys;
-use super::keys::Recipe;
+use super::cluster::{InFlightKey, LearnerKeys, Placement};
+use super::keys::{Phase, Recipe};
 
 impl Checker<'_> {
     /// Checks who trains.
@@ -62,6 +62,60 @@ impl Checker<'_> {
             recipe,
             "cluster.learner",
             "left out unless the recipe trains one policy: a group trains one",
+        )
+    }
+
+    /// Checks that learner and samplers can have the same devices by turns, where they are to.
+    pub(super) fn placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+        let cluster = &recipe.cluster;
+        if cluster.placement == Placement::Apart {
+            return Ok(());
+        }
+        let (key, shared) = ("cluster.placement", "\"shared\"");
+        self.check(
+            cluster.learner.is_some(),
+            key,
+            shared,
+            "\"apart\", or have a `cluster.learner` of kind \"torch\": the embedded engine trains on processors, which \
+             nobody has to leave",
+        )?;
+        let Some(samplers) = &cluster.samplers else {
+            let range = "\"apart\", or have `cluster.samplers`: they are what sleeps while the learner works";
+            return self.check(false, key, shared, range);
+        };
+        for (i, phase) in recipe.phase.iter().enumerate() {
+            let Phase::Rl(keys) = phase else { continue };
+            self.check(
+                keys.staleness == 0,
+                format!("phase.{i}.staleness"),
+                keys.staleness,
+                "0 with `cluster.placement` \"shared\": attempts cannot run ahead of a learner that has their devices; \
+                 leave it out, or set `cluster.placement` to \"apart\"",
+            )?;
+        }
+        let keys = samplers.servers();
+        self.check(
+            keys.in_flight == InFlightKey::Recompute,
+            "cluster.samplers.in_flight",
+            "\"keep\"",
+            "\"recompute\" with `cluster.placement` \"shared\": servers that sleep keep nothing that they have computed",
+        )?;
+        self.check(
+            keys.urls_file.as_os_str().is_empty(),
+            "cluster.samplers.urls_file",
+            keys.urls_file.display(),
+            "left out with `cluster.placement` \"shared\": a server that joins while the learner works would have its \
+             devices; name servers in `urls`, or have them started (`start`, `count`)",
+        )?;
+        let lora = recipe
+            .policies()
+            .iter()
+            .any(|(_, keys)| keys.model(&recipe.model).is_some_and(|m| m.lora.is_some()));
+        self.check(
+            !lora,
+            key,
+            shared,
+            "\"apart\" where an adapter is trained (`model.lora`): servers that sleep forget the model beneath it",
         )
     }
 

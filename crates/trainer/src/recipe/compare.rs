@@ -8,7 +8,7 @@ use super::read::KIND;
 
 /// Keys that a run may go on with another value of: they change how it goes, and what comes out only where a
 /// deadline passes.
-const FREE: [&str; 16] = [
+const FREE: [&str; 17] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
@@ -17,6 +17,7 @@ const FREE: [&str; 16] = [
     "engine.concurrency",
     "engine.memory_mb",
     "engine.call_seconds",
+    "cluster.placement",
     "metrics.tensorboard",
     "metrics.mlflow",
     "metrics.wandb",

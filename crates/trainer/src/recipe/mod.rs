@@ -42,8 +42,8 @@ use toml::{Table, Value};
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
 pub use choice::{PolicyChoice, Share};
 pub use cluster::{
-    ClusterKeys, CorrectionDefault, InFlightKey, LearnerKeys, SamplersKeys, ServersKeys, TorchKeys,
-    WeightsKey,
+    ClusterKeys, CorrectionDefault, InFlightKey, LearnerKeys, Placement, SamplersKeys, ServersKeys,
+    TorchKeys, WeightsKey,
 };
 pub use code::SandboxKeys;
 pub use compare::Difference;

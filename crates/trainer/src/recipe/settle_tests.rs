@@ -103,3 +103,53 @@ fn samplers_that_cannot_be_are_refused_by_key() {
         );
     }
 }
+
+#[test]
+fn devices_are_shared_by_servers_and_a_learner_that_can_leave_them() {
+    let shared = "cluster.placement=shared";
+    let learner = "cluster.learner={kind='torch', start=true}";
+    let samplers = "cluster.samplers={kind='vllm', start=true}";
+    let recipe = load(SMALL, &[learner, samplers, shared]).unwrap();
+    let text = recipe.to_toml().unwrap();
+    assert!(text.contains("placement = \"shared\""), "{text}");
+    assert_eq!(load(&text, &[]).unwrap(), recipe);
+    // The same run under either placement.
+    let apart = load(SMALL, &[learner, samplers]).unwrap();
+    assert_eq!(recipe.difference(&apart).unwrap(), None);
+    assert_eq!(load(SMALL, &["cluster.placement=apart"]).unwrap(), load(SMALL, &[]).unwrap());
+    for (changes, want) in [
+        (&[][..], "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`"),
+        (
+            &[samplers],
+            "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`",
+        ),
+        (&[learner], "`cluster.placement` is \"shared\", but must be \"apart\", or have `cluster.samplers`"),
+        (
+            &[learner, samplers, "phase.0.staleness=1"],
+            "`phase.0.staleness` is 1, but must be 0 with `cluster.placement` \"shared\": attempts cannot run ahead",
+        ),
+        (
+            &[learner, samplers, "cluster.samplers.in_flight=keep"],
+            "`cluster.samplers.in_flight` is \"keep\", but must be \"recompute\" with `cluster.placement`",
+        ),
+        (
+            &[learner, "cluster.samplers={kind='sglang', urls_file='servers'}"],
+            "but must be left out with `cluster.placement` \"shared\": a server that joins",
+        ),
+        (
+            &[learner, samplers, "model.lora={rank=8}"],
+            "but must be \"apart\" where an adapter is trained (`model.lora`)",
+        ),
+        (
+            &["cluster.placement=hybrid"],
+            "`cluster.placement` is \"hybrid\", but must be one of `apart`, `shared`",
+        ),
+    ] {
+        let mut all = changes.to_vec();
+        if !changes.iter().any(|change| change.contains("hybrid")) {
+            all.push(shared);
+        }
+        let error = load(SMALL, &all).unwrap_err();
+        assert!(error.contains(want), "{changes:?}\n  gave: {error}\n  want: {want}");
+    }
+}

@@ -91,7 +91,9 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
         tensor = get()
         try:
             if file and not failed and tensor.numel():
-                file.write(tensor.to("cpu", dtype).contiguous().view(torch.uint8).numpy().data)
+                # A copy: memory that numpy has looked at could not be given back any more (shelf.py).
+                copy = tensor.to("cpu", dtype, copy=True).contiguous()
+                file.write(copy.view(torch.uint8).numpy().data)
         except OSError as error:
             failed = error
     try:

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import transformers
 from torch.distributed import ProcessGroup
 
@@ -17,6 +19,7 @@ from .model import DTYPES
 from .optimiser import Optimiser
 from .options import Options
 from .sharding import Precision
+from .shelf import Shelves
 
 
 class Host:
@@ -35,6 +38,7 @@ class Host:
         # The optimiser's steps at the newest publication, of learners that still hold those weights.
         self.exported: dict[str, int] = {}
         self.push: push.Push | None = None
+        self.shelves = Shelves(ranks.device)
         self.learners = {name: self._make(name, folder) for name, folder in self.sources.items()}
         if options.probe:
             for learner in self.learners.values():
@@ -147,6 +151,25 @@ class Host:
         if learner.optimiser:
             self.exported[name] = learner.optimiser.steps
         return found
+
+    def offload(self, name: str, keeps_weights: bool) -> dict | None:
+        """Moves all learners to the memory of the host, but for the weights of this one where they are kept. Rank 0 gets what was
+        moved.
+        """
+        begun = time.monotonic()
+        if not keeps_weights:
+            self.end_push()
+        return self._moved(self.shelves.offload(self.learners, name if keeps_weights else None), begun)
+
+    def onload(self, only: str | None = None) -> dict | None:
+        """Moves all learners back to the devices, or the weights of one. Rank 0 gets what was moved."""
+        begun = time.monotonic()
+        return self._moved(self.shelves.onload(only), begun)
+
+    def _moved(self, mine: int, begun: float) -> dict | None:
+        total = torch.tensor([mine], dtype=torch.int64)
+        dist.all_reduce(total, group=self.control)
+        return None if self.ranks.rank else {"bytes": int(total.item()), "seconds": time.monotonic() - begun}
 
     def check_push(self, name: str, version: int, wanted: push.Wanted) -> None:
         """Raises `invalid` where a learner does not hold the weights that it published as a version, or cannot send them."""

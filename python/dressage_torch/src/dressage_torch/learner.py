@@ -65,6 +65,17 @@ class Learner:
         """Whether it is a critic."""
         return self.model.has_value_head
 
+    def weights(self) -> list[Tensor]:
+        """Everything that a forward pass reads: parameters and buffers, of which this rank may have a part."""
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    def state(self) -> list[Tensor]:
+        """Everything that only learning needs: accumulated gradients, and the optimiser's moments."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if self.optimiser is None:
+            return gradients
+        return [*gradients, *self.optimiser.first.values(), *self.optimiser.second.values()]
+
     def _layout(self, batch: TreeBatch | None) -> tuple[TreeBatch, Layout, Rows]:
         batch = NOTHING if batch is None or not len(batch.tokens) else batch
         layout = Layout.of(batch, self.ranks.context, self.ranks.device, self.flexible)

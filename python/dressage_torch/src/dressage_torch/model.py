@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.distributed.pipeline_parallel import PipelineIdentityLayer, apply_pipeline_parallelism
@@ -19,6 +20,7 @@ from .attention import NAME
 from .errors import StartError
 from .layout import Layout
 from .mesh import Ranks
+from .optimiser import local
 from .sharding import Precision, shard
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -159,8 +161,11 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
         output_loading_info=True,
     )
     _check_report(folder, report)
-    if shape.world == 1:
+    if shape.world > 1:
+        _leave_files(model)
+    else:
         model.to(ranks.device)
+        _leave_files(model)
         alone = init_device_mesh(ranks.device.type, (1,))
         shard(model, alone, alone, precision)
     if shape.pipeline > 1:
@@ -181,6 +186,19 @@ def _agree_on_files(model: nn.Module, folder: Path, ranks: Ranks) -> None:
             f"{folder} has a head that differs from the embedding, although its config.json ties them; "
             "set tie_word_embeddings to false there"
         )
+
+
+def _leave_files(model: nn.Module) -> None:
+    """Copies what lies in the file that it was read from: such memory cannot be given back (shelf.py)."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        part = local(tensor)
+        if part.untyped_storage().resizable():
+            continue
+        if isinstance(tensor, DTensor):
+            # FSDP2 looks for it at the first forward pass.
+            tensor._local_tensor = part.clone()
+        else:
+            tensor.data = part.clone()
 
 
 def _check_report(folder: Path, report: dict) -> None:

@@ -213,6 +213,30 @@ def push_send(host: Host, _name: str, control: Any, _arrays: Arrays) -> Job:
     return job
 
 
+def offload(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
+    """`offload`: all learners leave their devices, so that others can have them."""
+    keeps_weights = _field(control, "keeps_weights", bool)
+
+    def job() -> bytes | None:
+        moved = host.offload(name, keeps_weights)
+        return wire.pack(moved) if moved else None
+
+    return job
+
+
+def onload(host: Host, _name: str, _control: Any, _arrays: Arrays) -> Job:
+    """`onload`: they take their devices again. Verbs that need them do so by themselves."""
+
+    def job() -> bytes | None:
+        moved = host.onload()
+        return wire.pack(moved) if moved else None
+
+    return job
+
+
+# Verbs that need nothing on a device, and those that need the weights of their learner alone.
+ANYWHERE, WEIGHTS_ALONE = ("plan", "offload", "onload"), ("push_open", "push_send")
+
 VERBS: dict[str, Callable[[Host, str, Any, Arrays], Job]] = {
     "plan": plan_update,
     "train": train,
@@ -226,4 +250,6 @@ VERBS: dict[str, Callable[[Host, str, Any, Arrays], Job]] = {
     "publish": publish,
     "push_open": push_open,
     "push_send": push_send,
+    "offload": offload,
+    "onload": onload,
 }

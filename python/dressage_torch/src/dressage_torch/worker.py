@@ -9,7 +9,7 @@ from .calls import Calls
 from .errors import VerbError
 from .group import Group, say
 from .host import Host
-from .verbs import VERBS
+from .verbs import ANYWHERE, VERBS, WEIGHTS_ALONE
 
 # Rank 0 is heard of at least this often, so that its end is noticed while nothing is asked.
 IDLE_SECONDS = 2.0
@@ -67,6 +67,8 @@ class Worker:
         if error := self.group.agree(error):
             return None, error
         reply = None
+        if verb not in ANYWHERE:
+            self.host.shelves.onload(name if verb in WEIGHTS_ALONE else None)
         try:
             reply = job()
         except VerbError as failed:

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{Behaviour, Json, Shared, die};
+use super::{Behaviour, Json, Shared, die, sleep};
 use crate::push::{Broadcasts, Meeting, Opened, Opening, Sent};
 
 /// Fault of a learner that sends.
@@ -159,10 +159,12 @@ async fn update(shared: &Shared, behaviour: &Behaviour) -> Response {
         drop(connection);
         die(shared).await;
     }
+    sleep::may_write(shared).await;
     // Half of them is there when the learner dies.
     shared.life.lock().unwrap().shift = 77;
     let Ok(version) = connection.read_u64().await else { return refused("the group has ended") };
     let _ = connection.write_u8(1).await;
+    sleep::written(shared);
     let mut life = shared.life.lock().unwrap();
     life.shift = if behaviour.keeps_weights { 77 } else { version };
     life.membership.connection = Some(connection);

@@ -12,10 +12,24 @@ pub use samplers::{CorrectionDefault, InFlightKey, SamplersKeys, ServersKeys, We
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterKeys {
+    /// Whether learner and samplers have devices of their own, or the same ones by turns.
+    pub placement: Placement,
     /// The learner, in place of the embedded engine.
     pub learner: Option<LearnerKeys>,
     /// Who samples, in place of the embedded engine.
     pub samplers: Option<SamplersKeys>,
+}
+
+/// Devices of the learner and of the samplers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Placement {
+    /// Devices of their own.
+    #[default]
+    Apart,
+    /// The same ones, by turns: servers sleep while the learner works, and the learner lies in the host's
+    /// memory while servers sample.
+    Shared,
 }
 
 impl ClusterKeys {

@@ -1,0 +1,217 @@
+"""A real vLLM in its sleep: what Dressage relies on where servers and learner share devices (`placement = "shared"`).
+
+vLLM refuses `--enable-sleep-mode` on processors. This check gives it one, by a plugin that it loads by itself: a worker that sleeps
+forgets its weights and its cache (they become NaN), and ends when it is to compute without them, as one does on a GPU. Routes,
+scheduler, labels and reading of weights are vLLM's own. It checks
+
+- that without the plugin the server says why it does not start, and without the flag `/server_info` says so;
+- that in its sleep it answers questions and no requests, keeps the label that it is given, and tells that it sleeps;
+- the order of waking: place of the weights, folder, label, cache, resume; and that log-probabilities are then those of transformers;
+- that it can be woken twice, put to sleep twice, and woken with the weights that it was started with.
+
+    VLLM/bin/python conformance/sleep.py
+
+What it does not check: the memory of a GPU, SGLang.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from common import Report
+from samplers import VOCABULARY, Vllm, logprobs_of, make_model, make_tokenizer
+
+PLUGIN = """
+def register():
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    type(current_platform).is_sleep_mode_available = lambda self: True
+
+    def sleep(self, level=1):
+        assert level == 2, "this plugin keeps nothing"
+        for tensor in [*self.model_runner.model.parameters(), *self.model_runner.kv_caches]:
+            tensor.data.fill_(float("nan"))
+        self.asleep = {"weights", "kv_cache"}
+
+    def wake_up(self, tags=None):
+        self.asleep -= set(tags or ("weights", "kv_cache"))
+        for cache in self.model_runner.kv_caches if "kv_cache" in (tags or ["kv_cache"]) else ():
+            cache.data.zero_()
+
+    def execute_model(self, *rest, **options):
+        assert not getattr(self, "asleep", None), f"it computes without its {self.asleep}"
+        return execute(self, *rest, **options)
+
+    execute = CPUWorker.execute_model
+    CPUWorker.sleep, CPUWorker.wake_up, CPUWorker.execute_model = sleep, wake_up, execute_model
+"""
+
+
+def write_plugin(folder: Path) -> None:
+    """A plugin as it would be installed, in a folder that Python looks into."""
+    information = folder / "dressage_sleep-1.0.dist-info"
+    information.mkdir(parents=True)
+    (folder / "dressage_sleep.py").write_text(PLUGIN)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: dressage-sleep\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[vllm.general_plugins]\ndressage_sleep = dressage_sleep:register\n")
+
+
+class Asked:
+    """A server, asked over its routes as Dressage does it."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self.url, self.seconds = url, seconds
+
+    def ask(self, method: str, path: str, body: dict | None = None, seconds: float | None = None):
+        """Status, and the answer in JSON."""
+        data = json.dumps(body or {}).encode() if method == "POST" else None
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=seconds or self.seconds) as answer:
+                text = answer.read()
+                return answer.status, json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def good(self, method: str, path: str, body: dict | None = None):
+        """The answer of what must succeed."""
+        status, answer = self.ask(method, path, body)
+        assert status == 200, f"{path} answers {status}: {answer}"
+        return answer
+
+    def label(self) -> str:
+        """Label of its weights."""
+        return self.good("GET", "/weight_info")["weight_version"]
+
+    def sleep(self) -> None:
+        """As `crates/remote/src/server/vllm.rs` does it."""
+        self.good("POST", "/pause?mode=abort")
+        self.good("POST", "/sleep?level=2&mode=abort")
+        self.good("POST", "/update_weight_version", {"new_version": "dressage-asleep"})
+
+    def read(self, folder: Path | None, label: str) -> None:
+        """Weights of a folder, or those that it was started with."""
+        call = {"weights_path": str(folder or self.good("GET", "/v1/models")["data"][0]["root"])}
+        self.good("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": call, "timeout": self.seconds})
+        self.good("POST", "/reset_prefix_cache")
+        self.good("POST", "/update_weight_version", {"new_version": label})
+
+    def wake(self, folder: Path | None, label: str) -> None:
+        """Likewise."""
+        self.good("POST", "/wake_up?tags=weights")
+        self.read(folder, label)
+        self.good("POST", "/wake_up?tags=kv_cache")
+        self.good("POST", "/resume")
+
+    def drawn(self, prompt: list[int], salt: str) -> tuple[list[int], list[float]]:
+        """A reply of twelve tokens."""
+        params = {
+            "max_tokens": 12,
+            "temperature": 1.0,
+            "seed": 5,
+            "logprobs": 0,
+            "detokenize": False,
+            "ignore_eos": True,
+        }
+        body = {"model": "m", "token_ids": prompt, "cache_salt": salt, "sampling_params": params}
+        choice = self.good("POST", "/inference/v1/generate", body)["choices"][0]
+        return choice["token_ids"], [one["logprob"] for one in choice["logprobs"]["content"]]
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--bound", type=float, default=1e-3, help="nats between vLLM and transformers")
+    p.add_argument("--seconds", type=float, default=600, help="longest wait for anything")
+    p.add_argument("--without", action="store_true", help="also start it with the flag and without the plugin")
+    options = p.parse_args()
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    random.seed(1)
+    root = Path(tempfile.mkdtemp(prefix="dressage-sleep-"))
+    probe = make_tokenizer(root / "tokenizer")
+    for version in range(3):
+        make_model(root / f"v{version}", version, probe)
+    models = [AutoModelForCausalLM.from_pretrained(root / f"v{v}", dtype=torch.float32) for v in range(3)]
+    served = root / "served"
+    shutil.copytree(root / "v0", served)
+    for file in (root / "tokenizer").iterdir():
+        shutil.copy(file, served)
+    write_plugin(root / "plugin")
+    report = Report()
+    flag = ["--enable-sleep-mode"]
+    if options.without:
+        plain = Vllm(served, root / "plain.log", flag)
+        plain.process.wait(timeout=options.seconds)
+        why = "Sleep mode is not supported on current platform." in (root / "plain.log").read_text()
+        report.expect("on processors it says why it does not start", why, f"exit code {plain.process.returncode}")
+    server = Vllm(served, root / "vllm.log", flag, variables={"PYTHONPATH": str(root / "plugin")})
+    try:
+        print(f"vLLM answers after {server.wait(options.seconds):.0f} s", flush=True)
+        asked = Asked(server.url, options.seconds)
+
+        def check(what: str, version: int, salt: str) -> None:
+            prompt = [random.randrange(VOCABULARY) for _ in range(40)]
+            tokens, logprobs = asked.drawn(prompt, salt)
+            expected = logprobs_of(models[version], prompt + tokens, len(prompt), 1.0)
+            worst = max(abs(a - b) for a, b in zip(expected, logprobs, strict=True))
+            report.expect(what, worst < options.bound, f"{worst:.1e} nats at most over {len(tokens)} tokens")
+
+        config = asked.good("GET", "/server_info?config_format=json")["vllm_config"]["model_config"]
+        report.expect("the flag is told", config.get("enable_sleep_mode") is True, str(config.get("enable_sleep_mode")))
+        check("before any sleep", 0, "a")
+        for round_, version in enumerate([1, 2, 1]):
+            asked.sleep()
+            if round_ == 1:
+                asked.sleep()
+            report.expect("its label in its sleep", asked.label() == "dressage-asleep", asked.label())
+            asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
+            report.expect("it tells that it sleeps", asleep is True, str(asleep))
+            late = []
+
+            def draws(late=late) -> None:
+                late.append(asked.drawn([1, 2, 3], "late"))
+
+            waiting = threading.Thread(target=draws, daemon=True)
+            waiting.start()
+            waiting.join(5)
+            report.expect("a request hangs meanwhile", not late, f"{len(late)} answers")
+            asked.wake(root / f"v{version}", f"v{version}")
+            report.expect("its label afterwards", asked.label() == f"v{version}", asked.label())
+            asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
+            report.expect("it is awake", asleep is False, str(asleep))
+            waiting.join(options.seconds)
+            report.expect("and the request is answered", len(late) == 1, f"{len(late)} answers")
+            check(f"weights {version} after sleep {round_ + 1}", version, f"s{round_}")
+        # A part that is awake is left alone.
+        asked.good("POST", "/wake_up?tags=weights")
+        asked.good("POST", "/wake_up?tags=kv_cache")
+        check("after it was woken once more", 1, "t")
+        asked.sleep()
+        asked.wake(None, "as started")
+        check("with the weights that it was started with", 0, "u")
+        asked.sleep()
+        server.kill()
+        server.start()
+        server.wait(options.seconds)
+        report.expect(
+            "one that was started again is told by its label", asked.label() != "dressage-asleep", asked.label()
+        )
+        check("and draws from what it was started with", 0, "v")
+    finally:
+        server.kill()
+    print(f"logs are in {root}" if report.failures else "")
+    report.finish()
+    shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

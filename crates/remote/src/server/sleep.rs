@@ -1,0 +1,194 @@
+//! A server that gives its devices to a learner for a while, and takes them back when it adopts weights.
+//!
+//! One that sleeps has no weights, and answers nobody: requests wait until it has adopted some. It is known
+//! by its label, so that one that was started again meanwhile, or was left asleep by another process, is
+//! found out.
+
+use std::sync::{PoisonError, Weak};
+
+use dressage_policy::awake::within;
+use dressage_policy::{PolicyError, WeightsRef};
+use hyper::Method;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::dialect::{Facts, Loading, Part};
+use super::folder::Folder;
+use super::options::InFlight;
+use super::{Inner, Server, label_of, lock};
+use crate::devices::Wakes;
+
+/// The part of a server that sleeps. Changed by whoever holds `adopting`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) enum Sleep {
+    /// None: it has its devices.
+    #[default]
+    Awake,
+    /// All of it, and it has no weights.
+    Asleep,
+    /// Its cache. In the place of its weights there are those of the label, if any.
+    Half { holds: Option<String> },
+}
+
+impl Server {
+    /// Has it give its devices back, with its weights and all that it has computed. Requests, also those
+    /// under way, wait until it has adopted weights again. One that sleeps stays asleep.
+    ///
+    /// # Errors
+    /// When it is gone (requests wait all the same) or late, or was started without the flag for it.
+    pub(crate) async fn sleep(&self) -> Result<(), PolicyError> {
+        self.0.sleep().await
+    }
+
+    /// Whether anything answers at its address, be it late.
+    pub(crate) async fn is_there(&self) -> bool {
+        let asked = self.0.http.ask(Method::GET, "/health", None, self.0.options.answer).await;
+        !matches!(asked, Err(PolicyError::Stopped(_)))
+    }
+
+    /// Has one that sleeps take weights over a group, without being woken: there is memory for the cache only
+    /// once the learner has sent them to all. Where that fails it reads them from their folder when it adopts
+    /// them.
+    pub(crate) async fn takes(&self, weights: &WeightsRef) {
+        if let Err(error) = self.0.takes(weights).await {
+            let (server, version) = (&self.0.http.name, weights.version);
+            warn!(server, version, %error, "weights were not taken, and are when they are adopted");
+        }
+    }
+
+    /// Sets who wakes it when it is asked in its sleep.
+    pub(crate) fn woken_by(&self, wakes: Weak<dyn Wakes>) {
+        *self.0.wakes.lock().unwrap_or_else(PoisonError::into_inner) = Some(wakes);
+    }
+}
+
+impl Inner {
+    /// Whether it sleeps, whole or in part, as far as it is known.
+    pub fn sleeps(&self) -> bool {
+        *lock(&self.sleep) != Sleep::Awake
+    }
+
+    fn is_now(&self, sleep: Sleep) {
+        *lock(&self.sleep) = sleep;
+    }
+
+    async fn sleep(&self) -> Result<(), PolicyError> {
+        let (answer, longest) = (self.options.answer, self.options.adopt * 2);
+        let Some(_alone) = within(longest, self.adopting.lock()).await else {
+            let what = format!("{} to have adopted weights, so that it can sleep", self.http.name);
+            return Err(PolicyError::Deadline(longest, what));
+        };
+        self.shut();
+        let before = lock(&self.sleep).clone();
+        if before != Sleep::Awake {
+            let is_asleep = self.still_sleeps(&before).await?;
+            if is_asleep {
+                if before == Sleep::Asleep {
+                    return Ok(());
+                }
+                // It cannot give back what it has not.
+                self.dialect.wake(&self.http, Part::Cache, longest).await?;
+            }
+            if !is_asleep {
+                // It was started again, perhaps in another way.
+                *self.facts.lock().await = None;
+            }
+            self.is_now(Sleep::Awake);
+        }
+        let begun = Instant::now();
+        self.dialect.check_sleeps(&self.http, answer).await?;
+        self.dialect.pause(&self.http, InFlight::Recompute, answer).await?;
+        self.dialect.sleep(&self.http, longest).await?;
+        self.is_now(Sleep::Asleep);
+        info!(server = self.http.name, seconds = begun.elapsed().as_secs_f64(), "a sampler sleeps");
+        Ok(())
+    }
+
+    /// Keeps requests away until weights are adopted.
+    fn shut(&self) {
+        lock(&self.paused).since.get_or_insert_with(Instant::now);
+        self.gate.send_if_modified(|gate| {
+            let changes = !gate.is_asleep;
+            if changes {
+                gate.changes += 1;
+                (gate.is_closed, gate.is_asleep, gate.weights) = (true, true, None);
+            }
+            changes
+        });
+    }
+
+    /// Whether a server is as it was left: asleep, or with the label of weights that came to it since.
+    async fn still_sleeps(&self, before: &Sleep) -> Result<bool, PolicyError> {
+        let answer = self.options.answer;
+        if self.dialect.is_asleep(&self.http, answer).await? {
+            return Ok(true);
+        }
+        let known = self.facts.lock().await.clone();
+        let (Sleep::Half { holds: Some(label) }, Some(facts)) = (before, known) else { return Ok(false) };
+        Ok(self.dialect.label(&self.http, &facts, answer).await? == *label)
+    }
+
+    /// Finds out whether a server that was put to sleep was started again meanwhile.
+    pub async fn look_again(&self) -> Result<(), PolicyError> {
+        let before = lock(&self.sleep).clone();
+        if before != Sleep::Awake && !self.still_sleeps(&before).await? {
+            self.is_now(Sleep::Awake);
+            *self.facts.lock().await = None;
+        }
+        Ok(())
+    }
+
+    /// Wakes a server that was left asleep, with the weights that it was started with.
+    pub async fn rouse(&self) -> Result<(), PolicyError> {
+        let (answer, adopt) = (self.options.answer, self.options.adopt);
+        let asleep = match self.dialect.is_asleep(&self.http, answer).await {
+            // It is another kind of server, which is told by a look at it.
+            Err(error) if !error.may_pass() => false,
+            asleep => asleep?,
+        };
+        if asleep {
+            warn!(server = self.http.name, "it was left asleep, and is woken");
+            self.dialect.wake(&self.http, Part::Weights, adopt).await?;
+            self.dialect.read_first(&self.http, adopt).await?;
+            self.dialect.wake(&self.http, Part::Cache, adopt).await?;
+            self.dialect.resume(&self.http, answer).await?;
+        }
+        self.is_now(Sleep::Awake);
+        Ok(())
+    }
+
+    async fn takes(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        let _alone = self.adopting.lock().await;
+        let folder = self.folder(weights).await?;
+        self.look_again().await?;
+        let known = self.facts.lock().await.clone();
+        let Some(facts) = known.filter(|_| *lock(&self.sleep) == Sleep::Asleep) else { return Ok(()) };
+        self.dialect.wake(&self.http, Part::Weights, self.options.adopt).await?;
+        self.is_now(Sleep::Half { holds: None });
+        let Some(joined) = self.joined(weights.version, &facts).await else { return Ok(()) };
+        let label = label_of(weights.version, folder.sum);
+        let load = Loading { facts: &facts, label: &label, keeps: true, within: self.options.adopt };
+        self.take(&folder, &load, Some(joined)).await?;
+        self.is_now(Sleep::Half { holds: Some(label) });
+        Ok(())
+    }
+
+    /// Wakes a server with weights, which it reads unless it has taken them. It draws again then.
+    pub async fn wake_with(&self, folder: &Folder, facts: &Facts, label: &str) -> Result<(), PolicyError> {
+        let (answer, adopt) = (self.options.answer, self.options.adopt);
+        let before = lock(&self.sleep).clone();
+        if before == Sleep::Asleep {
+            self.dialect.wake(&self.http, Part::Weights, adopt).await?;
+            self.is_now(Sleep::Half { holds: None });
+        }
+        if before != (Sleep::Half { holds: Some(label.to_owned()) }) {
+            let load = Loading { facts, label, keeps: true, within: adopt };
+            self.is_now(Sleep::Half { holds: None });
+            self.take(folder, &load, None).await?;
+            self.is_now(Sleep::Half { holds: Some(label.to_owned()) });
+        }
+        self.dialect.wake(&self.http, Part::Cache, adopt).await?;
+        self.is_now(Sleep::Awake);
+        self.dialect.resume(&self.http, answer).await
+    }
+}

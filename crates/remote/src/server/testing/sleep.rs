@@ -1,0 +1,146 @@
+//! Sleep of fakes: what a real server loses, and what ends it.
+
+use std::sync::{Arc, Mutex};
+
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::{Behaviour, Json, Shared, Speaks, die, wait_while_paused};
+
+/// Order in which servers and a learner were asked.
+pub type Log = Arc<Mutex<Vec<String>>>;
+
+/// Memory that a fake has given back.
+#[derive(Default)]
+pub struct Given {
+    weights: bool,
+    cache: bool,
+    /// Whether nothing was read since the weights were.
+    is_empty: bool,
+    /// How often it drew from nothing, or was woken or read where a real one would have ended.
+    pub nonsense: usize,
+}
+
+impl Given {
+    /// Whether it has memory of its devices.
+    pub fn is_awake(&self) -> bool {
+        !(self.weights && self.cache)
+    }
+}
+
+/// Dies while it answers: the connection breaks.
+fn crash(shared: &Shared) -> ! {
+    if let Some(task) = shared.task.lock().unwrap().take() {
+        task.abort();
+    }
+    // Without a message: nobody's test has failed.
+    std::panic::resume_unwind(Box::new("a fake was killed"))
+}
+
+/// Ends a server as one ends that touches memory which it has not.
+async fn faults(shared: &Shared) -> ! {
+    shared.life.lock().unwrap().given.nonsense += 1;
+    die(shared).await
+}
+
+/// Waits until a server may draw, and finds out whether it can.
+pub async fn may_draw(shared: &Shared) {
+    wait_while_paused(shared).await;
+    let (is_torn, is_empty) = {
+        let life = shared.life.lock().unwrap();
+        (life.given.weights || life.given.cache, life.given.is_empty)
+    };
+    if is_torn {
+        faults(shared).await;
+    }
+    if is_empty {
+        shared.life.lock().unwrap().given.nonsense += 1;
+    }
+}
+
+/// Weights are about to be written where they belong.
+pub async fn may_write(shared: &Shared) {
+    if shared.life.lock().unwrap().given.weights {
+        faults(shared).await;
+    }
+}
+
+/// All weights were written.
+pub fn written(shared: &Shared) {
+    shared.life.lock().unwrap().given.is_empty = false;
+}
+
+fn ok(value: Value) -> Response {
+    Json(value).into_response()
+}
+
+pub async fn answer(shared: &Shared, behaviour: &Behaviour, uri: &Uri, body: &Value) -> Option<Response> {
+    let sglang = shared.speaks == Speaks::Sglang;
+    let query = uri.query().unwrap_or_default();
+    match uri.path() {
+        "/health" => Some(ok(json!({}))),
+        "/is_sleeping" if !sglang => {
+            let life = shared.life.lock().unwrap();
+            let asleep = life.paused || life.given.weights || life.given.cache;
+            Some(ok(json!({ "is_sleeping": asleep })))
+        }
+        "/server_info" if !sglang => {
+            let model = json!({ "enable_sleep_mode": behaviour.without != "sleep mode" });
+            Some(ok(json!({ "vllm_config": { "model_config": model } })))
+        }
+        "/sleep" | "/release_memory_occupation" if behaviour.refuses_sleep => {
+            let error = json!({ "error": { "message": "Memory usage increased after sleeping." } });
+            Some((StatusCode::INTERNAL_SERVER_ERROR, Json(error)).into_response())
+        }
+        "/sleep" | "/release_memory_occupation" if behaviour.dies_sleeping => crash(shared),
+        "/wake_up" | "/resume_memory_occupation" if behaviour.dies_waking => crash(shared),
+        "/sleep" if !sglang => {
+            let mut life = shared.life.lock().unwrap();
+            life.paused = true;
+            if !life.given.weights {
+                (life.given.weights, life.given.cache) = (true, true);
+                life.given.is_empty = query.contains("level=2");
+                life.shift = 1000;
+            }
+            Some(ok(json!({ "status": "sleeping" })))
+        }
+        "/wake_up" if !sglang => {
+            let mut life = shared.life.lock().unwrap();
+            life.given.weights &= query != "tags=weights";
+            life.given.cache &= query != "tags=kv_cache";
+            if !life.given.weights && !life.given.cache {
+                life.paused = false;
+            }
+            Some(ok(json!({ "status": "awake" })))
+        }
+        "/release_memory_occupation" if sglang => {
+            let idle = {
+                let life = shared.life.lock().unwrap();
+                life.paused && !life.given.weights && !life.given.cache
+            };
+            if !idle {
+                faults(shared).await;
+            }
+            let mut life = shared.life.lock().unwrap();
+            assert_eq!(body["tags"], json!(["kv_cache", "weights"]));
+            (life.given.weights, life.given.cache, life.given.is_empty) = (true, true, true);
+            life.shift = 1000;
+            Some(ok(Value::Null))
+        }
+        "/resume_memory_occupation" if sglang => {
+            let was_given = {
+                let mut life = shared.life.lock().unwrap();
+                match body["tags"][0].as_str() {
+                    Some("weights") => std::mem::take(&mut life.given.weights),
+                    _ => std::mem::take(&mut life.given.cache),
+                }
+            };
+            if !was_given {
+                faults(shared).await;
+            }
+            Some(ok(Value::Null))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,94 @@
+//! A learner in its turn.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_policy::{
+    Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, PolicyError, Predictions,
+    TrainRequest, Trained, Uncut, WeightsRef,
+};
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+
+use super::Turns;
+
+/// A learner on devices that it has by turns: whatever needs them begins its turn, and holds it.
+struct InTurn {
+    turns: Arc<Turns>,
+    learner: Arc<dyn Learner>,
+}
+
+impl Turns {
+    /// A learner of the group that has these devices. Its calls begin the learner's turn.
+    pub fn learner(self: &Arc<Self>, learner: Arc<dyn Learner>) -> Arc<dyn Learner> {
+        Arc::new(InTurn { turns: Arc::clone(self), learner })
+    }
+}
+
+#[async_trait]
+impl Learner for InTurn {
+    /// Planning needs no device.
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        self.learner.plan(update).await
+    }
+
+    async fn train(
+        &self,
+        update: TrainRequest,
+        cut: &Cut,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Trained, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.train(update, cut, done).await
+    }
+
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.logprobs(batch).await
+    }
+
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.predictions(batch).await
+    }
+
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.values(batch).await
+    }
+
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.forward_backward(batch, loss).await
+    }
+
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.optim_step(params).await
+    }
+
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.save(folder, with_optimiser).await
+    }
+
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.load(folder, with_optimiser).await
+    }
+
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        let _turn = self.turns.learns().await?;
+        self.learner.publish(version).await
+    }
+
+    fn handed_over(&self) -> Option<Duration> {
+        Some(self.turns.spent())
+    }
+}

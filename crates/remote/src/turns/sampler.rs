@@ -1,0 +1,56 @@
+//! Samplers in their turn.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
+
+use super::Turns;
+use crate::router::Router;
+
+/// Servers that have their devices by turns: weights that they adopt begin their turn. A request that finds
+/// them asleep does so, too, but at the server that it is given to: of those under way all have found one
+/// awake.
+struct InTurn {
+    turns: Arc<Turns>,
+    router: Arc<Router>,
+}
+
+impl Turns {
+    /// The servers of a router, which [share](Turns::share) these devices, as one sampler.
+    pub fn sampler(self: &Arc<Self>, router: Arc<Router>) -> Arc<dyn Sampler> {
+        Arc::new(InTurn { turns: Arc::clone(self), router })
+    }
+}
+
+#[async_trait]
+impl Sampler for InTurn {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        self.router.sample(request).await
+    }
+
+    async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError> {
+        self.router.abort(stream).await
+    }
+
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        self.router.workload().await
+    }
+
+    async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
+        self.router.device_stats().await
+    }
+
+    async fn paused(&self) -> Result<Duration, PolicyError> {
+        self.router.paused().await
+    }
+
+    async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
+        self.turns.adopts(weights).await
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        self.router.version().await
+    }
+}

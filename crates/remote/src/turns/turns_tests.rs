@@ -1,0 +1,593 @@
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use dressage_policy::{
+    Completion, Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Sampler, Uncut,
+};
+use dressage_rl::Loss;
+use dressage_tree::TreeBatch;
+use tempfile::TempDir;
+use tokio::sync::Notify;
+
+use super::*;
+use crate::devices::Moved;
+use crate::push::{Broadcasts, GroupBackend, Opened, Opening, Sent};
+use crate::router::{Health, RouterOptions};
+use crate::server::testing::{Behaviour, Fake, Log, Sender, Speaks, expected, publish, request};
+use crate::server::{InFlight, ServerOptions};
+
+const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
+const LONG: Duration = Duration::from_secs(30);
+const ADAM: OptimParams = OptimParams {
+    learning_rate: 0.01,
+    beta1: 0.9,
+    beta2: 0.99,
+    epsilon: 1e-8,
+    weight_decay: 0.0,
+    max_grad_norm: 1.0,
+};
+
+/// A learner that looks at every call whether it has the devices for itself.
+struct Trainee {
+    root: PathBuf,
+    fakes: Arc<Vec<Fake>>,
+    log: Log,
+    /// Whether weights are on the devices, and whether all else is.
+    has: Mutex<(bool, bool)>,
+    /// Verbs that ran while a server was awake, or without the devices.
+    wrong: Mutex<Vec<String>>,
+    dies: AtomicBool,
+    /// A step of the optimiser waits for this, where it is to.
+    waits: Mutex<Option<Arc<Notify>>>,
+    sender: Sender,
+}
+
+impl Trainee {
+    fn says(&self, what: &str) {
+        self.log.lock().unwrap().push(format!("[{what}]"));
+    }
+
+    fn is_wrong(&self, what: String) {
+        self.wrong.lock().unwrap().push(what);
+    }
+
+    /// A verb that needs the devices.
+    fn verb(&self, name: &str) -> Result<(), PolicyError> {
+        self.lives()?;
+        self.says(name);
+        let awake = self.fakes.iter().filter(|fake| fake.is_awake()).count();
+        if awake > 0 || *self.has.lock().unwrap() != (true, true) {
+            self.is_wrong(format!(
+                "{name}: {awake} servers are awake, it has {:?}",
+                self.has.lock().unwrap()
+            ));
+        }
+        Ok(())
+    }
+
+    fn lives(&self) -> Result<(), PolicyError> {
+        match self.dies.load(Ordering::Relaxed) {
+            true => Err(PolicyError::Stopped("the learner".into())),
+            false => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Offloads for Trainee {
+    async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError> {
+        self.lives()?;
+        self.says(if keeps_weights { "offload all but weights" } else { "offload" });
+        *self.has.lock().unwrap() = (keeps_weights, false);
+        Ok(Moved { bytes: 1, seconds: 0.0 })
+    }
+
+    async fn onload(&self) -> Result<Moved, PolicyError> {
+        *self.has.lock().unwrap() = (true, true);
+        self.verb("onload")?;
+        Ok(Moved { bytes: 1, seconds: 0.0 })
+    }
+}
+
+#[async_trait]
+impl Broadcasts for Trainee {
+    async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError> {
+        self.sender.open_group(opening).await
+    }
+
+    async fn send_to(&self, group: &str) -> Result<Sent, PolicyError> {
+        self.says("send");
+        if *self.has.lock().unwrap() != (true, false) {
+            self.is_wrong("it sends what it has not, or has more".into());
+        }
+        self.sender.send_to(group).await
+    }
+}
+
+#[async_trait]
+impl Learner for Trainee {
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        Cut::filled(update)
+    }
+
+    async fn logprobs(&self, _: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.verb("logprobs").map(|()| Vec::new())
+    }
+
+    async fn forward_backward(&self, _: Arc<TreeBatch>, _: Loss) -> Result<ForwardBackward, PolicyError> {
+        self.verb("forward_backward").map(|()| ForwardBackward::default())
+    }
+
+    async fn optim_step(&self, _: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.verb("optim_step")?;
+        let waits = self.waits.lock().unwrap().clone();
+        if let Some(waits) = waits {
+            waits.notified().await;
+        }
+        self.verb("step done")?;
+        Ok(OptimReport { grad_norm: 0.0, applied: true })
+    }
+
+    async fn save(&self, folder: &Path, _: bool) -> Result<Manifest, PolicyError> {
+        self.verb("save")?;
+        Manifest::of(folder, dressage_policy::Content::Whole, &[])
+    }
+
+    async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
+        self.verb("load")
+    }
+
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        self.verb("publish")?;
+        Ok(publish(&self.root, version))
+    }
+}
+
+/// Servers and a learner on the same devices.
+struct Shared {
+    root: TempDir,
+    fakes: Arc<Vec<Fake>>,
+    trainee: Arc<Trainee>,
+    turns: Arc<Turns>,
+    learner: Arc<dyn Learner>,
+    sampler: Arc<dyn Sampler>,
+    router: Arc<Router>,
+    push: Option<Arc<Pushing>>,
+    log: Log,
+    /// Whether each server has a process.
+    lives: Vec<watch::Sender<bool>>,
+}
+
+impl Shared {
+    async fn new(kinds: &[Speaks], pushes: bool) -> Self {
+        Self::with(kinds, pushes, Duration::from_secs(4), false).await
+    }
+
+    async fn with(kinds: &[Speaks], pushes: bool, patience: Duration, started: bool) -> Self {
+        let (root, log) = (TempDir::new().unwrap(), Log::default());
+        let mut fakes = Vec::new();
+        for speaks in kinds {
+            fakes.push(
+                Fake::with(*speaks, Behaviour { log: Some(log.clone()), ..Behaviour::default() }).await,
+            );
+        }
+        let fakes = Arc::new(fakes);
+        let trainee = Arc::new(Trainee {
+            root: root.path().to_owned(),
+            fakes: fakes.clone(),
+            log: log.clone(),
+            has: Mutex::new((true, true)),
+            wrong: Mutex::default(),
+            dies: AtomicBool::new(false),
+            waits: Mutex::default(),
+            sender: Sender::default(),
+        });
+        let push = pushes.then(|| Arc::new(Pushing::new(trainee.clone(), GroupBackend::Gloo)));
+        let turns = Turns::new(trainee.clone(), patience);
+        turns.make_room().await.unwrap();
+        let (mut members, mut sharers, mut lives) = (Vec::new(), Vec::new(), Vec::new());
+        for fake in fakes.iter() {
+            let options = ServerOptions {
+                sleeps: true,
+                push: push.clone(),
+                silence: Duration::from_secs(1),
+                answer: Duration::from_secs(2),
+                ..fake.options(InFlight::Recompute)
+            };
+            let server = Server::new(options).unwrap();
+            server.look().await.unwrap();
+            members.push((fake.url.clone(), Arc::new(server.clone()) as Arc<dyn Sampler>));
+            let (sender, receiver) = watch::channel(true);
+            lives.push(sender);
+            sharers.push(Sharer { name: fake.url.clone(), server, lives: started.then_some(receiver) });
+        }
+        let options = RouterOptions {
+            probe: vec![1, 2],
+            probe_every: Duration::from_millis(50),
+            first_wait: Duration::from_millis(50),
+            longest_wait: Duration::from_millis(200),
+            patience: Duration::from_secs(8),
+            adopt: Duration::from_secs(20),
+            tries: 10,
+            ..RouterOptions::default()
+        };
+        let router = Arc::new(Router::new(members, options).unwrap());
+        turns.share(router.clone(), sharers, push.clone()).unwrap();
+        let (learner, sampler) = (turns.learner(trainee.clone()), turns.sampler(router.clone()));
+        Shared { root, fakes, trainee, turns, learner, sampler, router, push, log, lives }
+    }
+
+    /// What was asked since the last time, but for labels, pauses and pieces of replies.
+    fn asked(&self) -> Vec<String> {
+        let all = std::mem::take(&mut *self.log.lock().unwrap());
+        let tells = |asked: &String| {
+            let quiet =
+                ["/update_weight_version", "/reset_prefix_cache", "/tokenize", "/shutdown", "/destroy"];
+            let draws = ["/inference", "/generate"];
+            !quiet.iter().chain(&draws).any(|route| asked.starts_with(route))
+        };
+        all.into_iter().filter(tells).collect()
+    }
+
+    async fn step(&self) {
+        self.learner.optim_step(ADAM).await.unwrap();
+    }
+
+    async fn publishes(&self, version: u64) -> Result<(), PolicyError> {
+        let weights = self.learner.publish(version).await?;
+        if let Some(push) = &self.push {
+            push.offer(version).await;
+        }
+        self.sampler.adopt(&weights).await
+    }
+
+    async fn draws(&self, stream: u64) -> Completion {
+        let asked = request(stream, 12);
+        let reply = self.sampler.sample(asked.clone()).await.unwrap().collect(LONG).await.unwrap();
+        self.check(&reply, &asked.prompt);
+        reply
+    }
+
+    /// Checks that every token was drawn by the weights that it says.
+    fn check(&self, reply: &Completion, prompt: &[u32]) {
+        let path = [prompt, &reply.tokens].concat();
+        let mut versions = Vec::new();
+        reply.versions.iter().for_each(|run| versions.extend(vec![run.version; run.len as usize]));
+        for (a, b) in reply.logprobs.iter().zip(expected(&path, prompt.len(), |i| versions[i])) {
+            assert!((a - b).abs() < 1e-4, "{reply:?}");
+        }
+    }
+
+    fn is_sound(&self) {
+        let wrong = self.trainee.wrong.lock().unwrap().clone();
+        assert!(wrong.is_empty(), "{wrong:?}");
+        assert!(self.fakes.iter().all(|fake| fake.nonsense() == 0 && fake.half() == 0));
+    }
+}
+
+fn version_of(reply: &Completion) -> u64 {
+    reply.versions.last().unwrap().version
+}
+
+#[tokio::test]
+async fn each_side_leaves_before_the_other_comes() {
+    for speaks in ALL {
+        let shared = Shared::new(&[speaks], false).await;
+        shared.step().await;
+        let (pause, sleep, weights, read, cache, resume) = match speaks {
+            Speaks::Sglang => (
+                "/pause_generation",
+                "/release_memory_occupation",
+                "/resume_memory_occupation",
+                "/update_weights_from_disk",
+                "/resume_memory_occupation",
+                "/continue_generation",
+            ),
+            _ => (
+                "/pause?mode=abort",
+                "/sleep?level=2&mode=abort",
+                "/wake_up?tags=weights",
+                "/collective_rpc",
+                "/wake_up?tags=kv_cache",
+                "/resume",
+            ),
+        };
+        let all = shared.asked();
+        let from = all.iter().position(|asked| asked == pause).unwrap();
+        assert_eq!(all[from..], [pause, sleep, "[onload]", "[optim_step]", "[step done]"], "{speaks:?}");
+        shared.publishes(1).await.unwrap();
+        let moves = ["[publish]", "[offload]", weights, read, cache, resume];
+        assert_eq!(shared.asked(), moves, "{speaks:?}: the probe comes after it");
+        assert_eq!(version_of(&shared.draws(1).await), 1);
+        // Another call of the same turn moves nothing.
+        shared.step().await;
+        assert!(shared.asked().contains(&"[onload]".into()));
+        shared.step().await;
+        assert_eq!(shared.asked(), ["[optim_step]", "[step done]"], "{speaks:?}");
+        assert!(shared.turns.spent() > Duration::ZERO);
+        assert_eq!(shared.learner.handed_over(), Some(shared.turns.spent()));
+        shared.is_sound();
+    }
+}
+
+#[tokio::test]
+async fn weights_that_are_sent_come_before_the_learner_has_left_and_caches_after_it() {
+    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
+        let shared = Shared::new(&[speaks, speaks], true).await;
+        for version in 1..4 {
+            shared.step().await;
+            shared.asked();
+            shared.publishes(version).await.unwrap();
+            let all = shared.asked();
+            let at = |what: &str| all.iter().position(|asked| asked == what).unwrap();
+            let last = |what: &str| all.iter().rposition(|asked| asked == what).unwrap();
+            let cache = match speaks {
+                Speaks::Sglang => "/continue_generation",
+                _ => "/wake_up?tags=kv_cache",
+            };
+            assert_eq!(all.iter().filter(|asked| *asked == "[send]").count(), 2, "{all:?}");
+            assert!(at("[offload all but weights]") < at("[send]"), "{all:?}");
+            assert!(last("[send]") < at("[offload]") && at("[offload]") < at(cache), "{all:?}");
+            assert!(!all.iter().any(|asked| asked.contains("collective_rpc") || asked.contains("from_disk")));
+            assert_eq!(version_of(&shared.draws(version).await), version);
+            shared.is_sound();
+        }
+        // One that cannot be sent to reads the folder, and the other is sent to.
+        *shared.trainee.sender.fault.lock().unwrap() = crate::server::testing::SendFault::Dies;
+        shared.step().await;
+        shared.publishes(4).await.unwrap();
+        assert_eq!(version_of(&shared.draws(9).await), 4);
+        assert_eq!(shared.push.as_ref().unwrap().counts(), (6, 2));
+        shared.is_sound();
+    }
+}
+
+#[tokio::test]
+async fn a_request_after_a_checkpoint_finds_the_weights_that_were_adopted_last() {
+    for speaks in ALL {
+        let shared = Shared::new(&[speaks, Speaks::NewVllm], false).await;
+        shared.publishes(1).await.unwrap();
+        let folder = TempDir::new().unwrap();
+        shared.learner.save(folder.path(), true).await.unwrap();
+        assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
+        let (a, b) = tokio::join!(shared.draws(1), shared.draws(2));
+        assert_eq!((version_of(&a), version_of(&b)), (1, 1), "{speaks:?}");
+        assert!(shared.fakes.iter().all(Fake::is_awake));
+        shared.is_sound();
+    }
+}
+
+#[tokio::test]
+async fn a_request_waits_for_a_verb_and_one_under_way_goes_on_after_it() {
+    for speaks in ALL {
+        let shared = Shared::new(&[speaks], false).await;
+        shared.publishes(1).await.unwrap();
+        let under_way = request(1, 40);
+        let mut stream = shared.sampler.sample(under_way.clone()).await.unwrap();
+        let mut begun = Completion::default();
+        while begun.tokens.len() < 4 {
+            if let dressage_policy::SampleEvent::Tokens { tokens, logprobs, version, .. } =
+                stream.next().await.unwrap().unwrap()
+            {
+                begun.extend(&tokens, &logprobs, version);
+            }
+        }
+        let waits = Arc::new(Notify::new());
+        *shared.trainee.waits.lock().unwrap() = Some(waits.clone());
+        let learner = shared.learner.clone();
+        let step = tokio::spawn(async move { learner.optim_step(ADAM).await });
+        while !shared.log.lock().unwrap().iter().any(|asked| asked == "[optim_step]") {
+            sleep(Duration::from_millis(5)).await;
+        }
+        let mut late = std::pin::pin!(shared.draws(2));
+        let early = tokio::time::timeout(Duration::from_secs(3), &mut late).await;
+        assert!(early.is_err() && !step.is_finished(), "nobody is asked in his sleep: {speaks:?}");
+        waits.notify_one();
+        step.await.unwrap().unwrap();
+        assert_eq!(version_of(&tokio::time::timeout(LONG, late).await.unwrap()), 1);
+        stream.gather(&mut begun).await.unwrap();
+        assert_eq!(begun.tokens.len(), 40);
+        shared.check(&begun, &under_way.prompt);
+        assert!(shared.router.members().iter().all(|member| member.health == Health::Serving));
+        shared.is_sound();
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_probed_in_his_sleep() {
+    let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], false).await;
+    shared.publishes(1).await.unwrap();
+    shared.step().await;
+    let draws = || -> usize {
+        shared.fakes.iter().map(|f| f.asked("/inference").len() + f.asked("/generate").len()).sum()
+    };
+    let before = draws();
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(draws(), before);
+    assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
+    shared.publishes(2).await.unwrap();
+    sleep(Duration::from_millis(500)).await;
+    assert!(draws() > before, "they are again when they are awake");
+    assert!(shared.router.members().iter().all(|member| member.health == Health::Serving));
+    shared.is_sound();
+}
+
+#[tokio::test]
+async fn one_that_is_started_again_meanwhile_sleeps_before_the_learner_goes_on() {
+    for speaks in ALL {
+        let shared = Shared::new(&[speaks, Speaks::NewVllm], false).await;
+        shared.publishes(1).await.unwrap();
+        shared.step().await;
+        shared.fakes[0].restart().await;
+        assert!(shared.fakes[0].is_awake());
+        shared.step().await;
+        shared.is_sound();
+        // Gone altogether, it holds no device; back once more, it is found out again.
+        shared.fakes[0].kill();
+        shared.step().await;
+        shared.fakes[0].restart().await;
+        shared.step().await;
+        shared.is_sound();
+        shared.fakes[0].kill();
+        shared.publishes(2).await.unwrap();
+        assert_eq!(version_of(&shared.draws(1).await), 2);
+        // It comes back into the samplers' turn, with the newest weights.
+        shared.fakes[0].restart().await;
+        let serve = async {
+            while shared.router.members().iter().any(|member| member.health != Health::Serving) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LONG, serve).await.unwrap();
+        shared.step().await;
+        shared.is_sound();
+    }
+}
+
+#[tokio::test]
+async fn one_that_has_a_process_and_does_not_answer_holds_the_learner_up_until_a_deadline() {
+    let shared = Shared::with(&[Speaks::NewVllm], false, Duration::from_secs(2), true).await;
+    shared.publishes(1).await.unwrap();
+    // It is still starting: its process has taken memory, perhaps.
+    shared.fakes[0].kill();
+    let error = shared.learner.optim_step(ADAM).await.unwrap_err();
+    let want = "to give its devices to the learner: ";
+    assert!(matches!(&error, PolicyError::Deadline(_, what) if what.contains(want)), "{error}");
+    // It answers after a while.
+    let (step, ()) = tokio::join!(shared.learner.optim_step(ADAM), async {
+        sleep(Duration::from_millis(700)).await;
+        shared.fakes[0].restart().await;
+    });
+    step.unwrap();
+    // Its process has ended.
+    shared.fakes[0].kill();
+    shared.lives[0].send_replace(false);
+    assert!(!*shared.turns.starts().borrow(), "and must not begin again before its turn");
+    shared.step().await;
+    shared.is_sound();
+    shared.fakes[0].restart().await;
+    shared.publishes(2).await.unwrap();
+    assert!(*shared.turns.starts().borrow());
+    assert_eq!(version_of(&shared.draws(1).await), 2);
+    shared.is_sound();
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_sleep_is_told_by_its_flag_and_one_that_does_not_by_name() {
+    for (speaks, without, flag) in [
+        (Speaks::NewVllm, "sleep mode", "--enable-sleep-mode"),
+        (Speaks::OldVllm, "sleep mode", "--enable-sleep-mode"),
+        (Speaks::Sglang, "memory saver", "--enable-memory-saver"),
+    ] {
+        let fake = Fake::with(speaks, Behaviour { without, ..Behaviour::default() }).await;
+        fake.server(InFlight::Recompute).look().await.unwrap();
+        let options = ServerOptions { sleeps: true, ..fake.options(InFlight::Recompute) };
+        let server = Server::new(options).unwrap();
+        let error = server.look().await.unwrap_err();
+        assert!(error.to_string().contains(flag) && !error.may_pass(), "{error}");
+        let error = server.sleep().await.unwrap_err();
+        assert!(error.to_string().contains(flag), "one that was started again is looked at, too: {error}");
+        let shared = Shared::new(&[speaks], false).await;
+        shared.publishes(1).await.unwrap();
+        let log = Some(shared.log.clone());
+        shared.asked();
+        shared.fakes[0].set(Behaviour { refuses_sleep: true, log: log.clone(), ..Behaviour::default() });
+        let error = shared.learner.optim_step(ADAM).await.unwrap_err().to_string();
+        assert!(error.contains("Memory usage increased") && error.contains(&shared.fakes[0].url), "{error}");
+        assert!(
+            !shared.log.lock().unwrap().iter().any(|asked| asked == "[onload]"),
+            "the learner stays away"
+        );
+        // Requests are served all the same, and the next who learns finds it as it should be.
+        assert_eq!(version_of(&shared.draws(1).await), 1);
+        shared.fakes[0].set(Behaviour { log, ..Behaviour::default() });
+        shared.step().await;
+        shared.is_sound();
+    }
+}
+
+#[tokio::test]
+async fn a_learner_that_dies_leaves_nobody_waiting() {
+    let shared = Shared::new(&[Speaks::NewVllm], false).await;
+    shared.publishes(1).await.unwrap();
+    // In the host's memory: servers draw on, and its next call says that it is gone.
+    shared.trainee.dies.store(true, Ordering::Relaxed);
+    assert_eq!(version_of(&shared.draws(1).await), 1);
+    let error = shared.learner.optim_step(ADAM).await.unwrap_err();
+    assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
+    // On the devices: whoever asks for them is told.
+    let reply = async { shared.sampler.sample(request(2, 4)).await?.collect(LONG).await };
+    let error = tokio::time::timeout(LONG, reply).await.unwrap().unwrap_err();
+    assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
+    let weights = publish(shared.root.path(), 2);
+    let error = shared.sampler.adopt(&weights).await.unwrap_err();
+    assert!(error.to_string().contains("the learner stopped"), "{error}");
+}
+
+#[tokio::test]
+async fn a_turn_changes_hands_to_the_end_although_nobody_waits_for_it() {
+    let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], false).await;
+    shared.publishes(1).await.unwrap();
+    for version in 2..8 {
+        let wait = Duration::from_millis(version * 3);
+        tokio::time::timeout(wait, shared.learner.optim_step(ADAM)).await.ok();
+        shared.step().await;
+        let weights = shared.learner.publish(version).await.unwrap();
+        tokio::time::timeout(wait, shared.sampler.adopt(&weights)).await.ok();
+        assert_eq!(version_of(&shared.draws(version).await), version);
+        shared.is_sound();
+    }
+}
+
+/// Servers die while they sleep, wake, fall asleep and draw, and are started again at whatever moment.
+#[tokio::test]
+async fn no_order_of_deaths_has_a_server_asked_in_its_sleep_or_awake_beside_the_learner() {
+    for pushes in [false, true] {
+        let shared = Shared::new(&[Speaks::NewVllm, Speaks::Sglang], pushes).await;
+        shared.publishes(1).await.unwrap();
+        let log = Some(shared.log.clone());
+        let plain = || Behaviour { log: log.clone(), ..Behaviour::default() };
+        for version in 2..14u64 {
+            let asked = request(version, 20);
+            let stream = shared.sampler.sample(asked.clone()).await.unwrap();
+            let fake = &shared.fakes[(version % 2) as usize];
+            match version % 6 {
+                0 => fake.set(Behaviour { dies_sleeping: true, ..plain() }),
+                1 => fake.kill(),
+                2 => fake.set(Behaviour { dies_waking: true, ..plain() }),
+                3 => fake.set(Behaviour { dies_reading: true, ..plain() }),
+                4 => fake.restart().await,
+                _ => {}
+            }
+            sleep(Duration::from_millis(20)).await;
+            shared.step().await;
+            if version % 6 < 2 {
+                fake.restart().await;
+            }
+            shared.step().await;
+            shared.publishes(version).await.unwrap();
+            fake.set(plain());
+            if (2..4).contains(&(version % 6)) {
+                fake.restart().await;
+            }
+            let reply = stream.collect(LONG).await.unwrap();
+            assert_eq!(reply.tokens.len(), 20);
+            shared.check(&reply, &asked.prompt);
+            assert_eq!(version_of(&shared.draws(100 + version).await), version);
+            shared.is_sound();
+        }
+        for fake in shared.fakes.iter().filter(|fake| !fake.is_awake()) {
+            fake.restart().await;
+        }
+        let serve = async {
+            let serves = |member: &crate::MemberStatus| member.health == Health::Serving;
+            let is_new = |fake: &Fake| fake.label().starts_with("dressage-13-");
+            while !(shared.router.members().iter().all(serves) && shared.fakes.iter().all(is_new)) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let serve = tokio::time::timeout(LONG, serve).await;
+        assert!(serve.is_ok(), "{:?}", shared.router.members());
+        shared.is_sound();
+    }
+}
