@@ -51,6 +51,7 @@ class Server:
     hangs: bool = False
 
     def __call__(self, pipe) -> None:
+        pipe.send("here")
         told, seconds = pipe.recv(), timedelta(seconds=SECONDS)
         meeting = told["meeting"]
         store = dist.TCPStore(meeting["address"], meeting["port"], 2, False, seconds)
@@ -73,13 +74,15 @@ class Server:
 
 
 class Started:
-    """A server's process, forked before anything is open."""
+    """A server's process, which is there. A fork of this one, with the threads of earlier groups, may end in the middle of anything."""
 
     def __init__(self, server: Server) -> None:
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=server, args=(theirs,), daemon=True)
         self.process.start()
+        assert self.pipe.poll(10 * SECONDS), "no process within its time"
+        assert self.pipe.recv() == "here"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

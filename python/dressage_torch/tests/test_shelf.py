@@ -84,7 +84,7 @@ def work(rank: int, world: int, root: Path, disturbed: bool, results) -> None:
     models = [word for name in ("model", "critic", "reference") for word in (f"--{name}", model)]
     places = ["--run-root", str(run_root), "--token-file", str(token)]
     options = parse([*models, *places, "--dtype", "f32", "--device", "cpu", "--no-probe"])
-    host = Host(options, Ranks.of(Shape(world, 1, 1, 1), CPU), dist.group.WORLD, lambda *_: None)
+    host = Host(options, Ranks.of(Shape(world, 1, 1, 1, 1), CPU, SECONDS), dist.group.WORLD, lambda *_: None)
     worker = Worker(Agreeing(), None)
     worker.host = host
 
