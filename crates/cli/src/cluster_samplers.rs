@@ -105,8 +105,7 @@ pub async fn start(
         for number in 0..keys.count {
             let backend = push.as_ref().map(|push| push.backend());
             let precision = recipe.engine.precision;
-            let sleeps = wants.turns.is_some();
-            let spec = Spec::new(samplers, wants, &folder, &model, number, precision, backend, sleeps)?;
+            let spec = Spec::new(samplers, wants, &folder, &model, number, precision, backend)?;
             eprintln!("{dim} {}, its log is {}", spec.name, screen::path(&spec.log));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             members.push((spec.name.clone(), server));

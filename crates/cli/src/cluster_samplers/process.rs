@@ -45,7 +45,7 @@ pub(super) struct Spec {
 
 impl Spec {
     /// The server of this number, from 0, with a model's folder; one that is sent weights over `backend`,
-    /// where it is given, and one that `sleeps` now and then.
+    /// where it is given, and sleeps where devices are shared.
     ///
     /// # Errors
     /// When no port is free, or the folder of the run cannot be written.
@@ -57,9 +57,8 @@ impl Spec {
         number: usize,
         precision: Precision,
         backend: Option<GroupBackend>,
-        sleeps: bool,
     ) -> anyhow::Result<Self> {
-        let keys = samplers.servers();
+        let (keys, sleeps) = (samplers.servers(), wants.turns.is_some());
         let port = child::free_port(Ipv4Addr::LOCALHOST)
             .map_err(|error| unusable(format!("no port of this machine is free for a sampler: {error}")))?;
         let kind = match samplers {
