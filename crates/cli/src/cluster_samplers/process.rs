@@ -250,3 +250,24 @@ fn last_lines(log: &Path) -> String {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].iter().map(|line| format!("  {line}\n")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_begins_in_its_turn_alone() {
+        let (turn, may) = watch::channel(false);
+        let (lives, watched) = watch::channel(false);
+        let begun = tokio::spawn(async move { begins(&mut Some(may), &lives).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!begun.is_finished() && !*watched.borrow());
+        turn.send_replace(true);
+        assert!(tokio::time::timeout(LONGEST_WAIT, begun).await.unwrap().unwrap());
+        // Nobody has turns any more: it is not started again.
+        let (turn, may) = watch::channel(false);
+        drop(turn);
+        assert!(!begins(&mut Some(may), &watch::channel(false).0).await);
+        assert!(begins(&mut None, &watch::channel(false).0).await, "without turns it always may");
+    }
+}

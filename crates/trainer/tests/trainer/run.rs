@@ -456,8 +456,8 @@ async fn a_full_disk_leaves_earlier_checkpoints_whole() {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let turns =
         |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["timing_s/turns"].as_f64();
-    let turns: Vec<Option<f64>> = text.lines().map(turns).collect();
-    assert_eq!(turns[..3], [Some(0.0), Some(0.0), Some(60.0)]);
+    let turns: Vec<f64> = text.lines().filter_map(turns).collect();
+    assert_eq!(turns[..3], [0.0, 0.0, 60.0]);
 
     let fresh = simulator(Duration::ZERO, 0.0);
     run(&folder, &fresh, Start::Resume, &[]).await.unwrap();
