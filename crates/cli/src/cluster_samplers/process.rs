@@ -45,7 +45,7 @@ pub(super) struct Spec {
 
 impl Spec {
     /// The server of this number, from 0, with a model's folder; one that is sent weights over `backend`,
-    /// where it is given.
+    /// where it is given, and sleeps where devices are shared.
     ///
     /// # Errors
     /// When no port is free, or the folder of the run cannot be written.
@@ -249,4 +249,25 @@ fn last_lines(log: &Path) -> String {
     let text = child::end_of(log, END_OF_LOG);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines[lines.len().saturating_sub(LINES)..].iter().map(|line| format!("  {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_begins_in_its_turn_alone() {
+        let (turn, may) = watch::channel(false);
+        let (lives, watched) = watch::channel(false);
+        let begun = tokio::spawn(async move { begins(&mut Some(may), &lives).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!begun.is_finished() && !*watched.borrow());
+        turn.send_replace(true);
+        assert!(tokio::time::timeout(LONGEST_WAIT, begun).await.unwrap().unwrap());
+        // Nobody has turns any more: it is not started again.
+        let (turn, may) = watch::channel(false);
+        drop(turn);
+        assert!(!begins(&mut Some(may), &watch::channel(false).0).await);
+        assert!(begins(&mut None, &watch::channel(false).0).await, "without turns it always may");
+    }
 }

@@ -387,7 +387,8 @@ async fn what_cannot_work_is_refused_before_the_start() {
     assert!(matches!(error, TrainerError::NoReference(1)), "{error}");
 }
 
-/// A learner whose disk is full at the n-th checkpoint, after some of it is written.
+/// A learner whose disk is full at the n-th checkpoint, after some of it is written. Handing over the devices
+/// that it shares takes a minute for each that was written before, of three.
 struct FullDisk(Arc<Simulator>, AtomicU32);
 
 #[async_trait]
@@ -425,6 +426,10 @@ impl Learner for FullDisk {
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         self.0.publish(version).await
     }
+
+    fn handed_over(&self) -> Option<Duration> {
+        Some(Duration::from_secs(60) * 3u32.saturating_sub(self.1.load(Ordering::SeqCst)))
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -447,6 +452,12 @@ async fn a_full_disk_leaves_earlier_checkpoints_whole() {
     names.sort();
     // The third that was to be written, of the best weights until then, is not there.
     assert_eq!(names, ["best", "step-000002", "step-000003"]);
+    // The step after a checkpoint is told of the time that it took for devices to change hands.
+    let text = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let turns =
+        |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["timing_s/turns"].as_f64();
+    let turns: Vec<f64> = text.lines().filter_map(turns).collect();
+    assert_eq!(turns[..3], [0.0, 0.0, 60.0]);
 
     let fresh = simulator(Duration::ZERO, 0.0);
     run(&folder, &fresh, Start::Resume, &[]).await.unwrap();
