@@ -161,7 +161,8 @@ def test_learners_that_left_in_between_have_the_bits_of_those_that_stayed(tmp_pa
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     (tmp_path / "token").write_text("of the tests, long enough")
-    context = multiprocessing.get_context("fork")
+    # Not forked: other tests have used autograd, whose threads do not survive that.
+    context = multiprocessing.get_context("spawn")
     found = []
     for disturbed in (False, True):
         for name in ("policy", "critic"):
