@@ -6,7 +6,10 @@ and that it reports how far sampler and learner differ. With `--kill`, `dressage
 (kill -9) in the middle of each run, which goes on: by itself, or with --resume where `dressage` was killed. Prints the processor
 seconds of Dressage, of the servers and of the learner.
 
-Needs no packages; vLLM, SGLang and `dressage_torch` are in environments of their own:
+With `--shared`, vLLM and PyTorch have their devices by turns (`placement = "shared"`): on processors vLLM sleeps by the plugin of
+sleep.py, and this script runs in the Python of that.
+
+Needs no packages otherwise; vLLM, SGLang and `dressage_torch` are in environments of their own:
 
     python3 conformance/combinations.py --checkpoint runs/calculator/checkpoints/step-000006 --torch TORCH/bin/python \\
         --vllm VLLM/bin/python
@@ -164,6 +167,8 @@ def recipe_of(source: Path, into: Path, sampler: str, learner: str, options: arg
         text += f'\n[cluster.samplers]\nkind = "{sampler}"\nstart = true\npython = {json.dumps(python)}\n'
         text += f"args = {json.dumps(SERVER[sampler]['args'])}\nenvironment = {json.dumps(list(VARIABLES))}\n"
         text += "start_seconds = 1800\n"
+        if options.shared and (sampler, learner) == ("vllm", "torch"):
+            text += '\n[cluster]\nplacement = "shared"\n'
     if learner != "embedded":
         text += (
             f'\n[cluster.learner]\nkind = "torch"\nstart = true\npython = {json.dumps(options.torch)}\nprocesses = 2\n'
@@ -192,6 +197,12 @@ def main() -> None:
     options = p.parse_args()
     options.folder = options.folder.resolve()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.shared:
+        from sleep import write_plugin
+
+        if not (options.folder / "plugin").exists():
+            write_plugin(options.folder / "plugin")
+        VARIABLES["PYTHONPATH"] = str(options.folder / "plugin")
     samplers = ["embedded", *(name for name in ("vllm", "sglang") if getattr(options, name))]
     learners = ["embedded", *(["torch"] if options.torch else [])]
     names = [(sampler, learner) for sampler in samplers for learner in learners]
