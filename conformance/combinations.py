@@ -31,7 +31,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
 # Who a process belongs to, by what its command line has.
-PARTS = {"server": ("vllm", "VLLM", "sglang"), "learner": ("dressage_torch", "torchrun", "torch.distributed")}
+# The learner first: the paths in its command line may name servers.
+PARTS = {"learner": ("dressage_torch", "torchrun", "torch.distributed"), "server": ("vllm", "VLLM", "sglang")}
 SERVER = {
     "vllm": {"args": ["--enforce-eager", "--dtype", "float32"]},
     "sglang": {"args": ["--device", "cpu", "--dtype", "float32", "--disable-cuda-graph"]},
@@ -190,6 +191,7 @@ def main() -> None:
     p.add_argument("--tasks", type=int, default=100, help="held-out tasks")
     p.add_argument("--set", action="append", default=[], help="further keys of the recipe")
     p.add_argument("--kill", action="store_true", help="kill each part once in the middle of each run")
+    p.add_argument("--shared", action="store_true", help="vLLM and PyTorch on the same devices, by turns")
     p.add_argument(
         "--folder", type=Path, required=True, help="where runs go; those that are there are taken as they are"
     )

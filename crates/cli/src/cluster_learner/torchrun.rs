@@ -212,10 +212,16 @@ pub fn last_words(log: &Path) -> String {
     let says_why = |line: &&str| {
         let starts = ["dressage_torch:", "error:"].iter().any(|start| line.starts_with(start));
         let raised = line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"));
-        (starts || raised) && !passing.iter().any(|passing| line.contains(passing))
+        (starts || raised || line.contains(": No module named "))
+            && !passing.iter().any(|passing| line.contains(passing))
     };
     let line = lines().rfind(says_why).or_else(|| lines().next_back());
     match line {
+        Some(line) if line.ends_with("No module named dressage_torch") => format!(
+            "{line}; `dressage cluster setup` makes an environment that has it, and `pip install python/dressage_torch` \
+             adds it to one (log: {})",
+            log.display()
+        ),
         Some(line) => format!("{line} (log: {})", log.display()),
         None => format!("nothing was printed (log: {})", log.display()),
     }
@@ -249,6 +255,11 @@ mod tests {
         assert!(last_words(&log).starts_with("ValueError: no such model (log: "));
         fs::write(&log, "hello\nKilled\n\n").unwrap();
         assert!(last_words(&log).starts_with("Killed (log: "));
+        fs::write(&log, "envs/bin/python: No module named dressage_torch\nTraceback:\n  f()\n=====\n")
+            .unwrap();
+        let words = last_words(&log);
+        assert!(words.starts_with("envs/bin/python: No module named dressage_torch; "), "{words}");
+        assert!(words.contains("dressage cluster setup"), "{words}");
     }
 
     #[test]
