@@ -179,6 +179,7 @@ mod tests {
         assert_eq!(head_rows(&["--head-rows".into(), "64".into()]), 64);
         assert_eq!(head_rows(&["--head-rows".into()]), 512);
     }
+
     #[test]
     fn a_stage_holds_its_layers_and_the_end_where_it_is() {
         let shape = shape();

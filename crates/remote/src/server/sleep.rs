@@ -26,7 +26,7 @@ pub(super) enum Sleep {
     Awake,
     /// All of it, and it has no weights.
     Asleep,
-    /// Its cache. In the place of its weights there are those of the label, if any.
+    /// The cache alone. In the place of the weights there are those of the label, if any.
     Half { holds: Option<String> },
 }
 

@@ -44,25 +44,25 @@ pub enum Speaks {
 pub struct Behaviour {
     /// No more tokens come after so many of a reply.
     pub hangs_after: Option<usize>,
-    /// Its process is killed after so many.
+    /// Tokens after which its process is killed.
     pub dies_after: Option<usize>,
-    /// Its process is killed when it is told to read weights.
+    /// Whether its process is killed when it is told to read weights.
     pub dies_reading: bool,
-    /// It says that it cannot read weights.
+    /// Whether it says that it cannot read weights.
     pub refuses_weights: bool,
     /// Log-probabilities are of temperature 1, whatever is asked.
     pub raw: bool,
     /// Flags that it was started without.
     pub without: &'static str,
-    /// Its tokenizer has other tokens.
+    /// Whether its tokenizer has other tokens.
     pub other_tokenizer: bool,
-    /// It forgets to change its weights although it says that it did.
+    /// Whether it keeps its weights although it says that it changed them.
     pub keeps_weights: bool,
     /// Longest sequence.
     pub context: Option<usize>,
-    /// It does not sleep when it is told to.
+    /// Whether it refuses to sleep.
     pub refuses_sleep: bool,
-    /// Its process is killed when it is told to sleep,
+    /// Whether its process is killed when it is told to sleep,
     pub dies_sleeping: bool,
     /// or to wake.
     pub dies_waking: bool,

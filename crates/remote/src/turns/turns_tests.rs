@@ -217,7 +217,7 @@ impl Shared {
         Shared { root, fakes, trainee, turns, learner, sampler, router, push, log, lives }
     }
 
-    /// What was asked since the last time, but for labels, pauses and pieces of replies.
+    /// Requests since the last time, but for labels, pauses and pieces of replies.
     fn asked(&self) -> Vec<String> {
         let all = std::mem::take(&mut *self.log.lock().unwrap());
         let tells = |asked: &String| {

@@ -27,8 +27,8 @@ pub enum Placement {
     /// Devices of their own.
     #[default]
     Apart,
-    /// The same ones, by turns: servers sleep while the learner works, and the learner lies in the host's
-    /// memory while servers sample.
+    /// Devices that both have by turns: servers sleep while the learner works, and the learner lies in the
+    /// host's memory while servers sample.
     Shared,
 }
 
