@@ -104,6 +104,7 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--rows", type=int, default=8)
     p.add_argument("--length", type=int, default=256)
+    p.add_argument("--tokens", type=int, default=4096, help="of a rank's paths, where they share a prefix")
     a = p.parse_args()
     rng = random.Random(0)
 
@@ -113,7 +114,7 @@ def main() -> None:
     peer = Plain(a.model)
     with (
         tempfile.TemporaryDirectory() as root,
-        Group(RANKS, Path(root), Torchrun, model=a.model, tokens=a.rows * a.length, no_probe=True) as group,
+        Group(RANKS, Path(root), Torchrun, model=a.model, tokens=a.tokens, no_probe=True) as group,
     ):
         pairs = []
         for turn in range(a.rounds + 1):
@@ -132,26 +133,26 @@ def main() -> None:
         print(
             f"{a.rows} rows of {a.length} tokens, the plain loop over the learner: {spread([t / o for o, t in pairs])}"
         )
+        peer.stop()
         for group_size, prefix, tail in [(4, 192, 64), (8, 192, 64), (8, 64, 192)]:
+            of_rank = max(a.tokens // (group_size * (prefix + tail)), 1)
             ideal = group_size * (prefix + tail) / (prefix + group_size * tail)
+            weight = 1 / (RANKS * of_rank * group_size * tail)
             shares = []
-            for turn in range(a.rounds + 1):
+            for turn in range(a.rounds):
                 groups = []
-                for _ in range(RANKS):
+                for _ in range(RANKS * of_rank):
                     shared = ids(prefix)
                     groups.append([shared + ids(tail) for _ in range(group_size)])
                 # The same without anything in common: the first token differs.
                 apart = [[[1000 + at, *path[1:]] for at, path in enumerate(paths)] for paths in groups]
-                weight = 1 / (RANKS * group_size * tail)
-                merged = [inputs(paths, prefix, weight) for paths in groups]
-                alone = [inputs(paths, prefix, weight) for paths in apart]
-                size = group_size * (prefix + tail)
-                as_tree, as_paths = step(group, merged, size), step(group, alone, size)
-                if turn:
-                    shares.append(as_paths / as_tree / ideal)
-            what = f"groups of {group_size}, {prefix} tokens shared of {prefix + tail}, ideal {ideal:.2f}"
+                merged, alone = ([inputs(paths, prefix, weight) for paths in kind] for kind in (groups, apart))
+                order = (merged, alone) if turn % 2 else (alone, merged)
+                seconds = {id(kind): step(group, kind, a.tokens) for kind in order}
+                shares.append(seconds[id(alone)] / seconds[id(merged)] / ideal)
+                print(f"  paths {seconds[id(alone)]:.2f} s, trees {seconds[id(merged)]:.2f} s", flush=True)
+            what = f"{of_rank} groups of {group_size}, {prefix} tokens shared of {prefix + tail}, ideal {ideal:.2f}"
             print(f"{what}: share of it {spread(shares)}", flush=True)
-    peer.stop()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,20 +29,23 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import sglang_cpu
+
 ROOT = Path(__file__).resolve().parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
 # Who a process belongs to, by what its command line has.
 # The learner first: the paths in its command line may name servers.
 PARTS = {"learner": ("dressage_torch", "torchrun", "torch.distributed"), "server": ("vllm", "VLLM", "sglang")}
 SERVER = {
-    "vllm": {"args": ["--enforce-eager", "--dtype", "float32"]},
-    "sglang": {"args": ["--device", "cpu", "--dtype", "float32", "--disable-cuda-graph"]},
+    "vllm": ["--enforce-eager", "--dtype", "float32"],
+    "sglang": [*sglang_cpu.FLAGS, "--max-total-tokens", "16384"],
 }
 # Environment variables that servers on processors need.
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1800",
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
 
@@ -166,7 +170,7 @@ def recipe_of(source: Path, into: Path, sampler: str, learner: str, options: arg
     if sampler != "embedded":
         python = getattr(options, sampler)
         text += f'\n[cluster.samplers]\nkind = "{sampler}"\nstart = true\npython = {json.dumps(python)}\n'
-        text += f"args = {json.dumps(SERVER[sampler]['args'])}\nenvironment = {json.dumps(list(VARIABLES))}\n"
+        text += f"args = {json.dumps(SERVER[sampler])}\nenvironment = {json.dumps(list(VARIABLES))}\n"
         text += "start_seconds = 1800\n"
         if options.shared and (sampler, learner) == ("vllm", "torch"):
             text += '\n[cluster]\nplacement = "shared"\n'
@@ -175,6 +179,34 @@ def recipe_of(source: Path, into: Path, sampler: str, learner: str, options: arg
             f'\n[cluster.learner]\nkind = "torch"\nstart = true\npython = {json.dumps(options.torch)}\nprocesses = 2\n'
         )
     into.write_text(text)
+    return into
+
+
+def untied(checkpoint: Path, into: Path) -> Path:
+    """A model with its head apart from its embedding: on processors vLLM keeps the old head of one that is tied."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    if not config.get("tie_word_embeddings") or into.exists():
+        return into if into.exists() else checkpoint
+    half = into.with_suffix(".half")
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir()
+    for file in checkpoint.iterdir():
+        if not file.name.startswith(("optimiser", "model")):
+            shutil.copy(file, half)
+    (half / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with (checkpoint / "model.safetensors").open("rb") as source, (half / "model.safetensors").open("wb") as out:
+        header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
+        base, end = source.tell(), source.seek(0, os.SEEK_END)
+        head = dict(header["model.embed_tokens.weight"])
+        first, last = head["data_offsets"]
+        head["data_offsets"] = [end - base, end - base + last - first]
+        told = json.dumps(header | {"lm_head.weight": head}).encode()
+        told += b" " * (-len(told) % 8)
+        out.write(len(told).to_bytes(8, "little") + told)
+        for at, count in ((base, end - base), (base + first, last - first)):
+            source.seek(at)
+            out.write(source.read(count))
+    half.rename(into)
     return into
 
 
@@ -205,6 +237,8 @@ def main() -> None:
         if not (options.folder / "plugin").exists():
             write_plugin(options.folder / "plugin")
         VARIABLES["PYTHONPATH"] = str(options.folder / "plugin")
+    if options.sglang:
+        VARIABLES.update(sglang_cpu.variables(options.folder / "driver"))
     samplers = ["embedded", *(name for name in ("vllm", "sglang") if getattr(options, name))]
     learners = ["embedded", *(["torch"] if options.torch else [])]
     names = [(sampler, learner) for sampler in samplers for learner in learners]
@@ -214,7 +248,7 @@ def main() -> None:
         name = f"{sampler}+{learner}"
         work = recipe_of(options.recipe, options.folder / f"{name}.toml", sampler, learner, options)
         keys = {
-            "model.source": options.checkpoint.resolve(),
+            "model.source": untied(options.checkpoint.resolve(), options.folder / "untied"),
             "phase.0.steps": options.steps,
             "eval.tasks": options.tasks,
             "run.checkpoint_every": 5,

@@ -34,17 +34,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import sglang_cpu
 from common import ROOT, Report
 from samplers import CONTEXT, VOCABULARY, Fleet, Vllm, check_reply, make_tokenizer
 from torch_group import Group
 
 PLUGIN = ROOT / "python" / "dressage_vllm"
-# Functions of CUDA's driver that SGLang's kernels are linked to. On a machine without a GPU each says that there is no device.
-DRIVER = (
-    "Init PointerGetAttribute DeviceGet DeviceGetCount GetProcAddress GetProcAddress_v2 DriverGetVersion GetErrorString "
-    "GetErrorName CtxGetCurrent LaunchKernel ModuleLoadData ModuleGetFunction FuncSetAttribute TensorMapEncodeTiled "
-    "MemAddressReserve MemCreate MemMap MemSetAccess MemUnmap MemRelease MemAddressFree CtxGetDevice"
-)
 
 
 def make_model(folder: Path, width: int, layers: int) -> None:
@@ -85,30 +80,13 @@ class Sglang(Vllm):
         """The command line."""
         flags = {
             "model-path": model,
-            "device": "cpu",
             "host": "127.0.0.1",
             "port": self.port,
-            "dtype": "float32",
-            "attention-backend": "torch_native",
-            "sampling-backend": "pytorch",
-            "mem-fraction-static": 0.3,
             "max-total-tokens": 4096,
             "context-length": CONTEXT,
         }
         words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-        bare = ["--disable-overlap-schedule", "--disable-cuda-graph", "--skip-server-warmup"]
-        return [python, "-m", "sglang.launch_server", *words, *bare, *args]
-
-
-def driver(folder: Path) -> Path:
-    """A folder with a driver of CUDA that has no device."""
-    folder.mkdir()
-    code = "".join(f"int cu{name}(){{return 100;}}\n" for name in DRIVER.split())
-    (folder / "cuda.c").write_text(code)
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "cuda.c"], check=True, timeout=60
-    )
-    return folder
+        return [python, "-m", "sglang.launch_server", *words, *sglang_cpu.FLAGS, *args]
 
 
 def plugin(folder: Path, python: str) -> Path:
@@ -141,8 +119,7 @@ class Trial:
         """Starts a server."""
         o, log = self.options, self.root / f"{self.options.kind}-{number}.log"
         if o.kind == "sglang":
-            stub = str(self.root / "driver" if number else driver(self.root / "driver"))
-            variables = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": stub}
+            variables = sglang_cpu.variables(self.root / "driver")
             return Sglang(self.model, log, o.server_args.split(), o.server_python, variables | {"PYTHONPATH": ""})
         target = self.root / "plugin" if number else plugin(self.root / "plugin", o.server_python)
         args = ["--weight-transfer-config", json.dumps({"backend": "gloo"}), *o.server_args.split()]

@@ -25,7 +25,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, map(str, [SOURCE, ROOT / "conformance", os.environ.get("PYTHONPATH")]))
 )
 
-from dressage_torch import wire  # noqa: E402 found through the path above
+from dressage_torch import blocks, wire  # noqa: E402, F401 found through the path above
 from dressage_torch.__main__ import main  # noqa: E402
 
 TERM = ("weight", "advantage", "returns", "value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")

@@ -23,9 +23,12 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from common import Report, parser, reference, scratch
 from models import BASE, CASES, FAMILIES, FULL, SLIDING, Case, make
-from torch_group import Forked, Group, Torchrun, batch_arrays, group_arrays, path_arrays
+from torch_group import Forked, Group, Torchrun, batch_arrays, blocks, group_arrays, path_arrays
 from torch_losses import CLIP, losses, term_losses
 from trees import f32, paths
+
+# Trees are small here, and are to have several blocks of attention in processes that are forked.
+blocks.LEAST, blocks.MOST, blocks.ROWS = 2, 8, 4
 
 EVEN = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
 FAMILIES["qwen3_moe"] = (Qwen3MoeConfig, Qwen3MoeForCausalLM, {"head_dim": 32, "decoder_sparse_step": 1})

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dressage_torch import blocks
 from dressage_torch.attention import dense
 from dressage_torch.batch import TreeBatch
 from dressage_torch.head import Rows, predictions
@@ -37,41 +38,68 @@ def seen(window: int | None) -> torch.Tensor:
     return mask
 
 
+# Sizes of blocks: the least and the most tokens of a part, and the rows of a block.
+SIZES = [(1, 1, 1), (1, 256, 1), (2, 3, 2), (3, 256, 4), (32, 256, 128)]
+
+
+@pytest.fixture(params=SIZES)
+def sizes(request, monkeypatch):
+    """Small blocks, so that a small batch has several."""
+    for name, size in zip(("LEAST", "MOST", "ROWS"), request.param, strict=True):
+        monkeypatch.setattr(blocks, name, size)
+
+
+def shown(found: blocks.Blocks) -> torch.Tensor:
+    """Who sees whom, by the masks of all blocks."""
+    bounds = np.cumsum([0, *found.parts])
+    mask, first = torch.zeros(sum(found.rows), sum(found.parts), dtype=torch.bool), 0
+    for rows, columns, seen in zip(found.rows, found.columns, found.masks, strict=True):
+        places = np.concatenate([np.arange(bounds[part], bounds[part + 1]) for part in columns])
+        mask[first : first + rows, places] = seen
+        first += rows
+    return mask
+
+
 @pytest.mark.parametrize("window", [None, 1, 2, 4])
+@pytest.mark.usefixtures("sizes")
 def test_tokens_see_their_path(window):
-    found = torch.zeros(10, 10, dtype=torch.bool)
-    for first, last, mask in layout().dense(window):
-        found[first:last, first:last] = mask
-    assert (found == seen(window)).all()
+    assert (shown(layout().dense(window)) == seen(window)).all()
+
+
+def test_branches_leave_out_their_siblings_and_paths_what_comes_after():
+    # A trunk of 100 with branches of 200 and 300, and a path of 600.
+    end = torch.tensor([600] * 100 + [300] * 200 + [600] * 300 + [1200] * 600)
+    found = Layout(torch.zeros(1200), torch.zeros(1200), 0, end, torch.arange(1200), Context(), False).dense(None)
+    assert found.parts == [100, 200, 256, 44, 256, 256, 88]
+    assert found.rows == [300, 256, 300, 256, 88]
+    assert found.columns == [[0, 1], [0, 2], [0, 2, 3, 4], [4, 5], [4, 5, 6]]
 
 
 @pytest.mark.parametrize("window", [None, 2])
 def test_blocks_are_the_same_mask(window):
     from torch.nn.attention.flex_attention import create_mask
 
-    found = create_mask(layout().blocks(window).mask_mod, None, None, 10, 10, device="cpu")
+    found = create_mask(layout().block_mask(window).mask_mod, None, None, 10, 10, device="cpu")
     assert (found[0, 0] == seen(window)).all()
 
 
+@pytest.mark.usefixtures("sizes")
 def test_ranks_of_a_context_see_what_one_sees():
+    wanted = torch.eye(12, dtype=torch.bool)
+    wanted[:10, :10] = seen(None)
     for rank in range(4):
-        ours = layout(Context(4, rank))
-        ((first, last, mask),) = ours.dense(None)
-        assert (first, last, ours.start, tuple(mask.shape)) == (0, 3, 3 * rank, (3, 12))
-        for row in range(3):
-            q = ours.start + row
-            wanted = seen(None)[q] if q < 10 else torch.arange(12)[:10] == q
-            assert (mask[row, :10] == wanted).all() and mask[row].any()
+        assert (shown(layout(Context(4, rank)).dense(None)) == wanted[3 * rank : 3 * rank + 3]).all()
 
 
+@pytest.mark.usefixtures("sizes")
 def test_attention_in_blocks_is_dense_attention():
     from torch.nn.attention.flex_attention import flex_attention
 
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 10, 16), torch.randn(1, 2, 10, 16), torch.randn(1, 2, 10, 16)
     ours = dense(layout(), query, key, value, 0.3, 4)
-    blocks = flex_attention(query, key, value, block_mask=layout().blocks(4), scale=0.3, enable_gqa=True)
-    assert (ours - blocks).abs().max() < 1e-6
+    theirs = flex_attention(query, key, value, block_mask=layout().block_mask(4), scale=0.3, enable_gqa=True)
+    assert (ours - theirs).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])

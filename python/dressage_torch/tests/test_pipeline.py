@@ -172,7 +172,8 @@ def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe)
 
 def staged(size: int, batches: int, seconds: float, folder) -> list[tuple]:
     """What every stage found."""
-    context = multiprocessing.get_context("fork")
+    # A process that is forked after gradients were computed in this one may hang.
+    context = multiprocessing.get_context("forkserver")
     pipes = [context.Pipe() for _ in range(size)]
     for rank, (_, theirs) in enumerate(pipes):
         options = (rank, size, folder / "meeting", batches, seconds, theirs)

@@ -1,6 +1,6 @@
 """Attention along the paths of a tree, as an attention function of transformers.
 
-On the CPU it is scaled_dot_product_attention with a dense mask a tree, on CUDA FlexAttention. The layout of the batch comes
+On the CPU it is scaled_dot_product_attention with dense masks, block by block, on CUDA FlexAttention. The layout of the batch comes
 down through the model's keyword arguments, so that recomputed activations see it, too.
 """
 
@@ -8,7 +8,6 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -57,7 +56,7 @@ def tree_attention(module, query, key, value, attention_mask, scaling=None, slid
         key, value = (GatherTokens.apply(part, context.group, context.size, context.rank) for part in (key, value))
     if tree.flexible:
         grouped = key.shape[1] != query.shape[1]
-        mask = tree.blocks(sliding_window)
+        mask = tree.block_mask(sliding_window)
         found = _flex()(query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped)
     else:
         found = dense(tree, query, key, value, scaling, sliding_window)
@@ -65,20 +64,11 @@ def tree_attention(module, query, key, value, attention_mask, scaling=None, slid
 
 
 def dense(tree: Layout, query: Tensor, key: Tensor, value: Tensor, scaling, window: int | None) -> Tensor:
-    """Attention by dense masks; tree after tree where the rank has whole trees, so that work grows with the sum of squares."""
+    """Attention by dense masks, in blocks of rows."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
-    parts = []
-    for first, last, mask in tree.dense(window):
-        columns = slice(first, last) if tree.context.size == 1 else slice(None)
-        rows = query[:, :, first:last]
-        parts.append(
-            F.scaled_dot_product_attention(
-                rows, key[:, :, columns], value[:, :, columns], attn_mask=mask, scale=scaling
-            )
-        )
-    return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+    return tree.dense(window).attention(query, key, value, scaling)
 
 
 AttentionInterface.register(NAME, tree_attention)

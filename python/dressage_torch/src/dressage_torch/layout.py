@@ -5,7 +5,7 @@ only themselves), and gathers the keys and values of the others.
 """
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .batch import TreeBatch
+from .blocks import Blocks, blocks
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Context:
 @dataclass
 class Layout:
     """Tensors of a batch on the device: `tokens` and `positions` [rows] that this rank computes, from `start` on; `end` [n] and
-    `position` [n] of all. `trees` are the bounds of whole trees, where the rank computes all of them.
+    `position` [n] of all.
     """
 
     tokens: Tensor
@@ -35,7 +36,6 @@ class Layout:
     start: int
     end: Tensor
     position: Tensor
-    trees: list[tuple[int, int]]
     context: Context
     flexible: bool
     masks: dict = field(default_factory=dict)
@@ -52,14 +52,12 @@ class Layout:
         )
         rows = len(tokens) // context.size
         mine = slice(context.rank * rows, (context.rank + 1) * rows)
-        bounds = TreeBatch(tokens, position, end).roots().tolist()
         return Layout(
             torch.from_numpy(tokens[mine].copy()).to(device),
             torch.from_numpy(position[mine].copy()).to(device),
             mine.start,
             torch.from_numpy(end).to(device),
             torch.from_numpy(position).to(device),
-            list(pairwise(bounds)),
             context,
             flexible,
         )
@@ -71,21 +69,14 @@ class Layout:
             seen = seen & (self.position[q] - self.position[k] < window)
         return seen
 
-    def dense(self, window: int | None) -> list[tuple[int, int, Tensor]]:
-        """Masks for scaled_dot_product_attention: rows first..last of this rank (which see columns first..last) and who sees
-        whom, [rows, columns]; one for each tree where the rank computes whole trees.
-        """
+    def dense(self, window: int | None) -> Blocks:
+        """Blocks of this rank's rows, with masks for scaled_dot_product_attention."""
         if window not in self.masks:
-            bounds = self.trees if self.context.size == 1 else [(0, len(self.tokens))]
-            self.masks[window] = [(first, last, self._mask(first, last, window)) for first, last in bounds]
+            allows = partial(self.allows, window=window)
+            self.masks[window] = blocks(self.end, self.start, len(self.tokens), allows)
         return self.masks[window]
 
-    def _mask(self, first: int, last: int, window: int | None) -> Tensor:
-        rows = torch.arange(first, last, device=self.end.device) + self.start
-        columns = rows if self.context.size == 1 else torch.arange(len(self.end), device=self.end.device)
-        return self.allows(rows[:, None], columns[None], window)
-
-    def blocks(self, window: int | None):
+    def block_mask(self, window: int | None):
         """The BlockMask of FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask
 

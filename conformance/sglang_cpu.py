@@ -1,0 +1,32 @@
+"""SGLang on processors: its flags, and what it looks for on a machine without a GPU."""
+
+import subprocess
+from pathlib import Path
+
+# Functions of CUDA's driver that SGLang's kernels are linked to. On a machine without a GPU each says that there is no device.
+DRIVER = (
+    "Init PointerGetAttribute DeviceGet DeviceGetCount GetProcAddress GetProcAddress_v2 DriverGetVersion GetErrorString "
+    "GetErrorName CtxGetCurrent LaunchKernel ModuleLoadData ModuleGetFunction FuncSetAttribute TensorMapEncodeTiled "
+    "MemAddressReserve MemCreate MemMap MemSetAccess MemUnmap MemRelease MemAddressFree CtxGetDevice"
+)
+FLAGS = [
+    *("--device", "cpu"),
+    *("--dtype", "float32"),
+    *("--attention-backend", "torch_native"),
+    *("--sampling-backend", "pytorch"),
+    *("--mem-fraction-static", "0.3"),
+    "--disable-overlap-schedule",
+    "--disable-cuda-graph",
+    "--skip-server-warmup",
+]
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Environment variables of a server, with a driver of CUDA without a device, which is built in this folder (with gcc)."""
+    folder.mkdir(exist_ok=True)
+    library = folder / "libcuda.so.1"
+    if not library.exists():
+        source = folder / "cuda.c"
+        source.write_text("".join(f"int cu{name}(){{return 100;}}\n" for name in DRIVER.split()))
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(folder)}
