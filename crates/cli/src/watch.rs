@@ -177,14 +177,33 @@ impl Observer for Watch {
     }
 }
 
-/// The sum of a number over the policies of a step, whose names are in front where there are several.
+/// A number of each policy of a step; their names are in front where there are several.
+fn each<'a>(metrics: &'a Metrics, name: &'a str) -> impl Iterator<Item = f64> + 'a {
+    let is_of_one =
+        move |full: &str| full.strip_suffix(name).is_some_and(|of| of.is_empty() || of.ends_with('/'));
+    metrics.iter().filter(move |(full, _)| is_of_one(full)).map(|(_, value)| value)
+}
+
+/// The sum of a number over the policies of a step.
 fn of_all(metrics: &Metrics, name: &str) -> Option<f64> {
-    let is_of_one = |full: &str| full.strip_suffix(name).is_some_and(|of| of.is_empty() || of.ends_with('/'));
-    metrics
-        .iter()
-        .filter(|(full, _)| is_of_one(full))
-        .map(|(_, value)| value)
-        .reduce(|sum, value| sum + value)
+    each(metrics, name).reduce(|sum, value| sum + value)
+}
+
+/// The share of attempts that succeed, where scores say that; else what they are.
+fn scored(metrics: &Metrics, mean: f64) -> String {
+    let beyond = |name: &str, is: fn(f64) -> bool| metrics.get(name).is_some_and(is);
+    match beyond("critic/score/min", |least| least < 0.0) || beyond("critic/score/max", |most| most > 1.0) {
+        true => format!("score {mean:>6.3}"),
+        false => format!("success {:>5.1} %", 100.0 * mean),
+    }
+}
+
+/// Tokens whose log-probability training did not find again to the bit, and by how much.
+fn mismatch(metrics: &Metrics, tokens: f64) -> String {
+    match each(metrics, "training/logprob_mismatch_max").reduce(f64::max) {
+        Some(most) if most > 0.0 => format!("mismatch {tokens:.0} (up to {most:.1e})"),
+        _ => format!("mismatch {tokens:.0}"),
+    }
 }
 
 /// A step on one line; what was not measured is left out.
@@ -199,11 +218,11 @@ fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
     };
     let first = |names: &[&str]| names.iter().find_map(|name| metrics.get(name));
     say(first(&["critic/rewards/mean"]), &|v| format!("reward {v:>6.3}"));
-    say(first(&["critic/score/mean"]), &|v| format!("success {:>5.1} %", 100.0 * v));
+    say(first(&["critic/score/mean"]), &|v| scored(metrics, v));
     say(first(&["actor/loss", "actor/pg_loss", "train/loss"]), &|v| format!("loss {v:>8.4}"));
     say(first(&["actor/kl_loss"]), &|v| format!("KL {v:.4}"));
     say(first(&["actor/grad_norm"]), &|v| format!("grad {v:>6.3}"));
-    say(of_all(metrics, "training/logprob_mismatch"), &|v| format!("mismatch {v:.0}"));
+    say(of_all(metrics, "training/logprob_mismatch"), &|v| mismatch(metrics, v));
     say(first(&["perf/throughput"]), &|v| format!("{v:>5.0} tok/s"));
     say(first(&["timing_s/step"]), &|v| format!("{v:.1} s"));
     if of_all(metrics, "actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
@@ -238,12 +257,22 @@ mod tests {
         metrics.add("train/loss", 1.5);
         metrics.add("actor/skipped_updates", 1.0);
         assert!(step_line("sft", 1, 4, &metrics).ends_with("the step was skipped"));
+        // Chips are won and lost, which is no success.
+        for scores in [[-1.0, 0.0], [0.0, 2.0]] {
+            let mut metrics = Metrics::default();
+            metrics.add_spread("critic/score", scores.into_iter());
+            let line = step_line("grpo", 1, 4, &metrics);
+            assert_eq!(line, format!("grpo 1/4 · score {:>6.3}", (scores[0] + scores[1]) / 2.0));
+        }
         // Of several policies, those that must not be overlooked are added up.
         let mut metrics = Metrics::default();
         for (name, value) in [("a/training/logprob_mismatch", 2.0), ("b/training/logprob_mismatch", 1.0)] {
             metrics.add(name, value);
         }
         assert_eq!(step_line("grpo", 1, 4, &metrics), "grpo 1/4 · mismatch 3");
+        metrics.add("a/training/logprob_mismatch_max", 0.0);
+        metrics.add("b/training/logprob_mismatch_max", 3.5e-5);
+        assert_eq!(step_line("grpo", 1, 4, &metrics), "grpo 1/4 · mismatch 3 (up to 3.5e-5)");
         metrics.add("b/actor/skipped_updates", 1.0);
         assert!(step_line("grpo", 1, 4, &metrics).ends_with("the step was skipped"));
     }
