@@ -22,6 +22,9 @@ pub enum MathsPlace {
 /// Words that an answer stands behind.
 const SAID: [&str; 4] = ["answer is", "answer:", "answer**:", "answer** is"];
 
+/// Marks of LaTeX between boxes that say nothing.
+const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;", "}"];
+
 /// Most boxes side by side.
 const BOXES: usize = 20;
 
@@ -43,7 +46,8 @@ pub(super) fn boxes(text: &str) -> Option<String> {
     let mut start = place.start;
     while found.len() < BOXES {
         let Some((inside, place)) = last_box_and_place(&text[..start]) else { break };
-        let between = &text[place.end..start];
+        let between =
+            SPACES.iter().fold(text[place.end..start].to_owned(), |text, space| text.replace(space, " "));
         let is_beside = between
             .split(|c: char| c.is_whitespace() || c == '$' || c == ',' || c == ';')
             .all(|word| matches!(word, "" | "and" | "or"));
@@ -101,6 +105,8 @@ mod tests {
         for (text, want) in [
             ("so \\boxed{\\frac{1}{2}} and 5", Some("\\frac{1}{2}")),
             ("$\\boxed{2}$ and $\\boxed{3}$.", Some("2, 3")),
+            ("\\boxed{2} \\text{ or } \\boxed{3}", Some("2, 3")),
+            ("\\boxed{2},\\quad\\boxed{3}", Some("2, 3")),
             ("\\boxed{1}, so it is \\boxed{3}", Some("3")),
             ("\\boxed{1} \\boxed{3}", Some("3")),
             ("The answer is $x^2$.", Some("x^2")),
