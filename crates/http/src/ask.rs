@@ -1,15 +1,17 @@
 //! One whole question and its answer.
 
+use std::io::Read;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, LOCATION};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, LOCATION};
 use hyper::{Method, Request, Response, StatusCode, Uri};
 
 use crate::client::authority;
 use crate::hosts::target;
+use crate::text;
 use crate::{Client, HttpError, causes};
 
 /// A question.
@@ -50,9 +52,11 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The body as text; what is no UTF-8 in it is replaced.
+    /// The body as text, in the encoding that it says it has. Of a body that is neither text by its type nor
+    /// by its bytes this is a note of its length; what is no UTF-8 in others is replaced.
     pub fn text(&self) -> String {
-        String::from_utf8_lossy(&self.body).into_owned()
+        let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        text::of(&self.body, kind)
     }
 }
 
@@ -85,15 +89,20 @@ impl Client {
             let Some(to) = redirect(&uri, &response) else {
                 let (head, body) = response.into_parts();
                 let body = whole(&host, body, bounds.bytes).await?;
+                let body = unpacked(&host, body, &head.headers, bounds.bytes)?;
                 return Ok(Reply { status: head.status, headers: head.headers, body, url: ask.url });
             };
             followed += 1;
             if followed > bounds.redirects {
                 return Err(HttpError::Redirects { host: first, most: bounds.redirects, to });
             }
-            // As browsers do: only 307 and 308 send the body once more.
-            let again = [StatusCode::TEMPORARY_REDIRECT, StatusCode::PERMANENT_REDIRECT];
-            if !again.contains(&response.status()) && ask.method != Method::HEAD {
+            // As browsers do: 303 asks for another page, and so do 301 and 302 of a form that was sent.
+            let is_other = match response.status() {
+                StatusCode::SEE_OTHER => ask.method != Method::HEAD,
+                StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => ask.method == Method::POST,
+                _ => false,
+            };
+            if is_other {
                 ask.method = Method::GET;
                 ask.body = Bytes::new();
                 for name in [CONTENT_TYPE, CONTENT_LENGTH] {
@@ -125,7 +134,10 @@ fn joined(from: &Uri, to: &str) -> String {
     let to = to.split('#').next().unwrap_or_default();
     let scheme = from.scheme_str().unwrap_or("http");
     let origin = format!("{scheme}://{}", authority(from));
-    if to.contains("://") {
+    let is_scheme =
+        |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    // An address within the query of another one is part of that.
+    if to.split_once("://").is_some_and(|(before, _)| is_scheme(before)) {
         to.to_owned()
     } else if to.starts_with("//") {
         format!("{scheme}:{to}")
@@ -153,6 +165,26 @@ async fn whole(host: &str, mut body: Incoming, most: usize) -> Result<Bytes, Htt
         all.extend_from_slice(&data);
     }
     Ok(all.freeze())
+}
+
+/// A body without gzip, which some servers pack it with although nobody asked for it.
+fn unpacked(host: &str, body: Bytes, headers: &HeaderMap, most: usize) -> Result<Bytes, HttpError> {
+    let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
+    let packed = || HttpError::Packed { host: host.to_owned(), encoding: encoding.to_owned() };
+    match encoding.trim().to_ascii_lowercase().as_str() {
+        "" | "identity" => Ok(body),
+        _ if body.is_empty() => Ok(body),
+        "gzip" | "x-gzip" => {
+            let mut all = Vec::new();
+            let unpacked = flate2::read::MultiGzDecoder::new(&body[..]);
+            unpacked.take(most as u64 + 1).read_to_end(&mut all).map_err(|_| packed())?;
+            match all.len() > most {
+                true => Err(HttpError::TooLarge { host: host.to_owned(), most }),
+                false => Ok(all.into()),
+            }
+        }
+        _ => Err(packed()),
+    }
 }
 
 #[cfg(test)]

@@ -62,6 +62,7 @@ async fn redirects_are_followed_as_browsers_do() {
         "/see" => to(303, "/there?x=1"),
         "/again" => to(307, "there"),
         "/round" => to(302, "/round"),
+        "/moved" => to(301, "/there"),
         _ => ok("here"),
     })
     .await;
@@ -70,10 +71,16 @@ async fn redirects_are_followed_as_browsers_do() {
     assert_eq!((reply.text().as_str(), reply.status.as_u16()), ("here", 200));
     assert_eq!(reply.url, format!("http://{address}/there?x=1"));
     client.ask(post(format!("http://{address}/again")), BOUNDS).await.unwrap();
+    let put = Ask { method: Method::PUT, ..post(format!("http://{address}/moved")) };
+    client.ask(put, BOUNDS).await.unwrap();
+    client.ask(post(format!("http://{address}/moved")), BOUNDS).await.unwrap();
     let heard = heard.lock().await.clone();
     assert!(heard[1].starts_with("GET /there?x=1 ") && !heard[1].contains("{\"q\""), "{}", heard[1]);
     assert!(heard[1].contains("Bearer secret"), "the same host is told the key: {}", heard[1]);
     assert!(heard[3].starts_with("POST /there ") && heard[3].ends_with("{\"q\": 1}"), "{}", heard[3]);
+    // Only a form that was sent becomes a question for a page.
+    assert!(heard[5].starts_with("PUT /there ") && heard[5].ends_with("{\"q\": 1}"), "{}", heard[5]);
+    assert!(heard[7].starts_with("GET /there "), "{}", heard[7]);
     let error = client.ask(post(format!("http://{address}/round")), BOUNDS).await.unwrap_err();
     assert!(matches!(error, HttpError::Redirects { most: 3, .. }), "{error}");
 }
@@ -140,7 +147,26 @@ fn addresses_on_pages_are_joined() {
         ("/z", "https://a.org:8443/z"),
         ("z?r=2", "https://a.org:8443/x/z?r=2"),
         ("?r=2", "https://a.org:8443/x/y?r=2"),
+        ("/login?next=https://c.org/z", "https://a.org:8443/login?next=https://c.org/z"),
+        ("go?to=http://c.org", "https://a.org:8443/x/go?to=http://c.org"),
     ] {
         assert_eq!(joined(&from, to), whole);
     }
+}
+
+#[test]
+fn packed_bodies_are_unpacked_within_bounds() {
+    use std::io::Write;
+    let headers = |encoding: &str| HeaderMap::from_iter([(CONTENT_ENCODING, encoding.parse().unwrap())]);
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(&[b'x'; 1000]).unwrap();
+    let packed = Bytes::from(packer.finish().unwrap());
+    let unpack = |encoding: &str, most| unpacked("h", packed.clone(), &headers(encoding), most);
+    assert_eq!(unpack("gzip", 1000).unwrap(), [b'x'; 1000][..]);
+    assert_eq!(unpack("GZIP", 999).unwrap_err(), HttpError::TooLarge { host: "h".into(), most: 999 });
+    assert_eq!(unpack("identity", 1).unwrap(), packed);
+    let error = unpack("br", 1000).unwrap_err().to_string();
+    assert_eq!(error, "the answer of h cannot be unpacked: its content-encoding is \"br\"");
+    let damaged = unpacked("h", packed.slice(..9), &headers("gzip"), 1000);
+    assert!(matches!(damaged, Err(HttpError::Packed { .. })), "{damaged:?}");
 }

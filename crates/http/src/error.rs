@@ -43,6 +43,14 @@ pub enum HttpError {
         /// Most bytes.
         most: usize,
     },
+    /// The answer is packed in a way that nobody asked for.
+    #[error("the answer of {host} cannot be unpacked: its content-encoding is {encoding:?}")]
+    Packed {
+        /// Host and port.
+        host: String,
+        /// Encoding that the answer says it has.
+        encoding: String,
+    },
     /// One redirect too many.
     #[error("{host} redirects more than {most} times, last to {to}")]
     Redirects {

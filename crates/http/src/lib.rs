@@ -22,6 +22,7 @@ mod ask;
 mod client;
 mod error;
 mod hosts;
+mod text;
 
 pub use ask::{Ask, Bounds, Reply};
 pub use client::Client;

@@ -29,12 +29,12 @@ const LETTERS: usize = 26;
 #[async_trait]
 impl Scorer for ChoiceScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.grade("", expected(task), &options(task)).map(drop)
+        self.grade("", &labelled(task), &options(task)).map(drop)
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         let options = options(&evidence.task);
-        of_answer(evidence, self.grade(evidence.text(), evidence.expected(), &options))
+        of_answer(evidence, self.grade(evidence.text(), &labelled(&evidence.task), &options))
     }
 }
 
@@ -57,6 +57,17 @@ fn options(task: &Value) -> Vec<String> {
         },
         _ => Vec::new(),
     }
+}
+
+/// The expected option, by its number where the task labels its options and it is one of the labels: ARC has
+/// questions with options from 1 to 4.
+fn labelled(task: &Value) -> Value {
+    let expected = expected(task);
+    let plain =
+        |value: &Value| value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned());
+    let labels = task_field(task, "choices").and_then(|choices| choices.get("label")?.as_array());
+    let at = labels.and_then(|labels| labels.iter().position(|label| plain(label) == plain(expected)));
+    at.map_or_else(|| expected.clone(), Value::from)
 }
 
 impl ChoiceScorer {
@@ -82,7 +93,9 @@ impl ChoiceScorer {
             Value::Number(number) => number.as_u64().map(|at| at as usize),
             Value::String(text) => {
                 let alone = text.trim().trim_matches(['(', ')', '.']).trim();
-                letter(alone).or_else(|| option_of(alone, options))
+                // Tables have numbers as texts.
+                let number = || alone.parse::<usize>().ok();
+                letter(alone).or_else(|| option_of(alone, options)).or_else(number)
             }
             _ => None,
         };
@@ -208,7 +221,7 @@ mod tests {
     #[test]
     fn expected_options_are_letters_numbers_or_texts() {
         let options = vec!["red".to_owned(), "green".into(), "blue".into()];
-        for expected in [json!("B"), json!("(b)"), json!(1), json!("Green")] {
+        for expected in [json!("B"), json!("(b)"), json!(1), json!("1"), json!("Green")] {
             let grade = |text: &str| ChoiceScorer::default().grade(text, &expected, &options).unwrap().value;
             assert_eq!((grade("(B)"), grade("green"), grade("(C)")), (1.0, 1.0, 0.0), "{expected}");
         }
@@ -218,6 +231,14 @@ mod tests {
         }
         let wrong = ChoiceScorer { options: 1 };
         assert!(wrong.check().unwrap_err().to_string().contains("options = 1"));
+    }
+
+    #[test]
+    fn labels_say_which_option_is_expected() {
+        let choices = json!({ "text": ["10 g", "2 kg", "3"], "label": ["1", "2", "3"] });
+        for (expected, want) in [(json!("1"), json!(0)), (json!(3), json!(2)), (json!("B"), json!("B"))] {
+            assert_eq!(labelled(&json!({ "answer": expected, "row": { "choices": choices } })), want);
+        }
     }
 
     #[test]

@@ -86,11 +86,10 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
 
 /// The JSON of a text, and how it is written: all of it, in a tag, or in the last block of code.
 fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, &'t str)> {
-    let block = || {
-        let inside = last_block(text)?;
-        Some(inside.trim_start().strip_prefix("json").unwrap_or(inside))
-    };
-    let places = [Some(text), in_tag(text, tag), block()];
+    let block = last_block(text);
+    // The first line of a block may name its language, in any case.
+    let unnamed = block.and_then(|inside| Some(inside.split_once('\n')?.1));
+    let places = [Some(text), in_tag(text, tag), block, unnamed];
     places.into_iter().flatten().map(str::trim).find_map(|written| {
         let json = serde_json::from_str(written).ok()?;
         Some((json, written))
@@ -120,6 +119,8 @@ mod tests {
             (r#"{"name": "Ada", "age": 36}"#, 1.0),
             ("Here it is:\n```json\n{\"name\": \"Ada\"}\n```\nDone.", 1.0),
             ("```\n{\"name\": \"Ada\"}\n```", 1.0),
+            ("```JSON\r\n{\"name\": \"Ada\"}\r\n```", 1.0),
+            ("<answer>```jsonc\n{\"name\": \"Ada\"}\n```</answer>", 1.0),
             (r#"<answer>{"name": "Ada"}</answer>"#, 1.0),
             (r#"{"name": "Ada", "age": -1}"#, 0.0),
             (r#"{"age": 1}"#, 0.0),

@@ -11,6 +11,8 @@ const LONGEST: usize = 500;
 pub struct Arguments {
     validator: Validator,
     names: Vec<String>,
+    /// Arguments that may be left out and cannot be null.
+    never_null: Vec<String>,
 }
 
 impl Arguments {
@@ -24,9 +26,27 @@ impl Arguments {
                 "" => error.to_string(),
                 path => format!("{path}: {error}"),
             })?;
-        let names =
-            schema["properties"].as_object().map(|all| all.keys().cloned().collect()).unwrap_or_default();
-        Ok(Arguments { validator, names })
+        let properties = schema["properties"].as_object().into_iter().flatten();
+        let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
+        let (mut names, mut never_null) = (Vec::new(), Vec::new());
+        for (name, of) in properties {
+            names.push(name.clone());
+            let is_required = required.iter().any(|required| required == name);
+            // A part of the schema by itself; where it refers to others, nothing is known of it.
+            let cannot_be_null = jsonschema::validator_for(of).is_ok_and(|of| !of.is_valid(&Value::Null));
+            if !is_required && cannot_be_null {
+                never_null.push(name.clone());
+            }
+        }
+        Ok(Arguments { validator, names, never_null })
+    }
+
+    /// Arguments of a call as they are meant: null for one that may be left out, and cannot be null, is none.
+    pub fn given(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
+        let is_none =
+            |name: &str, value: &Value| value.is_null() && self.never_null.iter().any(|known| known == name);
+        let given = arguments.iter().filter(|(name, value)| !is_none(name, value));
+        given.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
     /// Names of the arguments, in the order of the schema.
@@ -64,6 +84,28 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn null_stands_for_what_may_be_left_out() {
+        let schema = json!({
+            "properties": {
+                "city": { "type": "string" },
+                "days": { "type": "integer", "default": 3 },
+                "unit": { "enum": ["C", "F"] },
+                "near": { "type": ["number", "null"] },
+                "any": {},
+            },
+            "required": ["city"],
+        });
+        let arguments = Arguments::new(&schema).unwrap();
+        let given = json!({ "city": null, "days": null, "unit": null, "near": null, "any": null, "x": null });
+        let kept = arguments.given(given.as_object().unwrap());
+        assert_eq!(
+            Value::Object(kept.clone()),
+            json!({ "city": null, "near": null, "any": null, "x": null })
+        );
+        assert_eq!(arguments.check(&kept), Err("city: null is not of type \"string\"".into()));
+    }
 
     #[test]
     fn what_does_not_fit_is_named() {

@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use dressage_text::{Message, ToolCall};
 use dressage_tree::CallCounts;
 
-use super::{Branch, CallError, ToolOutput};
+use super::{Branch, CallError, Cut, ToolOutput};
+
+/// Most characters of an answer, whichever tool gave it (some have a lower limit of their own); longer ones
+/// lose their middle. No model reads more, and a tokenizer would take a long time for them.
+const MOST: usize = 2_000_000;
 
 /// Names of the metrics that every toolbox has: how many calls it had, and how many of these it did not
 /// answer.
@@ -92,7 +96,9 @@ impl Observation {
             Some(CallError::BadArguments) => ObservationKind::BadArguments,
             Some(CallError::Failed | CallError::Unavailable) => ObservationKind::Failed,
         };
-        let mut of = Self::new(kind, output.read());
+        let text = output.read();
+        let text = Cut { characters: Some(MOST), ..Cut::default() }.of(&text).unwrap_or(text);
+        let mut of = Self::new(kind, text);
         if output.error == Some(CallError::Unavailable) {
             of.trouble = Some(of.text.clone());
         }
@@ -145,6 +151,14 @@ mod tests {
         let of = Observation::of(ToolOutput { metrics, ..ToolOutput::text("done") });
         assert_eq!((of.metrics.len(), of.kind), (0, ObservationKind::Ok));
         assert!(of.trouble.unwrap().starts_with("its metric \"calls\" is left out"));
+    }
+
+    #[test]
+    fn a_flood_loses_its_middle() {
+        let flood = format!("a{}z", "x".repeat(3 * MOST));
+        let read = Observation::of(ToolOutput::text(flood)).text;
+        assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MOST + 100);
+        assert!(read.contains("[… 4000002 characters are left out here …]"));
     }
 
     #[test]

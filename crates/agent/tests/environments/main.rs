@@ -203,3 +203,40 @@ async fn what_cannot_be_used_is_refused_before_anything_is_sampled() {
     let error = all.find("nobody-has-this").unwrap().tasks(1, 1).await.unwrap_err().to_string();
     assert!(error.contains("pip install 'verifiers>=0.4'") && error.contains("nobody-has-this"), "{error}");
 }
+
+/// Actions in replies, by the worker's own code: of a world that stands for gymnasium's.
+const ACTIONS: &str = r#"
+import re, sys, types
+package = types.ModuleType("dressage_worker")
+sys.modules["dressage_worker"] = package
+for name in ("numbers", "episode"):
+    setattr(package, name, types.ModuleType(name))
+package.episode.NoAction = ValueError
+found = {}
+exec(WORLDS, found)
+def number(names, text):
+    world = object.__new__(found["World"])
+    world.options = {"actions": names}
+    world.world = types.SimpleNamespace(action_space=types.SimpleNamespace(n=12))
+    return world.number(text)
+compass = ["north", "north east", "east", "stay"]
+assert number(compass, "I go north east.") == 1
+assert number(compass, "Not north east, but NORTH") == 0
+assert number(compass, "east") == 2
+assert number(["r", "R", "u"], "Then R") == 1 and number(["r", "R", "u"], "Then r") == 0
+assert number([], "from 1 to 11") == 11
+try:
+    number(compass, "northern")
+except ValueError as error:
+    assert "Reply with one of: north, north east" in str(error)
+else:
+    raise AssertionError
+"#;
+
+#[test]
+fn the_action_that_a_reply_names_is_found() {
+    let worlds = include_str!("../../src/environments/worker/worlds.py");
+    let script = ACTIONS.replace("WORLDS", &format!("{worlds:?}"));
+    let ran = std::process::Command::new("python3").args(["-c", &script]).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}

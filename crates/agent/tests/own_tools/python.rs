@@ -17,7 +17,11 @@ async fn type_hints_and_docstrings_become_schemas() {
     let mut open = open(&set, "a").await;
     let spec = |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap();
     let names: Vec<&str> = open.specs().iter().map(|spec| spec.name.as_str()).collect();
-    assert_eq!(names, ["google", "numpy_style", "sphinx", "shapes", "later"]);
+    let first = ["google", "numpy_style", "sphinx", "shapes", "later"];
+    assert_eq!(
+        names,
+        [&first[..], &["unknown", "cached", "pieces", "later_pieces", "level", "counts"]].concat()
+    );
     assert_eq!(spec("google").description, "Finds a city.\n\nOnly large ones.");
     assert_eq!(
         spec("google").parameters,
@@ -52,6 +56,11 @@ async fn type_hints_and_docstrings_become_schemas() {
     assert_eq!(sphinx["tree"]["properties"]["left"], json!({ "$ref": "#/$defs/Tree" }));
     assert_eq!(spec("sphinx").parameters["required"], json!(["colour"]));
 
+    // One annotation that cannot be found out takes none of the others away.
+    let unknown = &spec("unknown").parameters["properties"];
+    assert_eq!((&unknown["thing"], &unknown["count"]["type"]), (&json!({}), &json!("integer")));
+    assert_eq!(unknown["options"]["required"], json!(["level"]));
+
     let found = text(&mut open, "google", json!({ "city": "Rome", "near": 2 })).await;
     assert_eq!(found, "Rome 3 C 2.0 float");
     let found =
@@ -65,6 +74,46 @@ async fn type_hints_and_docstrings_become_schemas() {
         found,
         "{\"pair\": [\"a\", 2], \"set\": [1, 2], \"nan\": NaN, \"point\": {\"x\": 1, \"y\": 0.5}}"
     );
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn whatever_functions_give_becomes_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), TYPES, LONG);
+    let mut open = open(&set, "a").await;
+    for (tool, arguments, want) in [
+        // Item by item, at once and later; the first without end.
+        ("pieces", json!({ "count": 2 }), "[{\"number\": 0}, {\"number\": 1}]"),
+        ("later_pieces", json!({}), "[\"low\", [1, 2]]"),
+        // A text that is the member of an enumeration.
+        ("level", json!({}), "low"),
+        ("counts", json!({}), "[[\"low\", 1]]"),
+        // Null for what may be left out; a function that remembers is called once.
+        ("cached", json!({ "level": "red", "name": null }), "Colour.RED None 1"),
+        ("cached", json!({ "level": "red" }), "Colour.RED None 1"),
+        ("cached", json!({ "name": "x" }), "none x 2"),
+    ] {
+        assert_eq!(text(&mut open, tool, arguments).await, want);
+    }
+    let endless = answer(&mut open, "pieces", json!({ "count": 1_000_000_000 })).await;
+    assert_eq!(endless.kind, ObservationKind::Ok);
+    assert!(endless.text.ends_with("\"[… more are left out here …]\"]"), "{}", endless.text.len());
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_partial_function_is_given_already_is_none_of_the_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "own.py", TYPES);
+    let set = set_of(PythonOptions { functions: vec!["found_in".into()], ..options(file) }, LONG);
+    let mut open = open(&set, "a").await;
+    let spec = &open.specs()[0];
+    assert_eq!(spec.description, "Finds a city.\n\nOnly large ones.");
+    let names: Vec<&String> = spec.parameters["properties"].as_object().unwrap().keys().collect();
+    assert_eq!(names, ["city", "days", "near"]);
+    let found = text(&mut open, "found_in", json!({ "city": "Rome", "near": 2 })).await;
+    assert_eq!(found, "Rome 3 F 2.0 float");
     open.close().await.unwrap();
 }
 
@@ -159,6 +208,10 @@ async fn a_file_that_does_not_load_says_so_in_pythons_words() {
         ("exit(3)\n", "it calls exit(3) while it is loaded (own.py, line 1"),
         ("x = 1\n", "own.py has no tools: no public function"),
         ("def f(*args): pass\n", "f cannot be a tool: its parameter *args has no name"),
+        (
+            "class T:\n    def __init__(self, config, schema): config['url']\n    def execute(self, i, p): pass\n",
+            "T cannot be a tool: KeyError: 'url' (own.py, line 2, in __init__",
+        ),
         ("import os\nos._exit(7)\n", "the Python process ended (exit code 7): it printed nothing"),
     ] {
         let set = python(folder.path(), text, LONG);

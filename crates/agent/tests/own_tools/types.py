@@ -1,8 +1,10 @@
 import asyncio
+import collections
 import datetime
 import enum
+import functools
 from dataclasses import dataclass
-from typing import Dict, List, Literal, Optional, Tuple, TypedDict
+from typing import Dict, List, Literal, Optional, Required, Tuple, TypedDict
 
 
 class Colour(enum.Enum):
@@ -82,3 +84,49 @@ def shapes(when: datetime.date, flag: bool = True, anything=None, **more):
 async def later(pair: Tuple[str, int]):
     await asyncio.sleep(0)
     return {"pair": pair, "set": {1, 2}, "nan": float("nan"), "point": Point(1)}
+
+
+class Options(TypedDict, total=False):
+    level: "Required[int]"
+    deep: bool
+
+
+def unknown(thing: "NoSuchType", options: "Options", count: "int" = 1):
+    return [thing, options, count]
+
+
+class Level(str, enum.Enum):
+    LOW = "low"
+
+
+@functools.lru_cache(maxsize=None)
+def cached(level: Literal[Colour.RED, "none"] = "none", name: str = None):
+    """Remembers.
+
+    Args:
+        name: A name.
+    """
+    cached_calls.append(level)
+    return f"{level} {name} {len(cached_calls)}"
+
+
+cached_calls = []
+found_in = functools.partial(google, unit="F")
+
+
+def pieces(count: int):
+    for number in range(count):
+        yield {"number": number}
+
+
+async def later_pieces():
+    yield Level.LOW
+    yield collections.deque([1, 2])
+
+
+def level():
+    return Level.LOW
+
+
+def counts():
+    return collections.ChainMap({"low": 1}).items()

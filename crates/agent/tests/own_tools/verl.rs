@@ -82,6 +82,45 @@ async fn an_instance_is_made_for_each_attempt_with_what_its_row_says() {
     }
 }
 
+/// Tools that read what their row says of them as verl's loop hands it over: `create(create_kwargs={…})`.
+const NESTED: &str = "\
+class _Base:
+    def __init__(self, config, tool_schema):
+        self.truth = None
+    def execute(self, instance_id, parameters, **kwargs):
+        return repr(self.truth)
+class Named(_Base):
+    tool_schema = {'name': 'named', 'description': '', 'parameters': {'type': 'object'}}
+    async def create(self, instance_id=None, create_kwargs=None):
+        self.truth = create_kwargs
+class Any(_Base):
+    tool_schema = {'name': 'any', 'description': '', 'parameters': {'type': 'object'}}
+    async def create(self, instance_id=None, **kwargs):
+        self.truth = (kwargs['create_kwargs'].get('truth'), kwargs.get('truth'))
+class Own(_Base):
+    tool_schema = {'name': 'own', 'description': '', 'parameters': {'type': 'object'}}
+    def create(self, instance_id=None, truth=5):
+        self.truth = truth
+";
+
+#[tokio::test]
+async fn classes_are_told_what_their_row_says_as_verl_tells_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), NESTED, LONG);
+    let given = json!({ "create_kwargs": { "truth": 7 } });
+    let kwargs = json!({ "named": given, "any": given, "own": given });
+    let told = json!({ "extra_info": { "tools_kwargs": kwargs } });
+    let with = [("named", "{'truth': 7}"), ("any", "(7, 7)"), ("own", "7")];
+    let without = [("named", "{}"), ("any", "(None, None)"), ("own", "5")];
+    for (row, wanted) in [(told, with), (json!({}), without)] {
+        let mut open = set.open(&attempt("x", row)).await.unwrap();
+        for (tool, want) in wanted {
+            assert_eq!(text(&mut open, tool, json!({})).await, want);
+        }
+        open.close().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn instances_that_cannot_be_made_break_the_attempt_and_are_released() {
     let folder = tempfile::tempdir().unwrap();

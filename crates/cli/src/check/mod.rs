@@ -193,8 +193,19 @@ async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
             Some(Err(error)) => report.fault("scorer", &format!("{scorer}: {error}")),
             Some(Ok(given)) => {
                 let part = |part: &Component| format!("{} {}", part.name, part.value);
+                let is_nothing = given.first().is_none_or(|score| score.value <= 0.0);
                 let given = given.iter().map(part).collect::<Vec<_>>().join(", ");
-                report.fine("scorer", &format!("gave {given} for what a task expects"));
+                match is_nothing {
+                    false => report.fine("scorer", &format!("gave {given} for what a task expects")),
+                    // It may look for the answer in a tag or in a block of code, where it is not.
+                    true => report.note(
+                        "scorer",
+                        &format!(
+                            "gave {given} for a reply that is nothing but what a task expects: fine where it \
+                             looks for more than that"
+                        ),
+                    ),
+                }
             }
         }
     }

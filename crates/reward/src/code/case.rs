@@ -11,8 +11,8 @@ pub(super) enum Case {
     Prints { input: String, output: String },
     /// Code that runs after the program, with its names, and raises where that is wrong.
     Asserts(String),
-    /// A function of the program, or a method of its class `Solution`, must return this.
-    Returns { function: String, arguments: Vec<Value>, value: Value },
+    /// A function of the program, or a method of its class `Solution`, must return one of these.
+    Returns { function: String, arguments: Vec<Value>, values: Vec<Value> },
 }
 
 /// The tests of a task: in its field `field`, or else what it expects.
@@ -54,7 +54,7 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
             let is_called = fields.get("testtype").and_then(Value::as_str) == Some("functional");
             let name = || task_field(task, "fn_name").or_else(|| task_field(task, "func_name"));
             match name().and_then(Value::as_str).filter(|_| is_called) {
-                Some(function) => called(function, input, output),
+                Some(function) => called(function, input, output, false),
                 None if is_called => Err("are `functional`, but the row has no `fn_name` to call".into()),
                 None => Ok(Case::Prints { input: text(input), output: text(output) }),
             }
@@ -84,14 +84,16 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
     }
     let function = fields.get("fn_name").and_then(Value::as_str);
     let case = |(input, output): (&Value, &Value)| match function {
-        Some(function) => called(function, input, output),
+        Some(function) => called(function, input, output, true),
         None => Ok(Case::Prints { input: text(input), output: text(output) }),
     };
     inputs.iter().zip(outputs).map(case).collect()
 }
 
-/// A call, whose arguments are a list or, as text, JSON on a line each.
-fn called(function: &str, input: &Value, output: &Value) -> Result<Case, String> {
+/// A call, whose arguments are a list or, as text, JSON on a line each. APPS and TACO write the value that is
+/// returned in a list of its own, and so does whoever checks them as their harness does: `wrapped` says that
+/// the first item of a list is right, too.
+fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
     let parsed = |line: &str| {
         serde_json::from_str(line).map_err(|error| format!("have the argument {line:?}, no JSON: {error}"))
     };
@@ -106,22 +108,28 @@ fn called(function: &str, input: &Value, output: &Value) -> Result<Case, String>
         Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| output.clone()),
         other => other.clone(),
     };
-    Ok(Case::Returns { function: function.to_owned(), arguments, value })
+    let inner = value.as_array().and_then(|items| items.first()).filter(|_| wrapped).cloned();
+    let values = [value].into_iter().chain(inner).collect();
+    Ok(Case::Returns { function: function.to_owned(), arguments, values })
 }
 
-/// Code of tests. `check(candidate)`, as HumanEval has it, is called with the function that the row names.
+/// Code of tests, after that which MBPP has for the tests of a row. `check(candidate)`, as HumanEval has it,
+/// is called with the function that the row names.
 fn checked(code: &str, task: &Value) -> String {
+    let lines = |name: &str| task_field(task, name).map(text).filter(|lines| !lines.trim().is_empty());
+    let before = ["test_imports", "test_setup_code"].into_iter().filter_map(lines);
+    let mut whole: Vec<String> = before.collect();
+    whole.push(code.to_owned());
     let entry =
         task_field(task, "entry_point").and_then(Value::as_str).filter(|_| code.contains("def check("));
-    match entry {
-        Some(entry) => format!("{code}\ncheck({entry})\n"),
-        None => code.to_owned(),
-    }
+    whole.extend(entry.map(|entry| format!("check({entry})\n")));
+    whole.join("\n")
 }
 
 /// Input or output: a text, or lines of one each.
 fn text(value: &Value) -> String {
     match value {
+        Value::Null => String::new(),
         Value::String(text) => text.clone(),
         Value::Array(lines) => lines.iter().map(text).collect::<Vec<_>>().join("\n"),
         other => other.to_string(),

@@ -231,8 +231,8 @@ impl CodeScorer {
                 output_bytes: OUTPUT.max(2 * output.len()),
             },
             Case::Asserts(asserts) => order(json!({ "asserts": asserts }), json!({})),
-            Case::Returns { function, arguments, value } => {
-                order(json!({ "function": function, "arguments": arguments }), json!({ "value": value }))
+            Case::Returns { function, arguments, values } => {
+                order(json!({ "function": function, "arguments": arguments }), json!({ "values": values }))
             }
         };
         let Ran { stdout, is_whole, end } = self.runner.run(&program).await?;

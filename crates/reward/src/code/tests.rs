@@ -144,6 +144,46 @@ async fn functions_are_called() {
     assert_eq!(values(&scorer, "```python\npair = 5\n```", tests).await[0], 0.0);
 }
 
+#[tokio::test]
+async fn calls_are_checked_as_the_harnesses_of_their_data_sets_check_them() {
+    let (_, scorer) = scorer(Passing::Share);
+    let program = |code: &str| format!("```python\n{code}\n```");
+    // APPS and TACO have the value that is returned in a list.
+    let wrapped =
+        json!({ "tests": { "fn_name": "halves", "inputs": [[4], [[1]]], "outputs": [[2], [[1]]] } });
+    let halves = "def halves(x):\n    return x // 2 if isinstance(x, int) else x";
+    assert_eq!(values(&scorer, &program(halves), wrapped.clone()).await[0], 1.0);
+    assert_eq!(values(&scorer, &program("def halves(x):\n    return 3"), wrapped).await[0], 0.0);
+    // LiveCodeBench has it as it is.
+    let bare = json!({ "row": {
+        "tests": [{ "input": "4", "output": "[2]", "testtype": "functional" }], "fn_name": "halves",
+    } });
+    assert_eq!(values(&scorer, &program(halves), bare).await[0], 0.0);
+    // Solutions that use what LeetCode has imported for them; names of it are no solution.
+    let task = json!({ "tests": { "fn_name": "add", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]] } });
+    let leet = "class Solution:\n    def add(self, nums: List[int]) -> Optional[List[int]]:\n        \
+                seen = defaultdict(int)\n        heapify(nums)\n        \
+                return [heapq.heappop(nums) for _ in range(math.floor(pow(3, 1, 7)))]";
+    assert_eq!(values(&scorer, &program(leet), task.clone()).await[0], 1.0);
+    assert_eq!(values(&scorer, &program("x = 1"), task).await[0], 0.0);
+    let two = json!({ "tests": { "fn_name": "add", "inputs": [[1, 2]], "outputs": [3] } });
+    assert_eq!(values(&scorer, &program("from operator import add"), two).await[0], 1.0);
+}
+
+#[tokio::test]
+async fn a_program_is_a_module_and_rows_bring_code_for_their_tests() {
+    let (_, scorer) = scorer(Passing::Share);
+    let program = "```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\nimport typing\n\
+        @dataclass\nclass Point:\n    x: int\n    y: typing.ClassVar[int] = 5\n\
+        def area(p):\n    return p.x * Point.y + len(typing.get_type_hints(Point))\n```";
+    let mbpp = json!({ "row": {
+        "tests": ["assert area(Point(2)) == math.ceil(11.5)", "assert near(area(Point(1)), 7)"],
+        "test_imports": ["import math"],
+        "test_setup_code": "def near(a, b):\n    return abs(a - b) < 1",
+    } });
+    assert_eq!(values(&scorer, program, mbpp).await, [1.0, 1.0, 0.0]);
+}
+
 #[test]
 fn outputs_are_compared_by_words() {
     for (found, want, same) in [

@@ -35,6 +35,8 @@ pub(super) const ITEMS: usize = 100;
 /// Ways to read a text as an answer, best first. A comma before three digits parts thousands or items; a
 /// letter in brackets at the beginning names a choice, the rest of which may be the answer, too.
 pub(super) fn readings(text: &str, units: bool) -> Vec<Answer> {
+    let turned = inwards(text);
+    let text = turned.as_deref().unwrap_or(text);
     let mut read: Vec<Answer> = Vec::new();
     let mut add = |found: Option<Answer>| {
         if let Some(found) = found
@@ -52,6 +54,18 @@ pub(super) fn readings(text: &str, units: bool) -> Vec<Answer> {
         }
     }
     read
+}
+
+/// An interval with its brackets inwards, `(a, b)`, where it is written `]a, b[` (ISO 80000-2).
+fn inwards(text: &str) -> Option<String> {
+    let plain = text.replace("\\left", "").replace("\\right", "");
+    let inner = plain.trim().trim_matches('$').trim();
+    let (opens, closes) = (inner.starts_with(']'), inner.ends_with('['));
+    let inner = inner.strip_prefix([']', '[', '('])?.strip_suffix(['[', ']', ')'])?;
+    let is_one = !inner.contains(['[', ']']) && inner.contains([',', ';']);
+    let closed = |is_open: bool, open: char, closed: char| if is_open { open } else { closed };
+    ((opens || closes) && is_one)
+        .then(|| format!("{}{inner}{}", closed(opens, '(', '['), closed(closes, ')', ']')))
 }
 
 /// A choice such as `(B) 5` or `B: 5`: the letter, and what stands behind it.
@@ -110,6 +124,15 @@ fn words(tokens: &[Token]) -> Option<String> {
 fn item(tokens: &[Token], units: bool, depth: u32) -> Option<Answer> {
     if let Some(words) = words(tokens) {
         return Some(Answer::Words(words));
+    }
+    // The name of the value went before, in words or in another formula.
+    if let [Token::Sign('=' | '≈'), value @ ..] = tokens {
+        return item(value, units, depth);
+    }
+    if let [Token::Command(name)] = tokens
+        && name == "emptyset"
+    {
+        return Some(Answer::Set(vec![]));
     }
     // `x \in [0, 1)` says where, and `x \to 5`, how.
     if let [.., last] = split(tokens, |token| matches!(token, Token::Sign('∈')))[..]

@@ -9,8 +9,8 @@ use crate::numbers;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MathsPlace {
-    /// In the last `\boxed{…}`; or where there is none behind the last `####` or "answer is", in the last
-    /// formula (`$…$`), or it is the last number.
+    /// In the last `\boxed{…}`; or where there is none behind the last `####`, "answer is" or "answer:", in
+    /// the last formula (`$…$`), or it is the last number.
     #[default]
     Last,
     /// In the last `\boxed{…}`. Boxes side by side (`\boxed{2}` and `\boxed{3}`) are one list.
@@ -18,6 +18,12 @@ pub enum MathsPlace {
     /// The whole text is the answer, or the formula in it.
     Text,
 }
+
+/// Words that an answer stands behind.
+const SAID: [&str; 4] = ["answer is", "answer:", "answer**:", "answer** is"];
+
+/// Marks of LaTeX between boxes that say nothing.
+const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;", "}"];
 
 /// Most boxes side by side.
 const BOXES: usize = 20;
@@ -40,7 +46,8 @@ pub(super) fn boxes(text: &str) -> Option<String> {
     let mut start = place.start;
     while found.len() < BOXES {
         let Some((inside, place)) = last_box_and_place(&text[..start]) else { break };
-        let between = &text[place.end..start];
+        let between =
+            SPACES.iter().fold(text[place.end..start].to_owned(), |text, space| text.replace(space, " "));
         let is_beside = between
             .split(|c: char| c.is_whitespace() || c == '$' || c == ',' || c == ';')
             .all(|word| matches!(word, "" | "and" | "or"));
@@ -60,18 +67,19 @@ fn unboxed(text: &str) -> Option<String> {
         return line(&text[at + "####".len()..]);
     }
     // Lower-casing ASCII alone moves no byte, so the place is the same in both.
-    if let Some(at) = text.to_ascii_lowercase().rfind("answer is")
-        && let Some(found) = line(&text[at + "answer is".len()..])
-    {
+    let lower = text.to_ascii_lowercase();
+    let said = SAID.iter().filter_map(|said| Some(lower.rfind(said)? + said.len())).max();
+    if let Some(found) = said.and_then(|end| line(&text[end..])) {
         return Some(found);
     }
     formula(text).or_else(|| numbers::find(text).pop().map(|number| number.text))
 }
 
-/// The answer in the first line of a text.
+/// The answer in the first sentence of the first line of a text.
 fn line(text: &str) -> Option<String> {
-    let line = text.lines().next()?.trim_start_matches([':', ' ']);
-    let line = line.trim().trim_matches('*').trim();
+    let line = text.lines().next()?.trim_start_matches([':', ' ', '*']);
+    let line = line.split_once(". ").map_or(line, |(sentence, _)| sentence);
+    let line = line.trim().trim_end_matches('.').trim_matches('*').trim();
     let line = line.strip_suffix('.').unwrap_or(line);
     formula(line).or_else(|| Some(line.to_owned()).filter(|line| !line.is_empty()))
 }
@@ -97,10 +105,20 @@ mod tests {
         for (text, want) in [
             ("so \\boxed{\\frac{1}{2}} and 5", Some("\\frac{1}{2}")),
             ("$\\boxed{2}$ and $\\boxed{3}$.", Some("2, 3")),
+            ("\\boxed{2} \\text{ or } \\boxed{3}", Some("2, 3")),
+            ("\\boxed{2},\\quad\\boxed{3}", Some("2, 3")),
             ("\\boxed{1}, so it is \\boxed{3}", Some("3")),
             ("\\boxed{1} \\boxed{3}", Some("3")),
             ("The answer is $x^2$.", Some("x^2")),
-            ("The final answer is: **1/2**. I hope so", Some("1/2**. I hope so")),
+            ("The final answer is: **1/2**. I hope so", Some("1/2")),
+            ("The answer is 42. This means that 6 of 7 are left.", Some("42")),
+            ("So the answer is $x^2$. At $x = 3$ it is 9.", Some("x^2")),
+            ("The answer is 3.5.", Some("3.5")),
+            ("Step 1.\nAnswer: 2\\sqrt{3}", Some("2\\sqrt{3}")),
+            ("**Final Answer:** (0, 1)", Some("(0, 1)")),
+            ("**Answer**: x + 1\n", Some("x + 1")),
+            ("The **answer** is x + 1", Some("x + 1")),
+            ("Answer:\n72", Some("72")),
             ("work\n#### 72", Some("72")),
             ("we get $a$, then $b + 1$", Some("b + 1")),
             ("we get \\(a\\), or 5", Some("a")),

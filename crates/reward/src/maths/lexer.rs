@@ -102,7 +102,8 @@ const TEXTS: [&str; 14] = [
 ];
 
 /// Other names of commands.
-const SAME: [(&str, &str); 46] = [
+const SAME: [(&str, &str); 47] = [
+    ("varnothing", "emptyset"),
     ("dfrac", "frac"),
     ("tfrac", "frac"),
     ("cfrac", "frac"),
@@ -228,6 +229,7 @@ impl<'t> Lexer<'t> {
             }
             '√' => self.push(Token::Command("sqrt".into())),
             '∞' => self.push(Token::Command("infty".into())),
+            '∅' => self.push(Token::Command("emptyset".into())),
             '<' | '>' if self.rest.starts_with('=') => {
                 self.rest = &self.rest[1..];
                 self.push(Token::Sign(if c == '<' { '≤' } else { '≥' }));
@@ -404,7 +406,13 @@ impl<'t> Lexer<'t> {
         let end = self.rest.find(|c: char| !c.is_alphabetic()).unwrap_or(self.rest.len());
         let (word, rest) = self.rest.split_at(end);
         self.rest = rest;
-        self.spell(word, false);
+        // The sign of multiplication, as those without one write powers of ten.
+        let after_number = matches!(self.tokens.last(), Some(Token::Number { .. }));
+        if after_number && matches!(word, "x" | "X") && rest.trim_start().starts_with("10^") {
+            self.push(Token::Sign('*'));
+            return;
+        }
+        self.spell(word, self.depth > 0);
     }
 
     fn spell(&mut self, word: &str, is_text: bool) {

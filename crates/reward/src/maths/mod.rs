@@ -127,9 +127,14 @@ impl MathsScorer {
     }
 }
 
-/// An answer as it is written, without spaces and marks of formulas.
+/// An answer as it is written, without spaces and marks of formulas and of words within them.
 fn plain(text: &str) -> String {
-    let text = text.trim().trim_end_matches('.').replace("\\left", "").replace("\\right", "");
+    let mut text = text.trim().trim_end_matches('.').replace("\\left", "").replace("\\right", "");
+    while let Some((before, (inside, after))) =
+        text.split_once("\\text{").and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+    {
+        text = format!("{before}{inside}{after}");
+    }
     text.chars().filter(|c| !c.is_whitespace() && *c != '$').collect()
 }
 

@@ -129,6 +129,14 @@ impl PythonKeys {
     }
 }
 
+/// The expected answer as verl hands it over: where it was taken from within `reward_model.ground_truth`, as
+/// Search-R1's `target` is, all of that.
+fn ground_truth(evidence: &Evidence) -> &Value {
+    let expected = evidence.expected();
+    let whole = task_field(&evidence.task, "reward_model").and_then(|model| model.get("ground_truth"));
+    whole.filter(|whole| whole.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
+}
+
 /// The scorer with its processes.
 #[derive(Debug)]
 pub struct PythonScorer {
@@ -151,7 +159,7 @@ impl PythonScorer {
         let extra = task_field(task, "extra_info").cloned().unwrap_or_else(|| json!({}));
         arguments.insert("data_source".into(), source);
         arguments.insert("solution_str".into(), self.keys.solution.of(evidence).into());
-        arguments.insert("ground_truth".into(), evidence.expected().clone());
+        arguments.insert("ground_truth".into(), ground_truth(evidence).clone());
         arguments.insert("extra_info".into(), extra);
         Value::Object(arguments)
     }

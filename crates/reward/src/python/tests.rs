@@ -55,6 +55,26 @@ async fn a_function_as_verl_has_it_scores() {
         keys.solution = Solution::Whole;
     });
     assert_eq!(scorer.score("72").await.unwrap(), [Component::score(0.5)]);
+    let text = format!(
+        "import decimal\n{HEAD}    return {{'score': decimal.Decimal('0.25'), 'n': decimal.Decimal(3)}}\n"
+    );
+    let given = script(&text, |_| ()).score("72").await.unwrap();
+    assert_eq!(given, [Component::score(0.25), Component::new("n", 3.0)]);
+}
+
+#[tokio::test]
+async fn the_ground_truth_is_the_one_of_the_row() {
+    let text = format!("{HEAD}    return int(solution_str in ground_truth['target'])\n");
+    let scorer = script(&text, |_| ());
+    let row =
+        json!({ "reward_model": { "style": "rule", "ground_truth": { "target": ["Paris", "paris"] } } });
+    let task = |answer: Value| json!({ "answer": answer, "row": row });
+    let evidence = |answer| testing::evidence("Paris", task(answer));
+    let given = scorer.scorer.score(&evidence(json!(["Paris", "paris"]))).await.unwrap();
+    assert_eq!(given, [Component::score(1.0)]);
+    // A recipe that takes the answer from elsewhere means that.
+    let other = script(&format!("{HEAD}    return int(ground_truth == 'Rome')\n"), |_| ());
+    assert_eq!(other.scorer.score(&evidence("Rome".into())).await.unwrap(), [Component::score(1.0)]);
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ Whatever the function prints goes to standard error.
 """
 
 import asyncio
+import decimal
 import importlib.util
 import inspect
 import json
@@ -28,7 +29,7 @@ def watch(parent):
 
 def number(value):
     """The number that a value is, or None: Python's, NumPy's, and tensors of one element."""
-    if isinstance(value, (bool, numbers.Real)):
+    if isinstance(value, (bool, numbers.Real, decimal.Decimal)):
         return float(value)
     if not isinstance(value, (str, bytes, dict, list, tuple)) and hasattr(value, "item"):
         try:

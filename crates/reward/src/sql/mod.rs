@@ -150,6 +150,12 @@ fn is_ordered(query: &str) -> bool {
             '\'' | '"' | '`' => while chars.next().is_some_and(|next| next != c) {},
             '[' => while chars.next().is_some_and(|next| next != ']') {},
             '-' if chars.peek() == Some(&'-') => while chars.next().is_some_and(|next| next != '\n') {},
+            '/' if chars.peek() == Some(&'*') => {
+                let mut before = ' ';
+                while let Some(next) = chars.next().filter(|next| (before, *next) != ('*', '/')) {
+                    before = next;
+                }
+            }
             '(' => depth += 1,
             ')' => depth -= 1,
             c if c.is_alphabetic() => {
@@ -169,21 +175,27 @@ fn is_ordered(query: &str) -> bool {
 
 /// Whether two results have the same rows, in the same order where there is one.
 fn same(want: &[Vec<Cell>], found: &[Vec<Cell>], ordered: bool) -> bool {
-    if want.len() != found.len() {
+    let width = want.first().map_or(0, Vec::len);
+    if want.len() != found.len() || want.iter().chain(found).any(|row| row.len() != width) {
         return false;
     }
-    let sorted = |rows: &[Vec<Cell>]| {
-        let mut rows: Vec<&Vec<Cell>> = rows.iter().collect();
-        if !ordered {
-            rows.sort_by(|a, b| {
-                let cells = a.iter().zip(*b).map(|(a, b)| a.order(b));
-                cells.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
-            });
-        }
-        rows.into_iter().cloned().collect::<Vec<_>>()
+    let same_row = |(a, b): (&Vec<Cell>, &Vec<Cell>)| a.iter().zip(b).all(|(a, b)| a.same(b));
+    if ordered {
+        return want.iter().zip(found).all(same_row);
+    }
+    // Columns in floating point come last: values that are the same but for rounding must not decide where a
+    // row stands among others.
+    let is_real = |at: &usize| want.iter().chain(found).any(|row| row[*at].is_real());
+    let (real, exact): (Vec<usize>, Vec<usize>) = (0..width).partition(is_real);
+    let columns = [exact, real].concat();
+    let order = |a: &Vec<Cell>, b: &Vec<Cell>| {
+        let cells = columns.iter().map(|at| a[*at].order(&b[*at]));
+        cells.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
     };
-    let (want, found) = (sorted(want), sorted(found));
-    want.iter().zip(&found).all(|(a, b)| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.same(b)))
+    let (mut want, mut found) = (want.to_vec(), found.to_vec());
+    want.sort_by(order);
+    found.sort_by(order);
+    want.iter().zip(&found).all(same_row)
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ const LONGEST: i32 = 1 << 20;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Null,
-    Number(f64),
+    Whole(i64),
+    Real(f64),
     Text(String),
     Blob(Vec<u8>),
 }
@@ -25,36 +26,55 @@ impl Cell {
     fn of(value: ValueRef<'_>) -> Self {
         match value {
             ValueRef::Null => Cell::Null,
-            ValueRef::Integer(value) => Cell::Number(value as f64),
-            ValueRef::Real(value) => Cell::Number(value),
+            ValueRef::Integer(value) => Cell::Whole(value),
+            ValueRef::Real(value) => Cell::Real(value),
             ValueRef::Text(text) => Cell::Text(String::from_utf8_lossy(text).into_owned()),
             ValueRef::Blob(blob) => Cell::Blob(blob.to_vec()),
         }
     }
 
-    /// Whether it is the same value: numbers up to the order in which sums are added up.
+    /// Whether it is a number in floating point.
+    pub fn is_real(&self) -> bool {
+        matches!(self, Cell::Real(_))
+    }
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            Cell::Whole(value) => Some(*value as f64),
+            Cell::Real(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// Whether it is the same value: whole numbers to the last digit, others up to the order in which sums
+    /// are added up.
     pub fn same(&self, other: &Cell) -> bool {
         match (self, other) {
-            (Cell::Number(a), Cell::Number(b)) => a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs()),
-            (a, b) => a == b,
+            (Cell::Whole(a), Cell::Whole(b)) => a == b,
+            (a, b) => match (a.number(), b.number()) {
+                (Some(a), Some(b)) => a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs()),
+                _ => a == b,
+            },
         }
     }
 
     /// An order of all values.
     pub fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
-            // Rounded, so that numbers that are the same stand in the same place.
-            (Cell::Number(a), Cell::Number(b)) => (*a as f32).total_cmp(&(*b as f32)),
+            (Cell::Whole(a), Cell::Whole(b)) => a.cmp(b),
             (Cell::Text(a), Cell::Text(b)) => a.cmp(b),
             (Cell::Blob(a), Cell::Blob(b)) => a.cmp(b),
-            (a, b) => a.kind().cmp(&b.kind()),
+            (a, b) => match (a.number(), b.number()) {
+                (Some(a), Some(b)) => a.total_cmp(&b),
+                _ => a.kind().cmp(&b.kind()),
+            },
         }
     }
 
     fn kind(&self) -> u8 {
         match self {
             Cell::Null => 0,
-            Cell::Number(_) => 1,
+            Cell::Whole(_) | Cell::Real(_) => 1,
             Cell::Text(_) => 2,
             Cell::Blob(_) => 3,
         }

@@ -52,6 +52,23 @@ async fn queries_are_compared_by_what_they_give() {
         ("SELECT sum(price) FROM item", "SELECT 9.25", 1.0, 1.0),
         ("SELECT count(*) FROM item", "SELECT 4.0", 1.0, 1.0),
         ("SELECT stock FROM item WHERE stock IS NULL", "SELECT NULL", 1.0, 1.0),
+        // Whole numbers are the same to the last digit, wherever their rows stand.
+        ("SELECT 1732600000", "SELECT 1732600001", 0.0, 1.0),
+        ("SELECT 9007199254740993", "SELECT 9007199254740992", 0.0, 1.0),
+        (
+            "SELECT 100000001 UNION ALL SELECT 100000003 UNION ALL SELECT 100000002",
+            "SELECT 100000003 UNION ALL SELECT 100000002 UNION ALL SELECT 100000001",
+            1.0,
+            1.0,
+        ),
+        // Sums that differ by rounding alone do not decide where a row stands.
+        (
+            "SELECT 0.1 + 0.2, 'a' UNION ALL SELECT 0.3, 'b'",
+            "SELECT 0.3, 'a' UNION ALL SELECT 0.1 + 0.2, 'b'",
+            1.0,
+            1.0,
+        ),
+        ("SELECT 4, 'a' UNION ALL SELECT 2, 'b'", "SELECT 2.0, 'b' UNION ALL SELECT 4.0, 'a'", 1.0, 1.0),
         ("SELECT name FROM item WHERE name = 'order by'", "SELECT name FROM item WHERE 0", 1.0, 1.0),
     ] {
         let given = scorer.score(&evidence(answer, task(gold))).await.unwrap();
@@ -123,6 +140,8 @@ fn an_order_is_seen_where_there_is_one() {
         ("select a from t order\n by a limit 1", true),
         ("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3)", false),
         ("SELECT 'x order by' FROM t -- order by", false),
+        ("SELECT 'x' FROM t /* order by */", false),
+        ("SELECT a / 2 FROM t /* by a */ ORDER /**/ BY a", true),
         ("SELECT \"order\", by_x FROM t", false),
         ("SELECT row_number() OVER (ORDER BY a) FROM t", false),
     ] {

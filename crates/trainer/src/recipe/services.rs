@@ -149,7 +149,16 @@ impl HttpKeys {
             return Err("give url, the address that is asked".into());
         }
         let services = Services::only(&self.url, &self.hosts, &self.private_hosts)?;
+        Endpoint::check(&self.url, &self.schema())?;
         services.method(&self.method).map(drop)
+    }
+
+    /// The schema of the arguments.
+    fn schema(&self) -> Value {
+        match self.parameters.is_empty() {
+            true => json!({ "type": "object", "properties": {} }),
+            false => Value::Object(self.parameters.clone()),
+        }
     }
 
     /// The toolbox.
@@ -158,12 +167,9 @@ impl HttpKeys {
     /// Names a key that cannot be.
     pub(super) fn toolbox(&self, name: String) -> Result<Endpoint, String> {
         self.check()?;
-        let parameters = match self.parameters.is_empty() {
-            true => json!({ "type": "object", "properties": {} }),
-            false => Value::Object(self.parameters.clone()),
-        };
+        let parameters = self.schema();
         let services = Services::only(&self.url, &self.hosts, &self.private_hosts)?;
-        Ok(Endpoint::new(
+        Endpoint::new(
             name.clone(),
             EndpointOptions {
                 spec: ToolSpec { name, description: self.description.clone(), parameters },
@@ -175,7 +181,7 @@ impl HttpKeys {
                 parallel: true,
                 client: services.client()?,
             },
-        ))
+        )
     }
 }
 

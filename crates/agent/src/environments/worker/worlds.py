@@ -83,10 +83,14 @@ class World:
     def number(self, text):
         """The number of the action that a text names last."""
         names = self.options["actions"] or [str(place) for place in range(self.world.action_space.n)]
-        found = re.findall("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names), text, re.IGNORECASE)
+        # Longer names first: "north east" is not "north".
+        longest = sorted(names, key=len, reverse=True)
+        found = re.findall("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in longest), text, re.IGNORECASE)
         if not found:
             raise episode.NoAction(f"No action was found. Reply with one of: {', '.join(names)}.")
-        place = [name.lower() for name in names].index(found[-1].lower())
+        # Names may differ in case alone, as the turns of a cube do.
+        same = [name.lower() for name in names]
+        place = names.index(found[-1]) if found[-1] in names else same.index(found[-1].lower())
         return place + int(getattr(self.world.action_space, "start", 0))
 
     def close(self):

@@ -65,7 +65,8 @@ impl Layout {
     /// one whose columns it has, for the error to name it.
     pub fn of(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
         let layouts = layouts(question, answer);
-        let has = |path: &str| find(row, path).is_some();
+        // A field without a name is one that nobody looks for.
+        let has = |path: &str| path.is_empty() || find(row, path).is_some();
         let begins = |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
         let whole = layouts.iter().find(|(q, a)| has(q) && has(a));
         let begun = || layouts.iter().rev().find(|(q, a)| begins(q) && begins(a));
@@ -149,6 +150,9 @@ pub(super) fn way_out(key: &str, path: &str, row: &Map<String, Value>) -> String
     }
     let set: Vec<String> = meant.into_iter().take(3).map(|path| format!("`{key} = {path:?}`")).collect();
     match &set[..] {
+        [] if key == "answer" => "Name the right field in the recipe as `answer`, complete the row, or set \
+            `answer = \"\"` where nothing is expected"
+            .to_owned(),
         [] => format!("Name the right field in the recipe as `{key}`, or complete the row"),
         set => format!("Set {} in the recipe, or complete the row", set.join(" or ")),
     }

@@ -151,21 +151,27 @@ impl FileOptions {
         demonstrations: &mut DemonstrationCounts,
     ) -> Result<Task, TaskError> {
         let (question, messages) = asked(row, &layout.question)?;
-        let field = row.field("answer", &layout.answer)?;
+        let nothing = Value::Null;
+        let field = match layout.answer.as_str() {
+            "" => &nothing,
+            path => row.field("answer", path)?,
+        };
         let answer = match self.answer_from {
+            _ if layout.answer.is_empty() => Value::Null,
             AnswerFrom::Whole => whole(field).ok_or_else(|| {
                 row.wrong(
                     &layout.answer,
                     field,
-                    "a number, a text, or a list of right answers, and not empty",
+                    "a number, a text, or a list of right answers, and not empty; where scorers need no answer, \
+                     set `answer = \"\"`",
                 )
-            }),
+            })?,
             AnswerFrom::Hashes => field
                 .as_str()
                 .and_then(after_hashes)
                 .map(Value::from)
-                .ok_or_else(|| row.wrong(&layout.answer, field, "a text with an answer after ####")),
-        }?;
+                .ok_or_else(|| row.wrong(&layout.answer, field, "a text with an answer after ####"))?,
+        };
         let demonstration = match (field, self.annotated_calls) {
             (Value::String(solution), Some(max_calls)) => {
                 let demonstration = annotated(solution, max_calls);

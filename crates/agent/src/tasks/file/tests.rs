@@ -93,7 +93,8 @@ fn answers_may_be_several_or_of_any_shape() {
         let (_folder, options) = file(&row(answer));
         assert_eq!(answers(&options.load(0).unwrap()), [want]);
     }
-    let expected = "but it must be a number, a text, or a list of right answers, and not empty";
+    let expected = "but it must be a number, a text, or a list of right answers, and not empty; where scorers need \
+                    no answer, set `answer = \"\"`";
     for (answer, found) in
         [("null", "null"), ("\" \"", "\" \""), ("[]", "[]"), ("[\"\"]", "[\"\"]"), ("{}", "{}")]
     {
@@ -324,6 +325,25 @@ fn counts_and_all_are_written_as_they_are_read() {
         let error = serde_json::from_str::<HeldOut>(bad).unwrap_err().to_string();
         assert!(error.contains("expected a whole number, at least 0, or \"all\""), "{error}");
     }
+}
+
+#[test]
+fn tasks_may_expect_nothing() {
+    let nothing = |mut options: FileOptions| {
+        options.answer = String::new();
+        options.load(0).unwrap()
+    };
+    let (_folder, options) = file("{\"question\": \"Be kind?\", \"rubric\": \"kindness\"}\n");
+    let tasks = nothing(options);
+    assert_eq!((answers(&tasks), &tasks.rest[0].row["rubric"]), (vec![Value::Null], &json!("kindness")));
+    // Rows of verl's layout are read all the same.
+    let (_folder, options) =
+        file("{\"prompt\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"data_source\": \"x\"}\n");
+    let tasks = nothing(options);
+    assert_eq!((answers(&tasks), tasks.rest[0].question.as_str()), (vec![Value::Null], "Hi"));
+    let (_folder, options) = file("{\"question\": \"1?\"}\n");
+    let error = options.load(0).unwrap_err().to_string();
+    assert!(error.ends_with("or set `answer = \"\"` where nothing is expected"), "{error}");
 }
 
 #[test]

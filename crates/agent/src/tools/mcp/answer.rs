@@ -21,7 +21,8 @@ pub(super) fn output(server: &str, answer: Result<CallToolResult, Failed>) -> To
         }
         Err(Failed { error: ServiceError::UnexpectedResponse, .. }) => unavailable(
             server,
-            "it wants more than a call here may: an input of the user's, or a task that goes on in the background",
+            "its answer is none that a call here may have: it asks the user for something, goes on in the background, \
+             or has a content that this protocol does not know",
         ),
         Err(Failed { error, over }) => {
             unavailable(server, &format!("{}{over}", dressage_http::causes(&error)))
@@ -36,7 +37,7 @@ pub(super) fn unavailable(server: &str, why: &str) -> ToolOutput {
 
 fn told(result: CallToolResult) -> ToolOutput {
     let mut parts: Vec<ContentPart> = result.content.into_iter().map(part).collect();
-    if parts.is_empty()
+    if !parts.iter().any(|part| matches!(part, ContentPart::Text(_)))
         && let Some(structured) = &result.structured_content
     {
         parts.push(ContentPart::Text(structured.to_string()));

@@ -82,8 +82,20 @@ impl Refusal {
             ClientInitializeError::UncorrelatedErrorResponse { .. } => Some(ClientLifecycleMode::Initialize),
             _ => None,
         };
-        Refusal { why: dressage_http::causes(&error), generation }
+        Refusal { why: plainly(&dressage_http::causes(&error)).to_owned(), generation }
     }
+}
+
+/// An error of the SDK without the types of its own that it names.
+fn plainly(why: &str) -> &str {
+    let inner =
+        why.strip_prefix("Send message error Transport [").and_then(|rest| rest.split_once("] error: "));
+    let Some((_, why)) = inner else { return why };
+    let why = why.rsplit_once(", when send ").map_or(why, |(why, _)| why);
+    ["Client error: ", "unexpected server response: "]
+        .iter()
+        .find_map(|lead| why.strip_prefix(lead))
+        .unwrap_or(why)
 }
 
 impl From<String> for Refusal {
@@ -287,5 +299,28 @@ impl Process {
         let said = self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let last = said.lines().rfind(|line| !line.trim().is_empty());
         last.map(|line| format!("; the last that it said is {:?}", line.trim())).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_sdk_are_told_plainly() {
+        let sent = "Send message error Transport [a::b<c::D<e::F>>] error: ";
+        for (why, want) in [
+            (
+                format!("{sent}Client error: cannot connect to h:1: no, when send discover request"),
+                "cannot connect to h:1: no",
+            ),
+            (
+                format!("{sent}unexpected server response: HTTP 500: x, when send initialize request"),
+                "HTTP 500: x",
+            ),
+            ("connection closed: discover response".into(), "connection closed: discover response"),
+        ] {
+            assert_eq!(plainly(&why), want);
+        }
     }
 }

@@ -93,7 +93,9 @@ impl Session for PythonSession {
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        if let Some(Err(why)) = self.offered.arguments(tool).map(|schema| schema.check(arguments)) {
+        let schema = self.offered.arguments(tool);
+        let arguments = &schema.map_or_else(|| arguments.clone(), |schema| schema.given(arguments));
+        if let Some(Err(why)) = schema.map(|schema| schema.check(arguments)) {
             return ToolOutput::error(CallError::BadArguments, why);
         }
         let order = json!({ "do": "call", "tool": tool, "arguments": arguments });

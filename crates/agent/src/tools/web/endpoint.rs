@@ -8,6 +8,7 @@ use hyper::Method;
 use hyper::header::HeaderMap;
 use serde_json::{Map, Value};
 
+use super::super::arguments::Arguments;
 use super::super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 use super::{Asks, unanswered};
 
@@ -20,7 +21,7 @@ pub struct EndpointOptions {
     pub method: Method,
     /// Address. `{NAME}` in it stands for an argument, percent-encoded; where the whole address is one
     /// argument, that is the address. Arguments that do not stand in it are the query of a GET, HEAD or
-    /// DELETE, and the JSON body of others.
+    /// DELETE, in which each item of a list is named anew, and the JSON body of others.
     pub url: String,
     /// Headers of every request, keys for instance.
     pub headers: HeaderMap,
@@ -39,34 +40,78 @@ pub struct EndpointOptions {
 pub struct Endpoint {
     name: String,
     options: EndpointOptions,
+    arguments: Arguments,
 }
 
 impl Endpoint {
     /// The toolbox of this name.
-    pub fn new(name: impl Into<String>, options: EndpointOptions) -> Self {
-        Endpoint { name: name.into(), options }
+    ///
+    /// # Errors
+    /// As of [`Endpoint::check`].
+    pub fn new(name: impl Into<String>, options: EndpointOptions) -> Result<Self, String> {
+        let arguments = Self::arguments(&options.url, &options.spec.parameters)?;
+        Ok(Endpoint { name: name.into(), options, arguments })
     }
 
-    /// The address for these arguments, and those that do not stand in it.
+    /// Checks that a schema is one, and that an address names no argument that it does not have.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn check(url: &str, parameters: &Value) -> Result<(), String> {
+        Self::arguments(url, parameters).map(drop)
+    }
+
+    fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
+        let arguments =
+            Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
+        for name in places(url).filter_map(|(_, name)| name) {
+            if !arguments.names().iter().any(|known| known == name) {
+                let there = match arguments.names() {
+                    [] => "there are none".to_owned(),
+                    names => format!("there is {}", names.join(", ")),
+                };
+                return Err(format!("its url has {{{name}}}, which is none of its parameters; {there}"));
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// The address for these arguments, and those that do not stand in it. One that is not given is its
+    /// default.
     ///
     /// # Errors
     /// Names an argument that is missing.
     fn address(&self, arguments: &Map<String, Value>) -> Result<(String, Map<String, Value>), String> {
         let mut rest = arguments.clone();
         let mut url = String::new();
-        let mut left = self.options.url.as_str();
-        while let Some((before, after)) = left.split_once('{') {
-            let Some((name, after)) = after.split_once('}') else { break };
-            let value = arguments.get(name).ok_or_else(|| format!("{name:?} is missing"))?;
-            let is_whole = before.is_empty() && after.is_empty() && url.is_empty();
+        let is_whole =
+            matches!(places(&self.options.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
+        let default = |name: &str| self.options.spec.parameters["properties"][name].get("default");
+        for (text, name) in places(&self.options.url) {
+            url.push_str(text);
+            let Some(name) = name else { continue };
+            let value = arguments.get(name).or_else(|| default(name));
+            let value = plain(value.ok_or_else(|| format!("{name:?} is missing"))?);
             rest.shift_remove(name);
-            url.push_str(before);
-            url.push_str(&if is_whole { plain(value) } else { encoded(&plain(value)) });
-            left = after;
+            url.push_str(&if is_whole { value } else { encoded(&value) });
         }
-        url.push_str(left);
         Ok((url, rest))
     }
+}
+
+/// The pieces of an address: a text, and the name of the argument that stands behind it, where one does.
+fn places(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+    let mut left = Some(url);
+    std::iter::from_fn(move || {
+        let rest = left?;
+        let place = rest.split_once('{').and_then(|(text, after)| Some((text, after.split_once('}')?)));
+        let (piece, after) = match place {
+            Some((text, (name, after))) => ((text, Some(name)), Some(after)),
+            None => ((rest, None), None),
+        };
+        left = after;
+        Some(piece)
+    })
 }
 
 /// A value as it stands in an address.
@@ -75,6 +120,15 @@ fn plain(value: &Value) -> String {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }
+}
+
+/// The values of an argument in a query: those of a list one by one, none of null.
+fn items(value: &Value) -> impl Iterator<Item = &Value> {
+    let all = match value {
+        Value::Array(items) => items.as_slice(),
+        other => std::slice::from_ref(other),
+    };
+    all.iter().filter(|item| !item.is_null())
 }
 
 /// A text with all that is not unreserved percent-encoded (RFC 3986, 2.3).
@@ -116,13 +170,17 @@ impl Session for Endpoint {
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let EndpointOptions { method, headers, retries, client, pointer, .. } = &self.options;
-        let (mut url, rest) = match self.address(arguments) {
+        let arguments = &self.arguments.given(arguments);
+        let checked = self.arguments.check(arguments).and_then(|()| self.address(arguments));
+        let (mut url, rest) = match checked {
             Ok(address) => address,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };
         let mut body = Bytes::new();
         if matches!(*method, Method::GET | Method::HEAD | Method::DELETE) {
-            for (name, value) in &rest {
+            for (name, value) in
+                rest.iter().flat_map(|(name, value)| items(value).map(move |item| (name, item)))
+            {
                 url.push(if url.contains('?') { '&' } else { '?' });
                 url.push_str(&format!("{}={}", encoded(name), encoded(&plain(value))));
             }
@@ -163,12 +221,18 @@ mod tests {
     use super::*;
 
     fn endpoint(method: Method, url: String, hosts: Hosts) -> Endpoint {
-        let spec =
-            ToolSpec { name: "t".into(), description: String::new(), parameters: json!({"type": "object"}) };
+        let parameters = json!({
+            "type": "object",
+            "properties": {
+                "id": {}, "url": {}, "n": { "type": "integer" }, "page": { "type": "integer", "default": 1 },
+            },
+        });
+        let spec = ToolSpec { name: "t".into(), description: String::new(), parameters };
         let client = Client::new(hosts, None).unwrap();
         let headers = HeaderMap::new();
         let (pointer, retries, parallel) = (String::new(), 2, true);
-        Endpoint::new("t", EndpointOptions { spec, method, url, headers, pointer, retries, parallel, client })
+        let options = EndpointOptions { spec, method, url, headers, pointer, retries, parallel, client };
+        Endpoint::new("t", options).unwrap()
     }
 
     async fn ask(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
@@ -193,6 +257,50 @@ mod tests {
         let heard = heard.lock().await;
         assert_eq!(heard[0].0, "GET /items/a%2F..%2Fb%20c?fixed=1&n=2&q=%C3%BC%26x%3D1");
         assert_eq!((heard[1].0.as_str(), heard[1].1.as_str()), ("POST /items/3", "{\"n\":2}"));
+    }
+
+    #[tokio::test]
+    async fn arguments_are_checked_and_lists_are_named_anew() {
+        let (address, heard) = service(|_, _| (200, "\u{feff}{\"a\": 1}".into())).await;
+        let mut get = endpoint(Method::GET, format!("http://{address}/pages/{{page}}"), Hosts::any());
+        get.options.pointer = "/a".into();
+        let given = json!({"id": ["x", null, 2], "n": null, "q": null});
+        assert_eq!(ask(&get, given).await, ToolOutput::text("1"));
+        let wrong = ask(&get, json!({"n": "two"})).await;
+        assert_eq!(wrong.error, Some(CallError::BadArguments));
+        assert!(wrong.read().starts_with("n: \"two\" is not of type"), "{}", wrong.read());
+        let heard = heard.lock().await;
+        assert_eq!((heard.len(), heard[0].0.as_str()), (1, "GET /pages/1?id=x&id=2"));
+    }
+
+    #[test]
+    fn only_an_argument_that_is_the_whole_address_stands_as_it_is() {
+        let of = |url: &str| {
+            let endpoint = endpoint(Method::GET, url.into(), Hosts::any());
+            let given = json!({"url": "http://h/a b", "id": "../x"});
+            endpoint.address(given.as_object().unwrap()).unwrap().0
+        };
+        assert_eq!(of("{url}"), "http://h/a b");
+        assert_eq!(of("{url}{id}"), "http%3A%2F%2Fh%2Fa%20b..%2Fx");
+        assert_eq!(of("http://h/{id}?p={page}#{"), "http://h/..%2Fx?p=1#{");
+    }
+
+    #[test]
+    fn addresses_name_arguments_that_there_are() {
+        let parameters = json!({ "properties": { "city": { "type": "string" } } });
+        Endpoint::check("http://h/{city}?x=1", &parameters).unwrap();
+        for (url, parameters, want) in [
+            (
+                "http://h/{ctiy}",
+                parameters,
+                "its url has {ctiy}, which is none of its parameters; there is city",
+            ),
+            ("http://h/{city}", json!({}), "there are none"),
+            ("http://h/", json!({ "type": "thing" }), "its parameters are no schema"),
+        ] {
+            let error = Endpoint::check(url, &parameters).unwrap_err();
+            assert!(error.contains(want), "{error}");
+        }
     }
 
     #[tokio::test]

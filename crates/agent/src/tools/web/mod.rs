@@ -26,7 +26,7 @@ const REDIRECTS: u32 = 5;
 /// Wait before the first repetition; it grows by half each time.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-/// Longest wait before a repetition that a service may ask for.
+/// Longest wait before a repetition: a service that asks for more has said no.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How a service is asked.
@@ -70,8 +70,9 @@ impl Asks {
                 Err(error) if error.may_pass() && changes_nothing => Some(None),
                 Err(_) => None,
             };
-            let Some(asked) = asked.filter(|_| tried < self.retries) else { return answer };
-            tokio::time::sleep(asked.unwrap_or(wait).min(LONGEST_WAIT)).await;
+            let again = asked.filter(|asked| tried < self.retries && *asked <= Some(LONGEST_WAIT));
+            let Some(asked) = again else { return answer };
+            tokio::time::sleep(asked.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);
             tried += 1;
         }

@@ -11,7 +11,7 @@ use dressage_text::{ContentPart, ToolSpec};
 use hyper::Method;
 use hyper::header::HeaderMap;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 use super::{Asks, unanswered};
@@ -39,10 +39,8 @@ struct ListedTool {
 #[derive(Deserialize)]
 struct Function {
     name: String,
-    #[serde(default)]
-    description: String,
-    #[serde(default)]
-    parameters: Value,
+    description: Option<String>,
+    parameters: Option<Value>,
 }
 
 impl Node {
@@ -69,8 +67,12 @@ impl Node {
             .map_err(|error| format!("{}/tools is no list of tools ({error})", self.url))?;
         let specs = listed.tools.into_iter().map(|tool| ToolSpec {
             name: tool.function.name,
-            description: tool.function.description,
-            parameters: tool.function.parameters,
+            description: tool.function.description.unwrap_or_default(),
+            // Of a tool without arguments it may be left out.
+            parameters: tool
+                .function
+                .parameters
+                .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
         });
         // Denied by their whole name, or by that within their server, as AgentRL's `blocked_tools` are.
         let is_denied = |name: &str| {
@@ -166,7 +168,6 @@ fn text(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use dressage_http::Hosts;
-    use serde_json::json;
 
     use super::super::testing::service;
     use super::*;
@@ -179,7 +180,8 @@ mod tests {
                 let tool = |name: &str| {
                     json!({"type": "function", "function": {"name": name, "description": "d", "parameters": {"type": "object"}}})
                 };
-                (200, json!({"tools": [tool("web.search"), tool("file.read_file")]}).to_string())
+                let bare = json!({"type": "function", "function": {"name": "web.back", "description": null}});
+                (200, json!({"tools": [tool("web.search"), tool("file.read_file"), bare]}).to_string())
             }
             "/mcpapi/tool/web.search" => (200, json!({"content": {"hits": [1]}}).to_string()),
             _ => (200, json!({"status_code": 500, "detail": "no session"}).to_string()),
@@ -195,7 +197,8 @@ mod tests {
         );
         let session = node.open(&context("a")).await.unwrap();
         let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
-        assert_eq!(names, ["web.search"]);
+        assert_eq!(names, ["web.search", "web.back"]);
+        assert_eq!(session.specs()[1].parameters["type"], "object");
         let arguments = json!({"query": ["x"]});
         let arguments = arguments.as_object().unwrap();
         assert_eq!(session.call("web.search", arguments).await, ToolOutput::text("{\"hits\":[1]}"));

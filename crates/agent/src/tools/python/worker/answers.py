@@ -1,7 +1,9 @@
 """Answers of tools as JSON, and errors in words for a model."""
 
+import collections.abc
 import dataclasses
 import enum
+import itertools
 import json
 import math
 import os
@@ -9,6 +11,9 @@ import traceback
 
 # Most characters of an answer. Longer ones lose their middle: no model reads them.
 MOST = 1_000_000
+# Most items that are taken from what gives them one by one, which may have no end.
+MOST_ITEMS = 100_000
+VIEWS = (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)
 
 
 def plain(value):
@@ -19,12 +24,35 @@ def plain(value):
         return value.value
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
+    if isinstance(value, (collections.abc.Iterator, range, collections.deque, *VIEWS)):
+        return items_of(iter(value))
+    if isinstance(value, collections.abc.Mapping):
+        return dict(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return of_bytes(bytes(value))
     for method in ("model_dump", "to_dict", "tolist", "_asdict"):
         if callable(getattr(value, method, None)) and not isinstance(value, type):
             return getattr(value, method)()
     return str(value)
+
+
+def items_of(items):
+    """The items of an iterator, as a list. Of one without end there is a note at the end."""
+    found = list(itertools.islice(items, MOST_ITEMS))
+    if len(found) == MOST_ITEMS:
+        found.append("[… more are left out here …]")
+    return found
+
+
+async def later_items_of(items):
+    """The items of an iterator that has to be waited for, as a list."""
+    found = []
+    async for item in items:
+        found.append(item)
+        if len(found) == MOST_ITEMS:
+            found.append("[… more are left out here …]")
+            break
+    return found
 
 
 def of_bytes(value):
@@ -40,7 +68,8 @@ def text_of(value):
         return ""
     if isinstance(value, (bytes, bytearray, memoryview)):
         value = of_bytes(bytes(value))
-    if not isinstance(value, (str, dict, list, tuple, int, float)):
+    # A member of an enumeration may be a text or a number besides.
+    if isinstance(value, enum.Enum) or not isinstance(value, (str, dict, list, tuple, int, float)):
         value = plain(value)
     if not isinstance(value, str):
         try:

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 
-from dressage_worker import answers, shims, tools
+from dressage_worker import answers, schema, shims, tools
 
 MARKS = ("tool", "function_tool")
 
@@ -122,7 +122,7 @@ def is_tool(value, module, name):
     """Whether a public member of a module is a tool that is defined there."""
     if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
         return False
-    return inspect.isfunction(value) or tools.is_class(value)
+    return tools.is_function(value) or tools.is_class(value)
 
 
 def tool_of(name, value, module):
@@ -130,8 +130,11 @@ def tool_of(name, value, module):
         if inspect.isclass(value):
             return tools.of_class(value, {}, None, name)
         return tools.of_function(name, value)
-    except (ValueError, TypeError) as error:
+    except schema.Unusable as error:
         raise Fault(f"{name} cannot be a tool: {error}") from error
+    except Exception as error:
+        folder = os.path.dirname(os.path.abspath(module.__file__))
+        raise Fault(f"{name} cannot be a tool: {answers.described(error, folder)}") from error
 
 
 def of_config(config, folder):
@@ -154,8 +157,11 @@ def of_config(config, folder):
             found.append(
                 tools.of_class(kind, entry.get("config") or {}, entry.get("tool_schema"), kind.__name__)
             )
-        except (ValueError, TypeError) as error:
+        except schema.Unusable as error:
             raise Fault(f"{where}, {entry['class_name']}: {error}") from error
+        except Exception as error:
+            why = answers.described(error, folder)
+            raise Fault(f"{where}, {entry['class_name']}: {why}") from error
     return found
 
 

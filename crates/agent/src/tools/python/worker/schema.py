@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import functools
 import inspect
 import pathlib
 import typing
@@ -41,6 +42,10 @@ class Unfit(Exception):
     """A value that is none of its type."""
 
 
+class Unusable(Exception):
+    """Something that cannot be a tool, in words."""
+
+
 def is_pydantic(kind):
     return inspect.isclass(kind) and hasattr(kind, "model_json_schema") and hasattr(kind, "model_validate")
 
@@ -55,18 +60,21 @@ def is_named_tuple(kind):
 
 def hints_of(thing):
     """Annotations by name. Those that cannot be found out are left out."""
+    if isinstance(thing, functools.partial):
+        return hints_of(thing.func)
     try:
         return typing.get_type_hints(thing, include_extras=True)
     except Exception:
         found = {}
         space = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__globals__", {})
         for name, hint in getattr(thing, "__annotations__", {}).items():
-            if isinstance(hint, str):
-                try:
-                    # The user's own annotation, read as Python itself reads it.
-                    hint = eval(hint, dict(space))
-                except Exception:
-                    continue
+            try:
+                # The user's own annotation, read as Python itself reads it; one in quotes is a text twice where
+                # all of a file are texts.
+                for _ in range(2):
+                    hint = eval(hint, dict(space)) if isinstance(hint, str) else hint
+            except Exception:
+                continue
             found[name] = hint
         return found
 
@@ -78,6 +86,8 @@ def required_keys(kind):
         origin = str(typing.get_origin(hint))
         if origin.endswith("NotRequired"):
             required.discard(name)
+        elif origin.endswith("Required"):
+            required.add(name)
     return required
 
 
@@ -109,6 +119,8 @@ class Schemas:
             return choice(list(parts))
         if hasattr(hint, "__supertype__"):
             return self.of(hint.__supertype__)
+        if hasattr(hint, "__value__"):
+            return self.of(hint.__value__)
         if isinstance(hint, typing.TypeVar):
             return self.of(hint.__bound__) if hint.__bound__ is not None else {}
         base = origin or hint
@@ -205,6 +217,7 @@ class Schemas:
 
 def choice(values):
     """A value among some."""
+    values = [value_of(value) if isinstance(value, enum.Enum) else value for value in values]
     kinds = sorted({PLAIN.get(type(value), "string") for value in values})
     return {"type": kinds[0] if len(kinds) == 1 else kinds, "enum": values}
 
@@ -217,16 +230,23 @@ def value_of(member):
 def parameters_of(function, skip=()):
     """The JSON schema of a function's parameters, and its description.
 
-    Raises ValueError for parameters that cannot be given by name."""
-    description, texts = docstrings.read(inspect.getdoc(function))
+    Raises Unusable for parameters that cannot be given by name."""
+    if isinstance(function, functools.partial):
+        # What is given already is no business of the model's.
+        skip = (*skip, *function.keywords)
+        documented = function.func
+    else:
+        documented = function
+    description, texts = docstrings.read(inspect.getdoc(documented))
     hints, schemas = hints_of(function), Schemas()
     properties, required, others = {}, [], False
     for name, parameter in inspect.signature(function).parameters.items():
         if name in skip:
             continue
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            raise ValueError(
-                f"its parameter *{name} has no name for each value: a tool's arguments are named"
+            raise Unusable(
+                f"its parameter *{name} has no name for each value: a tool's arguments are named. Where it is "
+                "none, begin its name with _, or name in `functions` those that are"
             )
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             others = True
@@ -276,11 +296,15 @@ def convert(hint, value):
     if origin in UNIONS:
         return one_of(parts, value)
     if origin is typing.Literal:
-        if not any(value == part and type(value) is type(part) for part in parts):
-            raise Unfit(f"{value!r} is none of {', '.join(map(repr, parts))}")
-        return value
+        for part in parts:
+            plain = value_of(part) if isinstance(part, enum.Enum) else part
+            if value == plain and type(value) is type(plain):
+                return part
+        raise Unfit(f"{value!r} is none of {', '.join(map(repr, parts))}")
     if hasattr(hint, "__supertype__"):
         return convert(hint.__supertype__, value)
+    if hasattr(hint, "__value__"):
+        return convert(hint.__value__, value)
     base = origin or hint
     if is_pydantic(base):
         return made(base.model_validate, value)

@@ -137,7 +137,9 @@ class Session:
                 await run(
                     lambda: tool.release(instance, given), is_async(getattr(tool.tool, "release", None))
                 )
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
                 first = first or error
         if first is not None:
             raise first

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 
-from dressage_worker import schema, shims
+from dressage_worker import answers, schema, shims
 
 # Keywords of JSON schemas, of which slips are put right.
 KEYWORDS = (
@@ -52,8 +52,20 @@ INSIDE = ("func", "coroutine", "fn", "forward", "__wrapped__", "entrypoint")
 
 
 async def finished(value):
-    """What a call gives, whether at once or later."""
+    """What a call gives, whether at once or later, as a whole or item by item."""
+    if inspect.isasyncgen(value):
+        return await answers.later_items_of(value)
     return await value if inspect.isawaitable(value) else value
+
+
+def drawn(value):
+    """What a call gives, with the items of a generator, whose code is the call's."""
+    return answers.items_of(value) if inspect.isgenerator(value) else value
+
+
+def is_later(function):
+    """Whether a function gives something to wait for."""
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 class Function:
@@ -66,23 +78,30 @@ class Function:
         self.parameters, self.description = schema.parameters_of(function)
         is_plain = inspect.isfunction(function) or inspect.ismethod(function)
         call = function if is_plain else type(function).__call__
-        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(call))
+        self.is_async = is_later(inspect.unwrap(call))
 
     def call(self, arguments):
         """Begins a call, which gives the answer or something to wait for."""
         positional, named = schema.bind(self.function, arguments)
-        return self.function(*positional, **named)
+        return drawn(self.function(*positional, **named))
+
+
+def is_function(value):
+    """Whether a value is a function, also one that a decorator of the standard library wraps (`lru_cache`)."""
+    return inspect.isfunction(value) or (
+        callable(value) and not inspect.isclass(value) and type(value).__module__ == "functools"
+    )
 
 
 def of_function(name, value):
-    if not inspect.isfunction(value):
+    if not is_function(value):
         inner = next(
             (found for found in (getattr(value, at, None) for at in INSIDE) if callable(found)), None
         )
         if inner is not None and not inspect.isclass(value):
             value, name = inner, name_of(value, name)
     if not callable(value):
-        raise TypeError(f"it is {value!r}, and no function")
+        raise schema.Unusable(f"it is {value!r}, and no function")
     return Function(name, value)
 
 
@@ -117,7 +136,7 @@ class Stateful:
     def create(self, session, given):
         if not hasattr(self.tool, "create"):
             return session
-        return self.tool.create(session, **kwargs_of(given, "create_kwargs"))
+        return self.tool.create(session, **creating(self.tool.create, kwargs_of(given, "create_kwargs")))
 
     def instance(self, session, created):
         """The name of the instance: that which `create` gives (first), or else the one that was proposed."""
@@ -158,10 +177,20 @@ def kwargs_of(given, key):
     return dict(named) if isinstance(named, dict) else {}
 
 
+def creating(create, named):
+    """Arguments of `create`: each by its own name, and all of them as `create_kwargs`, as verl's loop gives
+    them; of the two what the function takes."""
+    parameters = inspect.signature(create).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_all = takes_any or "create_kwargs" in parameters
+    each = {name: value for name, value in named.items() if takes_any or not takes_all or name in parameters}
+    return {"create_kwargs": dict(named), **each} if takes_all else each
+
+
 def of_class(kind, config, given, name):
     """A tool of a class, made as verl makes it or, where it takes nothing, without anything."""
     if not callable(getattr(kind, "execute", None)):
-        raise TypeError("it has no method `execute`")
+        raise schema.Unusable("it has no method `execute`")
     described = validated(tidy(given)) if given else None
     takes = [p for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD]
     as_verl = takes and (
@@ -171,7 +200,7 @@ def of_class(kind, config, given, name):
     own = given or schema_of(tool)
     if own is None:
         why = "it has no schema: give it a method get_openai_tool_schema(), or a tool_schema in a `config`"
-        raise ValueError(why)
+        raise schema.Unusable(why)
     return Stateful(tool, tidy(own), name)
 
 
@@ -197,7 +226,7 @@ def tidy(given):
     if hasattr(given, "model_dump"):
         given = given.model_dump(exclude_none=True)
     if not isinstance(given, dict):
-        raise ValueError(f"its tool_schema is {given!r}, but must be a table")
+        raise schema.Unusable(f"its tool_schema is {given!r}, but must be a table")
     if "function" in given:
         function = dict(given["function"])
         if isinstance(function.get("parameters"), dict):

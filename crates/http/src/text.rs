@@ -1,0 +1,96 @@
+//! Bodies as text.
+
+use std::borrow::Cow;
+
+/// Characters of windows-1252 from 0x80 to 0x9F. Pages that say Latin-1 or ASCII mean it, too (WHATWG
+/// Encoding).
+const WINDOWS: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
+
+/// Names of windows-1252.
+const LATIN: [&str; 6] = ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
+
+/// A body of a type as it stands in a header, `text/html; charset=utf-8`, as text.
+pub(crate) fn of(body: &[u8], kind: &str) -> String {
+    match body {
+        [0xEF, 0xBB, 0xBF, rest @ ..] => return lossy(rest),
+        [0xFF, 0xFE, rest @ ..] => return utf16(rest, u16::from_le_bytes),
+        [0xFE, 0xFF, rest @ ..] => return utf16(rest, u16::from_be_bytes),
+        _ => {}
+    }
+    let (name, rest) = kind.split_once(';').unwrap_or((kind, ""));
+    let name = name.trim().to_ascii_lowercase();
+    let charset = rest.split(';').find_map(|part| {
+        let (key, value) = part.split_once('=')?;
+        key.trim()
+            .eq_ignore_ascii_case("charset")
+            .then(|| value.trim().trim_matches('"').to_ascii_lowercase())
+    });
+    match charset.as_deref() {
+        Some("utf-16" | "utf-16be") => utf16(body, u16::from_be_bytes),
+        Some("utf-16le") => utf16(body, u16::from_le_bytes),
+        Some(charset) if LATIN.contains(&charset) => latin(body).into_owned(),
+        // Of other encodings at least what is ASCII can be read.
+        Some(_) => lossy(body),
+        None => match std::str::from_utf8(body) {
+            Ok(text) => text.to_owned(),
+            Err(_) if is_text(&name) => lossy(body),
+            Err(_) => {
+                let of = if name.is_empty() { String::new() } else { format!(" of {name}") };
+                format!("[{} bytes{of} that are no text]", body.len())
+            }
+        },
+    }
+}
+
+/// Whether a type is one of text, whatever its bytes are.
+fn is_text(name: &str) -> bool {
+    name.starts_with("text/") || ["json", "xml", "javascript", "yaml"].iter().any(|end| name.ends_with(end))
+}
+
+fn lossy(body: &[u8]) -> String {
+    String::from_utf8_lossy(body).into_owned()
+}
+
+/// A body in windows-1252, unless it is UTF-8 all the same, as many are that say otherwise.
+fn latin(body: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = std::str::from_utf8(body) {
+        return text.into();
+    }
+    let read = |byte: &u8| match byte {
+        0x80..=0x9F => WINDOWS.chars().nth(usize::from(byte - 0x80)).unwrap_or(char::REPLACEMENT_CHARACTER),
+        byte => char::from(*byte),
+    };
+    body.iter().map(read).collect::<String>().into()
+}
+
+fn utf16(body: &[u8], unit: fn([u8; 2]) -> u16) -> String {
+    let (pairs, _) = body.as_chunks::<2>();
+    let units = pairs.iter().map(|pair| unit(*pair));
+    char::decode_utf16(units).map(|read| read.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_read_in_the_encoding_that_they_have() {
+        for (body, kind, want) in [
+            (&b"caf\xC3\xA9"[..], "", "café"),
+            (b"caf\xC3\xA9", "text/html; charset=UTF-8", "café"),
+            (b"\xEF\xBB\xBF{\"a\": 1}", "application/json", "{\"a\": 1}"),
+            (b"caf\xE9 \x93x\x94 \x80", "text/plain; charset=ISO-8859-1", "café “x” €"),
+            (b"caf\xC3\xA9", "text/plain;charset=\"latin1\"", "café"),
+            (b"\xFF\xFEa\0\xE9\0", "text/plain", "aé"),
+            (b"\0a\0\xE9", "text/plain; charset=utf-16be", "aé"),
+            (b"caf\xE9", "text/plain", "caf\u{FFFD}"),
+            (b"caf\xE9", "application/problem+json", "caf\u{FFFD}"),
+            (b"\x89PNG\r\n\x1a\n", "image/png", "[8 bytes of image/png that are no text]"),
+            (b"\x89PNG", "", "[4 bytes that are no text]"),
+            (b"", "image/png", ""),
+        ] {
+            assert_eq!(of(body, kind), want, "{kind}");
+        }
+        assert_eq!(WINDOWS.chars().count(), 32);
+    }
+}
