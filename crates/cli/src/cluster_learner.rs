@@ -16,6 +16,7 @@ use dressage_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
 use tokio::task::JoinHandle;
 
 use crate::failure::unusable;
+use crate::gpus::{self, Shares};
 use crate::run::RECIPE;
 use crate::screen::Style;
 
@@ -91,6 +92,7 @@ pub async fn start(recipe: &Recipe, wants: &Wants<'_>) -> anyhow::Result<Option<
     let expected = expected(&wants.files.config, wants)?;
     let dim = |text| Style::stderr().dim(text);
     let (url, token, processes, gone) = if keys.start {
+        Shares::of(recipe).check_learner(gpus::visible().as_deref())?;
         let model = model_folder(wants.files, &root.join(FOLDER))?;
         let log = torchrun::log_of(&root, 0);
         eprintln!("{} starts {} (log: {})", dim("learner"), size(keys), crate::screen::path(&log));

@@ -53,6 +53,7 @@ pub use adopt::ProbeDifference;
 use adopt::{Adopted, label_of};
 use call::Call;
 use dialect::{Dialect, Facts};
+pub use folder::FolderChecks;
 pub(crate) use folder::{PROBE, ProbeFile};
 use http::Http;
 pub use options::{InFlight, ServerKind, ServerOptions, TokenizerProbe};

@@ -465,11 +465,43 @@ async fn one_that_has_a_process_and_does_not_answer_holds_the_learner_up_until_a
     assert!(!*shared.turns.starts().borrow(), "and must not begin again before its turn");
     shared.step().await;
     shared.is_sound();
-    shared.fakes[0].restart().await;
-    shared.publishes(2).await.unwrap();
-    assert!(*shared.turns.starts().borrow());
+    let weights = shared.learner.publish(2).await.unwrap();
+    let (adopted, ()) = tokio::join!(shared.sampler.adopt(&weights), async {
+        shared.turns.starts().wait_for(|may| *may).await.unwrap();
+        shared.fakes[0].restart().await;
+        shared.lives[0].send_replace(true);
+    });
+    adopted.unwrap();
     assert_eq!(version_of(&shared.draws(1).await), 2);
     shared.is_sound();
+}
+
+#[tokio::test]
+async fn servers_of_the_run_are_asked_once_a_turn_and_again_after_a_failure() {
+    for started in [true, false] {
+        let patience = Duration::from_secs(2);
+        let shared = Shared::with(&[Speaks::NewVllm, Speaks::NewVllm], false, patience, started).await;
+        shared.publishes(1).await.unwrap();
+        let asked = || shared.fakes.iter().map(|fake| fake.asked("/weight_info").len()).sum::<usize>();
+        shared.step().await;
+        let before = asked();
+        for _ in 0..5 {
+            shared.step().await;
+        }
+        // Others may start theirs again at any time.
+        assert_eq!(asked() - before, if started { 0 } else { 2 * 5 });
+        shared.trainee.dies.store(true, Ordering::Relaxed);
+        shared.learner.optim_step(ADAM).await.unwrap_err();
+        shared.trainee.dies.store(false, Ordering::Relaxed);
+        let before = asked();
+        shared.step().await;
+        assert_eq!(asked() - before, 2, "they are looked at again");
+        // The next turn begins anew.
+        shared.publishes(2).await.unwrap();
+        shared.step().await;
+        assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
+        shared.is_sound();
+    }
 }
 
 #[tokio::test]
