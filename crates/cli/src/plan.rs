@@ -276,11 +276,16 @@ fn of_learner(
 fn divides(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
     if pp > shape.layers {
-        return Err(format!("`cluster.learner.pp` is {pp}, and the model has {} layers: a stage needs one", shape.layers));
+        return Err(format!(
+            "`cluster.learner.pp` is {pp}, and the model has {} layers: a stage needs one",
+            shape.layers
+        ));
     }
     for (what, count) in [("heads", shape.heads), ("heads of keys and values", shape.kv_heads())] {
         if !count.is_multiple_of(tp) {
-            return Err(format!("`cluster.learner.tp` is {tp}, which does not divide the model's {count} {what}"));
+            return Err(format!(
+                "`cluster.learner.tp` is {tp}, which does not divide the model's {count} {what}"
+            ));
         }
     }
     match shape.experts() {
@@ -481,7 +486,11 @@ mod tests {
         assert_eq!(divides(&keys(4, 1, 2), &dense), Ok(()));
         assert_eq!(divides(&keys(1, 3, 1), &mixed), Ok(()));
         for (keys, shape, want) in [
-            (keys(8, 1, 1), &dense, "`cluster.learner.tp` is 8, which does not divide the model's 4 heads of keys"),
+            (
+                keys(8, 1, 1),
+                &dense,
+                "`cluster.learner.tp` is 8, which does not divide the model's 4 heads of keys",
+            ),
             (keys(3, 1, 1), &dense, "`cluster.learner.tp` is 3, which does not divide the model's 8 heads"),
             (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, and the model has 2 layers"),
             (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, and the model has no experts"),

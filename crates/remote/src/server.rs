@@ -233,3 +233,7 @@ impl Sampler for Server {
 #[cfg(test)]
 #[path = "server/server_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "server/odd_tests.rs"]
+mod odd_tests;

@@ -15,6 +15,8 @@
 
 mod learner;
 mod sampler;
+#[cfg(test)]
+mod testing;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;

@@ -287,7 +287,7 @@ mod tests {
             "#SBATCH --gpus-per-node=8",
             "#SBATCH --partition=gpu",
             "#SBATCH --requeue",
-            "#SBATCH --output=\"/runs/a b/launch/slurm.log\"",
+            "#SBATCH \"--output=/runs/a b/launch/slurm.log\"",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }

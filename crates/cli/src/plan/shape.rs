@@ -274,7 +274,8 @@ mod tests {
             assert!(why.contains(key) && why.contains("which no model has"), "{key} {value}: {why}");
         }
         let mut huge = base.clone();
-        for (key, value) in [("hidden_size", 1u64 << 23), ("num_hidden_layers", 1 << 12), ("intermediate_size", 1 << 23)]
+        for (key, value) in
+            [("hidden_size", 1u64 << 23), ("num_hidden_layers", 1 << 12), ("intermediate_size", 1 << 23)]
         {
             huge[key] = value.into();
         }

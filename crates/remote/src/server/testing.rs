@@ -2,6 +2,7 @@
 //! and that hangs, dies and lies on cue. A fleet of them is driven by the tests as real ones are by a run.
 
 mod group;
+mod lie;
 mod sleep;
 mod weights;
 
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 use super::{InFlight, Server, ServerKind, ServerOptions, TokenizerProbe};
 use group::Membership;
 pub use group::{SendFault, Sender};
+pub use lie::Lie;
 use sleep::Given;
 pub use sleep::Log;
 pub use weights::publish;
@@ -70,29 +72,6 @@ pub struct Behaviour {
     pub log: Option<Log>,
     /// Lie in its replies.
     pub lie: Option<Lie>,
-}
-
-/// Lie of a reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lie {
-    /// Its last token is of another vocabulary.
-    Stranger,
-    /// Three tokens more than were asked for.
-    Endless,
-    /// Three tokens fewer, for their number.
-    Short,
-    /// A stop token ended it that is not there.
-    Stops,
-    /// No number for the third token.
-    NoNumber,
-    /// Half of an event, and then the end of the connection.
-    Half,
-    /// The end of the connection after a whole event.
-    Ends,
-    /// No labels of the last two tokens.
-    FewLabels,
-    /// Labels of some tokens twice.
-    Overlap,
 }
 
 #[derive(Default)]
@@ -513,11 +492,7 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
     let (mut spans, mut all): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
     let label = || shared.life.lock().unwrap().weights.clone();
     let lie = behaviour.lie;
-    let most = match lie {
-        Some(Lie::Endless) => most + 3,
-        Some(Lie::Short | Lie::Stops) => most - 3,
-        _ => most,
-    };
+    let most = lie.map_or(most, |lie| lie.most(most));
     for drawn in 0..=most {
         if behaviour.dies_after == Some(drawn) {
             die(&shared).await;
@@ -545,14 +520,8 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
             Some(Lie::NoNumber) if drawn == 2 => Value::Null,
             _ => json!(logprobs[id as usize]),
         };
-        let told = match lie.filter(|_| ends) {
-            Some(Lie::FewLabels) => json!([{ "version": now, "start": 0, "end": drawn - 1 }]),
-            Some(Lie::Overlap) => json!([
-                { "version": now, "start": 0, "end": drawn },
-                { "version": now, "start": drawn - 1, "end": drawn + 1 },
-            ]),
-            _ => json!(spans),
-        };
+        let told =
+            lie.filter(|_| ends).and_then(|lie| lie.spans(&now, drawn)).unwrap_or_else(|| json!(spans));
         let stopped = stops.contains(&u64::from(id)) || lie == Some(Lie::Stops);
         let finish = ends.then_some(if stopped { "stop" } else { "length" });
         let event = if shared.speaks == Speaks::Sglang {
