@@ -57,8 +57,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
-    /// Devices that sample; where not given, those of the servers that the recipe starts. Those that learn are
-    /// as many as its learner has
+    /// Devices that sample; where not given, those of the servers that the recipe starts. Those that learn
+    /// are as many as its learner has
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_DEVICES as i64))]
     devices: Option<u32>,
 
@@ -359,13 +359,13 @@ fn of_sampler(
     if most == 0 {
         let (who, way) = match tensor {
             1 => (
-                format!("a {}", device.name),
+                format!("a {} does", device.name),
                 "sample with several devices to a server (`cluster.samplers.gpus`)",
             ),
-            _ => (format!("{tensor} of {}", device.name), "raise `cluster.samplers.gpus`"),
+            _ => (format!("{tensor} of {} do", device.name), "raise `cluster.samplers.gpus`"),
         };
         return Err(unusable(format!(
-            "{who} do not hold the model and one path of {context} tokens: lower `model.context`, or {way}"
+            "{who} not hold the model and one path of {context} tokens: lower `model.context`, or {way}"
         )));
     }
     screen::say(&format!(

@@ -3,9 +3,10 @@
 //! **The learner's turn** begins with whatever it is asked for that needs a device: all servers sleep, then
 //! it takes its weights and moments back. Each further call looks again whether those sleep that others may
 //! have started again; those of the run are asked once a turn, and again after a call that failed. **The
-//! samplers' turn** begins when weights are adopted, or with the first request after that they were: the learner moves
-//! to the host's memory, then servers wake with the weights. Where these are sent over a group, the learner
-//! leaves its weights on the devices until all servers have them, and servers wait with their caches.
+//! samplers' turn** begins when weights are adopted, or with the first request after that they were: the
+//! learner moves to the host's memory, then servers wake with the weights. Where these are sent over a
+//! group, the learner leaves its weights on the devices until all servers have them, and servers wait with
+//! their caches.
 //!
 //! A turn changes hands as a whole or is nobody's, and whoever takes it next begins anew: so whatever fails
 //! in between, and whoever gives up waiting, no server is asked in its sleep, and none is awake that the
@@ -230,8 +231,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Has all servers sleep that are there; only those that others may start again, where it is sure of those
-    /// that the run starts.
+    /// Has all servers sleep that are there; only those that others may start again, where it is sure of
+    /// those that the run starts.
     async fn all_sleep(&self, fleet: &Fleet, is_sure: bool) -> Result<(), PolicyError> {
         let mut calls = JoinSet::new();
         for sharer in fleet.sharers.iter().filter(|sharer| !is_sure || sharer.lives.is_none()) {

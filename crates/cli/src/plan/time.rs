@@ -138,14 +138,18 @@ pub fn service(
 pub fn assumptions(device: &Device, shares: bool, stages: u64) -> String {
     let turns = match shares {
         true => {
-            format!("; {:.0} GB/s to the host's memory and {:.1} GB/s of weights", HOST / 1e9, LINK / 1e9)
+            format!(
+                " or judges; {:.0} GB/s to the host's memory and {:.1} GB/s of weights",
+                HOST / 1e9,
+                LINK / 1e9
+            )
         }
-        false => " or weights on their way".to_owned(),
+        false => ", judges or weights on their way".to_owned(),
     };
     let stages = if stages > 1 { "; stages of the pipeline take equally long" } else { "" };
     format!(
         "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches {:.0} %, prompts {:.0} %,\n\
-         drawing {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools, judges{turns};\n\
+         drawing {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{turns};\n\
          the longest attempt of a step is no longer than the others{stages}",
         device.name,
         device.flops / 1e12,

@@ -310,8 +310,8 @@ impl Call {
         read.map_err(|error| server.http.gone(&format!("an event is no JSON: {error}")))
     }
 
-    /// Checks that tokens are of the model's vocabulary, and no more than were asked for, of which `seen` came
-    /// before.
+    /// Checks that tokens are of the model's vocabulary, and no more than were asked for, of which `seen`
+    /// came before.
     fn check_tokens(&self, tokens: &[u32], seen: usize, most: usize) -> Result<(), PolicyError> {
         let (http, vocabulary) = (&self.server.http, self.server.options.vocabulary);
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {

@@ -82,7 +82,6 @@ pub struct FolderChecks(Arc<Mutex<Known>>);
 struct Known {
     last: Option<(Question, Vec<Stamp>, Folder)>,
     /// Folders that were read.
-    #[cfg(test)]
     count: usize,
 }
 
@@ -120,17 +119,14 @@ impl FolderChecks {
             return Ok(folder.clone());
         }
         let folder = Folder::check(manifest, vocabulary, adapters)?;
-        #[cfg(test)]
-        {
-            known.count += 1;
-        }
+        known.count += 1;
         known.last = now.map(|now| (question, now, folder.clone()));
         Ok(folder)
     }
 
     /// Folders that were read, those that were not whole left out.
-    #[cfg(test)]
-    pub(crate) fn count(&self) -> usize {
+    #[must_use]
+    pub fn count(&self) -> usize {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 }

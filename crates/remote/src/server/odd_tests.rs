@@ -57,7 +57,8 @@ async fn servers_of_a_fleet_share_the_check_of_a_folder_until_it_changes() {
     for version in 1..4 {
         let weights = publish(root.path(), version);
         let (a, b) = tokio::join!(servers[0].adopt(&weights), servers[1].adopt(&weights));
-        (a.unwrap(), b.unwrap());
+        a.unwrap();
+        b.unwrap();
         assert_eq!(checks.count(), version as usize);
     }
     // One that comes later, to a folder that was damaged meanwhile.
