@@ -16,6 +16,7 @@ use dressage_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
 use tokio::task::JoinHandle;
 
 use crate::failure::unusable;
+use crate::gpus::{self, Shares};
 use crate::run::RECIPE;
 use crate::screen::Style;
 
@@ -91,6 +92,7 @@ pub async fn start(recipe: &Recipe, wants: &Wants<'_>) -> anyhow::Result<Option<
     let expected = expected(&wants.files.config, wants)?;
     let dim = |text| Style::stderr().dim(text);
     let (url, token, processes, gone) = if keys.start {
+        Shares::of(recipe).check_learner(gpus::visible().as_deref())?;
         let model = model_folder(wants.files, &root.join(FOLDER))?;
         let log = torchrun::log_of(&root, 0);
         eprintln!("{} starts {} (log: {})", dim("learner"), size(keys), crate::screen::path(&log));
@@ -184,11 +186,16 @@ fn expected(config: &ModelConfig, wants: &Wants<'_>) -> anyhow::Result<Expected>
 /// Writes down how a run that begins is split, and compares it where a run goes on.
 fn compare(root: &Path, now: &GroupLayout) -> anyhow::Result<()> {
     let file = root.join(LAYOUT);
-    let before = std::fs::read(&file).ok().filter(|_| root.join(RECIPE).exists());
-    let Some(before) = before.and_then(|bytes| serde_json::from_slice::<GroupLayout>(&bytes).ok()) else {
+    let Some(before) = std::fs::read(&file).ok().filter(|_| root.join(RECIPE).exists()) else {
         std::fs::create_dir_all(root)?;
         return Ok(write_json(&file, &serde_json::to_value(now)?)?);
     };
+    let before: GroupLayout = serde_json::from_slice(&before).map_err(|why| {
+        unusable(format!(
+            "{} does not say any more how many ranks the run began with: {why}; remove it if `cluster.learner` is as it was",
+            file.display()
+        ))
+    })?;
     if let Some(what) = now.breaks(&before) {
         return Err(unusable(format!(
             "{what}\nset `cluster.learner.processes`, `nodes`, `tp`, `cp` and `pp` as they were (see {}), or begin another \
@@ -225,5 +232,11 @@ mod tests {
         let error = compare(&root, &layout(2)).unwrap_err().to_string();
         assert!(error.contains("has 2 data-parallel ranks, and the run began with 4"), "{error}");
         assert!(error.contains("--set model.source=CHECKPOINT"), "{error}");
+        // Half written, on a full disk say: that is not taken for a run without one.
+        std::fs::write(root.join(LAYOUT), "{\"world_size\": ").unwrap();
+        let error = compare(&root, &layout(2)).unwrap_err().to_string();
+        assert!(error.contains("learner.json does not say any more how many ranks"), "{error}");
+        std::fs::remove_file(root.join(LAYOUT)).unwrap();
+        compare(&root, &layout(4)).unwrap();
     }
 }

@@ -20,7 +20,9 @@ use dressage_text::{Chat, Vocabulary};
 use dressage_trainer::Companions;
 use dressage_trainer::recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 
+use crate::child::Gone;
 use crate::failure::unusable;
+use crate::gpus::Shares;
 use crate::screen::{self, Style};
 use process::{Process, Spec};
 
@@ -55,6 +57,8 @@ pub struct Wants<'a> {
     pub group: Option<&'a RemoteLearner>,
     /// The devices of these processes, where servers have them by turns.
     pub turns: Option<&'a Arc<Turns>>,
+    /// GPUs of this machine that servers get.
+    pub gpus: Shares,
 }
 
 /// Devices that the learner of a recipe and its samplers have by turns, where they are to.
@@ -70,6 +74,8 @@ pub struct Elsewhere {
     pub sampler: Arc<dyn Sampler>,
     /// The learner, which publishes its weights in folders that servers read.
     pub learner: Arc<dyn Learner>,
+    /// Ends of servers that the run has started.
+    pub gone: Vec<Gone>,
 }
 
 /// Samplers of a recipe that has them elsewhere: servers at addresses, or servers that are started now, under
@@ -93,7 +99,7 @@ pub async fn start(
         .pushing(push.clone());
     let options = ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
     let dim = Style::stderr().dim("sampler");
-    let (mut members, mut processes) = (Vec::new(), Vec::new());
+    let (mut members, mut processes, mut gone) = (Vec::new(), Vec::new(), Vec::new());
     let model = folder.join("model");
     if keys.start {
         write_model(&model, wants, &learner).await?;
@@ -110,7 +116,10 @@ pub async fn start(
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             members.push((spec.name.clone(), server));
             let may = wants.turns.map(|turns| turns.starts());
-            processes.push(Process::start(spec, Keeper::this()?, may));
+            let name = format!("the sampler {}", spec.name);
+            let (process, ended) = Process::start(spec, Keeper::this()?, may);
+            processes.push(process);
+            gone.push(Gone { name, ended });
         }
     }
     let urls = keys.urls.iter().cloned().chain(listed(&keys.urls_file)?);
@@ -137,14 +146,14 @@ pub async fn start(
         let sharer = |((name, server), lives)| Sharer { name, server, lives };
         let sharers = given.into_iter().zip(shared).zip(lives).map(sharer);
         turns.share(router.clone(), sharers.collect(), push)?;
-        return Ok(Some(Elsewhere { sampler: turns.sampler(router), learner }));
+        return Ok(Some(Elsewhere { sampler: turns.sampler(router), learner, gone }));
     }
     if !keys.urls_file.as_os_str().is_empty() {
         let fixed = keys.urls.iter().cloned().collect();
         let given = given.into_iter().collect();
         tokio::spawn(follow(keys.urls_file.clone(), Arc::downgrade(&router), options, fixed, given));
     }
-    Ok(Some(Elsewhere { sampler: router, learner }))
+    Ok(Some(Elsewhere { sampler: router, learner, gone }))
 }
 
 /// Has servers join and leave a router as the lines of a file come and go, for as long as there is the

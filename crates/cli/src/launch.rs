@@ -19,6 +19,7 @@ use anyhow::Context as _;
 use dressage_trainer::recipe::{LearnerKeys, Override, Recipe};
 
 use crate::failure::unusable;
+use crate::gpus::Shares;
 use crate::recipe;
 use crate::screen::{self, Style};
 use files::Job;
@@ -148,16 +149,18 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// The job to launch.
 fn job(args: &Args, recipe: &Recipe) -> anyhow::Result<Job> {
     let root = std::path::absolute(&recipe.run.folder)?;
-    let (nodes, processes, threads, gpus) = match &recipe.cluster.learner {
-        Some(LearnerKeys::Torch(keys)) if keys.start => (keys.nodes, keys.of_node(), keys.threads, keys.gpus),
-        Some(LearnerKeys::Torch(_)) | None => (1, 1, recipe.engine.threads.max(1) as u32, 0),
+    let (nodes, processes, threads) = match &recipe.cluster.learner {
+        Some(LearnerKeys::Torch(keys)) if keys.start => (keys.nodes, keys.of_node(), keys.threads),
+        Some(LearnerKeys::Torch(_)) | None => (1, 1, recipe.engine.threads.max(1) as u32),
     };
     let binary = match &args.binary {
         Some(binary) => binary.clone(),
         None => std::env::current_exe()?,
     };
     let mut job = Job::new(&recipe.run.name, root, binary)?;
-    (job.nodes, job.processors, job.gpus) = (nodes, processes.saturating_mul(threads).max(1), gpus);
+    (job.nodes, job.processors) = (nodes, processes.saturating_mul(threads).max(1));
+    // Machines of a job are alike: each has those of the servers that the first one starts.
+    job.gpus = Shares::of(recipe).all();
     job.restarts = args.restarts;
     Ok(job)
 }

@@ -19,6 +19,7 @@ mod encoder;
 mod eval;
 mod external;
 mod failure;
+mod gpus;
 mod inspect;
 mod keep;
 mod launch;

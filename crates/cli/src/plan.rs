@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use dressage_model::ModelFiles;
-use dressage_trainer::recipe::{LearnerKeys, Override, Phase, Recipe, RlKeys};
+use dressage_trainer::recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
 
 use crate::failure::unusable;
 use crate::policies::{EnginePlan, Planned};
@@ -23,6 +23,12 @@ use shape::Shape;
 
 /// Most devices that are simulated.
 const MOST_DEVICES: usize = 16384;
+/// Longest prompts and replies.
+const MOST_TOKENS: u64 = 1 << 32;
+/// Share of a device's memory that servers take, as vLLM does where it is not told otherwise.
+const SERVERS_SHARE: f64 = 0.9;
+/// Memory of a device that a server keeps in its sleep: CUDA's context, and graphs that it has captured.
+const ASLEEP: Bytes = 1500 << 20;
 
 /// Say what a run will take: memory of every device, tokens a second, time and cost
 ///
@@ -51,16 +57,17 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
-    /// Devices that sample; those that learn are as many as the recipe's learner has
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    devices: u32,
+    /// Devices that sample; where not given, those of the servers that the recipe starts. Those that learn
+    /// are as many as its learner has
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_DEVICES as i64))]
+    devices: Option<u32>,
 
     /// Tokens of a prompt with all that tools say
-    #[arg(long, value_name = "TOKENS", default_value_t = 500)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(..=MOST_TOKENS))]
     prompt: u64,
 
     /// Tokens that an attempt samples; half of agent.max_tokens where not given
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MOST_TOKENS))]
     reply: Option<u64>,
 
     /// Simulate fleets of so many devices: staleness, idle shares, what is at its end first
@@ -111,24 +118,43 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let style = Style::stdout();
     screen::say(&format!("{} {}", style.bold("model  "), shape.describe()));
 
+    if let Some(price) = args.price.filter(|price| !(0.0..1e12).contains(price)) {
+        return Err(unusable(format!("--price {price}: give 0 to 1e12")));
+    }
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
-    let learners = of_learner(&recipe, &shape, files.as_ref(), device)?;
-    let running = of_sampler(&recipe, &shape, context, device, args.devices)?;
+    let learner = of_learner(&recipe, &shape, files.as_ref(), device)?;
+    let servers = of_sampler(&recipe, &shape, context, device, (args.devices, &learner))?;
     let reply = args.reply.unwrap_or((recipe.agent.max_tokens as u64).div_ceil(2));
+    let by_turns = learner.by_turns;
+    let turns = if by_turns { time::turns(&shape, learner.moved) } else { 0.0 };
     if !args.fleet.is_empty() {
-        of_fleets(args, &recipe, &shape, device, (running, reply))?;
+        of_fleets(args, &recipe, &shape, device, (&servers, reply, turns))?;
     }
     let Some(device) = device else {
         screen::say("\nname a device with --device for tokens a second, time and cost");
         return Ok(ExitCode::SUCCESS);
     };
-    let work = time::Work { prompt: args.prompt, reply, running, samplers: args.devices, learners };
+    let work = time::Work {
+        prompt: args.prompt,
+        reply,
+        running: servers.running,
+        tensor: servers.tensor,
+        samplers: servers.count,
+        learners: learner.devices,
+        stages: learner.stages,
+        round: learner.round,
+        turns,
+    };
     let mut hours = 0.0;
     for (index, phase) in recipe.phase.iter().enumerate() {
         let Phase::Rl(keys) = phase else { continue };
         hours += of_phase(index, keys, &shape, device, &work);
     }
-    let devices = args.devices + learners;
+    let sampling = servers.count.saturating_mul(servers.tensor);
+    let devices = match by_turns {
+        true => sampling.max(learner.devices),
+        false => sampling.saturating_add(learner.devices),
+    };
     screen::say(&format!("\n{} {hours:.1} h of training phases on {devices} devices", style.bold("time   ")));
     if let Some(price) = args.price {
         let all = hours * f64::from(devices);
@@ -138,32 +164,60 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
             all * price
         ));
     }
-    screen::say(&format!("\n{}", style.dim(&time::assumptions(device))));
+    screen::say(&format!("\n{}", style.dim(&time::assumptions(device, by_turns, learner.stages))));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says what learns, and what it takes. Returns how many devices it has of its own.
+/// Facts of who learns that time depends on.
+struct Learns {
+    /// Devices that it has; 0 for the embedded engine.
+    devices: u32,
+    /// Bytes of one of them that go with it when it leaves.
+    moved: Bytes,
+    /// Bytes of one of them that stay then.
+    stays: Bytes,
+    /// Stages of its pipeline.
+    stages: u64,
+    /// Tokens of the micro-batches that its ranks work on at the same time.
+    round: u64,
+    /// Whether servers have its devices by turns.
+    by_turns: bool,
+}
+
+/// Servers, or single devices, that sample.
+struct Serves {
+    /// Devices of each,
+    tensor: u32,
+    /// how many there are,
+    count: u32,
+    /// and sequences that run on each together.
+    running: u64,
+}
+
+/// Says what learns, and what it takes.
 fn of_learner(
     recipe: &Recipe,
     shape: &Shape,
     files: Option<&ModelFiles>,
     device: Option<&Device>,
-) -> anyhow::Result<u32> {
+) -> anyhow::Result<Learns> {
     let style = Style::stdout();
+    let none = Learns { devices: 0, moved: 0, stays: 0, stages: 1, round: u64::MAX, by_turns: false };
     let needs = |needs: fn(&RlKeys) -> bool| {
         recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
     };
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else {
         if files.is_none() {
             screen::say("the embedded engine learns: its plan needs the model itself, leave out --config");
-            return Ok(0);
+            return Ok(none);
         }
         for EnginePlan { what, plan, .. } in Planned::open(recipe)?.plans(recipe)? {
             let what = if what.is_empty() { "this machine" } else { what };
             screen::say(&format!("{} {what}: {plan}", style.bold("engine ")));
         }
-        return Ok(0);
+        return Ok(none);
     };
+    divides(keys, shape).map_err(unusable)?;
     let processes = keys.of_node().saturating_mul(keys.nodes);
     let learner = Learner {
         processes: processes.into(),
@@ -173,27 +227,75 @@ fn of_learner(
         compute: keys.dtype.bytes() as u64,
         recompute: keys.args.iter().any(|arg| arg == "--checkpoint-activations"),
         head_rows: memory::head_rows(&keys.args),
-        tokens: recipe.engine.micro_batch_tokens as u64,
+        tokens: (recipe.engine.micro_batch_tokens as u64).min(MOST_TOKENS >> 8),
         lora: recipe.model.lora.as_ref().map(|lora| lora.rank as u64),
         reference: needs(RlKeys::needs_reference),
         critic: needs(RlKeys::needs_critic),
         on_gpu: keys.gpus > 0,
     };
     let plan = learner.plan(shape);
-    let total: u64 = plan.iter().map(|(_, bytes)| bytes).sum();
+    let total = memory::total(&plan);
     screen::say(&format!(
         "{} {processes} processes of PyTorch, each {} GiB",
         style.bold("learner"),
         gib(total)
     ));
     say_parts(&plan);
+    let by_turns = recipe.cluster.placement == Placement::Shared;
+    let moved = memory::moved(&plan);
+    let asleep = if by_turns && keys.gpus > 0 { ASLEEP } else { 0 };
+    if by_turns {
+        let host = moved.saturating_mul(keys.of_node().into());
+        screen::say(&format!(
+            "          {} GiB beside it of a server that sleeps; {} GiB of each machine's memory while servers sample",
+            gib(asleep),
+            gib(host)
+        ));
+    }
     fits(
-        total,
+        total.saturating_add(asleep),
         device.filter(|_| keys.gpus > 0),
         "take more processes, --checkpoint-activations, `tp`, `pp`, or fewer \
          `engine.micro_batch_tokens`",
     );
-    Ok(processes)
+    let ranks = u64::from(processes) / (u64::from(keys.tp) * u64::from(keys.cp) * u64::from(keys.pp));
+    Ok(Learns {
+        devices: processes,
+        moved,
+        stays: if by_turns && keys.gpus > 0 { memory::CONTEXT } else { 0 },
+        stages: keys.pp.into(),
+        round: ranks.max(1).saturating_mul(recipe.engine.micro_batch_tokens as u64),
+        by_turns,
+    })
+}
+
+/// Checks that a model can be shared out as the recipe says.
+///
+/// # Errors
+/// Names the key that does not divide, and what it should.
+fn divides(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
+    let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
+    if pp > shape.layers {
+        return Err(format!(
+            "`cluster.learner.pp` is {pp}, and the model has {} layers: a stage needs one",
+            shape.layers
+        ));
+    }
+    for (what, count) in [("heads", shape.heads), ("heads of keys and values", shape.kv_heads())] {
+        if !count.is_multiple_of(tp) {
+            return Err(format!(
+                "`cluster.learner.tp` is {tp}, which does not divide the model's {count} {what}"
+            ));
+        }
+    }
+    match shape.experts() {
+        _ if ep == 1 => Ok(()),
+        None => Err(format!("`cluster.learner.ep` is {ep}, and the model has no experts; leave it out")),
+        Some(experts) if !experts.is_multiple_of(ep) => {
+            Err(format!("`cluster.learner.ep` is {ep}, which does not divide the model's {experts} experts"))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 fn say_parts(parts: &[(&str, Bytes)]) {
@@ -212,41 +314,65 @@ fn fits(total: u64, device: Option<&Device>, way_out: &str) {
     }
 }
 
-/// Says what a device that samples holds. Returns how many sequences run on it together.
+/// Says what those who sample hold.
 fn of_sampler(
     recipe: &Recipe,
     shape: &Shape,
     context: u64,
     device: Option<&Device>,
-    devices: u32,
-) -> anyhow::Result<u64> {
+    (devices, learner): (Option<u32>, &Learns),
+) -> anyhow::Result<Serves> {
+    let keys = recipe.cluster.samplers.as_ref().map(|keys| keys.servers());
+    let tensor = keys.map_or(1, |keys| keys.gpus.max(1));
+    let started = keys.filter(|keys| keys.start).map(|keys| keys.count as u32);
+    let count = match devices {
+        Some(devices) if !devices.is_multiple_of(tensor) || devices < tensor => {
+            return Err(unusable(format!(
+                "--devices {devices} do not make up servers of {tensor} (`cluster.samplers.gpus`); give a multiple"
+            )));
+        }
+        Some(devices) => devices / tensor,
+        None => started.unwrap_or(1),
+    };
     let attempts = recipe.concurrency() as u64;
-    let of_device = attempts.div_ceil(devices.max(1).into());
-    let Some(device) = device else { return Ok(of_device) };
+    let of_server = attempts.div_ceil(count.into());
+    let Some(device) = device else { return Ok(Serves { tensor, count, running: of_server }) };
     let weights = shape.parameters() * 2;
-    let path = shape.cache_of_token(2) * context;
-    let room = (device.memory / 10 * 9).saturating_sub(weights);
+    let path = shape.cache_of_token(2).saturating_mul(context);
+    let free = device.memory - learner.stays;
+    let of_device = free.min((device.memory as f64 * SERVERS_SHARE) as Bytes);
+    let room = of_device.saturating_mul(tensor.into()).saturating_sub(weights);
     let most = room / path.max(1);
     let style = Style::stdout();
+    let each = if tensor > 1 { format!("servers of {tensor} devices, each ") } else { String::new() };
     screen::say(&format!(
-        "{} {} GiB of weights (bf16) and {} GiB for keys and values, {} GiB for a path of {context} tokens",
+        "{} {each}{} GiB of weights (bf16) and {} GiB for keys and values, {} GiB for a path of {context} tokens",
         style.bold("sampler"),
         gib(weights),
         gib(room),
         gib(path),
     ));
+    if learner.stays > 0 {
+        let stays = gib(learner.stays);
+        screen::say(&format!("          {stays} GiB of each device stay with the learner that has left it"));
+    }
     if most == 0 {
+        let (who, way) = match tensor {
+            1 => (
+                format!("a {} does", device.name),
+                "sample with several devices to a server (`cluster.samplers.gpus`)",
+            ),
+            _ => (format!("{tensor} of {} do", device.name), "raise `cluster.samplers.gpus`"),
+        };
         return Err(unusable(format!(
-            "a {} does not hold the model and one path of {context} tokens: lower `model.context`, or sample with \
-             tensor parallelism",
-            device.name
+            "{who} not hold the model and one path of {context} tokens: lower `model.context`, or {way}"
         )));
     }
     screen::say(&format!(
-        "          {} of {attempts} attempts run together on each of {devices}",
-        of_device.min(most)
+        "          {} of {attempts} attempts run together on each of {count}",
+        of_server.min(most)
     ));
-    Ok(of_device.min(most))
+    Ok(Serves { tensor, count, running: of_server.min(most) })
 }
 
 /// Simulates the last phase that makes attempts on fleets of several sizes.
@@ -255,16 +381,18 @@ fn of_fleets(
     recipe: &Recipe,
     shape: &Shape,
     device: Option<&Device>,
-    (running, reply): (u64, u64),
+    (servers, reply, turns): (&Serves, u64, f64),
 ) -> anyhow::Result<()> {
     let service = match (&args.service, device) {
         (Some(file), _) => {
             let text = std::fs::read_to_string(file)
                 .with_context(|| format!("cannot read --service {}", file.display()))?;
-            serde_json::from_str(&text)
-                .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?
+            let service: fleet::Service = serde_json::from_str(&text)
+                .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
+            service.check().map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
+            service
         }
-        (None, Some(device)) => time::service(shape, device, args.prompt, reply),
+        (None, Some(device)) => time::service(shape, device, (args.prompt, reply), servers.tensor, turns),
         (None, None) => {
             return Err(unusable(
                 "--fleet needs to know how long things take: name a --device, or give measured seconds with --service",
@@ -276,7 +404,7 @@ fn of_fleets(
         Phase::Sft(_) => None,
     });
     let keys = keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
-    let apart = recipe.cluster.learner.is_some();
+    let apart = recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Apart;
     let least = if apart { 2 } else { 1 };
     if let Some(devices) = args.fleet.iter().find(|devices| !(least..=MOST_DEVICES).contains(*devices)) {
         return Err(unusable(format!("--fleet {devices}: give {least} to {MOST_DEVICES} devices")));
@@ -291,7 +419,8 @@ fn of_fleets(
     let fleet = fleet::Fleet {
         samplers: 1,
         learners: usize::from(apart),
-        rows: running.max(1) as usize,
+        // Of a server, which has several devices, each one's share.
+        rows: servers.running.div_ceil(servers.tensor.into()).max(1) as usize,
         groups: keys.groups,
         group_size: keys.group_size,
         ahead: keys.staleness as usize,
@@ -309,8 +438,11 @@ fn of_fleets(
 
 /// Says how long a phase takes. Returns hours.
 fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &time::Work) -> f64 {
-    let attempts = (keys.groups * keys.group_size) as u64;
-    let step = work.step(shape, device, attempts, (keys.group_size as u64, keys.epochs as u64));
+    let attempts = (keys.groups as u64).saturating_mul(keys.group_size as u64);
+    let (epochs, batches) = (keys.epochs as u64, keys.mini_batches as u64);
+    let passes =
+        time::Passes { group: keys.group_size as u64, updates: epochs.saturating_mul(batches), epochs };
+    let step = work.step(shape, device, attempts, passes);
     let style = Style::stdout();
     screen::say(&format!(
         "{} {index}: {} attempts a step, {} tokens sampled, {} learnt from",
@@ -320,12 +452,52 @@ fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &
         screen::count(step.learnt)
     ));
     let seconds = step.seconds(keys.staleness > 0 && work.learners > 0);
+    let turns = if step.turns > 0.0 { format!("turns {:.0} s, ", step.turns) } else { String::new() };
+    let bubble = match step.bubble {
+        0.0 => String::new(),
+        bubble => format!(", {:.0} % of it waits for other stages", 100.0 * bubble),
+    };
     screen::say(&format!(
-        "          sampling {:.0} s ({} tokens/s), learning {:.0} s ({} tokens/s), together {seconds:.0} s a step",
+        "          sampling {:.0} s ({} tokens/s), learning {:.0} s ({} tokens/s{bubble}), {turns}together {seconds:.0} s \
+         a step",
         step.sampling,
         screen::count((step.sampled as f64 / step.sampling) as u64),
         step.learning,
         screen::count((step.learnt as f64 / step.learning) as u64),
     ));
     seconds * f64::from(keys.steps) / 3600.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_cannot_be_shared_out_is_told_by_the_key() {
+        let shape = |experts: &str| {
+            let text = format!(
+                r#"{{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":4,
+                "intermediate_size":128,"vocab_size":7{experts}}}"#
+            );
+            Shape::read(&text).unwrap()
+        };
+        let (dense, mixed) = (shape(""), shape(r#","num_experts":6,"num_experts_per_tok":2"#));
+        let keys = |tp, ep, pp| TorchKeys { tp, ep, pp, ..TorchKeys::default() };
+        assert_eq!(divides(&keys(4, 1, 2), &dense), Ok(()));
+        assert_eq!(divides(&keys(1, 3, 1), &mixed), Ok(()));
+        for (keys, shape, want) in [
+            (
+                keys(8, 1, 1),
+                &dense,
+                "`cluster.learner.tp` is 8, which does not divide the model's 4 heads of keys",
+            ),
+            (keys(3, 1, 1), &dense, "`cluster.learner.tp` is 3, which does not divide the model's 8 heads"),
+            (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, and the model has 2 layers"),
+            (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, and the model has no experts"),
+            (keys(1, 4, 1), &mixed, "`cluster.learner.ep` is 4, which does not divide the model's 6 experts"),
+        ] {
+            let why = divides(&keys, shape).unwrap_err();
+            assert!(why.contains(want), "{why}");
+        }
+    }
 }

@@ -14,12 +14,13 @@ use dressage_remote::{Mixture, RemoteLearner, Turns};
 use dressage_text::Chat;
 use dressage_trainer::recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
-use tokio::task::JoinHandle;
 
+use crate::child::Gone;
 use crate::cluster_learner::{self, Elsewhere, Wants};
 use crate::cluster_samplers;
 use crate::external;
 use crate::failure::unusable;
+use crate::gpus::Shares;
 use crate::model::{self, Found};
 use crate::programs;
 use crate::screen::Style;
@@ -36,8 +37,8 @@ pub struct Started {
     pub model_files: Vec<PathBuf>,
     /// Policies of others that phases imitate.
     pub teachers: BTreeMap<String, Teacher>,
-    /// Ends once the processes of a learner elsewhere are gone, which its policies hold.
-    pub gone: Option<JoinHandle<()>>,
+    /// Ends of processes that its policies hold: of a learner elsewhere, and of servers.
+    pub gone: Vec<Gone>,
 }
 
 /// A model that one or several policies begin with.
@@ -77,7 +78,7 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
         None => learner,
     };
     let mut policies = Vec::new();
-    let (mut fingerprint, mut model_files) = (None, Vec::new());
+    let (mut fingerprint, mut model_files, mut gone) = (None, Vec::new(), Vec::new());
     // Memory of the models before counts for those after.
     for model in &models {
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
@@ -109,7 +110,7 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
             };
             let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Elsewhere::group);
             let of_group = (group, turns.as_ref());
-            sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy).await?;
+            gone.extend(sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy).await?);
             policies.push(policy);
         }
     }
@@ -166,7 +167,8 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
         Some((name.to_owned(), teacher))
     });
     let teachers = teachers.collect();
-    let gone = elsewhere.and_then(|elsewhere| elsewhere.gone);
+    let learner = elsewhere.and_then(|elsewhere| elsewhere.gone);
+    gone.extend(learner.map(|ended| Gone { name: "the learner's group".into(), ended }));
     Ok(Started { policies, agents, fingerprint, model_files, teachers, gone })
 }
 
@@ -186,7 +188,8 @@ async fn learner_elsewhere(recipe: &Recipe, models: &[Model]) -> anyhow::Result<
     Ok(None)
 }
 
-/// Puts servers in the place of the sampler of a policy that is trained, where the recipe has them.
+/// Puts servers in the place of the sampler of a policy that is trained, where the recipe has them. Returns
+/// the ends of those that it has started.
 async fn sampled_elsewhere(
     recipe: &Recipe,
     model: &Model,
@@ -194,8 +197,8 @@ async fn sampled_elsewhere(
     chat: &Chat,
     (group, turns): (Option<&RemoteLearner>, Option<&Arc<Turns>>),
     policy: &mut Policy,
-) -> anyhow::Result<()> {
-    let Some(learns) = &mut policy.learns else { return Ok(()) };
+) -> anyhow::Result<Vec<Gone>> {
+    let Some(learns) = &mut policy.learns else { return Ok(Vec::new()) };
     let wants = cluster_samplers::Wants {
         name: &wanted.name,
         files: &model.found.files,
@@ -205,12 +208,13 @@ async fn sampled_elsewhere(
         companions: &learns.companions,
         group,
         turns,
+        gpus: Shares::of(recipe),
     };
-    if let Some(elsewhere) = cluster_samplers::start(recipe, &wants, learns.learner.clone()).await? {
-        policy.sampler = elsewhere.sampler;
-        learns.learner = elsewhere.learner;
-    }
-    Ok(())
+    let started = cluster_samplers::start(recipe, &wants, learns.learner.clone()).await?;
+    let Some(cluster_samplers::Elsewhere { sampler, learner, gone }) = started else { return Ok(Vec::new()) };
+    policy.sampler = sampler;
+    learns.learner = learner;
+    Ok(gone)
 }
 
 /// Which of the policies of an agent plays it in an attempt, where there are several: as often as their

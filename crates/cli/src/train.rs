@@ -13,6 +13,7 @@ use dressage_trainer::{
     Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer, TrainerError, milestones,
 };
 
+use crate::child;
 use crate::cluster_learner::{self, order};
 use crate::failure::INTERRUPTED;
 use crate::policies::{self, Started};
@@ -163,15 +164,21 @@ async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> 
         Ok(ended?)
     };
     let ended = ended.await;
-    // Nobody holds the processes of a learner any more; what comes next needs the memory that they have.
-    if let Some(gone) = gone {
-        let _ = tokio::time::timeout(LEAVING, gone).await;
+    // Nobody holds the processes of a learner and of servers any more; what comes next needs the memory that
+    // they have.
+    let left = child::all_gone(gone, LEAVING).await;
+    if !left.is_empty() {
+        let note = Style::stderr().dim("note:");
+        let left = left.join(", ");
+        eprintln!(
+            "{note} waited {LEAVING:?} for {left} to be gone; whoever is started now may miss its memory"
+        );
     }
     ended
 }
 
-/// Longest wait for the processes of a learner to be gone.
-const LEAVING: Duration = Duration::from_secs(20);
+/// Longest wait for the processes of a learner and of servers to be gone.
+const LEAVING: Duration = Duration::from_secs(30);
 
 /// Whether a run goes on after its learner elsewhere has died: so many times in a row, where nothing is
 /// written in between that it goes on from.

@@ -72,5 +72,7 @@ pub use mixture::Mixture;
 pub use publish::Publishing;
 pub use push::{Broadcasts, GroupBackend, Meeting, Opened, Opening, Pushing, Rendezvous, Sent};
 pub use router::{Choice, Health, MemberStatus, PrefixOptions, Router, RouterOptions};
-pub use server::{InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe};
+pub use server::{
+    FolderChecks, InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe,
+};
 pub use turns::{Sharer, Turns};

@@ -53,6 +53,7 @@ pub use adopt::ProbeDifference;
 use adopt::{Adopted, label_of};
 use call::Call;
 use dialect::{Dialect, Facts};
+pub use folder::FolderChecks;
 pub(crate) use folder::{PROBE, ProbeFile};
 use http::Http;
 pub use options::{InFlight, ServerKind, ServerOptions, TokenizerProbe};
@@ -232,3 +233,7 @@ impl Sampler for Server {
 #[cfg(test)]
 #[path = "server/server_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "server/odd_tests.rs"]
+mod odd_tests;

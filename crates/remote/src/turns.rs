@@ -1,10 +1,12 @@
 //! Devices that servers and a learner have by turns: sampling and training on the same ones.
 //!
 //! **The learner's turn** begins with whatever it is asked for that needs a device: all servers sleep, then
-//! it takes its weights and moments back. Each further call looks again whether they do. **The samplers'
-//! turn** begins when weights are adopted, or with the first request after that they were: the learner moves
-//! to the host's memory, then servers wake with the weights. Where these are sent over a group, the learner
-//! leaves its weights on the devices until all servers have them, and servers wait with their caches.
+//! it takes its weights and moments back. Each further call looks again whether those sleep that others may
+//! have started again; those of the run are asked once a turn, and again after a call that failed. **The
+//! samplers' turn** begins when weights are adopted, or with the first request after that they were: the
+//! learner moves to the host's memory, then servers wake with the weights. Where these are sent over a
+//! group, the learner leaves its weights on the devices until all servers have them, and servers wait with
+//! their caches.
 //!
 //! A turn changes hands as a whole or is nobody's, and whoever takes it next begins anew: so whatever fails
 //! in between, and whoever gives up waiting, no server is asked in its sleep, and none is awake that the
@@ -14,6 +16,8 @@
 
 mod learner;
 mod sampler;
+#[cfg(test)]
+mod testing;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -66,6 +70,8 @@ struct State {
     holder: Option<Side>,
     /// The newest weights that were adopted.
     adopted: Option<WeightsRef>,
+    /// Whether servers that the run starts were found asleep in this turn of the learner: they stay so.
+    is_sure: bool,
 }
 
 /// Devices that servers and a learner have by turns.
@@ -87,7 +93,7 @@ impl Turns {
     /// Devices that the learner has now. A server that is there and does not answer is waited for as long as
     /// `patience` says before the learner's turn fails.
     pub fn new(learner: Arc<dyn Offloads>, patience: Duration) -> Arc<Self> {
-        let state = State { holder: Some(Side::Learner), adopted: None };
+        let state = State { holder: Some(Side::Learner), adopted: None, is_sure: false };
         Arc::new_cyclic(|itself| Turns {
             itself: itself.clone(),
             learner,
@@ -174,7 +180,9 @@ impl Turns {
             if changes {
                 fleet.router.rest();
             }
-            self.all_sleep(fleet).await?;
+            let is_sure = std::mem::take(&mut state.is_sure) && !changes;
+            self.all_sleep(fleet, is_sure).await?;
+            state.is_sure = true;
         }
         if changes {
             let moved = self.learner.onload().await?;
@@ -223,10 +231,11 @@ impl Turns {
         Ok(())
     }
 
-    /// Has all servers sleep that are there.
-    async fn all_sleep(&self, fleet: &Fleet) -> Result<(), PolicyError> {
+    /// Has all servers sleep that are there; only those that others may start again, where it is sure of
+    /// those that the run starts.
+    async fn all_sleep(&self, fleet: &Fleet, is_sure: bool) -> Result<(), PolicyError> {
         let mut calls = JoinSet::new();
-        for sharer in &fleet.sharers {
+        for sharer in fleet.sharers.iter().filter(|sharer| !is_sure || sharer.lives.is_none()) {
             let (sharer, patience) = (Arc::clone(sharer), self.patience);
             calls.spawn(async move { sharer.sleeps(patience).await });
         }

@@ -172,8 +172,9 @@ def work(rank: int, size: int, meeting: str, batches: int, seconds: float, pipe)
 
 def staged(size: int, batches: int, seconds: float, folder) -> list[tuple]:
     """What every stage found."""
-    # A process that is forked after gradients were computed in this one may hang.
+    # Forks of a process that has used no autograd, whose threads do not survive that: other tests here have.
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "dressage_torch.pipeline"])
     pipes = [context.Pipe() for _ in range(size)]
     for rank, (_, theirs) in enumerate(pipes):
         options = (rank, size, folder / "meeting", batches, seconds, theirs)

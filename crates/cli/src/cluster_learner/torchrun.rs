@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::order::{self, Order};
 use super::{FOLDER, Wants};
-use crate::child;
+use crate::{child, gpus};
 
 /// The file in which rank 0 says where it listens.
 const PORT: &str = "port";
@@ -56,16 +56,18 @@ pub async fn start(
     order::clear(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
     let port = folder.join(PORT);
     let _ = fs::remove_file(&port);
-    let head = match (std::env::var(HEAD), keys.nodes) {
-        (Ok(head), _) => head,
-        (Err(_), 1) => "127.0.0.1".into(),
-        (Err(_), _) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    let told = std::env::var(HEAD).ok().filter(|head| !head.is_empty());
+    let head = match (told, keys.nodes) {
+        (Some(head), _) => head,
+        (None, 1) => "127.0.0.1".into(),
+        (None, _) => rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     let order = Order {
         start: random()?[..12].to_owned(),
         command: command(keys, recipe, root, model, wants, (&head, child::free_port(Ipv4Addr::UNSPECIFIED)?)),
         variables: variables(keys),
-        environment: keys.environment.clone(),
+        // By name: each machine has GPUs of its own.
+        environment: gpus::with_visible(&keys.environment),
         nodes: keys.nodes,
         patience: keys.start_seconds,
     };

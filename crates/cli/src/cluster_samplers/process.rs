@@ -10,13 +10,13 @@ use dressage_policy::Precision;
 use dressage_policy::environment::passed;
 use dressage_remote::GroupBackend;
 use dressage_trainer::recipe::SamplersKeys;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::{Wants, dtype};
 use crate::failure::unusable;
-use crate::{child, screen};
+use crate::{child, gpus, screen};
 
 /// The name of the model at servers that are started.
 const SERVED: &str = "dressage";
@@ -48,7 +48,7 @@ impl Spec {
     /// where it is given, and sleeps where devices are shared.
     ///
     /// # Errors
-    /// When no port is free, or the folder of the run cannot be written.
+    /// When no port is free, there are too few GPUs, or the folder of the run cannot be written.
     pub fn new(
         samplers: &SamplersKeys,
         wants: &Wants<'_>,
@@ -127,7 +127,7 @@ impl Spec {
             add(&["--dtype", dtype(precision)]);
         }
         command.extend(keys.args.iter().cloned());
-        let mut environment = passed(&keys.environment);
+        let mut environment = passed(&gpus::with_visible(&keys.environment));
         let fixed = [
             ("VLLM_SERVER_DEV_MODE", "1"),
             ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),
@@ -137,9 +137,8 @@ impl Spec {
         ];
         environment.extend(fixed.map(|(name, value)| (name.to_owned(), value.to_owned())));
         if keys.gpus > 0 {
-            let first = number as u32 * keys.gpus;
-            let mine: Vec<String> = (first..first + keys.gpus).map(|gpu| gpu.to_string()).collect();
-            environment.push(("CUDA_VISIBLE_DEVICES".into(), mine.join(",")));
+            let mine = wants.gpus.of_server(number as u32, gpus::visible().as_deref())?;
+            environment.push((gpus::VISIBLE[0].into(), mine));
         }
         let logs = folder.join("logs");
         std::fs::create_dir_all(&logs)?;
@@ -154,28 +153,22 @@ impl Spec {
     }
 }
 
-/// A server that is looked after, until this is dropped.
+/// A server that is looked after, until this is dropped: then it ends.
 pub(super) struct Process {
-    task: JoinHandle<()>,
     lives: watch::Receiver<bool>,
     died: Arc<Mutex<Option<String>>>,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // With the task goes the line to the keeper, which then ends the server.
-        self.task.abort();
-    }
+    _held: oneshot::Sender<()>,
 }
 
 impl Process {
     /// Starts a server, and again whenever it dies. One that has its devices by turns is started while `may`
-    /// says that this is its turn.
-    pub fn start(spec: Spec, keeper: Keeper, may: Option<watch::Receiver<bool>>) -> Self {
+    /// says that this is its turn. What comes beside it ends once the server is gone for good.
+    pub fn start(spec: Spec, keeper: Keeper, may: Option<watch::Receiver<bool>>) -> (Self, JoinHandle<()>) {
         let died = Arc::<Mutex<Option<String>>>::default();
         let (lives, watched) = watch::channel(false);
-        let task = tokio::spawn(keep(spec, keeper, Arc::clone(&died), may, lives));
-        Process { task, lives: watched, died }
+        let (held, dropped) = oneshot::channel();
+        let gone = tokio::spawn(keep(spec, keeper, Arc::clone(&died), may, lives, dropped));
+        (Process { lives: watched, died, _held: held }, gone)
     }
 
     /// Says whether there is a process.
@@ -206,16 +199,22 @@ async fn begins(may: &mut Option<watch::Receiver<bool>>, lives: &watch::Sender<b
     }
 }
 
-/// Looks after a server for ever.
+/// Looks after a server until `dropped` ends, and returns once the server is gone.
 async fn keep(
     spec: Spec,
     keeper: Keeper,
     died: Arc<Mutex<Option<String>>>,
     mut may: Option<watch::Receiver<bool>>,
     lives: watch::Sender<bool>,
+    mut dropped: oneshot::Receiver<()>,
 ) {
     let mut wait = Duration::from_secs(1);
-    while begins(&mut may, &lives).await {
+    loop {
+        tokio::select! {
+            biased;
+            _ = &mut dropped => return,
+            begins = begins(&mut may, &lives) => if !begins { return },
+        }
         let begun = Instant::now();
         let started = match child::log(&spec.log) {
             Ok(log) => keeper.serve(&spec.command, &spec.folder, spec.environment.clone(), log).await,
@@ -224,7 +223,12 @@ async fn keep(
         let why = match started {
             Ok(mut process) => {
                 info!(server = spec.name, url = spec.url, "a sampler is started");
-                process.ended().await
+                let ended = tokio::select! {
+                    ended = process.ended() => Some(ended),
+                    _ = &mut dropped => None,
+                };
+                let Some(ended) = ended else { return process.stop().await };
+                ended
             }
             Err(why) => why,
         };
@@ -239,7 +243,10 @@ async fn keep(
             died.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
         }
         warn!(server = spec.name, why, "a sampler died, and is started again");
-        tokio::time::sleep(wait).await;
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            _ = &mut dropped => return,
+        }
         wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
@@ -269,5 +276,29 @@ mod tests {
         drop(turn);
         assert!(!begins(&mut Some(may), &watch::channel(false).0).await);
         assert!(begins(&mut None, &watch::channel(false).0).await, "without turns it always may");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_nobody_holds_is_gone_once_its_keeper_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("gone");
+        // In place of a keeper: a program that takes its time to end.
+        let slow = format!("read order; cat; sleep 0.5; echo > '{}'", mark.display());
+        let keeper = Keeper(vec!["sh".into(), "-c".into(), slow]);
+        let spec = Spec {
+            name: "vllm-0".into(),
+            url: "http://127.0.0.1:1".into(),
+            log: folder.path().join("log"),
+            command: vec!["true".into()],
+            environment: passed(&[]),
+            folder: folder.path().to_owned(),
+        };
+        let (process, gone) = Process::start(spec, keeper, None);
+        process.lives().wait_for(|lives| *lives).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!gone.is_finished() && process.died_at_start().is_none());
+        drop(process);
+        tokio::time::timeout(Duration::from_secs(8), gone).await.unwrap().unwrap();
+        assert!(mark.exists(), "it was waited for");
     }
 }

@@ -45,7 +45,17 @@ const AGAIN: Duration = Duration::from_secs(2);
 const ENDING: Duration = Duration::from_secs(60);
 
 /// All on this machine.
+///
+/// # Errors
+/// When several parts would have the same GPUs.
 pub fn local(job: &Job) -> anyhow::Result<Plan> {
+    if job.nodes > 1 && job.gpus > 0 {
+        return Err(unusable(format!(
+            "--on local starts {} machines' parts (`cluster.learner.nodes`) on this one, where each would take the \
+             same GPUs; set `nodes` to 1, and `processes` and `gpus` to as many as there are here",
+            job.nodes
+        )));
+    }
     let keeper = Keeper(vec![job.binary.display().to_string(), "keep".into()]);
     let machines = (0..job.nodes).map(|node| (format!("part {node} here"), keeper.clone())).collect();
     let script = job.script().display().to_string();
@@ -55,7 +65,7 @@ pub fn local(job: &Job) -> anyhow::Result<Plan> {
 /// Machines that are reached by ssh.
 ///
 /// # Errors
-/// When there are not as many as the recipe asks for.
+/// When there are not as many as the recipe asks for, or a name is none.
 pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     let Options { hosts, ssh_args } = options;
     if hosts.len() != job.nodes as usize {
@@ -65,7 +75,17 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
             hosts.len()
         )));
     }
-    let head = hosts[0].rsplit('@').next().unwrap_or_default().to_owned();
+    let odd = |host: &&String| {
+        host.is_empty()
+            || host.starts_with('-')
+            || host.contains(|c: char| c.is_whitespace() || c.is_control())
+    };
+    if let Some(host) = hosts.iter().find(odd) {
+        return Err(unusable(format!(
+            "--host {host:?} is no name of a machine; options of ssh are given with --ssh-arg"
+        )));
+    }
+    let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| address_of(&hosts[0]).to_owned());
     let machine = |host: &String| {
         // A password cannot be asked for; a machine that is gone is noticed. Of options that are given
         // twice, ssh takes the first.
@@ -80,6 +100,27 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     };
     let script = job.script().display().to_string();
     Ok(Plan::Hosts(Hosts { machines: hosts.iter().map(machine).collect(), head, script }))
+}
+
+/// The address that a name leads to by ssh's own configuration, which other machines need not have: an alias
+/// there says nothing to them. Nothing is connected to. `None` where ssh does not say.
+fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
+    let mut command = std::process::Command::new("ssh");
+    let asked = command.args(ssh_args).args(["-G", host]).stdin(std::process::Stdio::null()).output().ok()?;
+    let said = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;
+    let address = said.lines().find_map(|line| line.strip_prefix("hostname "))?.trim();
+    (!address.is_empty()).then(|| address.to_owned())
+}
+
+/// The address in a name as ssh takes it: `USER@HOST`, or `ssh://USER@HOST:PORT`.
+fn address_of(host: &str) -> &str {
+    let uri = host.strip_prefix("ssh://");
+    let address = uri.unwrap_or(host).rsplit('@').next().unwrap_or_default();
+    let Some(inner) = uri.and(Some(address.trim_end_matches('/'))) else { return address };
+    match inner.strip_prefix('[').and_then(|inner| inner.split_once(']')) {
+        Some((inner, _)) => inner,
+        None => inner.split_once(':').map_or(inner, |(inner, _)| inner),
+    }
 }
 
 /// A machine's part.
@@ -227,13 +268,55 @@ mod tests {
             "ssh -p2222 -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 west \
              'env DRESSAGE_HEAD=east /opt/dressage keep'  # then: sh '/runs/my run/launch/node.sh' 1"
         );
-        let error = match ssh(&job(3), &options) {
-            Err(error) => error.to_string(),
-            Ok(_) => panic!(),
+        let why = |nodes, hosts: &[&str]| {
+            let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+            match ssh(&job(nodes), &Options { hosts, ssh_args: Vec::new() }) {
+                Err(error) => error.to_string(),
+                Ok(_) => panic!("{nodes} machines are taken"),
+            }
         };
+        let error = why(3, &["east", "west"]);
         assert!(
             error.contains("asks for 3 machines (`cluster.learner.nodes`), and --host names 2"),
             "{error}"
         );
+        for odd in ["-oProxyCommand=true", "", "a b", "a\nb"] {
+            let error = why(1, &[odd]);
+            assert!(error.contains("is no name of a machine") && error.contains("--ssh-arg"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_alias_of_ssh_is_told_to_others_as_its_address() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config");
+        std::fs::write(&file, "Host gpu-box\n  HostName 10.0.0.7\n").unwrap();
+        let args = ["-F".to_owned(), file.display().to_string()];
+        let has_ssh = std::process::Command::new("ssh").arg("-V").output().is_ok();
+        assert_eq!(resolved("me@gpu-box", &args), has_ssh.then(|| "10.0.0.7".to_owned()));
+    }
+
+    #[test]
+    fn the_first_machine_is_reached_by_its_address() {
+        for (host, address) in [
+            ("east", "east"),
+            ("me@east", "east"),
+            ("fe80::1", "fe80::1"),
+            ("ssh://me@east:2222", "east"),
+            ("ssh://east/", "east"),
+            ("ssh://me@[fe80::1]:2222", "fe80::1"),
+        ] {
+            assert_eq!(address_of(host), address, "{host}");
+        }
+    }
+
+    #[test]
+    fn parts_on_one_machine_do_not_take_the_same_gpus() {
+        let error = match local(&Job { gpus: 1, ..job(2) }) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("it is taken"),
+        };
+        assert!(error.contains("each would take the same GPUs"), "{error}");
+        assert!(local(&Job { gpus: 1, ..job(1) }).is_ok() && local(&job(2)).is_ok());
     }
 }

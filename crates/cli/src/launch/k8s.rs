@@ -55,7 +55,7 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     for (number, claim) in claims.iter().enumerate() {
         let (of, folder) = claim
             .split_once(':')
-            .filter(|(_, folder)| folder.starts_with('/'))
+            .filter(|(of, folder)| !of.is_empty() && folder.starts_with('/') && !folder.contains(':'))
             .ok_or_else(|| unusable(format!("--claim {claim:?} must be NAME:FOLDER, such as runs:/runs")))?;
         let name = format!("volume-{number}");
         volumes.push(json!({ "name": name, "persistentVolumeClaim": { "claimName": of } }));
@@ -79,6 +79,8 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     let name = &job.name;
     let labels = json!({ "app.kubernetes.io/name": "dressage", "dressage/run": name });
     let script = format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script().display()));
+    // Kubernetes fills in `$(NAME)`, and reads `$$` as one.
+    let script = script.replace('$', "$$");
     let container = json!({
         "name": "node",
         "image": image,
@@ -102,7 +104,12 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
             "completionMode": "Indexed",
             "completions": job.nodes,
             "parallelism": job.nodes,
-            "backoffLimit": job.restarts.saturating_mul(job.nodes),
+            "backoffLimit": job.restarts.saturating_mul(job.nodes).min(i32::MAX as u32),
+            // What is the user's to mend is not tried again.
+            "podFailurePolicy": { "rules": [{
+                "action": "FailJob",
+                "onExitCodes": { "containerName": "node", "operator": "In", "values": [2] },
+            }] },
             "template": {
                 "metadata": { "labels": labels },
                 "spec": {
@@ -199,7 +206,10 @@ impl Submitted for Applied {
     }
 
     async fn end(&self) -> anyhow::Result<()> {
-        self.collect().await?;
+        // Logs that cannot be kept, on a full disk say, are no reason to let it go on.
+        if let Err(error) = self.collect().await {
+            say::<Self>(&format!("what its machines printed is not kept: {error:#}"));
+        }
         // Pods get their time to end before it returns, and longer than an answer may take.
         let delete = ["delete", "--ignore-not-found", "--wait=false", "-f", &self.file];
         self.kubectl(&delete).await.map(drop)
@@ -252,10 +262,29 @@ mod tests {
             .map(|part| serde_json::from_str(part).unwrap())
             .collect();
         assert_eq!(parts[1]["spec"]["completions"], 2);
+        assert_eq!(parts[1]["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"][0], 2);
         let container = &parts[1]["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], 8);
         assert_eq!(container["env"][0]["value"], "dressage-calc-0.dressage-calc");
         assert_eq!(parts[0]["spec"]["clusterIP"], "None");
+    }
+
+    #[test]
+    fn kubernetes_fills_in_nothing_of_a_path() {
+        let job = Job::new("calc", "/runs/$(HOSTNAME)$$".into(), "/opt/dressage".into()).unwrap();
+        let options = Options {
+            image: Some("i".into()),
+            claims: vec!["runs:/runs".into()],
+            namespace: "ml".into(),
+            memory: "16Gi".into(),
+        };
+        let Plan::K8s(manifests) = plan(&job, &options).unwrap() else { panic!() };
+        let (_, workload) = manifests.files[0].1.rsplit_once("---\n").unwrap();
+        let workload: Value = serde_json::from_str(workload).unwrap();
+        let script = workload["spec"]["template"]["spec"]["containers"][0]["command"][2].as_str().unwrap();
+        let filled = script.replace("$$", "$");
+        assert_eq!(filled, "exec sh '/runs/$(HOSTNAME)$$/launch/node.sh' \"$JOB_COMPLETION_INDEX\"");
+        assert!(!script.replace("$$", "").contains('$'), "{script}");
     }
 
     #[test]

@@ -67,7 +67,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 impl RayJob {
     /// The request that submits it, as a command.
     pub fn command(&self) -> String {
-        format!("curl -X POST {}/api/jobs/ -d {}", self.address, quoted(&self.order(&self.name)))
+        let url = quoted(&format!("{}/api/jobs/", self.address));
+        format!("curl -X POST {url} -d {}", quoted(&self.order(&self.name)))
     }
 
     fn order(&self, id: &str) -> Value {
@@ -129,11 +130,12 @@ impl Submitted for Accepted {
     }
 
     fn to_watch(&self) -> String {
-        format!("curl {}/api/jobs/{}; tail -f {}", self.address, self.id, quoted(&self.log.display()))
+        let url = quoted(&format!("{}/api/jobs/{}", self.address, self.id));
+        format!("curl {url}; tail -f {}", quoted(&self.log.display()))
     }
 
     fn to_end(&self) -> String {
-        format!("curl -X POST {}/api/jobs/{}/stop", self.address, self.id)
+        format!("curl -X POST {}", quoted(&format!("{}/api/jobs/{}/stop", self.address, self.id)))
     }
 
     async fn look(&self) -> anyhow::Result<Look> {

@@ -25,6 +25,15 @@ pub struct Batch {
     script: PathBuf,
 }
 
+/// Options that the job itself depends on, and the way to choose what they say.
+const OWNED: [(&str, &str); 5] = [
+    ("nodes", "set `cluster.learner.nodes`"),
+    ("ntasks", "each node has one task"),
+    ("ntasks-per-node", "each node has one task"),
+    ("array", "a job has one run"),
+    ("wrap", "the job has a script"),
+];
+
 /// Exit code of a task whose part is the user's to mend. Of all tasks srun gives the highest code: so codes
 /// are such that what one ends of comes before what the others were then told, to stop.
 const USERS: i32 = 202;
@@ -49,7 +58,8 @@ const BATCH: &str = "
 # The address by which nodes reach the first one, which trains.
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
 DRESSAGE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-export DRESSAGE_HEAD
+# Where nothing is said of it, its name is its address.
+export DRESSAGE_HEAD=\"${DRESSAGE_HEAD:-$first}\"
 # What has died with its node may keep its place for a while: those that begin again are beside it.
 export SLURM_OVERLAP=1
 died=0
@@ -84,7 +94,17 @@ done
 /// When an option is not one.
 pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     let (script, task) = (job.folder.join("job.sbatch"), job.folder.join("task.sh"));
-    let log = |name: &str| job.folder.join(name).display().to_string();
+    let log = |name: &str| {
+        // Slurm fills in what stands after a percent sign; a backslash would have it fill in nothing.
+        let folder = job.folder.display().to_string();
+        format!("{}/{name}", folder.replace('%', "%%"))
+    };
+    if job.folder.display().to_string().contains('\\') {
+        return Err(unusable(format!(
+            "{} has a backslash in its name, which Slurm reads in a way of its own; take another folder (--run)",
+            job.root.display()
+        )));
+    }
     let mut directives = vec![
         format!("--job-name={}", job.name),
         format!("--nodes={}", job.nodes),
@@ -107,22 +127,55 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
             )));
         }
         let name = option.split('=').next().unwrap_or_default();
+        if let Some((_, way)) = OWNED.iter().find(|(owned, _)| *owned == name) {
+            return Err(unusable(format!("--sbatch {option:?} is not for you to choose: {way}")));
+        }
         directives.retain(|other| other.trim_start_matches('-').split('=').next() != Some(name));
         directives.push(format!("--{option}"));
     }
-    let directives: String = directives.iter().map(|line| format!("#SBATCH {}\n", quoted(line))).collect();
-    let filled = |text: &str| {
-        text.replace("{log}", &quoted(&log("node-%t.log")))
-            .replace("{task}", &quoted(&task.display()))
-            .replace("{script}", &quoted(&job.script().display()))
-            .replace("{users}", &USERS.to_string())
-            .replace("{died}", &DIED.to_string())
-            .replace("{restarts}", &job.restarts.to_string())
-            .replace("{fresh}", &FRESH.as_secs().to_string())
-    };
+    let directives: String = directives.iter().map(|line| format!("#SBATCH {}\n", directive(line))).collect();
+    let values = [
+        ("{log}", quoted(&log("node-%t.log"))),
+        ("{task}", quoted(&task.display())),
+        ("{script}", quoted(&job.script().display())),
+        ("{users}", USERS.to_string()),
+        ("{died}", DIED.to_string()),
+        ("{restarts}", job.restarts.to_string()),
+        ("{fresh}", FRESH.as_secs().to_string()),
+    ];
+    let filled = |text: &str| filled(text, &values);
     let batch = format!("#!/bin/sh\n{directives}{}", filled(BATCH.trim_start_matches('\n')));
     let files = vec![(task.clone(), filled(TASK)), (script.clone(), batch)];
     Ok(Plan::Slurm(Batch { files, script }))
+}
+
+/// A word of a line of `#SBATCH`, as sbatch reads it: between quotes, backslashes keep what follows.
+fn directive(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
+    match word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("\"{}\"", word.replace('\\', r"\\").replace('"', "\\\"")),
+    }
+}
+
+/// A text with values in the place of their names. Nothing is looked for in values.
+fn filled(text: &str, values: &[(&str, String)]) -> String {
+    let (mut all, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find('{') {
+        let (before, from) = rest.split_at(at);
+        all.push_str(before);
+        match values.iter().find(|(name, _)| from.starts_with(name)) {
+            Some((name, value)) => {
+                all.push_str(value);
+                rest = &from[name.len()..];
+            }
+            None => {
+                all.push('{');
+                rest = &from[1..];
+            }
+        }
+    }
+    all + rest
 }
 
 /// State of a job that Slurm knows.
@@ -234,14 +287,63 @@ mod tests {
             "#SBATCH --gpus-per-node=8",
             "#SBATCH --partition=gpu",
             "#SBATCH --requeue",
+            "#SBATCH \"--output=/runs/a b/launch/slurm.log\"",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }
         assert!(!text.contains("cpus-per-task=4"));
         assert!(text.contains("--output='/runs/a b/launch/node-%t.log' sh '/runs/a b/launch/task.sh' ||"));
         assert!(task.contains(r#"sh '/runs/a b/launch/node.sh' "$SLURM_PROCID" ||"#), "{task}");
-        let wrong = Options { sbatch: vec!["--time=1".into()] };
-        assert!(plan(&job, &wrong).is_err());
+        let wrong = |option: &str| match plan(&job, &Options { sbatch: vec![option.into()] }) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("{option} is taken"),
+        };
+        assert!(wrong("--time=1").contains("is no option"));
+        assert!(wrong("nodes=4").contains("set `cluster.learner.nodes`"));
+    }
+
+    /// Words of a line as sbatch reads them (`_get_argument` of its source): a backslash keeps what follows,
+    /// in quotes as well.
+    fn read_by_sbatch(line: &str) -> Vec<String> {
+        let (mut words, mut word, mut quote, mut chars) = (Vec::new(), None, None, line.chars());
+        while let Some(c) = chars.next() {
+            match (c, quote) {
+                ('\\', _) => word.get_or_insert_with(String::new).extend(chars.next()),
+                (c, Some(open)) if c == open => quote = None,
+                ('"' | '\'', None) => {
+                    word.get_or_insert_with(String::new);
+                    quote = Some(c);
+                }
+                ('#', None) => break,
+                (c, None) if c.is_whitespace() => words.extend(word.take()),
+                (c, _) => word.get_or_insert_with(String::new).push(c),
+            }
+        }
+        words.extend(word);
+        words
+    }
+
+    #[test]
+    fn odd_names_reach_slurm_and_the_shell_as_they_are() {
+        for name in ["a b", "it's", "50%j", "{task}{fresh}", "$HOME`x`", "é\"q\"", "#1"] {
+            let root = std::path::Path::new("/runs").join(name);
+            let job = Job::new("calc", root, "/opt/dressage".into()).unwrap();
+            let Plan::Slurm(batch) = plan(&job, &Options { sbatch: Vec::new() }).unwrap() else { panic!() };
+            let [(_, task), (_, text)] = &batch.files[..] else { panic!() };
+            let directives: Vec<String> = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("#SBATCH "))
+                .flat_map(read_by_sbatch)
+                .collect();
+            let log = format!("--output=/runs/{}/launch/slurm.log", name.replace('%', "%%"));
+            assert!(directives.contains(&log), "{log} in {directives:?}");
+            let of_node = format!("/runs/{}/launch/node-%t.log", name.replace('%', "%%"));
+            let words = [quoted(&of_node), quoted(&format!("/runs/{name}/launch/task.sh"))];
+            assert!(text.contains(&format!("--output={} sh {} ||", words[0], words[1])), "{text}");
+            assert!(task.contains(&quoted(&format!("/runs/{name}/launch/node.sh"))), "{task}");
+        }
+        let job = Job::new("calc", r"/runs/a\b".into(), "/opt/dressage".into()).unwrap();
+        assert!(plan(&job, &Options { sbatch: Vec::new() }).is_err());
     }
 
     /// Exit code of the task of a machine whose part ends with one.

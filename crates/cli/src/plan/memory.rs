@@ -35,9 +35,30 @@ pub struct Learner {
 
 /// Rows of the head at a time, from the arguments of the processes.
 pub fn head_rows(args: &[String]) -> u64 {
-    let at = args.iter().position(|arg| arg == "--head-rows");
-    let given = at.and_then(|at| args.get(at + 1)?.parse().ok());
-    given.unwrap_or(512)
+    let given = args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
+        Some("") => args.get(at + 1),
+        Some(_) => Some(arg),
+        None => None,
+    });
+    let number = |text: &String| text.rsplit('=').next()?.parse().ok();
+    given.and_then(number).unwrap_or(512)
+}
+
+/// Memory of a device that CUDA's context and NCCL's buffers keep for a process of the learner.
+pub const CONTEXT: Bytes = 1800 << 20;
+
+/// Bytes of all purposes.
+pub fn total(plan: &[(&str, Bytes)]) -> Bytes {
+    plan.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+}
+
+/// Purposes of memory that a learner leaves with, where it has its devices by turns.
+const MOVED: [&str; 4] =
+    ["weights, f32", "gradients and moments, f32", "frozen reference", "critic with its optimiser"];
+
+/// Bytes of a process that move to the host's memory and back.
+pub fn moved(plan: &[(&str, Bytes)]) -> Bytes {
+    plan.iter().filter(|(purpose, _)| MOVED.contains(purpose)).map(|(_, bytes)| bytes).sum()
 }
 
 /// Part of the model that a stage of a pipeline holds.
@@ -53,7 +74,7 @@ struct Stage {
 impl Learner {
     /// Bytes of a process by purpose, of the stage that takes the most.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
-        let total = |plan: &Vec<(&'static str, Bytes)>| plan.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let total = |plan: &Vec<(&'static str, Bytes)>| total(plan);
         let stages = self.ends(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
         stages.max_by_key(total).unwrap_or_default()
     }
@@ -80,7 +101,7 @@ impl Learner {
     fn plan_stage(&self, shape: &Shape, stage: &Stage) -> Vec<(&'static str, Bytes)> {
         let Learner { tensor, context, compute, .. } = *self;
         let Stage { layers, ends, under_way, has_head } = *stage;
-        let ranks = self.processes / self.pipeline;
+        let ranks = (self.processes / self.pipeline).max(1);
         let parameters = layers * shape.block() + ends;
         let share = |bytes: u64| bytes.div_ceil(ranks);
         let adapter = self.lora.map(|rank| {
@@ -102,24 +123,28 @@ impl Learner {
         };
         let rows = self.tokens.div_ceil(context);
         let kept = if self.recompute { 1 } else { under_way * layers };
-        let inputs = if self.recompute { under_way * layers * rows * shape.hidden } else { 0 };
+        let inputs = if self.recompute { under_way * layers } else { 0 };
         // Of a block PyTorch keeps: both norms' inputs (in f32, and as they are), queries, keys and values
         // before and after their rotation, attention, and four of the feed-forward part.
         let of_block = 6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
         let of_block = of_block + 4 * shape.wide() / tensor;
-        let activations = compute * (rows * kept * of_block + inputs) + F32 * 2 * kept * rows * shape.hidden;
-        let mask = if self.on_gpu { 0 } else { under_way * (1 + compute) * rows * self.tokens };
-        let head = if has_head { 4 * F32 * self.head_rows.min(rows) * shape.vocabulary } else { 0 };
+        // Products of what nobody has are no numbers of bytes: they end at the largest.
+        let product = |factors: &[u64]| factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes;
+        let activations = product(&[compute, rows, kept, of_block])
+            .saturating_add(product(&[compute, rows, inputs, shape.hidden]))
+            .saturating_add(product(&[F32, 2, kept, rows, shape.hidden]));
+        let mask = if self.on_gpu { 0 } else { product(&[under_way, 1 + compute, rows, self.tokens]) };
+        let head = if has_head { product(&[4, F32, self.head_rows.min(rows), shape.vocabulary]) } else { 0 };
         let frozen = if self.reference { share(compute * parameters) } else { 0 };
         let critic = if self.critic { share(4 * F32 * parameters) } else { 0 };
         // Measured: PyTorch with transformers, gloo and what its allocator keeps (`bench/plan_memory.py`).
         // Assumed: CUDA's context with NCCL's buffers.
-        let runtime = if self.on_gpu { 1800 << 20 } else { 1000 << 20 };
+        let runtime = if self.on_gpu { CONTEXT } else { 1000 << 20 };
         vec![
             ("weights, f32", share(F32 * parameters)),
             ("gradients and moments, f32", optimiser),
             ("blocks as they are gathered", gathered),
-            ("activations", activations + mask),
+            ("activations", activations.saturating_add(mask)),
             ("logits", head),
             ("frozen reference", frozen),
             ("critic with its optimiser", critic),
@@ -178,6 +203,14 @@ mod tests {
         assert!(more.abs_diff(shape().parameters() * 18 / 8) < 8, "{more}");
         assert_eq!(head_rows(&["--head-rows".into(), "64".into()]), 64);
         assert_eq!(head_rows(&["--head-rows".into()]), 512);
+        assert_eq!(head_rows(&["--head-rows=64".into(), "--x".into()]), 64);
+    }
+
+    #[test]
+    fn a_learner_leaves_with_all_but_what_it_works_with() {
+        let plan = learner().plan(&shape());
+        let share = moved(&plan) as f64 * 8.0 / shape().parameters() as f64;
+        assert!((share - 16.0).abs() < 1e-3, "16 bytes a parameter: {share}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use dressage_model::ModelConfig;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::screen;
 
@@ -28,7 +29,7 @@ pub struct Shape {
     pub context: u64,
     #[serde(rename = "tie_word_embeddings", default)]
     pub tied: bool,
-    #[serde(rename = "num_experts", alias = "num_local_experts", default)]
+    #[serde(rename = "num_experts", alias = "num_local_experts", alias = "n_routed_experts", default)]
     experts: Option<u64>,
     #[serde(rename = "num_experts_per_tok", default)]
     experts_of_token: Option<u64>,
@@ -36,26 +37,60 @@ pub struct Shape {
     expert_intermediate: Option<u64>,
 }
 
+/// Most of layers, heads and experts, and widest rows, of any model.
+const MOST: u64 = 1 << 24;
+/// Most parameters of one.
+const MOST_PARAMETERS: u128 = 1 << 50;
+
 fn usual_context() -> u64 {
     4096
 }
 
 impl Shape {
-    /// Reads a configuration of Hugging Face's.
+    /// Reads a configuration of Hugging Face's; of a model that also sees or hears, its part for text.
     ///
     /// # Errors
-    /// Names the number that is missing or makes no sense.
+    /// Names the number that is missing or makes no sense, or the kind of layers that is not known here.
     pub fn read(text: &str) -> Result<Self, String> {
-        let shape: Shape = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        for (name, value) in [
-            ("hidden_size", shape.hidden),
-            ("num_hidden_layers", shape.layers),
-            ("num_attention_heads", shape.heads),
-            ("vocab_size", shape.vocabulary),
+        let mut config: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if let Some(Value::Object(inner)) = config.get_mut("text_config").map(Value::take) {
+            let Some(outer) = config.as_object_mut() else { return Err("it is no table".into()) };
+            outer.extend(inner);
+        }
+        if !config["kv_lora_rank"].is_null() {
+            return Err("it has latent attention (kv_lora_rank), which `dressage plan` does not know".into());
+        }
+        let kinds = config["layer_types"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        if let Some(odd) =
+            kinds.into_iter().find(|kind| !kind.ends_with("_attention") || *kind == "linear_attention")
+        {
+            return Err(format!("it has layers of {odd}, which `dressage plan` does not know"));
+        }
+        let shape: Shape = serde_json::from_value(config).map_err(|error| error.to_string())?;
+        let given = |of: Option<u64>| of.unwrap_or(1);
+        for (name, value, most) in [
+            ("hidden_size", shape.hidden, MOST),
+            ("num_hidden_layers", shape.layers, 1 << 14),
+            ("num_attention_heads", shape.heads, shape.hidden.min(MOST)),
+            ("num_key_value_heads", given(shape.kv_heads), shape.heads),
+            ("head_dim", given(shape.head_dim), MOST),
+            ("intermediate_size", shape.intermediate, MOST),
+            ("vocab_size", shape.vocabulary, 1 << 32),
+            ("max_position_embeddings", shape.context, 1 << 32),
+            ("num_experts", given(shape.experts), MOST),
+            ("num_experts_per_tok", given(shape.experts_of_token), given(shape.experts)),
+            ("moe_intermediate_size", given(shape.expert_intermediate), MOST),
         ] {
-            if value == 0 || value > 1 << 32 {
-                return Err(format!("{name} is {value}, which no model has"));
+            if value == 0 || value > most {
+                return Err(format!("{name} is {value}, which no model has: 1 to {most}"));
             }
+        }
+        let wide = |value: u64| u128::from(value);
+        let one = wide(shape.expert_intermediate.unwrap_or(shape.intermediate).max(shape.intermediate));
+        let block = wide(shape.hidden) * (3 * wide(given(shape.experts)) * one + 4 * wide(shape.queries()));
+        let all = wide(shape.layers) * block + 2 * wide(shape.vocabulary) * wide(shape.hidden);
+        if all > MOST_PARAMETERS {
+            return Err(format!("these numbers make {all} parameters, which no model has"));
         }
         Ok(shape)
     }
@@ -87,9 +122,19 @@ impl Shape {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
+    /// Heads of keys and values.
+    pub fn kv_heads(&self) -> u64 {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    /// Experts of a layer, where it has any.
+    pub fn experts(&self) -> Option<u64> {
+        self.experts
+    }
+
     /// Width of all keys of a layer.
     pub fn keys(&self) -> u64 {
-        self.kv_heads.unwrap_or(self.heads) * self.head_dim()
+        self.kv_heads() * self.head_dim()
     }
 
     /// Width of all queries of a layer.
@@ -138,12 +183,12 @@ impl Shape {
 
     /// Bytes of the keys and values of a token, with so many for a number.
     pub fn cache_of_token(&self, bytes: u64) -> u64 {
-        2 * self.layers * self.keys() * bytes
+        (2 * self.layers * self.keys()).saturating_mul(bytes)
     }
 
     /// Operations of the forward pass of a token that sees so many.
     pub fn forward(&self, seen: u64) -> f64 {
-        2.0 * self.active() as f64 + 4.0 * (self.layers * self.queries() * seen) as f64
+        2.0 * self.active() as f64 + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
     }
 
     /// On one line.
@@ -196,5 +241,50 @@ mod tests {
         let (all, active) = (experts.parameters() as f64, experts.active() as f64);
         assert!((all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1, "{all} {active}");
         assert!(Shape::read("{}").unwrap_err().contains("hidden_size"));
+    }
+
+    #[test]
+    fn shapes_that_no_model_has_are_named() {
+        let base = serde_json::json!({
+            "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 128, "vocab_size": 7, "max_position_embeddings": 1u64 << 30,
+        });
+        let read = |key: &str, value: Value| {
+            let mut config = base.clone();
+            config[key] = value;
+            Shape::read(&config.to_string())
+        };
+        // A tiny vocabulary, a huge context, one expert of one.
+        assert_eq!(read("tie_word_embeddings", true.into()).unwrap().ends(), 7 * 64 + 64);
+        assert_eq!(read("num_experts", 1.into()).unwrap().experts, Some(1));
+        for (key, value) in [
+            ("hidden_size", u64::MAX),
+            ("num_hidden_layers", 0),
+            ("num_attention_heads", 65),
+            ("num_key_value_heads", 0),
+            ("num_key_value_heads", 5),
+            ("head_dim", 1 << 40),
+            ("intermediate_size", u64::MAX / 2),
+            ("vocab_size", 0),
+            ("max_position_embeddings", 0),
+            ("num_experts", 0),
+            ("moe_intermediate_size", 1 << 60),
+        ] {
+            let why = read(key, value.into()).unwrap_err();
+            assert!(why.contains(key) && why.contains("which no model has"), "{key} {value}: {why}");
+        }
+        let mut huge = base.clone();
+        for (key, value) in
+            [("hidden_size", 1u64 << 23), ("num_hidden_layers", 1 << 12), ("intermediate_size", 1 << 23)]
+        {
+            huge[key] = value.into();
+        }
+        assert!(Shape::read(&huge.to_string()).unwrap_err().contains("parameters, which no model has"));
+        let odd = read("layer_types", serde_json::json!(["full_attention", "linear_attention"]));
+        assert!(odd.unwrap_err().contains("layers of linear_attention"));
+        assert!(read("kv_lora_rank", 512.into()).unwrap_err().contains("latent attention"));
+        let mixed =
+            serde_json::json!({ "model_type": "seer", "text_config": base, "tie_word_embeddings": true });
+        assert!(Shape::read(&mixed.to_string()).unwrap().tied);
     }
 }

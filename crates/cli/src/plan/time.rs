@@ -13,6 +13,9 @@ const DRAWING: f64 = 0.6;
 /// Bytes of weights a second on their way to a sampler: a link of 100 Gbit/s.
 const LINK: f64 = 12.5e9;
 
+/// Bytes a second between a device and the host's memory, as PCIe 4.0 reaches them.
+const HOST: f64 = 25e9;
+
 /// Work of a phase, and who does it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
@@ -20,12 +23,37 @@ pub struct Work {
     pub prompt: u64,
     /// Tokens that an attempt samples.
     pub reply: u64,
-    /// Sequences that run together on a device.
+    /// Sequences that run together on a server,
     pub running: u64,
-    /// Devices that sample.
+    /// devices of each server,
+    pub tensor: u32,
+    /// and servers.
     pub samplers: u32,
     /// Devices that learn; 0 where those that sample do.
     pub learners: u32,
+    /// Stages of the learner's pipeline.
+    pub stages: u64,
+    /// Tokens of the micro-batches that its ranks work on at the same time.
+    pub round: u64,
+    /// Seconds of a step in which devices change hands.
+    pub turns: f64,
+}
+
+/// How a step goes through what was sampled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Passes {
+    /// Attempts at each task.
+    pub group: u64,
+    /// Steps of the optimiser over all of it,
+    pub updates: u64,
+    /// and how often it is gone through.
+    pub epochs: u64,
+}
+
+/// Seconds in which devices change hands twice: a learner leaves with so many bytes of each and comes back,
+/// and servers read weights.
+pub fn turns(shape: &Shape, moved: u64) -> f64 {
+    2.0 * moved as f64 / HOST + 2.0 * shape.parameters() as f64 / LINK
 }
 
 /// One step.
@@ -39,61 +67,90 @@ pub struct Step {
     pub sampling: f64,
     /// Seconds of learning.
     pub learning: f64,
+    /// The share of these in which a stage of a pipeline waits for others.
+    pub bubble: f64,
+    /// Seconds in which devices change hands.
+    pub turns: f64,
 }
 
 impl Step {
     /// Seconds of a step; the longer of the two where one runs ahead of the other.
     pub fn seconds(&self, overlaps: bool) -> f64 {
-        if overlaps { self.sampling.max(self.learning) } else { self.sampling + self.learning }
+        match overlaps {
+            true => self.sampling.max(self.learning),
+            false => self.sampling + self.learning + self.turns,
+        }
     }
 }
 
 impl Work {
-    /// A step of so many attempts, in groups, gone through so many times.
-    pub fn step(&self, shape: &Shape, device: &Device, attempts: u64, (group, epochs): (u64, u64)) -> Step {
-        let Work { prompt, reply, running, samplers, learners } = *self;
-        let (samplers, running) = (samplers.max(1), running.max(1));
+    /// A step of so many attempts.
+    pub fn step(&self, shape: &Shape, device: &Device, attempts: u64, passes: Passes) -> Step {
+        let Work { prompt, reply, running, tensor, samplers, learners, stages, round, turns } = *self;
+        let (samplers, running, tensor) = (samplers.max(1), running.max(1), f64::from(tensor.max(1)));
         let seen = prompt + reply / 2;
+        let (flops, bandwidth) = (tensor * device.flops, tensor * device.bandwidth);
         // Every token that is drawn reads the weights, shared by those that run together, and its own path.
-        let read = (2 * shape.parameters()) as f64 + (running * seen * shape.cache_of_token(2)) as f64;
-        let computed = running as f64 * shape.forward(seen) / (PREFILL * device.flops);
-        let of_row = (read / (DRAWING * device.bandwidth)).max(computed);
-        let drawn = attempts * reply;
+        let cache = running as f64 * seen as f64 * shape.cache_of_token(2) as f64;
+        let read = 2.0 * shape.parameters() as f64 + cache;
+        let computed = running as f64 * shape.forward(seen) / (PREFILL * flops);
+        let of_row = (read / (DRAWING * bandwidth)).max(computed);
+        let drawn = attempts.saturating_mul(reply);
         let drawing = drawn as f64 / (running as f64 / of_row) / f64::from(samplers);
-        let prompts = attempts.div_ceil(group.max(1)) * prompt;
-        let filling =
-            prompts as f64 * shape.forward(prompt / 2) / (PREFILL * device.flops) / f64::from(samplers);
-        let learnt = (drawn + prompts) * epochs.max(1);
+        let prompts = attempts.div_ceil(passes.group.max(1)).saturating_mul(prompt);
+        let filling = prompts as f64 * shape.forward(prompt / 2) / (PREFILL * flops) / f64::from(samplers);
+        let learnt = drawn.saturating_add(prompts).saturating_mul(passes.epochs.max(1));
         // Forward and backward.
         let operations = 3.0 * learnt as f64 * shape.forward(seen);
-        let devices = if learners > 0 { learners } else { samplers };
-        let learning = operations / (TRAINING * device.flops * f64::from(devices));
-        Step { sampled: drawn, learnt, sampling: drawing + filling, learning }
+        let devices = if learners > 0 { f64::from(learners) } else { f64::from(samplers) * tensor };
+        // The first stage waits for the last of its micro-batches, and the last for the first.
+        let rounds = (learnt / passes.updates.max(1)).div_ceil(round.max(1)).max(1) as f64;
+        let bubble = stages.saturating_sub(1) as f64;
+        let bubble = bubble / (rounds + bubble);
+        let learning = operations / (TRAINING * device.flops * devices) / (1.0 - bubble);
+        Step { sampled: drawn, learnt, sampling: drawing + filling, learning, bubble, turns }
     }
 }
 
-/// Seconds of one device, for paths of a prompt and a reply; weights reach the samplers over their own
-/// memory.
-pub fn service(shape: &Shape, device: &Device, prompt: u64, reply: u64) -> Service {
+/// Seconds of one device, of which `tensor` share the passes of a server, for paths of a prompt and a reply;
+/// devices change hands in `turns`.
+pub fn service(
+    shape: &Shape,
+    device: &Device,
+    (prompt, reply): (u64, u64),
+    tensor: u32,
+    turns: f64,
+) -> Service {
     let seen = prompt + reply / 2;
-    let of_path = (seen * shape.cache_of_token(2)) as f64 / (DRAWING * device.bandwidth);
+    let of_path = seen as f64 * shape.cache_of_token(2) as f64 / (DRAWING * device.bandwidth);
     let weights = 2.0 * shape.parameters() as f64;
     Service {
         prompt: shape.forward(prompt / 2) / (PREFILL * device.flops),
-        batch: weights / (DRAWING * device.bandwidth),
+        batch: weights / (DRAWING * device.bandwidth * f64::from(tensor.max(1))),
         sequence: of_path.max(shape.forward(seen) / (PREFILL * device.flops)),
         learn: 3.0 * shape.forward(seen) / (TRAINING * device.flops),
         update: 0.0,
-        publish: weights / LINK,
+        publish: if turns > 0.0 { turns } else { weights / LINK },
     }
 }
 
 /// The assumptions behind these numbers.
-pub fn assumptions(device: &Device) -> String {
+pub fn assumptions(device: &Device, shares: bool, stages: u64) -> String {
+    let turns = match shares {
+        true => {
+            format!(
+                " or judges; {:.0} GB/s to the host's memory and {:.1} GB/s of weights",
+                HOST / 1e9,
+                LINK / 1e9
+            )
+        }
+        false => ", judges or weights on their way".to_owned(),
+    };
+    let stages = if stages > 1 { "; stages of the pipeline take equally long" } else { "" };
     format!(
         "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches {:.0} %, prompts {:.0} %,\n\
-         drawing {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools, judges or weights on\n\
-         their way; the longest attempt of a step is no longer than the others",
+         drawing {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{turns};\n\
+         the longest attempt of a step is no longer than the others{stages}",
         device.name,
         device.flops / 1e12,
         device.bandwidth / 1e12,
@@ -112,16 +169,43 @@ mod tests {
         let text = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064}"#;
         let (shape, device) = (Shape::read(text).unwrap(), Device::named("h100").unwrap());
-        let work = Work { prompt: 500, reply: 1000, running: 128, samplers: 4, learners: 4 };
-        let step = work.step(&shape, device, 512, (8, 1));
+        let work = Work {
+            prompt: 500,
+            reply: 1000,
+            running: 128,
+            tensor: 1,
+            samplers: 4,
+            learners: 4,
+            stages: 1,
+            round: 4 * 8192,
+            turns: 0.0,
+        };
+        let passes = Passes { group: 8, updates: 1, epochs: 1 };
+        let step = work.step(&shape, device, 512, passes);
         assert_eq!((step.sampled, step.learnt), (512_000, 512_000 + 64 * 500));
         // A 7B model draws some thousands of tokens a second on one H100 and learns from more.
         let drawn = step.sampled as f64 / step.sampling / 4.0;
         let learnt = step.learnt as f64 / step.learning / 4.0;
         assert!((5_000.0..30_000.0).contains(&drawn), "{drawn}");
         assert!((5_000.0..12_000.0).contains(&learnt), "{learnt}");
-        let more = Work { samplers: 8, learners: 8, ..work }.step(&shape, device, 512, (8, 1));
+        let more = Work { samplers: 8, learners: 8, ..work.clone() }.step(&shape, device, 512, passes);
         assert!(more.sampling < 0.6 * step.sampling && more.learning < 0.6 * step.learning);
         assert!(step.seconds(true) < step.seconds(false));
+        // Two devices to a server read as fast as two servers, and the weights once.
+        let shared = Work { tensor: 2, samplers: 2, running: 256, ..work.clone() };
+        let shared = shared.step(&shape, device, 512, passes);
+        assert!(shared.sampling <= step.sampling && shared.sampling > 0.5 * step.sampling);
+        // 544 k tokens are 17 rounds of 32 k: of 20 times a stage works in 17.
+        let staged = |updates| {
+            let passes = Passes { updates, ..passes };
+            Work { stages: 4, ..work.clone() }.step(&shape, device, 512, passes)
+        };
+        assert!((staged(1).bubble - 3.0 / 20.0).abs() < 1e-9, "{}", staged(1).bubble);
+        assert!((staged(1).learning / step.learning - 20.0 / 17.0).abs() < 1e-9);
+        assert!(staged(8).bubble > 0.4, "fewer micro-batches fill it less");
+        // By turns a step takes all three.
+        let by_turns = Work { turns: turns(&shape, 14 << 30), ..work }.step(&shape, device, 512, passes);
+        assert!((by_turns.seconds(false) - step.seconds(false) - by_turns.turns).abs() < 1e-9);
+        assert!((2.0..4.0).contains(&by_turns.turns), "{}", by_turns.turns);
     }
 }

@@ -172,7 +172,8 @@ impl Inner {
             }
         };
         let (vocabulary, adapters) = (self.options.vocabulary, self.options.adapters);
-        let checked = tokio::task::spawn_blocking(move || Folder::check(&manifest, vocabulary, adapters));
+        let checks = self.options.checks.clone();
+        let checked = tokio::task::spawn_blocking(move || checks.check(&manifest, vocabulary, adapters));
         checked.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 

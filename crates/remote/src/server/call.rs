@@ -39,6 +39,8 @@ struct Asked {
     handed: usize,
     /// of which the first were before the server told their labels.
     unlabelled: usize,
+    /// Whether the last of them completes a stop string.
+    is_stopped: bool,
 }
 
 /// How a request ended.
@@ -197,6 +199,7 @@ impl Call {
         let strings = self.request.params.stop_strings.clone();
         let bytes = server.options.tokens.clone();
         let mut stops = Stops::new(&strings, bytes.as_deref());
+        let most = self.request.params.max_tokens;
         let (mut asked, mut is_crossing) = (Asked::default(), false);
         let mut gate = self.gate.clone();
         loop {
@@ -217,19 +220,29 @@ impl Call {
             let seen = asked.handed + asked.held.len();
             let chunk = server.dialect.chunk(&event, seen, top).map_err(|why| server.http.gone(&why))?;
             let Chunk { tokens, logprobs, top, spans, end } = chunk;
+            self.check_tokens(&tokens, seen, most)?;
+            if let (Some(spans), Some(_)) = (&spans, &end) {
+                let (told, all) = (spans.last().map_or(0, |span| span.end), seen + tokens.len());
+                if told < all {
+                    return Err(server.http.gone(&format!("it tells weights of {told} of {all} tokens")));
+                }
+            }
             // Of adapters they label the model beneath.
             let spans = spans.filter(|_| !adapters);
             let mut top = top.into_iter();
             let before = asked.held.len();
             let come = tokens.into_iter().zip(logprobs);
-            asked.held.extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
             // Whatever comes after a stop string was not asked for.
-            let params = &self.request.params;
-            let counted = |at: usize| params.drawn_before + at + 1 > params.min_tokens;
-            let stop =
-                (before..asked.held.len()).find(|at| stops.completes(asked.held[*at].0) && counted(*at));
-            if let Some(at) = stop {
-                asked.held.truncate(at + 1);
+            if !asked.is_stopped {
+                asked.held.extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
+                let params = &self.request.params;
+                let counted = |at: usize| params.drawn_before + at + 1 > params.min_tokens;
+                let stop =
+                    (before..asked.held.len()).find(|at| stops.completes(asked.held[*at].0) && counted(*at));
+                if let Some(at) = stop {
+                    asked.held.truncate(at + 1);
+                    asked.is_stopped = true;
+                }
             }
             if let Some(spans) = &spans {
                 self.check(spans, &asked, weights)?;
@@ -248,11 +261,15 @@ impl Call {
                     version: weights.version,
                 }),
             }
-            if stop.is_some() && asked.held.is_empty() {
+            // Until then it is read on, for the labels of these.
+            if asked.is_stopped && asked.held.is_empty() {
                 return Ok(Ended::Whole(FinishReason::StopString));
             }
             if end.is_some() && !asked.held.is_empty() {
                 return Err(server.http.gone("it does not tell which weights drew the end of a reply"));
+            }
+            if let Some(end) = &end {
+                self.check_end(end, asked.handed, most)?;
             }
             match end {
                 None => {}
@@ -291,6 +308,38 @@ impl Call {
         let Some(data) = data.filter(|data| data != b"[DONE]") else { return Ok(None) };
         let read = serde_json::from_slice(&data).map(Some);
         read.map_err(|error| server.http.gone(&format!("an event is no JSON: {error}")))
+    }
+
+    /// Checks that tokens are of the model's vocabulary, and no more than were asked for, of which `seen`
+    /// came before.
+    fn check_tokens(&self, tokens: &[u32], seen: usize, most: usize) -> Result<(), PolicyError> {
+        let (http, vocabulary) = (&self.server.http, self.server.options.vocabulary);
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
+            let why = format!("token {id} is none of the {vocabulary} tokens of the model's vocabulary");
+            return Err(http.gone(&why));
+        }
+        match seen + tokens.len() > most {
+            true => Err(http.gone(&format!("it drew more than the {most} tokens that it was asked for"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that a reply of so many tokens could end for this reason. Some servers keep the last places of
+    /// the context free.
+    fn check_end(&self, end: &End, count: usize, most: usize) -> Result<(), PolicyError> {
+        const KEPT_FREE: usize = 2;
+        let (server, path) = (&self.server, &self.request.prompt);
+        let is_full = path.len() + KEPT_FREE >= server.options.context;
+        let stopped = || count > 0 && path.last().is_some_and(|id| self.request.params.stop_ids.contains(id));
+        match end {
+            End::Length if count < most && !is_full => Err(server.http.gone(&format!(
+                "it ended a reply for its length after {count} of {most} tokens; does it have limits of its own?"
+            ))),
+            End::Stop if !stopped() => Err(server.http.gone(
+                "it says that a stop token ended a reply, and the last token is none",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Checks that tokens that were handed out were drawn under the weights that they were said to be.

@@ -326,7 +326,8 @@ pub(super) fn logprob_of(value: &Value) -> Result<f32, String> {
 /// # Errors
 /// When they do not follow each other.
 pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
-    let Some(all) = value.as_array() else { return Ok(None) };
+    // Some tell of none where nothing was changed.
+    let Some(all) = value.as_array().filter(|all| !all.is_empty()) else { return Ok(None) };
     let mut spans: Vec<Span> = Vec::new();
     for span in all {
         let number = |key: &str| span[key].as_u64().map(|number| number as usize);

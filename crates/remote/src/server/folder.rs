@@ -1,9 +1,10 @@
 //! A folder of weights, checked before a server is told of it.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dressage_model::{AdapterConfig, ModelError, ModelFiles, SafetensorsFile};
-use dressage_policy::{Content, Manifest, PolicyError};
+use dressage_policy::{Content, Manifest, Place, PolicyError};
 use serde::{Deserialize, Serialize};
 
 /// The file with log-probabilities of the learner, by which a server is checked.
@@ -68,6 +69,65 @@ impl Folder {
         }
         let probe = read_probe(&path.join(PROBE))?;
         Ok(Folder { path, probe, sum })
+    }
+}
+
+/// Checks of folders, shared by servers that are to read the same ones: each folder is read once, for as long
+/// as nobody writes to it.
+#[derive(Debug, Clone, Default)]
+pub struct FolderChecks(Arc<Mutex<Known>>);
+
+/// The folder that was checked last.
+#[derive(Debug, Default)]
+struct Known {
+    last: Option<(Question, Vec<Stamp>, Folder)>,
+    /// Folders that were read.
+    count: usize,
+}
+
+/// A manifest, the tokens of the vocabulary that it must have, and whether it must be of an adapter.
+type Question = (Manifest, usize, bool);
+
+/// State of a file that changes whenever somebody writes to it: its number, bytes, and the time of its last
+/// change.
+type Stamp = (u64, u64, i64, i64);
+
+fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
+    use std::os::unix::fs::MetadataExt;
+    let Place::Local(folder) = &manifest.place else { return None };
+    let of = |file: &dressage_policy::SavedFile| {
+        let found = std::fs::metadata(folder.join(&file.name)).ok()?;
+        Some((found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
+    };
+    manifest.files.iter().map(of).collect()
+}
+
+impl FolderChecks {
+    /// Checks a folder as [`Folder::check`] does. Others who ask for the same one meanwhile wait for this.
+    pub(super) fn check(
+        &self,
+        manifest: &Manifest,
+        vocabulary: usize,
+        adapters: bool,
+    ) -> Result<Folder, PolicyError> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (question, now) = ((manifest.clone(), vocabulary, adapters), stamps(manifest));
+        if let (Some((asked, then, folder)), Some(now)) = (&known.last, &now)
+            && *asked == question
+            && then == now
+        {
+            return Ok(folder.clone());
+        }
+        let folder = Folder::check(manifest, vocabulary, adapters)?;
+        known.count += 1;
+        known.last = now.map(|now| (question, now, folder.clone()));
+        Ok(folder)
+    }
+
+    /// Folders that were read, those that were not whole left out.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).count
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use dressage_policy::TokenBytes;
 use serde::{Deserialize, Serialize};
 
+use super::folder::FolderChecks;
 use crate::push::Pushing;
 
 /// The API that a server speaks.
@@ -65,6 +66,8 @@ pub struct ServerOptions {
     pub context: usize,
     /// Whether weights that are published are adapters over the model that the server was started with.
     pub adapters: bool,
+    /// Checks of folders, which servers that get the same weights share.
+    pub checks: FolderChecks,
     /// Sends the learner's weights straight to it; without, and where that fails, they come as folders.
     pub push: Option<Arc<Pushing>>,
     /// Treatment of replies under way when weights change.
@@ -97,6 +100,7 @@ impl ServerOptions {
             vocabulary,
             context,
             adapters: false,
+            checks: FolderChecks::default(),
             push: None,
             in_flight: InFlight::default(),
             sleeps: false,

@@ -8,10 +8,10 @@ use super::testing::*;
 use super::*;
 use crate::{GroupBackend, Health, Pushing, Router, RouterOptions};
 
-const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
+pub(super) const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
 const LONG: Duration = Duration::from_secs(30);
 
-async fn reply(sampler: &dyn Sampler, request: SampleRequest) -> Result<Completion, PolicyError> {
+pub(super) async fn reply(sampler: &dyn Sampler, request: SampleRequest) -> Result<Completion, PolicyError> {
     sampler.sample(request).await?.collect(LONG).await
 }
 
@@ -23,7 +23,7 @@ fn near(found: &[f32], expected: &[f32]) {
 }
 
 /// Checks a reply's numbers against the table of the weights that it says drew it.
-fn check(completion: &Completion, prompt: &[u32]) {
+pub(super) fn check(completion: &Completion, prompt: &[u32]) {
     let path = [prompt, &completion.tokens].concat();
     let mut versions = Vec::new();
     completion.versions.iter().for_each(|run| versions.extend(vec![run.version; run.len as usize]));
@@ -211,6 +211,24 @@ async fn a_server_that_was_started_otherwise_is_told_how() {
     ] {
         let found = why(vllm, behaviour, InFlight::Recompute, adapters).await;
         assert!(found.contains(want), "{found}");
+    }
+    for (flag, want) in [("lora", "--enable-lora"), ("max loras", "--max-loras 2")] {
+        let found = why(vllm, without(flag), InFlight::Recompute, true).await;
+        assert!(found.contains(want), "{found}");
+    }
+    for (flag, want) in
+        [("weight transfer", "takes weights from nobody"), ("gloo", "from groups of \"nccl\"")]
+    {
+        let fake = Fake::with(vllm, without(flag)).await;
+        let (server, ..) = sent(&fake, InFlight::Recompute).await;
+        let error = server.look().await.unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains(want) && text.contains("--weight-transfer-config '{\"backend\": \"gloo\"}'"),
+            "{text}"
+        );
+        assert!(!error.may_pass());
+        fake.server(InFlight::Recompute).look().await.unwrap();
     }
     let old = why(Speaks::OldVllm, plain(), InFlight::Keep, false).await;
     assert!(old.contains("set in_flight = \"recompute\""), "{old}");

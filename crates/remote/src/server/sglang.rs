@@ -141,12 +141,14 @@ impl Dialect for Sglang {
                 chunk.top.push(alternatives(likely.get(i).unwrap_or(&Value::Null), top)?);
             }
         }
-        // Spans tell of tokens whose log-probabilities may come with the next event.
+        let finish = &meta["finish_reason"];
+        // Spans may tell of fewer tokens than have come, but not at the end.
         let so_far = seen + chunk.tokens.len();
-        if chunk.spans.as_ref().is_some_and(|spans| spans.last().map_or(0, |span| span.end) < so_far) {
+        let is_short =
+            chunk.spans.as_ref().is_some_and(|spans| spans.last().map_or(0, |span| span.end) < so_far);
+        if is_short && finish.is_null() {
             chunk.spans = None;
         }
-        let finish = &meta["finish_reason"];
         let reason = finish["type"].as_str().or(finish.as_str());
         // An abort with a status is the server's own, of a request that it cannot serve.
         let why = finish["message"].as_str().filter(|_| finish["status_code"].is_u64());

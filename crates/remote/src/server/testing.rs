@@ -2,6 +2,7 @@
 //! and that hangs, dies and lies on cue. A fleet of them is driven by the tests as real ones are by a run.
 
 mod group;
+mod lie;
 mod sleep;
 mod weights;
 
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 use super::{InFlight, Server, ServerKind, ServerOptions, TokenizerProbe};
 use group::Membership;
 pub use group::{SendFault, Sender};
+pub use lie::Lie;
 use sleep::Given;
 pub use sleep::Log;
 pub use weights::publish;
@@ -68,6 +70,8 @@ pub struct Behaviour {
     pub dies_waking: bool,
     /// Notes the routes that it is asked on.
     pub log: Option<Log>,
+    /// Lie in its replies.
+    pub lie: Option<Lie>,
 }
 
 #[derive(Default)]
@@ -441,7 +445,7 @@ async fn generate(shared: Arc<Shared>, behaviour: Behaviour, body: Value) -> Res
     let stops: Vec<u64> =
         params["stop_token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
-    let send = move |value: Value| sender.send(Ok(Bytes::from(format!("data: {value}\n\n")))).is_ok();
+    let send = move |event: String| sender.send(Ok(Bytes::from(event))).is_ok();
     tokio::spawn(draw(shared, behaviour, Drawing { path, temperature, most, top, stops, of_adapter }, send));
     let stream = futures_util::stream::unfold(receiver, |mut receiver| async {
         receiver.recv().await.map(|item| (item, receiver))
@@ -483,10 +487,12 @@ struct Drawing {
     of_adapter: Option<u64>,
 }
 
-async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send: impl Fn(Value) -> bool) {
+async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send: impl Fn(String) -> bool) {
     let Drawing { mut path, temperature, most, top, stops, of_adapter } = drawing;
     let (mut spans, mut all): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
     let label = || shared.life.lock().unwrap().weights.clone();
+    let lie = behaviour.lie;
+    let most = lie.map_or(most, |lie| lie.most(most));
     for drawn in 0..=most {
         if behaviour.dies_after == Some(drawn) {
             die(&shared).await;
@@ -509,29 +515,43 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
             Some(span) => span["end"] = json!(drawn + 1),
             None => spans.push(json!({ "version": now, "start": drawn, "end": drawn + 1 })),
         }
-        let finish = ends.then(|| if stops.contains(&u64::from(id)) { "stop" } else { "length" });
-        let sent = if shared.speaks == Speaks::Sglang {
-            all.push(triple(&logprobs, id));
+        let named_as = if lie == Some(Lie::Stranger) && ends { VOCABULARY as u32 + 7 } else { id };
+        let logprob = match lie {
+            Some(Lie::NoNumber) if drawn == 2 => Value::Null,
+            _ => json!(logprobs[id as usize]),
+        };
+        let told =
+            lie.filter(|_| ends).and_then(|lie| lie.spans(&now, drawn)).unwrap_or_else(|| json!(spans));
+        let stopped = stops.contains(&u64::from(id)) || lie == Some(Lie::Stops);
+        let finish = ends.then_some(if stopped { "stop" } else { "length" });
+        let event = if shared.speaks == Speaks::Sglang {
+            all.push(json!([logprob, named_as, null]));
             let finish = finish.map(|reason| json!({ "type": reason }));
-            send(json!({ "output_ids": [], "meta_info": {
-                "completion_tokens": drawn + 1, "output_token_logprobs": all, "weight_versions": spans,
+            json!({ "output_ids": [], "meta_info": {
+                "completion_tokens": drawn + 1, "output_token_logprobs": all, "weight_versions": told,
                 "finish_reason": finish,
-            }}))
+            }})
         } else {
-            let mut entry = named(&shared, id, logprobs[id as usize]);
+            let mut entry = named(&shared, named_as, logprobs[id as usize]);
+            entry["logprob"] = logprob;
             let others = likely(&logprobs, top);
             entry["top_logprobs"] = others
                 .into_iter()
                 .map(|id| named(&shared, id, logprobs[id as usize]))
                 .collect::<Vec<_>>()
                 .into();
-            let known = (shared.speaks == Speaks::NewVllm && ends).then(|| spans.clone());
-            send(json!({ "choices": [{
-                "index": 0, "token_ids": [id], "logprobs": { "content": [entry] }, "finish_reason": finish,
+            let known = (shared.speaks == Speaks::NewVllm && ends).then_some(told);
+            json!({ "choices": [{
+                "index": 0, "token_ids": [named_as], "logprobs": { "content": [entry] }, "finish_reason": finish,
                 "weight_versions": known,
-            }]}))
+            }]})
         };
-        if !sent || ends {
+        let event = format!("data: {event}\n\n");
+        if drawn == 3 && matches!(lie, Some(Lie::Half | Lie::Ends)) {
+            send(if lie == Some(Lie::Half) { event[..event.len() / 2].to_owned() } else { event });
+            return;
+        }
+        if !send(event) || ends {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -119,6 +119,7 @@ impl Dialect for Vllm {
         compare_context(length, "--max-model-len", options).map_err(|why| http.refuses(why))?;
         let facts = Facts { model: name.to_owned(), program, labels };
         self.check_flags(http, &facts, options).await?;
+        self.check_config(http, options).await?;
         if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
             let text =
                 json!({ "model": name, "prompt": options.tokenizer.text, "add_special_tokens": false });
@@ -439,6 +440,39 @@ impl Vllm {
                 )),
             _ => Ok(()),
         }
+    }
+}
+
+impl Vllm {
+    /// Looks into its configuration, where it tells that, for flags whose lack would show late: in the middle
+    /// of a run, or never.
+    async fn check_config(&self, http: &Http, options: &ServerOptions) -> Result<(), PolicyError> {
+        if options.push.is_none() && !options.adapters {
+            return Ok(());
+        }
+        let info = http.ask(Method::GET, "/server_info?config_format=json", None, options.answer).await?;
+        let config = &info.value["vllm_config"];
+        let lora = config.get("lora_config").filter(|_| options.adapters);
+        if lora.is_some_and(Value::is_null) {
+            return Err(http.refuses(format!("it takes no adapters; start it with {ADAPTERS}")));
+        }
+        if let Some(most) = lora.and_then(|lora| lora["max_loras"].as_u64()).filter(|most| *most < 2) {
+            return Err(http.refuses(format!(
+                "it holds {most} adapter at once, and a new one is loaded beside the old one; start it with --max-loras 2"
+            )));
+        }
+        let transfer = config.get("weight_transfer_config");
+        let (Some(push), Some(transfer)) = (&options.push, transfer) else { return Ok(()) };
+        let wanted = push.backend().name();
+        let has = transfer["backend"].as_str();
+        if has == Some(wanted) {
+            return Ok(());
+        }
+        let has = has.map_or_else(|| "nobody".into(), |has| format!("groups of {has:?}"));
+        Err(http.refuses(format!(
+            "it takes weights from {has}, and the learner sends over {wanted:?}; start it with --weight-transfer-config \
+             '{{\"backend\": \"{wanted}\"}}', or set cluster.samplers.weights = \"folder\""
+        )))
     }
 }
 

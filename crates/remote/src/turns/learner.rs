@@ -27,6 +27,17 @@ impl Turns {
     }
 }
 
+impl InTurn {
+    /// Does something in the learner's turn, and holds that meanwhile.
+    async fn in_turn<T>(&self, work: impl Future<Output = Result<T, PolicyError>>) -> Result<T, PolicyError> {
+        let mut turn = self.turns.learns().await?;
+        let done = work.await;
+        // Somebody else may have taken memory of the devices.
+        turn.is_sure &= done.is_ok();
+        done
+    }
+}
+
 #[async_trait]
 impl Learner for InTurn {
     /// Planning needs no device.
@@ -40,23 +51,19 @@ impl Learner for InTurn {
         cut: &Cut,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<Trained, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.train(update, cut, done).await
+        self.in_turn(self.learner.train(update, cut, done)).await
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.logprobs(batch).await
+        self.in_turn(self.learner.logprobs(batch)).await
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.predictions(batch).await
+        self.in_turn(self.learner.predictions(batch)).await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.values(batch).await
+        self.in_turn(self.learner.values(batch)).await
     }
 
     async fn forward_backward(
@@ -64,28 +71,23 @@ impl Learner for InTurn {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.forward_backward(batch, loss).await
+        self.in_turn(self.learner.forward_backward(batch, loss)).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.optim_step(params).await
+        self.in_turn(self.learner.optim_step(params)).await
     }
 
     async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.save(folder, with_optimiser).await
+        self.in_turn(self.learner.save(folder, with_optimiser)).await
     }
 
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.load(folder, with_optimiser).await
+        self.in_turn(self.learner.load(folder, with_optimiser)).await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        let _turn = self.turns.learns().await?;
-        self.learner.publish(version).await
+        self.in_turn(self.learner.publish(version)).await
     }
 
     fn handed_over(&self) -> Option<Duration> {

@@ -1,273 +1,14 @@
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use dressage_policy::{
-    Completion, Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Sampler, Uncut,
-};
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use dressage_policy::Completion;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
+use super::testing::*;
 use super::*;
-use crate::devices::Moved;
-use crate::push::{Broadcasts, GroupBackend, Opened, Opening, Sent};
-use crate::router::{Health, RouterOptions};
-use crate::server::testing::{Behaviour, Fake, Log, Sender, Speaks, expected, publish, request};
+use crate::router::Health;
+use crate::server::testing::{Behaviour, Fake, Speaks, publish, request};
 use crate::server::{InFlight, ServerOptions};
-
-const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
-const LONG: Duration = Duration::from_secs(30);
-const ADAM: OptimParams = OptimParams {
-    learning_rate: 0.01,
-    beta1: 0.9,
-    beta2: 0.99,
-    epsilon: 1e-8,
-    weight_decay: 0.0,
-    max_grad_norm: 1.0,
-};
-
-/// A learner that looks at every call whether it has the devices for itself.
-struct Trainee {
-    root: PathBuf,
-    fakes: Arc<Vec<Fake>>,
-    log: Log,
-    /// Whether weights are on the devices, and whether all else is.
-    has: Mutex<(bool, bool)>,
-    /// Verbs that ran while a server was awake, or without the devices.
-    wrong: Mutex<Vec<String>>,
-    dies: AtomicBool,
-    /// A step of the optimiser waits for this, where it is to.
-    waits: Mutex<Option<Arc<Notify>>>,
-    sender: Sender,
-}
-
-impl Trainee {
-    fn says(&self, what: &str) {
-        self.log.lock().unwrap().push(format!("[{what}]"));
-    }
-
-    fn is_wrong(&self, what: String) {
-        self.wrong.lock().unwrap().push(what);
-    }
-
-    /// A verb that needs the devices.
-    fn verb(&self, name: &str) -> Result<(), PolicyError> {
-        self.lives()?;
-        self.says(name);
-        let awake = self.fakes.iter().filter(|fake| fake.is_awake()).count();
-        if awake > 0 || *self.has.lock().unwrap() != (true, true) {
-            self.is_wrong(format!(
-                "{name}: {awake} servers are awake, it has {:?}",
-                self.has.lock().unwrap()
-            ));
-        }
-        Ok(())
-    }
-
-    fn lives(&self) -> Result<(), PolicyError> {
-        match self.dies.load(Ordering::Relaxed) {
-            true => Err(PolicyError::Stopped("the learner".into())),
-            false => Ok(()),
-        }
-    }
-}
-
-#[async_trait]
-impl Offloads for Trainee {
-    async fn offload(&self, keeps_weights: bool) -> Result<Moved, PolicyError> {
-        self.lives()?;
-        self.says(if keeps_weights { "offload all but weights" } else { "offload" });
-        *self.has.lock().unwrap() = (keeps_weights, false);
-        Ok(Moved { bytes: 1, seconds: 0.0 })
-    }
-
-    async fn onload(&self) -> Result<Moved, PolicyError> {
-        *self.has.lock().unwrap() = (true, true);
-        self.verb("onload")?;
-        Ok(Moved { bytes: 1, seconds: 0.0 })
-    }
-}
-
-#[async_trait]
-impl Broadcasts for Trainee {
-    async fn open_group(&self, opening: &Opening) -> Result<Opened, PolicyError> {
-        self.sender.open_group(opening).await
-    }
-
-    async fn send_to(&self, group: &str) -> Result<Sent, PolicyError> {
-        self.says("send");
-        if *self.has.lock().unwrap() != (true, false) {
-            self.is_wrong("it sends what it has not, or has more".into());
-        }
-        self.sender.send_to(group).await
-    }
-}
-
-#[async_trait]
-impl Learner for Trainee {
-    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
-        Cut::filled(update)
-    }
-
-    async fn logprobs(&self, _: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.verb("logprobs").map(|()| Vec::new())
-    }
-
-    async fn forward_backward(&self, _: Arc<TreeBatch>, _: Loss) -> Result<ForwardBackward, PolicyError> {
-        self.verb("forward_backward").map(|()| ForwardBackward::default())
-    }
-
-    async fn optim_step(&self, _: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.verb("optim_step")?;
-        let waits = self.waits.lock().unwrap().clone();
-        if let Some(waits) = waits {
-            waits.notified().await;
-        }
-        self.verb("step done")?;
-        Ok(OptimReport { grad_norm: 0.0, applied: true })
-    }
-
-    async fn save(&self, folder: &Path, _: bool) -> Result<Manifest, PolicyError> {
-        self.verb("save")?;
-        Manifest::of(folder, dressage_policy::Content::Whole, &[])
-    }
-
-    async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
-        self.verb("load")
-    }
-
-    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        self.verb("publish")?;
-        Ok(publish(&self.root, version))
-    }
-}
-
-/// Servers and a learner on the same devices.
-struct Shared {
-    root: TempDir,
-    fakes: Arc<Vec<Fake>>,
-    trainee: Arc<Trainee>,
-    turns: Arc<Turns>,
-    learner: Arc<dyn Learner>,
-    sampler: Arc<dyn Sampler>,
-    router: Arc<Router>,
-    push: Option<Arc<Pushing>>,
-    log: Log,
-    /// Whether each server has a process.
-    lives: Vec<watch::Sender<bool>>,
-}
-
-impl Shared {
-    async fn new(kinds: &[Speaks], pushes: bool) -> Self {
-        Self::with(kinds, pushes, Duration::from_secs(4), false).await
-    }
-
-    async fn with(kinds: &[Speaks], pushes: bool, patience: Duration, started: bool) -> Self {
-        let (root, log) = (TempDir::new().unwrap(), Log::default());
-        let mut fakes = Vec::new();
-        for speaks in kinds {
-            fakes.push(
-                Fake::with(*speaks, Behaviour { log: Some(log.clone()), ..Behaviour::default() }).await,
-            );
-        }
-        let fakes = Arc::new(fakes);
-        let trainee = Arc::new(Trainee {
-            root: root.path().to_owned(),
-            fakes: fakes.clone(),
-            log: log.clone(),
-            has: Mutex::new((true, true)),
-            wrong: Mutex::default(),
-            dies: AtomicBool::new(false),
-            waits: Mutex::default(),
-            sender: Sender::default(),
-        });
-        let push = pushes.then(|| Arc::new(Pushing::new(trainee.clone(), GroupBackend::Gloo)));
-        let turns = Turns::new(trainee.clone(), patience);
-        turns.make_room().await.unwrap();
-        let (mut members, mut sharers, mut lives) = (Vec::new(), Vec::new(), Vec::new());
-        for fake in fakes.iter() {
-            let options = ServerOptions {
-                sleeps: true,
-                push: push.clone(),
-                silence: Duration::from_secs(1),
-                answer: Duration::from_secs(2),
-                ..fake.options(InFlight::Recompute)
-            };
-            let server = Server::new(options).unwrap();
-            server.look().await.unwrap();
-            members.push((fake.url.clone(), Arc::new(server.clone()) as Arc<dyn Sampler>));
-            let (sender, receiver) = watch::channel(true);
-            lives.push(sender);
-            sharers.push(Sharer { name: fake.url.clone(), server, lives: started.then_some(receiver) });
-        }
-        let options = RouterOptions {
-            probe: vec![1, 2],
-            probe_every: Duration::from_millis(50),
-            first_wait: Duration::from_millis(50),
-            longest_wait: Duration::from_millis(200),
-            patience: Duration::from_secs(8),
-            adopt: Duration::from_secs(20),
-            tries: 10,
-            ..RouterOptions::default()
-        };
-        let router = Arc::new(Router::new(members, options).unwrap());
-        turns.share(router.clone(), sharers, push.clone()).unwrap();
-        let (learner, sampler) = (turns.learner(trainee.clone()), turns.sampler(router.clone()));
-        Shared { root, fakes, trainee, turns, learner, sampler, router, push, log, lives }
-    }
-
-    /// Requests since the last time, but for labels, pauses and pieces of replies.
-    fn asked(&self) -> Vec<String> {
-        let all = std::mem::take(&mut *self.log.lock().unwrap());
-        let tells = |asked: &String| {
-            let quiet =
-                ["/update_weight_version", "/reset_prefix_cache", "/tokenize", "/shutdown", "/destroy"];
-            let draws = ["/inference", "/generate"];
-            !quiet.iter().chain(&draws).any(|route| asked.starts_with(route))
-        };
-        all.into_iter().filter(tells).collect()
-    }
-
-    async fn step(&self) {
-        self.learner.optim_step(ADAM).await.unwrap();
-    }
-
-    async fn publishes(&self, version: u64) -> Result<(), PolicyError> {
-        let weights = self.learner.publish(version).await?;
-        if let Some(push) = &self.push {
-            push.offer(version).await;
-        }
-        self.sampler.adopt(&weights).await
-    }
-
-    async fn draws(&self, stream: u64) -> Completion {
-        let asked = request(stream, 12);
-        let reply = self.sampler.sample(asked.clone()).await.unwrap().collect(LONG).await.unwrap();
-        self.check(&reply, &asked.prompt);
-        reply
-    }
-
-    /// Checks that every token was drawn by the weights that it says.
-    fn check(&self, reply: &Completion, prompt: &[u32]) {
-        let path = [prompt, &reply.tokens].concat();
-        let mut versions = Vec::new();
-        reply.versions.iter().for_each(|run| versions.extend(vec![run.version; run.len as usize]));
-        for (a, b) in reply.logprobs.iter().zip(expected(&path, prompt.len(), |i| versions[i])) {
-            assert!((a - b).abs() < 1e-4, "{reply:?}");
-        }
-    }
-
-    fn is_sound(&self) {
-        let wrong = self.trainee.wrong.lock().unwrap().clone();
-        assert!(wrong.is_empty(), "{wrong:?}");
-        assert!(self.fakes.iter().all(|fake| fake.nonsense() == 0 && fake.half() == 0));
-    }
-}
-
-fn version_of(reply: &Completion) -> u64 {
-    reply.versions.last().unwrap().version
-}
 
 #[tokio::test]
 async fn each_side_leaves_before_the_other_comes() {
@@ -465,11 +206,43 @@ async fn one_that_has_a_process_and_does_not_answer_holds_the_learner_up_until_a
     assert!(!*shared.turns.starts().borrow(), "and must not begin again before its turn");
     shared.step().await;
     shared.is_sound();
-    shared.fakes[0].restart().await;
-    shared.publishes(2).await.unwrap();
-    assert!(*shared.turns.starts().borrow());
+    let weights = shared.learner.publish(2).await.unwrap();
+    let (adopted, ()) = tokio::join!(shared.sampler.adopt(&weights), async {
+        shared.turns.starts().wait_for(|may| *may).await.unwrap();
+        shared.fakes[0].restart().await;
+        shared.lives[0].send_replace(true);
+    });
+    adopted.unwrap();
     assert_eq!(version_of(&shared.draws(1).await), 2);
     shared.is_sound();
+}
+
+#[tokio::test]
+async fn servers_of_the_run_are_asked_once_a_turn_and_again_after_a_failure() {
+    for started in [true, false] {
+        let patience = Duration::from_secs(2);
+        let shared = Shared::with(&[Speaks::NewVllm, Speaks::NewVllm], false, patience, started).await;
+        shared.publishes(1).await.unwrap();
+        let asked = || shared.fakes.iter().map(|fake| fake.asked("/weight_info").len()).sum::<usize>();
+        shared.step().await;
+        let before = asked();
+        for _ in 0..5 {
+            shared.step().await;
+        }
+        // Others may start theirs again at any time.
+        assert_eq!(asked() - before, if started { 0 } else { 2 * 5 });
+        shared.trainee.dies.store(true, Ordering::Relaxed);
+        shared.learner.optim_step(ADAM).await.unwrap_err();
+        shared.trainee.dies.store(false, Ordering::Relaxed);
+        let before = asked();
+        shared.step().await;
+        assert_eq!(asked() - before, 2, "they are looked at again");
+        // The next turn begins anew.
+        shared.publishes(2).await.unwrap();
+        shared.step().await;
+        assert!(shared.fakes.iter().all(|fake| !fake.is_awake()));
+        shared.is_sound();
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,9 @@ use super::check::{Checker, is_http, shown};
 use super::cluster::{InFlightKey, LearnerKeys, Placement};
 use super::keys::{Phase, Recipe};
 
+/// Most machines of a group, and processes of one.
+const MOST_RANKS: u32 = 16384;
+
 impl Checker<'_> {
     /// Checks who trains.
     pub(super) fn learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
@@ -28,6 +31,10 @@ impl Checker<'_> {
             "the name of the environment variable with the token of the group at `url`, and only with it";
         self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
         self.interpreter(key("python"), &keys.python)?;
+        let most = [("nodes", keys.nodes), ("processes", keys.of_node()), ("gpus", keys.gpus)];
+        for (name, value) in most {
+            self.check(value <= MOST_RANKS, key(name), value, format!("at most {MOST_RANKS}"))?;
+        }
         let counts = [
             ("nodes", keys.nodes),
             ("threads", keys.threads),
@@ -55,6 +62,17 @@ impl Checker<'_> {
             keys.of_node(),
             format!("at most the {} GPUs of a machine", keys.gpus),
         )?;
+        self.check(
+            keys.ep == 1 || keys.ep.is_multiple_of(keys.tp) && (of_group / keys.pp).is_multiple_of(keys.ep),
+            key("ep"),
+            keys.ep,
+            format!(
+                "a multiple of `tp` = {}, and a divisor of the {} processes of a stage of the pipeline",
+                keys.tp,
+                of_group / keys.pp
+            ),
+        )?;
+        self.args_of_learner(keys)?;
         self.seconds(&key("start_seconds"), keys.start_seconds)?;
         self.seconds(&key("call_seconds"), keys.call_seconds)?;
         self.seconds(&key("silent_seconds"), keys.silent_seconds)?;

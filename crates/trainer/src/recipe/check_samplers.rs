@@ -2,8 +2,11 @@
 
 use super::RecipeError;
 use super::check::{Checker, is_http, shown};
-use super::cluster::WeightsKey;
+use super::cluster::{LearnerKeys, Placement, WeightsKey};
 use super::keys::Recipe;
+
+/// Most servers that one machine is asked to start.
+const MOST_SERVERS: usize = 1024;
 
 impl Checker<'_> {
     /// Checks who samples.
@@ -25,6 +28,23 @@ impl Checker<'_> {
             self.check(fits, key(&format!("urls.{i}")), shown(url), range)?;
         }
         self.at_least_one(key("count"), keys.count)?;
+        self.check(
+            keys.count <= MOST_SERVERS,
+            key("count"),
+            keys.count,
+            format!("at most {MOST_SERVERS}, which this machine starts"),
+        )?;
+        self.args_of_servers(samplers)?;
+        // One that takes whatever it finds would take what the learner has.
+        let beside = recipe.cluster.placement == Placement::Apart
+            && matches!(&recipe.cluster.learner, Some(LearnerKeys::Torch(keys)) if keys.start && keys.gpus > 0);
+        self.check(
+            !(keys.start && beside) || keys.gpus > 0,
+            key("gpus"),
+            keys.gpus,
+            "at least 1 beside a learner that has GPUs (`cluster.learner.gpus`): servers get those after the \
+             learner's; for the same ones by turns set `cluster.placement` to \"shared\"",
+        )?;
         let quoted = "\"group\"";
         let by_group = keys.weights == WeightsKey::Group;
         self.check(

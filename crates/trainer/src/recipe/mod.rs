@@ -8,6 +8,7 @@ mod agent;
 mod apart;
 mod check;
 mod check_agents;
+mod check_args;
 mod check_cluster;
 mod check_helpers;
 mod check_reward;

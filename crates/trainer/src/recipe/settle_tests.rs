@@ -92,6 +92,15 @@ fn samplers_that_cannot_be_are_refused_by_key() {
         ("cluster.samplers={kind='vllm', start=true, count=0}", "`cluster.samplers.count` is 0"),
         ("cluster.samplers={kind='vllm', start=true, tolerance=0}", "`cluster.samplers.tolerance` is 0"),
         (
+            "cluster.samplers={kind='vllm', start=true, args=['--dtype', 'auto', '--port=9000']}",
+            "`cluster.samplers.args.2` is \"--port=9000\", but must be another flag than --port: the run chooses it",
+        ),
+        (
+            "cluster.samplers={kind='sglang', start=true, args=['--model-path', 'other']}",
+            "`cluster.samplers.args.0` is \"--model-path\", but must be another flag than --model-path: servers begin",
+        ),
+        ("cluster.samplers={kind='vllm', start=true, count=99999}", "`cluster.samplers.count` is 99999"),
+        (
             "cluster.samplers={kind='vllm', start=true, gpu=1}",
             "unknown key `cluster.samplers.gpu`; did you mean `gpus`?",
         ),
@@ -102,6 +111,20 @@ fn samplers_that_cannot_be_are_refused_by_key() {
             "{change}\n  gave: {error}\n  want: {want}"
         );
     }
+}
+
+#[test]
+fn servers_beside_a_learner_with_gpus_say_how_many_they_take() {
+    let learner = "cluster.learner={kind='torch', start=true, gpus=2}";
+    let samplers = |gpus: u32| format!("cluster.samplers={{kind='vllm', start=true, gpus={gpus}}}");
+    let error = load(SMALL, &[learner, &samplers(0)]).unwrap_err();
+    assert!(
+        error.contains("`cluster.samplers.gpus` is 0, but must be at least 1 beside a learner"),
+        "{error}"
+    );
+    load(SMALL, &[learner, &samplers(1)]).unwrap();
+    load(SMALL, &[learner, &samplers(0), "cluster.placement=shared"]).unwrap();
+    load(SMALL, &[learner, "cluster.samplers={kind='vllm', urls=['http://h']}"]).unwrap();
 }
 
 #[test]

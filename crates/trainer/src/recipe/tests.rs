@@ -200,6 +200,18 @@ fn bad_recipes_are_refused_by_key() {
             "so many that all 6 of the group divide into `tp` × `cp` × `pp` = 4",
         ),
         (
+            &["cluster.learner={kind='torch', start=true, processes=4, ep=3}"],
+            "`cluster.learner.ep` is 3, but must be a multiple of `tp` = 1, and a divisor of the 4 processes of a stage",
+        ),
+        (
+            &["cluster.learner={kind='torch', start=true, args=['--checkpoint-activations', '--tp=2']}"],
+            "`cluster.learner.args.1` is \"--tp=2\", but must be another flag than --tp: set `cluster.learner.tp`",
+        ),
+        (
+            &["cluster.learner={kind='torch', start=true, nodes=4000000000}"],
+            "`cluster.learner.nodes` is 4000000000, but must be at most 16384",
+        ),
+        (
             &["cluster.learner={kind='torch', start=true, pp=0}"],
             "`cluster.learner.pp` is 0, but must be at least 1",
         ),

@@ -68,6 +68,8 @@ class Ranks:
     pipeline: Pipeline = field(default_factory=Pipeline)
     # Of the ranks of the same stage; None where those are all.
     stage: dist.ProcessGroup | None = None
+    # Longest wait for other ranks.
+    wait: timedelta = timedelta(minutes=10)
 
     @property
     def data(self) -> int:
@@ -95,7 +97,13 @@ class Ranks:
             group = dist.new_group(members, timeout=wait)
             stage = group if rank in members else stage
         pipeline = Pipeline.of(shape.pipeline, shape.world, rank, seconds)
-        return Ranks(shape, rank, device, context, pipeline, stage)
+        return Ranks(shape, rank, device, context, pipeline, stage, wait)
+
+
+def limit_waits(wait: timedelta) -> None:
+    """Has every wait end after `wait` in all groups that this process is in: those of meshes would go on for half an hour."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.set_timeout(wait, group)
 
 
 def choose_device(name: str) -> torch.device:

@@ -6,6 +6,7 @@ of a pipeline and FSDP2 (sharding.py) are applied in between.
 
 import copy
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from transformers.distributed.pipeline_parallel import PipelineIdentityLayer, ap
 from .attention import NAME
 from .errors import StartError
 from .layout import Layout
-from .mesh import Ranks
+from .mesh import Ranks, Shape, limit_waits
 from .optimiser import local
 from .sharding import Precision, shard
 
@@ -32,6 +33,8 @@ class TreeModel:
 
     has_value_head = False
     precision: Precision
+    # Longest wait for other ranks.
+    wait: timedelta
 
     def __init__(self, config, *rest, **options) -> None:
         super().__init__(config, *rest, **options)
@@ -46,6 +49,7 @@ class TreeModel:
         """
         if mesh_manager is None:
             return model
+        limit_waits(cls.wait)
         others = copy.copy(distributed_config)
         others.fsdp_size = others.pp_size = 1
         model = super().maybe_distribute_model(model, others, mesh_manager)
@@ -136,12 +140,15 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     """The model of a folder, sharded. All ranks do this at once."""
     config = check_config(folder)
     base = AutoModelForCausalLM._model_mapping[type(config)]
-    model_class = type(base.__name__, (TreeModel, base), {"has_value_head": value_head, "precision": precision})
+    model_class = type(
+        base.__name__, (TreeModel, base), {"has_value_head": value_head, "precision": precision, "wait": ranks.wait}
+    )
     shape = ranks.shape
     if shape.pipeline > config.num_hidden_layers:
         raise StartError(
             f"--pp {shape.pipeline}, but {folder} has {config.num_hidden_layers} layers, and a stage needs one"
         )
+    _check_shares(config, folder, shape)
     split = DistributedConfig(
         tp_size=shape.tensor,
         fsdp_size=shape.shards,
@@ -168,9 +175,27 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
         _leave_files(model)
         alone = init_device_mesh(ranks.device.type, (1,))
         shard(model, alone, alone, precision)
+    # Some groups are made where they are first needed.
+    limit_waits(ranks.wait)
     if shape.pipeline > 1:
         _agree_on_files(model, folder, ranks)
     return _settle(model, frozen, precision)
+
+
+def _check_shares(config, folder: Path, shape: Shape) -> None:
+    """Raises `StartError` where heads or experts cannot be shared out evenly."""
+    heads = getattr(config, "num_attention_heads", None)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    for what, count in (("heads", heads), ("heads of keys and values", kv_heads)):
+        if count and count % shape.tensor:
+            raise StartError(f"--tp {shape.tensor} does not divide the {count} {what} of {folder}")
+    if shape.expert == 1:
+        return
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if not experts:
+        raise StartError(f"--ep {shape.expert}, but {folder} is a {config.model_type} without experts; leave out --ep")
+    if experts % shape.expert:
+        raise StartError(f"--ep {shape.expert} does not divide the {experts} experts of {folder}")
 
 
 def _agree_on_files(model: nn.Module, folder: Path, ranks: Ranks) -> None:

@@ -44,7 +44,10 @@ class Options:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(
-        "dressage_torch", description="Dressage's learner on PyTorch. Start it with torchrun; see README.md."
+        "dressage_torch",
+        description="Dressage's learner on PyTorch. Start it with torchrun; see README.md.",
+        # A beginning of a name would get past those who look for the whole one.
+        allow_abbrev=False,
     )
     models = p.add_argument_group("models (folders of Hugging Face's layout with safetensors)")
     models.add_argument("--model", type=Path, required=True, help="the policy that is trained")
@@ -109,6 +112,8 @@ def parse(arguments: list[str] | None = None) -> Options:
             raise StartError(f"--{name} {folder} is no folder with a config.json")
     if not a.run_root.is_dir():
         raise StartError(f"--run-root {a.run_root} is no folder")
+    if not 0 < a.collective_seconds < 1e9:
+        raise StartError(f"--collective-seconds {a.collective_seconds}; it must be more than 0 and finite")
     if a.lora_rank < 0 or a.head_rows < 1 or a.tokens < 1 or a.threads < 1 or a.keep_published < 1:
         raise StartError(
             "--lora-rank must not be negative; --head-rows, --tokens, --threads and --keep-published must be at least 1"

@@ -119,7 +119,9 @@ class Sender:
         if self.group is None:
             ranks, seconds = self.wanted.ranks - 1, self.wanted.seconds
             why = self.why or "nobody came"
-            raise failed(f"not all {ranks} processes of the server joined {self.wanted.name} within {seconds:g} s: {why}")
+            raise failed(
+                f"not all {ranks} processes of the server joined {self.wanted.name} within {seconds:g} s: {why}"
+            )
 
     def broadcast(self, tensor: Tensor, seconds: float) -> None:
         """Sends a tensor to all members.

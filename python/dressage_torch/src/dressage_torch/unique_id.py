@@ -48,9 +48,7 @@ class Noting(dist.Store):
     def wait(self, keys, timeout=None) -> None:
         """Waits for values."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: all(key in self._held for key in keys), timeout and timeout.total_seconds()
-            )
+            self._changed.wait_for(lambda: all(key in self._held for key in keys), timeout and timeout.total_seconds())
 
     def unique_id(self, seconds: float) -> bytes | None:
         """The unique ID; None where none came in time."""

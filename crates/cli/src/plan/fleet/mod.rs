@@ -39,6 +39,31 @@ pub struct Service {
     pub publish: f64,
 }
 
+impl Service {
+    /// Checks that times can pass.
+    ///
+    /// # Errors
+    /// Names the first that cannot.
+    pub fn check(&self) -> Result<(), String> {
+        let Service { prompt, batch, sequence, learn, update, publish } = *self;
+        let all = [
+            ("prompt", prompt),
+            ("batch", batch),
+            ("sequence", sequence),
+            ("learn", learn),
+            ("update", update),
+            ("publish", publish),
+        ];
+        if let Some((name, value)) = all.into_iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
+            return Err(format!("{name} is {value}; give seconds from 0 to 1e6"));
+        }
+        match batch + sequence > 0.0 {
+            true => Ok(()),
+            false => Err("batch and sequence are 0, and a token takes time".into()),
+        }
+    }
+}
+
 /// A fleet, and what a run asks of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fleet {

@@ -87,7 +87,19 @@ pub async fn answer(shared: &Shared, behaviour: &Behaviour, uri: &Uri, body: &Va
         }
         "/server_info" if !sglang => {
             let model = json!({ "enable_sleep_mode": behaviour.without != "sleep mode" });
-            Some(ok(json!({ "vllm_config": { "model_config": model } })))
+            let lora = match behaviour.without {
+                "lora" => Value::Null,
+                "max loras" => json!({ "max_loras": 1 }),
+                _ => json!({ "max_loras": 2 }),
+            };
+            let transfer = match behaviour.without {
+                "weight transfer" => Value::Null,
+                "gloo" => json!({ "backend": "nccl" }),
+                _ => json!({ "backend": "gloo" }),
+            };
+            let config =
+                json!({ "model_config": model, "lora_config": lora, "weight_transfer_config": transfer });
+            Some(ok(json!({ "vllm_config": config })))
         }
         "/sleep" | "/release_memory_occupation" if behaviour.refuses_sleep => {
             let error = json!({ "error": { "message": "Memory usage increased after sleeping." } });

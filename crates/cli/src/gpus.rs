@@ -1,0 +1,145 @@
+//! GPUs of a machine: which of them this process may use, and who of a run gets which.
+//!
+//! The learner has the first ones, and servers that the run starts those after it; by turns, both begin with
+//! the first. Where `CUDA_VISIBLE_DEVICES` names some, as Slurm does and whoever shares a machine with
+//! others, these are all that there are.
+
+use dressage_trainer::recipe::{LearnerKeys, Placement, Recipe};
+
+use crate::failure::unusable;
+
+/// Variables that say which GPUs a process sees, and in which order: they are passed on to whoever computes.
+pub const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
+
+/// Variables that a process of a run gets by name: those that the recipe names, and [`VISIBLE`].
+pub fn with_visible(named: &[String]) -> Vec<String> {
+    named.iter().cloned().chain(VISIBLE.map(str::to_owned)).collect()
+}
+
+/// GPUs of the machine that trains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// Those of the learner, where the run starts it.
+    pub learner: u32,
+    /// Those of each server that the run starts,
+    pub server: u32,
+    /// and how many of these there are.
+    servers: u32,
+    /// Whether servers have the learner's by turns.
+    by_turns: bool,
+}
+
+impl Shares {
+    /// The shares of a recipe.
+    pub fn of(recipe: &Recipe) -> Self {
+        let learner = match &recipe.cluster.learner {
+            Some(LearnerKeys::Torch(keys)) if keys.start => keys.gpus,
+            _ => 0,
+        };
+        let started = recipe.cluster.samplers.as_ref().map(|keys| keys.servers()).filter(|keys| keys.start);
+        Shares {
+            learner,
+            server: started.map_or(0, |keys| keys.gpus),
+            servers: started.map_or(0, |keys| u32::try_from(keys.count).unwrap_or(u32::MAX)),
+            by_turns: recipe.cluster.placement == Placement::Shared,
+        }
+    }
+
+    /// GPUs that all of them take together.
+    pub fn all(&self) -> u32 {
+        let servers = self.server.saturating_mul(self.servers);
+        if self.by_turns { self.learner.max(servers) } else { self.learner.saturating_add(servers) }
+    }
+
+    /// The first GPU of a server, counted from 0.
+    fn first_of(&self, number: u32) -> u32 {
+        let before = if self.by_turns { 0 } else { self.learner };
+        before.saturating_add(number.saturating_mul(self.server))
+    }
+
+    /// The GPUs of a server by the names that it sees them under, comma-separated; `visible` are those that
+    /// this process may use, where that is said.
+    ///
+    /// # Errors
+    /// When fewer may be used than the run takes.
+    pub fn of_server(&self, number: u32, visible: Option<&str>) -> anyhow::Result<String> {
+        let first = self.first_of(number);
+        let mine = first..first.saturating_add(self.server);
+        let Some(visible) = visible else {
+            return Ok(mine.map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(","));
+        };
+        let names = names_of(visible);
+        if names.len() < self.all() as usize {
+            return Err(unusable(format!(
+                "{}={visible:?} lets this run use {} GPUs, and it takes {}: {} of the learner (`cluster.learner.gpus`) \
+                 {} {} of {} servers (`cluster.samplers.gpus`); allow more, or take fewer",
+                VISIBLE[0],
+                names.len(),
+                self.all(),
+                self.learner,
+                if self.by_turns { "by turns with" } else { "and" },
+                self.server.saturating_mul(self.servers),
+                self.servers
+            )));
+        }
+        Ok(names[mine.start as usize..mine.end as usize].join(","))
+    }
+
+    /// Checks that there are as many GPUs as the learner takes.
+    ///
+    /// # Errors
+    /// When fewer may be used.
+    pub fn check_learner(&self, visible: Option<&str>) -> anyhow::Result<()> {
+        let Some((visible, count)) = visible.map(|visible| (visible, names_of(visible).len())) else {
+            return Ok(());
+        };
+        if count >= self.learner as usize {
+            return Ok(());
+        }
+        Err(unusable(format!(
+            "{}={visible:?} lets this run use {count} GPUs, and `cluster.learner.gpus` is {}; allow more, or take fewer",
+            VISIBLE[0], self.learner
+        )))
+    }
+}
+
+/// GPUs that this process may use, where that is said.
+pub fn visible() -> Option<String> {
+    std::env::var(VISIBLE[0]).ok()
+}
+
+/// Names in a list of GPUs, up to the first that is none, as CUDA reads it.
+fn names_of(visible: &str) -> Vec<&str> {
+    let is_one = |name: &&str| !name.is_empty() && !name.starts_with('-');
+    visible.split(',').map(str::trim).take_while(is_one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const APART: Shares = Shares { learner: 2, server: 1, servers: 2, by_turns: false };
+
+    #[test]
+    fn servers_come_after_the_learner_or_have_its_gpus_by_turns() {
+        let of = |shares: Shares, number| shares.of_server(number, None).unwrap();
+        assert_eq!((of(APART, 0), of(APART, 1)), ("2".into(), "3".into()));
+        let by_turns = Shares { by_turns: true, server: 2, ..APART };
+        assert_eq!((of(by_turns, 0), of(by_turns, 1)), ("0,1".into(), "2,3".into()));
+        assert_eq!((APART.all(), by_turns.all()), (4, 4));
+    }
+
+    #[test]
+    fn gpus_are_among_those_that_may_be_used() {
+        let named = |number, visible| APART.of_server(number, Some(visible));
+        assert_eq!(named(1, "7, 5,GPU-ab,0").unwrap(), "0");
+        assert_eq!(named(0, "7,5,GPU-ab,0").unwrap(), "GPU-ab");
+        for few in ["4,5,6", "", "0,1,2,-1,3"] {
+            let error = named(0, few).unwrap_err().to_string();
+            assert!(error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("it takes 4: 2 of"), "{error}");
+        }
+        assert!(APART.check_learner(Some("3,4")).is_ok() && APART.check_learner(None).is_ok());
+        let error = APART.check_learner(Some("3")).unwrap_err().to_string();
+        assert!(error.contains("lets this run use 1 GPUs, and `cluster.learner.gpus` is 2"), "{error}");
+    }
+}

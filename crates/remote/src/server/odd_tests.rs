@@ -1,0 +1,103 @@
+//! Servers that lie, folders that change, and ends of replies across a change of weights.
+
+use dressage_policy::{Completion, FinishReason, SampleEvent};
+use tempfile::TempDir;
+
+use super::testing::*;
+use super::tests::{ALL, check, reply};
+use super::*;
+
+#[tokio::test]
+async fn a_reply_that_cannot_be_is_the_servers_fault() {
+    for speaks in ALL {
+        for (lie, want) in [
+            (Lie::Stranger, "is none of the 40 tokens of the model's vocabulary"),
+            (Lie::Endless, "drew more than the 6 tokens"),
+            (Lie::Short, "ended a reply for its length after 3 of 6 tokens"),
+            (Lie::Stops, "says that a stop token ended a reply"),
+            (Lie::NoNumber, "no log-probability"),
+            (Lie::Half, "is no JSON"),
+            (Lie::Ends, "ended without saying why"),
+        ] {
+            let fake = Fake::with(speaks, Behaviour { lie: Some(lie), ..Behaviour::default() }).await;
+            let mut asked = request(1, 6);
+            asked.params.stop_ids = vec![VOCABULARY as u32 - 1];
+            let error = reply(&fake.server(InFlight::Recompute), asked).await.unwrap_err();
+            assert!(error.may_pass(), "others may serve it: {error}");
+            assert!(error.to_string().contains(want), "{speaks:?} {lie:?}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn labels_that_leave_tokens_out_are_found_out() {
+    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
+        let (fake, root) = (Fake::new(speaks).await, TempDir::new().unwrap());
+        let server = fake.server(InFlight::Recompute);
+        server.adopt(&publish(root.path(), 1)).await.unwrap();
+        for (lie, want) in
+            [(Lie::FewLabels, "tells weights of 4 of 6 tokens"), (Lie::Overlap, "are no spans")]
+        {
+            fake.set(Behaviour { lie: Some(lie), ..Behaviour::default() });
+            let error = reply(&server, request(1, 6)).await.unwrap_err();
+            assert!(error.to_string().contains(want), "{speaks:?} {lie:?}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn servers_of_a_fleet_share_the_check_of_a_folder_until_it_changes() {
+    let root = TempDir::new().unwrap();
+    let checks = FolderChecks::default();
+    let fakes = [Fake::new(Speaks::NewVllm).await, Fake::new(Speaks::Sglang).await];
+    let of = |fake: &Fake| {
+        Server::new(ServerOptions { checks: checks.clone(), ..fake.options(InFlight::Recompute) }).unwrap()
+    };
+    let servers = [of(&fakes[0]), of(&fakes[1])];
+    for version in 1..4 {
+        let weights = publish(root.path(), version);
+        let (a, b) = tokio::join!(servers[0].adopt(&weights), servers[1].adopt(&weights));
+        a.unwrap();
+        b.unwrap();
+        assert_eq!(checks.count(), version as usize);
+    }
+    // One that comes later, to a folder that was damaged meanwhile.
+    let weights = publish(root.path(), 4);
+    servers[0].adopt(&weights).await.unwrap();
+    let file = folder_of(&weights).join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let error = servers[1].adopt(&weights).await.unwrap_err().to_string();
+    assert!(error.contains("has the checksum"), "{error}");
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_a_reply_that_goes_on_across_a_change_of_weights() {
+    for speaks in [Speaks::NewVllm, Speaks::Sglang] {
+        let (fake, folder) = (Fake::new(speaks).await, TempDir::new().unwrap());
+        let server = fake.server(InFlight::Keep);
+        server.adopt(&publish(folder.path(), 1)).await.unwrap();
+        let first = reply(&server, request(1, 12)).await.unwrap().tokens;
+        // Letters that come, if at all, after the change.
+        let bytes = server.0.options.tokens.clone().unwrap();
+        let letter = |id: u32| String::from_utf8(bytes.token_bytes(id).unwrap().to_vec()).unwrap();
+        let ends = |id: &u32| !first.contains(id);
+        let mut asked = request(1, 60);
+        asked.params.stop_strings = (0..VOCABULARY as u32).filter(ends).map(letter).collect();
+        let mut stream = server.sample(asked.clone()).await.unwrap();
+        let mut completion = Completion::default();
+        while completion.tokens.len() < 3 {
+            if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
+                stream.next().await.unwrap().unwrap()
+            {
+                completion.extend(&tokens, &logprobs, version);
+            }
+        }
+        server.adopt(&publish(folder.path(), 2)).await.unwrap();
+        stream.gather(&mut completion).await.unwrap();
+        assert_eq!(completion.finish, FinishReason::StopString, "{speaks:?} {completion:?}");
+        assert_eq!(completion.tokens.iter().position(ends), Some(completion.tokens.len() - 1));
+        check(&completion, &asked.prompt);
+    }
+}
