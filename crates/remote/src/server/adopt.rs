@@ -28,6 +28,8 @@ pub(super) struct Adopted {
     pub mark: String,
     /// The name of the model or adapter that requests ask for.
     pub model: String,
+    /// Whether requests may have seeds.
+    pub seeds: bool,
     /// What the learner finds for a prompt.
     pub probe: Option<Probe>,
 }
@@ -265,7 +267,7 @@ impl Inner {
             )));
         }
         let (model, probe) = (facts.model.clone(), folder.probe.clone().map(Arc::new));
-        self.confirmed(Adopted { version, label, mark, model, probe }).await
+        self.confirmed(Adopted { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
     /// Has a server load an adapter beside others. It need not stand still for that.
@@ -281,7 +283,7 @@ impl Inner {
             self.dialect.load_adapter(&self.http, &folder.path, &load).await?;
         }
         let (mark, model, probe) = (label.clone(), label.clone(), folder.probe.clone().map(Arc::new));
-        self.confirmed(Adopted { version, label, mark, model, probe }).await
+        self.confirmed(Adopted { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
     /// Compares the log-probabilities of the probe with the learner's.

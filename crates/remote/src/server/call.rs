@@ -169,7 +169,8 @@ impl Call {
                 let facts = server.facts().await?;
                 let mark = server.dialect.label(&server.http, &facts, server.options.answer).await?;
                 let (label, model) = ("as started".to_owned(), facts.model.clone());
-                Ok((gate.changes, Arc::new(Adopted { version: 0, label, mark, model, probe: None })))
+                let (seeds, probe) = (facts.seeds, None);
+                Ok((gate.changes, Arc::new(Adopted { version: 0, label, mark, model, seeds, probe })))
             }
         }
     }
@@ -183,7 +184,7 @@ impl Call {
     /// Asks once, and hands out what comes.
     async fn ask(&mut self, changes: u64, weights: &Adopted) -> Result<Ended, PolicyError> {
         let server = Arc::clone(&self.server);
-        let under = Under { model: &weights.model, label: &weights.label, seed: Some(self.seed()) };
+        let under = Under { model: &weights.model, label: &weights.label, seed: weights.seeds.then(|| self.seed()) };
         let body = server.dialect.draw(&self.request, &under);
         let keeps = server.options.in_flight == InFlight::Keep;
         // An adapter that is replaced goes on to draw what it was asked for.

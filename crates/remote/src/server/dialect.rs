@@ -78,6 +78,8 @@ pub(super) struct Facts {
     pub program: String,
     /// Whether it tells labels of weights: of those that it has, and of tokens.
     pub labels: bool,
+    /// Whether requests may have seeds.
+    pub seeds: bool,
 }
 
 /// What a request is asked under.

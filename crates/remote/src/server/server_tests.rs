@@ -90,6 +90,18 @@ async fn a_seed_and_the_request_reach_the_server() {
     assert_eq!(drawn[0]["cache_salt"], "as started");
 }
 
+#[tokio::test]
+async fn processors_that_compute_prompts_in_chunks_get_no_seeds() {
+    for (without, has) in [("GPU", false), ("GPU and chunks", true), ("", true)] {
+        let fake = Fake::new(Speaks::NewVllm).await;
+        fake.set(Behaviour { without, ..Behaviour::default() });
+        reply(&fake.server(InFlight::Recompute), request(1, 2)).await.unwrap();
+        let asked = fake.asked("/inference/v1/generate");
+        let drawn = asked.iter().find(|body| body["stream"] == true).unwrap();
+        assert_eq!(drawn["sampling_params"].get("seed").is_some(), has, "{without}");
+    }
+}
+
 /// Draws a reply of 40 tokens from a server that has version 1, lets it adopt version 2 once `begun` of them
 /// are there, and checks that each token is of the version that it says.
 async fn across(server: &Server, begun: usize, adopts: impl AsyncFnOnce(), what: &str) {

@@ -76,7 +76,7 @@ impl Dialect for Sglang {
             }
         }
         let program = server["version"].as_str().unwrap_or("of an unknown version").to_owned();
-        Ok(Facts { model, program, labels: true })
+        Ok(Facts { model, program, labels: true, seeds: true })
     }
 
     fn route(&self) -> &'static str {

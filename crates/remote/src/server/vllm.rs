@@ -20,6 +20,8 @@ use crate::push::{GroupBackend, Meeting, Rendezvous, Sent};
 
 /// Route that draws, which is there with a flag only.
 const GENERATE: &str = "/inference/v1/generate";
+/// The route that tells its configuration.
+const CONFIG: &str = "/server_info?config_format=json";
 /// Environment variable of a server that may be given weights.
 const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1";
 /// Environment variable and flag of one that may be given adapters.
@@ -117,7 +119,8 @@ impl Dialect for Vllm {
         };
         let length = model["max_model_len"].as_u64();
         compare_context(length, "--max-model-len", options).map_err(|why| http.refuses(why))?;
-        let facts = Facts { model: name.to_owned(), program, labels };
+        let seeds = self.takes_seeds(http, within).await;
+        let facts = Facts { model: name.to_owned(), program, labels, seeds };
         self.check_flags(http, &facts, options).await?;
         self.check_config(http, options).await?;
         if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
@@ -263,7 +266,7 @@ impl Dialect for Vllm {
 
     /// Without the flag it says that it sleeps, and keeps all memory.
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
-        let info = http.get("/server_info?config_format=json", within).await?;
+        let info = http.get(CONFIG, within).await?;
         match info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
             true => Err(http.refuses(
                 "it keeps the memory of its devices when it is told to sleep; start it with --enable-sleep-mode",
@@ -444,13 +447,22 @@ impl Vllm {
 }
 
 impl Vllm {
+    /// Whether requests may have seeds. On processors vLLM (0.32) dies of one whose prompt it computes in chunks:
+    /// it takes the generator of the request back, which those of processors cannot do.
+    async fn takes_seeds(&self, http: &Http, within: Duration) -> bool {
+        let Ok(info) = http.ask(Method::GET, CONFIG, None, within).await else { return true };
+        let config = &info.value["vllm_config"];
+        let is_cpu = config["device_config"]["device"] == "cpu";
+        !(is_cpu && config["scheduler_config"]["enable_chunked_prefill"] != false)
+    }
+
     /// Looks into its configuration, where it tells that, for flags whose lack would show late: in the middle
     /// of a run, or never.
     async fn check_config(&self, http: &Http, options: &ServerOptions) -> Result<(), PolicyError> {
         if options.push.is_none() && !options.adapters {
             return Ok(());
         }
-        let info = http.ask(Method::GET, "/server_info?config_format=json", None, options.answer).await?;
+        let info = http.ask(Method::GET, CONFIG, None, options.answer).await?;
         let config = &info.value["vllm_config"];
         let lora = config.get("lora_config").filter(|_| options.adapters);
         if lora.is_some_and(Value::is_null) {

@@ -97,8 +97,14 @@ pub async fn answer(shared: &Shared, behaviour: &Behaviour, uri: &Uri, body: &Va
                 "gloo" => json!({ "backend": "nccl" }),
                 _ => json!({ "backend": "gloo" }),
             };
-            let config =
-                json!({ "model_config": model, "lora_config": lora, "weight_transfer_config": transfer });
+            let device = if behaviour.without.starts_with("GPU") { "cpu" } else { "cuda" };
+            let config = json!({
+                "model_config": model,
+                "lora_config": lora,
+                "weight_transfer_config": transfer,
+                "device_config": { "device": device },
+                "scheduler_config": { "enable_chunked_prefill": behaviour.without != "GPU and chunks" },
+            });
             Some(ok(json!({ "vllm_config": config })))
         }
         "/sleep" | "/release_memory_occupation" if behaviour.refuses_sleep => {
