@@ -7,6 +7,7 @@
 use dressage_trainer::recipe::{LearnerKeys, Placement, Recipe};
 
 use crate::failure::unusable;
+use crate::screen;
 
 /// Variables that say which GPUs a process sees, and in which order: they are passed on to whoever computes.
 pub const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
@@ -71,10 +72,10 @@ impl Shares {
         let names = names_of(visible);
         if names.len() < self.all() as usize {
             return Err(unusable(format!(
-                "{}={visible:?} lets this run use {} GPUs, and it takes {}: {} of the learner (`cluster.learner.gpus`) \
+                "{}={visible:?} lets this run use {}, and it takes {}: {} of the learner (`cluster.learner.gpus`) \
                  {} {} of {} servers (`cluster.samplers.gpus`); allow more, or take fewer",
                 VISIBLE[0],
-                names.len(),
+                screen::plural(names.len() as u32, "GPU"),
                 self.all(),
                 self.learner,
                 if self.by_turns { "by turns with" } else { "and" },
@@ -97,8 +98,10 @@ impl Shares {
             return Ok(());
         }
         Err(unusable(format!(
-            "{}={visible:?} lets this run use {count} GPUs, and `cluster.learner.gpus` is {}; allow more, or take fewer",
-            VISIBLE[0], self.learner
+            "{}={visible:?} lets this run use {}, and `cluster.learner.gpus` is {}; allow more, or take fewer",
+            VISIBLE[0],
+            screen::plural(count as u32, "GPU"),
+            self.learner
         )))
     }
 }
@@ -140,6 +143,6 @@ mod tests {
         }
         assert!(APART.check_learner(Some("3,4")).is_ok() && APART.check_learner(None).is_ok());
         let error = APART.check_learner(Some("3")).unwrap_err().to_string();
-        assert!(error.contains("lets this run use 1 GPUs, and `cluster.learner.gpus` is 2"), "{error}");
+        assert!(error.contains("lets this run use 1 GPU, and `cluster.learner.gpus` is 2"), "{error}");
     }
 }
