@@ -184,7 +184,8 @@ impl Call {
     /// Asks once, and hands out what comes.
     async fn ask(&mut self, changes: u64, weights: &Adopted) -> Result<Ended, PolicyError> {
         let server = Arc::clone(&self.server);
-        let under = Under { model: &weights.model, label: &weights.label, seed: weights.seeds.then(|| self.seed()) };
+        let under =
+            Under { model: &weights.model, label: &weights.label, seed: weights.seeds.then(|| self.seed()) };
         let body = server.dialect.draw(&self.request, &under);
         let keeps = server.options.in_flight == InFlight::Keep;
         // An adapter that is replaced goes on to draw what it was asked for.
