@@ -447,8 +447,8 @@ impl Vllm {
 }
 
 impl Vllm {
-    /// Whether requests may have seeds. On processors vLLM (0.32) dies of one whose prompt it computes in chunks:
-    /// it takes the generator of the request back, which those of processors cannot do.
+    /// Whether requests may have seeds. On processors vLLM (0.32) dies of one whose prompt it computes in
+    /// chunks: it takes the generator of the request back, which those of processors cannot do.
     async fn takes_seeds(&self, http: &Http, within: Duration) -> bool {
         let Ok(info) = http.ask(Method::GET, CONFIG, None, within).await else { return true };
         let config = &info.value["vllm_config"];
