@@ -260,7 +260,7 @@ mod tests {
         // Chips are won and lost, which is no success.
         for scores in [[-1.0, 0.0], [0.0, 2.0]] {
             let mut metrics = Metrics::default();
-            metrics.add_spread("critic/score", scores.into_iter());
+            metrics.add_spread("critic/score", scores);
             let line = step_line("grpo", 1, 4, &metrics);
             assert_eq!(line, format!("grpo 1/4 · score {:>6.3}", (scores[0] + scores[1]) / 2.0));
         }
