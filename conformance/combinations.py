@@ -1,7 +1,7 @@
 """A recipe with its sampler and its learner in every place: the embedded engine, vLLM or SGLang; the embedded engine or PyTorch.
 
 Runs the last phase of a recipe from a model that has imitated, once for each combination, with one seed. Checks that each run ends,
-that its success on held-out tasks lies within the 95 % interval of the run on the embedded engine alone (which is the first),
+that its success on held-out tasks is not below the 95 % interval of the run on the embedded engine alone (which is the first),
 and that it reports how far sampler and learner differ. With `--kill`, `dressage`, a server and a rank of the learner are killed
 (kill -9) in the middle of each run, which goes on: by itself, or with --resume where `dressage` was killed. Prints the processor
 seconds of Dressage, of the servers and of the learner.
@@ -279,16 +279,14 @@ def main() -> None:
         differs = {
             key: max(step[key] for step in steps if key in step) for key in MISMATCH if any(key in s for s in steps)
         }
-        good = (
-            bounds[0] <= last <= bounds[1] and len(steps) == options.steps and (differs or name == "embedded+embedded")
-        )
+        good = bounds[0] <= last and len(steps) == options.steps and (differs or name == "embedded+embedded")
         failures += not good
         spent = ", ".join(f"{part} {seconds:.0f}" for part, seconds in sorted(took["processor"].items()))
         killed = f" · killed: {', '.join(took['killed'])}" if took["killed"] else ""
         found = ", ".join(f"{re.sub('.*/', '', key)} {value:.2g}" for key, value in differs.items())
         print(
             f"{'ok  ' if good else 'FAIL'}  {name}: {len(steps)} steps in {took['seconds']:.0f} s, success {100 * first:.0f} → "
-            f"{100 * last:.0f} % (n = {options.tasks}; to lie in {100 * bounds[0]:.1f}–{100 * bounds[1]:.1f}) · largest of a "
+            f"{100 * last:.0f} % (n = {options.tasks}; {100 * own[0]:.1f}–{100 * own[1]:.1f}, embedded {100 * bounds[0]:.1f}–{100 * bounds[1]:.1f}) · largest of a "
             f"step: {found or 'no difference'} · processor seconds: {spent}{killed}",
             flush=True,
         )
