@@ -283,10 +283,11 @@ def main() -> None:
         failures += not good
         spent = ", ".join(f"{part} {seconds:.0f}" for part, seconds in sorted(took["processor"].items()))
         killed = f" · killed: {', '.join(took['killed'])}" if took["killed"] else ""
+        interval, embedded = (f"{100 * least:.1f}–{100 * most:.1f}" for least, most in (own, bounds))
         found = ", ".join(f"{re.sub('.*/', '', key)} {value:.2g}" for key, value in differs.items())
         print(
             f"{'ok  ' if good else 'FAIL'}  {name}: {len(steps)} steps in {took['seconds']:.0f} s, success {100 * first:.0f} → "
-            f"{100 * last:.0f} % (n = {options.tasks}; {100 * own[0]:.1f}–{100 * own[1]:.1f}, embedded {100 * bounds[0]:.1f}–{100 * bounds[1]:.1f}) · largest of a "
+            f"{100 * last:.0f} % (n = {options.tasks}; {interval}, embedded {embedded}) · largest of a "
             f"step: {found or 'no difference'} · processor seconds: {spent}{killed}",
             flush=True,
         )
