@@ -89,7 +89,7 @@ class Real:
         return statistics.mean(step[metric] for step in self.steps)
 
     def told(self) -> list[str]:
-        """What the simulator is told of its attempts."""
+        """Options that tell the simulator of its attempts."""
         attempts = self.setting["groups"] * self.setting["group_size"]
         mean = statistics.mean(self.tokens)
         # A group's prompt is computed once, and what its tools say for each attempt.

@@ -20,9 +20,9 @@ pub fn with_visible(named: &[String]) -> Vec<String> {
 /// GPUs of the machine that trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
-    /// Those of the learner, where the run starts it.
+    /// GPUs of the learner, where the run starts it.
     pub learner: u32,
-    /// Those of each server that the run starts,
+    /// GPUs of each server that the run starts,
     pub server: u32,
     /// and how many of these there are.
     servers: u32,

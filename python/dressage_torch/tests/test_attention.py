@@ -50,7 +50,7 @@ def sizes(request, monkeypatch):
 
 
 def shown(found: blocks.Blocks) -> torch.Tensor:
-    """Who sees whom, by the masks of all blocks."""
+    """Mask of all rows and columns, from the masks of blocks."""
     bounds = np.cumsum([0, *found.parts])
     mask, first = torch.zeros(sum(found.rows), sum(found.parts), dtype=torch.bool), 0
     for rows, columns, seen in zip(found.rows, found.columns, found.masks, strict=True):

@@ -41,8 +41,17 @@ impl Arguments {
         Ok(Arguments { validator, names, never_null })
     }
 
+    /// Arguments of a call as they are meant, which fit the schema.
+    ///
+    /// # Errors
+    /// See [`Arguments::check`].
+    pub fn accepted(&self, arguments: &Map<String, Value>) -> Result<Map<String, Value>, String> {
+        let given = self.given(arguments);
+        self.check(&given).map(|()| given)
+    }
+
     /// Arguments of a call as they are meant: null for one that may be left out, and cannot be null, is none.
-    pub fn given(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
+    fn given(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
         let is_none =
             |name: &str, value: &Value| value.is_null() && self.never_null.iter().any(|known| known == name);
         let given = arguments.iter().filter(|(name, value)| !is_none(name, value));

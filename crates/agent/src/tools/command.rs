@@ -277,8 +277,7 @@ impl Session for CommandTool {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let arguments = &self.arguments.given(arguments);
-        let command = match self.arguments.check(arguments).and_then(|()| self.command(arguments)) {
+        let command = match self.arguments.accepted(arguments).and_then(|given| self.command(&given)) {
             Ok(command) => command,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::testing::*;
 use super::*;
-use crate::{GroupBackend, Health, Pushing, Router, RouterOptions};
+use crate::{GroupBackend, Health, Pushing, Router};
 
 pub(super) const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
 const LONG: Duration = Duration::from_secs(30);
@@ -485,16 +485,7 @@ async fn never_mixed(pushes: bool) {
         };
         (fake.url.clone(), Arc::new(Server::new(options).unwrap()) as Arc<dyn Sampler>)
     });
-    let options = RouterOptions {
-        probe: vec![1, 2],
-        probe_every: Duration::from_millis(200),
-        first_wait: Duration::from_millis(50),
-        longest_wait: Duration::from_millis(200),
-        patience: Duration::from_secs(20),
-        adopt: Duration::from_secs(20),
-        tries: 10,
-        ..RouterOptions::default()
-    };
+    let options = impatient(Duration::from_millis(200), Duration::from_secs(20));
     let router = Arc::new(Router::new(members.collect(), options).unwrap());
     adopt(&router, 1).await;
     let all_serve = async || {

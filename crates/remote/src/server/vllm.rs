@@ -119,10 +119,15 @@ impl Dialect for Vllm {
         };
         let length = model["max_model_len"].as_u64();
         compare_context(length, "--max-model-len", options).map_err(|why| http.refuses(why))?;
-        let seeds = self.takes_seeds(http, within).await;
+        // Servers are slow to tell it: it is asked for once.
+        let config = http.ask(Method::GET, CONFIG, None, within).await;
+        let config = config.map(|mut info| info.value["vllm_config"].take());
+        let seeds = config.as_ref().map_or(true, takes_seeds);
         let facts = Facts { model: name.to_owned(), program, labels, seeds };
         self.check_flags(http, &facts, options).await?;
-        self.check_config(http, options).await?;
+        if options.push.is_some() || options.adapters {
+            check_config(&config?, options).map_err(|why| http.refuses(why))?;
+        }
         if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
             let text =
                 json!({ "model": name, "prompt": options.tokenizer.text, "add_special_tokens": false });
@@ -446,46 +451,38 @@ impl Vllm {
     }
 }
 
-impl Vllm {
-    /// Whether requests may have seeds. On processors vLLM (0.32) dies of one whose prompt it computes in
-    /// chunks: it takes the generator of the request back, which those of processors cannot do.
-    async fn takes_seeds(&self, http: &Http, within: Duration) -> bool {
-        let Ok(info) = http.ask(Method::GET, CONFIG, None, within).await else { return true };
-        let config = &info.value["vllm_config"];
-        let is_cpu = config["device_config"]["device"] == "cpu";
-        !(is_cpu && config["scheduler_config"]["enable_chunked_prefill"] != false)
-    }
+/// Whether requests may have seeds, by the configuration of a server. On processors vLLM (0.32) dies of one
+/// whose prompt it computes in chunks: it takes the generator of the request back, which those of processors
+/// cannot do.
+fn takes_seeds(config: &Value) -> bool {
+    let is_cpu = config["device_config"]["device"] == "cpu";
+    !(is_cpu && config["scheduler_config"]["enable_chunked_prefill"] != false)
+}
 
-    /// Looks into its configuration, where it tells that, for flags whose lack would show late: in the middle
-    /// of a run, or never.
-    async fn check_config(&self, http: &Http, options: &ServerOptions) -> Result<(), PolicyError> {
-        if options.push.is_none() && !options.adapters {
-            return Ok(());
-        }
-        let info = http.ask(Method::GET, CONFIG, None, options.answer).await?;
-        let config = &info.value["vllm_config"];
-        let lora = config.get("lora_config").filter(|_| options.adapters);
-        if lora.is_some_and(Value::is_null) {
-            return Err(http.refuses(format!("it takes no adapters; start it with {ADAPTERS}")));
-        }
-        if let Some(most) = lora.and_then(|lora| lora["max_loras"].as_u64()).filter(|most| *most < 2) {
-            return Err(http.refuses(format!(
-                "it holds {most} adapter at once, and a new one is loaded beside the old one; start it with --max-loras 2"
-            )));
-        }
-        let transfer = config.get("weight_transfer_config");
-        let (Some(push), Some(transfer)) = (&options.push, transfer) else { return Ok(()) };
-        let wanted = push.backend().name();
-        let has = transfer["backend"].as_str();
-        if has == Some(wanted) {
-            return Ok(());
-        }
-        let has = has.map_or_else(|| "nobody".into(), |has| format!("groups of {has:?}"));
-        Err(http.refuses(format!(
-            "it takes weights from {has}, and the learner sends over {wanted:?}; start it with --weight-transfer-config \
-             '{{\"backend\": \"{wanted}\"}}', or set cluster.samplers.weights = \"folder\""
-        )))
+/// Looks into the configuration of a server, where it tells that, for flags whose lack would show late: in the
+/// middle of a run, or never.
+fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
+    let lora = config.get("lora_config").filter(|_| options.adapters);
+    if lora.is_some_and(Value::is_null) {
+        return Err(format!("it takes no adapters; start it with {ADAPTERS}"));
     }
+    if let Some(most) = lora.and_then(|lora| lora["max_loras"].as_u64()).filter(|most| *most < 2) {
+        return Err(format!(
+            "it holds {most} adapter at once, and a new one is loaded beside the old one; start it with --max-loras 2"
+        ));
+    }
+    let transfer = config.get("weight_transfer_config");
+    let (Some(push), Some(transfer)) = (&options.push, transfer) else { return Ok(()) };
+    let wanted = push.backend().name();
+    let has = transfer["backend"].as_str();
+    if has == Some(wanted) {
+        return Ok(());
+    }
+    let has = has.map_or_else(|| "nobody".into(), |has| format!("groups of {has:?}"));
+    Err(format!(
+        "it takes weights from {has}, and the learner sends over {wanted:?}; start it with --weight-transfer-config \
+         '{{\"backend\": \"{wanted}\"}}', or set cluster.samplers.weights = \"folder\""
+    ))
 }
 
 /// A number of a page of metrics in Prometheus' format, summed over its labels.

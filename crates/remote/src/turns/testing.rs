@@ -14,8 +14,7 @@ use tokio::sync::Notify;
 use super::*;
 use crate::devices::Moved;
 use crate::push::{Broadcasts, GroupBackend, Opened, Opening, Sent};
-use crate::router::RouterOptions;
-use crate::server::testing::{Behaviour, Fake, Log, Sender, Speaks, expected, publish, request};
+use crate::server::testing::{Behaviour, Fake, Log, Sender, Speaks, expected, impatient, publish, request};
 use crate::server::{InFlight, ServerOptions};
 
 pub(super) const ALL: [Speaks; 3] = [Speaks::NewVllm, Speaks::OldVllm, Speaks::Sglang];
@@ -203,16 +202,7 @@ impl Shared {
             lives.push(sender);
             sharers.push(Sharer { name: fake.url.clone(), server, lives: started.then_some(receiver) });
         }
-        let options = RouterOptions {
-            probe: vec![1, 2],
-            probe_every: Duration::from_millis(50),
-            first_wait: Duration::from_millis(50),
-            longest_wait: Duration::from_millis(200),
-            patience: Duration::from_secs(8),
-            adopt: Duration::from_secs(20),
-            tries: 10,
-            ..RouterOptions::default()
-        };
+        let options = impatient(Duration::from_millis(50), Duration::from_secs(8));
         let router = Arc::new(Router::new(members, options).unwrap());
         turns.share(router.clone(), sharers, push.clone()).unwrap();
         let (learner, sampler) = (turns.learner(trainee.clone()), turns.sampler(router.clone()));

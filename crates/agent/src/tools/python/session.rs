@@ -93,11 +93,11 @@ impl Session for PythonSession {
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let schema = self.offered.arguments(tool);
-        let arguments = &schema.map_or_else(|| arguments.clone(), |schema| schema.given(arguments));
-        if let Some(Err(why)) = schema.map(|schema| schema.check(arguments)) {
-            return ToolOutput::error(CallError::BadArguments, why);
-        }
+        let arguments = match self.offered.arguments(tool).map(|schema| schema.accepted(arguments)) {
+            Some(Ok(given)) => given,
+            Some(Err(why)) => return ToolOutput::error(CallError::BadArguments, why),
+            None => arguments.clone(),
+        };
         let order = json!({ "do": "call", "tool": tool, "arguments": arguments });
         let answer = match &self.pinned {
             Some(pinned) if self.offered.is_stateful(tool) => {

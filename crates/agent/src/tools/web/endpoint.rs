@@ -47,7 +47,7 @@ impl Endpoint {
     /// The toolbox of this name.
     ///
     /// # Errors
-    /// As of [`Endpoint::check`].
+    /// See [`Endpoint::check`].
     pub fn new(name: impl Into<String>, options: EndpointOptions) -> Result<Self, String> {
         let arguments = Self::arguments(&options.url, &options.spec.parameters)?;
         Ok(Endpoint { name: name.into(), options, arguments })
@@ -170,9 +170,8 @@ impl Session for Endpoint {
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let EndpointOptions { method, headers, retries, client, pointer, .. } = &self.options;
-        let arguments = &self.arguments.given(arguments);
-        let checked = self.arguments.check(arguments).and_then(|()| self.address(arguments));
-        let (mut url, rest) = match checked {
+        let (mut url, rest) = match self.arguments.accepted(arguments).and_then(|given| self.address(&given))
+        {
             Ok(address) => address,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };

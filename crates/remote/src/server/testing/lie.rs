@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 /// Lie of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lie {
-    /// Its last token is of another vocabulary.
+    /// A last token of another vocabulary.
     Stranger,
     /// Three tokens more than were asked for.
     Endless,

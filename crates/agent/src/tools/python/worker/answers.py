@@ -38,10 +38,7 @@ def plain(value):
 
 def items_of(items):
     """The items of an iterator, as a list. Of one without end there is a note at the end."""
-    found = list(itertools.islice(items, MOST_ITEMS))
-    if len(found) == MOST_ITEMS:
-        found.append("[… more are left out here …]")
-    return found
+    return bounded(list(itertools.islice(items, MOST_ITEMS + 1)))
 
 
 async def later_items_of(items):
@@ -49,10 +46,14 @@ async def later_items_of(items):
     found = []
     async for item in items:
         found.append(item)
-        if len(found) == MOST_ITEMS:
-            found.append("[… more are left out here …]")
+        if len(found) > MOST_ITEMS:
             break
-    return found
+    return bounded(found)
+
+
+def bounded(found):
+    """Items, with a note in the place of those that are too many."""
+    return [*found[:MOST_ITEMS], "[… more are left out here …]"] if len(found) > MOST_ITEMS else found
 
 
 def of_bytes(value):

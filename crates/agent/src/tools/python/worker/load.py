@@ -130,11 +130,14 @@ def tool_of(name, value, module):
         if inspect.isclass(value):
             return tools.of_class(value, {}, None, name)
         return tools.of_function(name, value)
-    except schema.Unusable as error:
-        raise Fault(f"{name} cannot be a tool: {error}") from error
     except Exception as error:
         folder = os.path.dirname(os.path.abspath(module.__file__))
-        raise Fault(f"{name} cannot be a tool: {answers.described(error, folder)}") from error
+        raise Fault(f"{name} cannot be a tool: {why(error, folder)}") from error
+
+
+def why(error, folder):
+    """An error as the user reads it: one of the code in this folder with its place there."""
+    return str(error) if isinstance(error, schema.Unusable) else answers.described(error, folder)
 
 
 def of_config(config, folder):
@@ -157,11 +160,8 @@ def of_config(config, folder):
             found.append(
                 tools.of_class(kind, entry.get("config") or {}, entry.get("tool_schema"), kind.__name__)
             )
-        except schema.Unusable as error:
-            raise Fault(f"{where}, {entry['class_name']}: {error}") from error
         except Exception as error:
-            why = answers.described(error, folder)
-            raise Fault(f"{where}, {entry['class_name']}: {why}") from error
+            raise Fault(f"{where}, {entry['class_name']}: {why(error, folder)}") from error
     return found
 
 

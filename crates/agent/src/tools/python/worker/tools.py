@@ -52,14 +52,14 @@ INSIDE = ("func", "coroutine", "fn", "forward", "__wrapped__", "entrypoint")
 
 
 async def finished(value):
-    """What a call gives, whether at once or later, as a whole or item by item."""
+    """The answer of a call, given at once or later, as a whole or item by item."""
     if inspect.isasyncgen(value):
         return await answers.later_items_of(value)
     return await value if inspect.isawaitable(value) else value
 
 
 def drawn(value):
-    """What a call gives, with the items of a generator, whose code is the call's."""
+    """The answer of a call, with the items of a generator, whose code is the call's."""
     return answers.items_of(value) if inspect.isgenerator(value) else value
 
 
