@@ -187,9 +187,11 @@ def recipe_of(source: Path, into: Path, sampler: str, learner: str, options: arg
 
 def untied(checkpoint: Path, into: Path) -> Path:
     """A model with its head apart from its embedding: on processors vLLM keeps the old head of one that is tied."""
+    if into.exists():
+        return into
     config = json.loads((checkpoint / "config.json").read_text())
-    if not config.get("tie_word_embeddings") or into.exists():
-        return into if into.exists() else checkpoint
+    if not config.get("tie_word_embeddings"):
+        return checkpoint
     half = into.with_suffix(".half")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir()
