@@ -3,6 +3,7 @@
 
 mod group;
 mod lie;
+mod routing;
 mod sleep;
 mod weights;
 
@@ -22,12 +23,11 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::router::RouterOptions;
-
 use super::{InFlight, Server, ServerKind, ServerOptions, TokenizerProbe};
 use group::Membership;
 pub use group::{SendFault, Sender};
 pub use lie::Lie;
+pub use routing::impatient;
 use sleep::Given;
 pub use sleep::Log;
 pub use weights::publish;
@@ -557,20 +557,6 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-/// A router that tries and probes often, so that tests need not wait for it.
-pub fn impatient(probe_every: Duration, patience: Duration) -> RouterOptions {
-    RouterOptions {
-        probe: vec![1, 2],
-        probe_every,
-        first_wait: Duration::from_millis(50),
-        longest_wait: Duration::from_millis(200),
-        patience,
-        adopt: Duration::from_secs(20),
-        tries: 10,
-        ..RouterOptions::default()
     }
 }
 

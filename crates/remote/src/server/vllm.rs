@@ -459,8 +459,8 @@ fn takes_seeds(config: &Value) -> bool {
     !(is_cpu && config["scheduler_config"]["enable_chunked_prefill"] != false)
 }
 
-/// Looks into the configuration of a server, where it tells that, for flags whose lack would show late: in the
-/// middle of a run, or never.
+/// Looks into the configuration of a server, where it tells that, for flags whose lack would show late: in
+/// the middle of a run, or never.
 fn check_config(config: &Value, options: &ServerOptions) -> Result<(), String> {
     let lora = config.get("lora_config").filter(|_| options.adapters);
     if lora.is_some_and(Value::is_null) {
