@@ -17,6 +17,7 @@ import sqlite3
 import statistics
 import subprocess
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,14 +123,9 @@ def main() -> None:
         peer.stop()
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        text = (a.recipe / "recipe.toml").read_text()
-        # The last phase alone.
-        before, *phases = text.split("[[phase]]")
-        work = Path(folder) / "recipe.toml"
-        work.write_text(before + "[[phase]]" + phases[-1])
         runs = []
         for name, setting in SETTINGS.items():
-            runs.append(run(a, work, name, setting, Path(folder) / name.replace(" ", "-")))
+            runs.append(run(a, name, setting, Path(folder) / name.replace(" ", "-")))
             print(f"{name}: {runs[-1].mean('timing_s/step'):.1f} s", flush=True)
         learnt = [step for one in runs[:2] for step in one.steps]
         seconds = [step["timing_s/update_actor"] for step in learnt]
@@ -137,7 +133,16 @@ def main() -> None:
         print("seconds: " + ", ".join(f"{name} {value:.6f}" for name, value in found.items()))
         (Path(folder) / "service.json").write_text(json.dumps(found))
         for one in runs:
-            command = [a.binary, "plan", work, *one.keys, "--fleet", "1", "--service", Path(folder) / "service.json"]
+            command = [
+                a.binary,
+                "plan",
+                a.recipe,
+                *one.keys,
+                "--fleet",
+                "1",
+                "--service",
+                Path(folder) / "service.json",
+            ]
             said = subprocess.run([*command, *one.told()], capture_output=True, text=True, check=False)
             line = next((line for line in said.stdout.splitlines() if line.split()[:2] == ["1", "1"]), None)
             if line is None:
@@ -149,16 +154,18 @@ def main() -> None:
             )
 
 
-def run(a: argparse.Namespace, work: Path, name: str, setting: dict, into: Path) -> Real:
-    """Runs a setting."""
+def run(a: argparse.Namespace, name: str, setting: dict, into: Path) -> Real:
+    """Runs a setting: the last phase of the recipe alone."""
+    last = len(tomllib.loads((a.recipe / "recipe.toml").read_text())["phase"]) - 1
     keys = {
+        "run.skip_phases": last,
         "model.source": a.model.resolve(),
         "engine.threads": a.threads,
         "eval.tasks": 0,
-        "phase.0.steps": a.steps,
-        "phase.0.groups": setting["groups"],
-        "phase.0.group_size": setting["group_size"],
-        "phase.0.staleness": setting.get("staleness", 0),
+        f"phase.{last}.steps": a.steps,
+        f"phase.{last}.groups": setting["groups"],
+        f"phase.{last}.group_size": setting["group_size"],
+        f"phase.{last}.staleness": setting.get("staleness", 0),
         "agent.tool_delay": setting.get("tool", 0.0),
         "agent.tool_delay_least": setting.get("tool", 0.0),
         "run.checkpoint_every": 0,
@@ -166,7 +173,7 @@ def run(a: argparse.Namespace, work: Path, name: str, setting: dict, into: Path)
     sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]
     log = into.with_suffix(".log")
     with log.open("w") as out:
-        done = subprocess.run([a.binary, "train", work, "--run", into, *sets], stdout=out, stderr=out, check=False)
+        done = subprocess.run([a.binary, "train", a.recipe, "--run", into, *sets], stdout=out, stderr=out, check=False)
     if done.returncode:
         raise SystemExit(f"the run ended with {done.returncode}:\n{log.read_text()[-3000:]}")
     lines = [json.loads(line) for line in (into / "metrics.jsonl").read_text().splitlines()]

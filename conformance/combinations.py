@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,23 +167,19 @@ def success(lines: list[dict]) -> tuple[float, float, tuple[float, float]]:
     return found[0]["eval/success"], last["eval/success"], (last["eval/success_low"], last["eval/success_high"])
 
 
-def recipe_of(source: Path, into: Path, sampler: str, learner: str, options: argparse.Namespace) -> Path:
-    """The last phase of a recipe, with its parts where they belong."""
-    before, *phases = (source / "recipe.toml").read_text().split("[[phase]]")
-    text = before + "[[phase]]" + phases[-1]
+def places(sampler: str, learner: str, options: argparse.Namespace) -> dict[str, str]:
+    """Keys that put a sampler and a learner where they belong. JSON of texts and lists is TOML, too."""
+    keys = {}
     if sampler != "embedded":
-        python = getattr(options, sampler)
-        text += f'\n[cluster.samplers]\nkind = "{sampler}"\nstart = true\npython = {json.dumps(python)}\n'
-        text += f"args = {json.dumps(SERVER[sampler])}\nenvironment = {json.dumps(list(VARIABLES))}\n"
-        text += "start_seconds = 1800\n"
-        if options.shared and (sampler, learner) == ("vllm", "torch"):
-            text += '\n[cluster]\nplacement = "shared"\n'
-    if learner != "embedded":
-        text += (
-            f'\n[cluster.learner]\nkind = "torch"\nstart = true\npython = {json.dumps(options.torch)}\nprocesses = 2\n'
+        keys["cluster.samplers"] = (
+            f'{{kind = "{sampler}", start = true, python = {json.dumps(getattr(options, sampler))}, '
+            f"args = {json.dumps(SERVER[sampler])}, environment = {json.dumps(list(VARIABLES))}, start_seconds = 1800}}"
         )
-    into.write_text(text)
-    return into
+    if options.shared and (sampler, learner) == ("vllm", "torch"):
+        keys["cluster.placement"] = "shared"
+    if learner != "embedded":
+        keys["cluster.learner"] = f'{{kind = "torch", start = true, python = {json.dumps(options.torch)}, processes = 2}}'
+    return keys
 
 
 def untied(checkpoint: Path, into: Path) -> Path:
@@ -248,19 +245,21 @@ def main() -> None:
     learners = ["embedded", *(["torch"] if options.torch else [])]
     names = [(sampler, learner) for sampler in samplers for learner in learners]
     chosen = [names[0], *(pair for pair in names[1:] if options.only in "+".join(pair))]
+    last_phase = len(tomllib.loads((options.recipe / "recipe.toml").read_text())["phase"]) - 1
     bounds, failures = None, 0
     for sampler, learner in chosen:
         name = f"{sampler}+{learner}"
-        work = recipe_of(options.recipe, options.folder / f"{name}.toml", sampler, learner, options)
         keys = {
+            **places(sampler, learner, options),
+            "run.skip_phases": last_phase,
             "model.source": untied(options.checkpoint.resolve(), options.folder / "untied"),
-            "phase.0.steps": options.steps,
+            f"phase.{last_phase}.steps": options.steps,
             "eval.tasks": options.tasks,
             "run.checkpoint_every": 5,
         }
         sets = [f"{key}={value}" for key, value in keys.items()] + options.set
         folder = options.folder / name
-        command = [str(options.binary), "train", str(work), "--run", str(folder)]
+        command = [str(options.binary), "train", str(options.recipe), "--run", str(folder)]
         run = Run(name, folder, [*command, *(part for key in sets for part in ("--set", key))], options.seconds)
         begun = time.monotonic()
         parts = [

@@ -358,6 +358,12 @@ impl Recipe {
         )?;
         checker.at_least_one("run.keep", run.keep as usize)?;
         checker.check(
+            run.skip_phases == 0 || run.skip_phases < phase.len(),
+            "run.skip_phases",
+            run.skip_phases,
+            format_args!("less than {}, the number of phases", phase.len()),
+        )?;
+        checker.check(
             !model.source.is_empty(),
             "model.source",
             "empty",

@@ -84,6 +84,10 @@ pub struct RunKeys {
     /// How many of these checkpoints are kept, the newest ones; those at the end of a phase always are.
     #[serde(default = "two")]
     pub keep: u32,
+    /// Phases that are left out, counted from the first: 1 for a model that has imitated elsewhere. 0 once a
+    /// recipe is resolved, which holds only the phases that are run.
+    #[serde(default)]
+    pub skip_phases: usize,
 }
 
 impl RunKeys {

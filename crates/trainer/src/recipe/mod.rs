@@ -176,7 +176,9 @@ impl Recipe {
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
         }
+        // With all phases, so that errors count them as the file does.
         recipe.check(file)?;
+        recipe.phase.drain(..std::mem::take(&mut recipe.run.skip_phases));
         Ok(recipe)
     }
 

@@ -72,6 +72,17 @@ fn what_is_written_reads_back_the_same() {
 }
 
 #[test]
+fn phases_that_are_skipped_are_not_in_the_resolved_recipe() {
+    let whole = load(SMALL, &["phase.1.steps=7"]).unwrap();
+    // Numbers are those of the file, whatever the order.
+    let rest = load(SMALL, &["run.skip_phases=1", "phase.1.steps=7"]).unwrap();
+    assert_eq!(rest.phase, whole.phase[1..]);
+    assert_eq!(load(&rest.to_toml().unwrap(), &[]).unwrap(), rest, "nothing more is skipped");
+    let wrong = load(SMALL, &["run.skip_phases=1", "phase.1.steps=0"]).unwrap_err();
+    assert!(wrong.contains("`phase.1.steps` is 0"), "{wrong}");
+}
+
+#[test]
 fn context_policies_are_of_each_agent() {
     let overrides = [
         "agent.context={kind='summarise', keep=3, agent='short'}",
@@ -173,6 +184,7 @@ fn a_learner_elsewhere_reads_back_the_same() {
 fn bad_recipes_are_refused_by_key() {
     let cases: &[(&[&str], &str)] = &[
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
+        (&["run.skip_phases=2"], "`run.skip_phases` is 2, but must be less than 2, the number of phases"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
         (&["cluster.learner.kind=torhc"], "`cluster.learner.kind` is \"torhc\", but must be one of `torch`"),
         (
