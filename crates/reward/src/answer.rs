@@ -190,12 +190,6 @@ pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
     }
 }
 
-/// Content of the last block of code that is closed, with the name of its language.
-pub(crate) fn last_block(text: &str) -> Option<&str> {
-    let (before, _) = text.rsplit_once("```")?;
-    before.rsplit_once("```").map(|(_, inside)| inside)
-}
-
 /// Content of the last closing tag and the nearest opening one before it.
 pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     let (before, _) = text.rsplit_once(&format!("</{tag}>"))?;

@@ -23,6 +23,7 @@
 
 mod answer;
 mod asked;
+mod blocks;
 mod boxed;
 mod choice;
 mod code;

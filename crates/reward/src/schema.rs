@@ -5,9 +5,9 @@ use jsonschema::Validator;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::answer::{in_tag, last_block, schema_of};
+use crate::answer::{in_tag, schema_of};
 use crate::scorer::{of_answer, task_field};
-use crate::{Component, Evidence, Score, ScoreError, Scorer};
+use crate::{Component, Evidence, Score, ScoreError, Scorer, blocks};
 
 /// Scores 1 where the JSON of an answer keeps to a schema, else 0.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -86,10 +86,8 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
 
 /// The JSON of a text, and how it is written: all of it, in a tag, or in the last block of code.
 fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, &'t str)> {
-    let block = last_block(text);
-    // The first line of a block may name its language, in any case.
-    let unnamed = block.and_then(|inside| Some(inside.split_once('\n')?.1));
-    let places = [Some(text), in_tag(text, tag), block, unnamed];
+    let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
+    let places = [Some(text), in_tag(text, tag), block];
     places.into_iter().flatten().map(str::trim).find_map(|written| {
         let json = serde_json::from_str(written).ok()?;
         Some((json, written))

@@ -13,7 +13,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{Component, Evidence, ScoreError, Scorer};
+use crate::answer::in_tag;
+use crate::{Component, Evidence, ScoreError, Scorer, blocks};
 use case::Case;
 
 /// `kind = "code"`
@@ -257,7 +258,7 @@ impl Scorer for CodeScorer {
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         let cases = self.cases(&evidence.task)?;
-        let code = program_in(evidence.text()).filter(|_| evidence.is_answered());
+        let code = program_in(evidence.text(), &self.keys.language).filter(|_| evidence.is_answered());
         let (mut passed, mut limited) = (0, false);
         for (number, case) in cases.iter().enumerate() {
             let Some(code) = code else { break };
@@ -281,23 +282,19 @@ impl Scorer for CodeScorer {
     }
 }
 
-/// The program in a text: its last block of code, also one that is not closed; in `<answer>`; or all of it.
-fn program_in(text: &str) -> Option<&str> {
-    let answer = crate::answer::in_tag(text, "answer").unwrap_or(text);
-    let fences: Vec<usize> = answer.match_indices("```").map(|(at, _)| at).collect();
-    let inside = match &fences[..] {
-        [] => answer,
-        // Fences come in pairs: after an odd number the last block is open.
-        [.., last] if fences.len() % 2 == 1 => &answer[last + 3..],
-        [.., open, close] => &answer[open + 3..*close],
-        _ => answer,
+/// The program in a text, or in its `<answer>`: the last block of code in its language, or all of it.
+fn program_in<'t>(text: &'t str, language: &str) -> Option<&'t str> {
+    let names: &[&str] = match language {
+        "python" => &["python", "py", "python3"],
+        "bash" => &["bash", "sh", "shell"],
+        other => &[other],
     };
-    let code = match (fences.is_empty(), inside.split_once('\n')) {
-        // The first line of a block names its language.
-        (false, Some((name, code))) if !name.trim().contains(char::is_whitespace) => code,
-        _ => inside,
+    let answer = in_tag(text, "answer").unwrap_or(text);
+    let code = match answer.contains("```") {
+        true => blocks::last_in(answer, names),
+        false => Some(answer),
     };
-    Some(code).filter(|code| !code.trim().is_empty())
+    code.filter(|code| !code.trim().is_empty())
 }
 
 #[cfg(test)]

@@ -204,7 +204,7 @@ fn outputs_are_compared_by_words() {
 #[test]
 fn programs_are_found_in_answers() {
     for (text, want) in [
-        ("a ```python\nx = 1\n``` b ```\ny = 2\n``` c", Some("y = 2\n")),
+        ("a ```python\nx = 1\n``` b ```\ny = 2\n``` c", Some("x = 1\n")),
         ("```py\nx\n``` and <answer>```python\ny\n```</answer>", Some("y\n")),
         ("```python\ny = 2", Some("y = 2")),
         ("```x = 1```", Some("x = 1")),
@@ -213,8 +213,11 @@ fn programs_are_found_in_answers() {
         ("```\n\n```", None),
         ("", None),
     ] {
-        assert_eq!(program_in(text), want, "{text}");
+        assert_eq!(program_in(text, "python"), want, "{text}");
     }
+    let both = "```python\nprint(1)\n``` in Python, and\n```sh\necho 1\n``` gives\n```\n1\n```";
+    assert_eq!(program_in(both, "bash"), Some("echo 1\n"));
+    assert_eq!(program_in(both, "lua"), Some("1\n"));
 }
 
 #[test]

@@ -12,9 +12,9 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::answer::{in_tag, last_block};
+use crate::answer::in_tag;
 use crate::scorer::{expected, task_field};
-use crate::{Component, Evidence, ScoreError, Scorer};
+use crate::{Component, Evidence, ScoreError, Scorer, blocks};
 use run::{Cell, Query};
 
 /// Scores 1 where a query gives the rows that the expected one gives, else 0.
@@ -129,15 +129,10 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
         .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is no query")))
 }
 
-/// The query in a text: in its last block of code, in `<answer>` or `<sql>`, or all of it.
+/// The query in a text, or in its `<answer>` or `<sql>`: the last block of code in SQL, or all of it.
 fn query_in(text: &str) -> Option<&str> {
-    let block = || {
-        let inside = last_block(text)?;
-        let name = inside.split_whitespace().next().unwrap_or_default();
-        let is_named = ["sql", "sqlite"].iter().any(|known| name.eq_ignore_ascii_case(known));
-        Some(if is_named { &inside.trim_start()[name.len()..] } else { inside })
-    };
-    let found = in_tag(text, "answer").or_else(|| in_tag(text, "sql")).or_else(block).unwrap_or(text).trim();
+    let answer = in_tag(text, "answer").or_else(|| in_tag(text, "sql")).unwrap_or(text);
+    let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(answer).trim();
     Some(found.trim_end_matches(';').trim()).filter(|query| !query.is_empty())
 }
 

@@ -40,6 +40,8 @@ async fn queries_are_compared_by_what_they_give() {
     for (gold, answer, score, runs) in [
         (all, "SELECT name, price FROM item ORDER BY price DESC", 1.0, 1.0),
         (all, "```sql\nSELECT name, price FROM item;\n```", 1.0, 1.0),
+        (all, "<answer>```sqlite\nSELECT name, price FROM item\n```</answer>", 1.0, 1.0),
+        (all, "```sql\nSELECT name, price FROM item\n```\ngives\n```\nnut 1\n```", 1.0, 1.0),
         (all, "So: <answer>select NAME, price + 0 from item</answer>", 1.0, 1.0),
         (all, "SELECT price, name FROM item", 0.0, 1.0),
         (all, "SELECT DISTINCT name, price FROM item", 0.0, 1.0),
