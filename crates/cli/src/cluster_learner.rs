@@ -13,8 +13,8 @@ use dressage_model::{ModelConfig, ModelFiles, write_json, write_safetensors_with
 use dressage_policy::{Learner, LoraOptions};
 use dressage_remote::{CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
 use dressage_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
-use tokio::task::JoinHandle;
 
+use crate::child::Gone;
 use crate::failure::unusable;
 use crate::gpus::{self, Shares};
 use crate::run::RECIPE;
@@ -42,8 +42,6 @@ pub struct Wants<'a> {
 /// A group of learners that answers.
 pub struct Elsewhere {
     policy: RemoteLearner,
-    /// Ends once its processes are gone, where the run has started them.
-    pub gone: Option<JoinHandle<()>>,
 }
 
 impl Elsewhere {
@@ -69,10 +67,15 @@ impl Elsewhere {
 }
 
 /// Starts or finds the learner of a recipe, and checks that it fits; `None` where the embedded engine learns.
+/// One that is started is added to `children`.
 ///
 /// # Errors
 /// When it cannot be started or reached, does not fit the model, or is split otherwise than the run began.
-pub async fn start(recipe: &Recipe, wants: &Wants<'_>) -> anyhow::Result<Option<Elsewhere>> {
+pub async fn start(
+    recipe: &Recipe,
+    wants: &Wants<'_>,
+    children: &mut Vec<Gone>,
+) -> anyhow::Result<Option<Elsewhere>> {
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(None) };
     let root = std::path::absolute(&recipe.run.folder)?;
     if wants.lora.is_some() && (wants.reference || wants.critic) {
@@ -91,14 +94,15 @@ pub async fn start(recipe: &Recipe, wants: &Wants<'_>) -> anyhow::Result<Option<
     }
     let expected = expected(&wants.files.config, wants)?;
     let dim = |text| Style::stderr().dim(text);
-    let (url, token, processes, gone) = if keys.start {
+    let (url, token, processes) = if keys.start {
         Shares::of(recipe).check_learner(gpus::visible().as_deref())?;
         let model = model_folder(wants.files, &root.join(FOLDER))?;
         let log = torchrun::log_of(&root, 0);
         eprintln!("{} starts {} (log: {})", dim("learner"), size(keys), crate::screen::path(&log));
         let torchrun::Group { url, token, processes, gone } =
             torchrun::start(keys, recipe, &root, &model, wants).await?;
-        (url, token, Some(processes), Some(gone))
+        children.push(Gone { name: "the learner's group".into(), ended: gone });
+        (url, token, Some(processes))
     } else {
         let token = std::env::var(&keys.token_env).ok().filter(|token| !token.is_empty()).ok_or_else(|| {
             unusable(format!(
@@ -107,7 +111,7 @@ pub async fn start(recipe: &Recipe, wants: &Wants<'_>) -> anyhow::Result<Option<
                 keys.token_env, keys.url
             ))
         })?;
-        (keys.url.clone(), token, None, None)
+        (keys.url.clone(), token, None)
     };
     let options = LearnerOptions {
         url,
@@ -133,7 +137,7 @@ pub async fn start(recipe: &Recipe, wants: &Wants<'_>) -> anyhow::Result<Option<
         );
     }
     compare(&root, &described.layout)?;
-    Ok(Some(Elsewhere { policy, gone }))
+    Ok(Some(Elsewhere { policy }))
 }
 
 fn size(keys: &TorchKeys) -> String {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use dressage_agent::Keeper;
 use dressage_model::ModelFiles;
 use dressage_policy::awake::{sleep, within};
-use dressage_policy::{Learner, LoraOptions, Precision, Sampler, TokenBytes};
+use dressage_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
 use dressage_remote::{
     GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
     ServerOptions, Sharer, TokenizerProbe, Turns,
@@ -74,12 +74,10 @@ pub struct Elsewhere {
     pub sampler: Arc<dyn Sampler>,
     /// The learner, which publishes its weights in folders that servers read.
     pub learner: Arc<dyn Learner>,
-    /// Ends of servers that the run has started.
-    pub gone: Vec<Gone>,
 }
 
 /// Samplers of a recipe that has them elsewhere: servers at addresses, or servers that are started now, under
-/// a router. Returns once one of them can be asked.
+/// a router. Returns once one of them can be asked. Those that are started are added to `children`.
 ///
 /// # Errors
 /// When a server cannot be started, was started in a way that does not do (which flag is missing), or none
@@ -88,6 +86,7 @@ pub async fn start(
     recipe: &Recipe,
     wants: &Wants<'_>,
     learner: Arc<dyn Learner>,
+    children: &mut Vec<Gone>,
 ) -> anyhow::Result<Option<Elsewhere>> {
     let Some(samplers) = &recipe.cluster.samplers else { return Ok(None) };
     let keys = samplers.servers();
@@ -99,7 +98,7 @@ pub async fn start(
         .pushing(push.clone());
     let options = ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
     let dim = Style::stderr().dim("sampler");
-    let (mut members, mut processes, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut members, mut processes) = (Vec::new(), Vec::new());
     let model = folder.join("model");
     if keys.start {
         write_model(&model, wants, &learner).await?;
@@ -119,7 +118,7 @@ pub async fn start(
             let name = format!("the sampler {}", spec.name);
             let (process, ended) = Process::start(spec, Keeper::this()?, may);
             processes.push(process);
-            gone.push(Gone { name, ended });
+            children.push(Gone { name, ended });
         }
     }
     let urls = keys.urls.iter().cloned().chain(listed(&keys.urls_file)?);
@@ -129,7 +128,12 @@ pub async fn start(
     }
     let patience = if keys.start { keys.start_within() } else { options.silence };
     // One that is still starting could not be put to sleep.
-    await_servers(&members, &processes, patience, wants.turns.is_some()).await?;
+    let servers = await_servers(&members, &processes, patience, wants.turns.is_some());
+    tokio::select! {
+        there = servers => there?,
+        // What they would sample for has to be started again first.
+        gone = learner_gone(wants.group) => return Err(gone.into()),
+    }
     for (name, server) in &members {
         // Others may still be starting; those that are there say who they are.
         if let Some(Ok(what)) = within_a_moment(server.look()).await {
@@ -146,14 +150,14 @@ pub async fn start(
         let sharer = |((name, server), lives)| Sharer { name, server, lives };
         let sharers = given.into_iter().zip(shared).zip(lives).map(sharer);
         turns.share(router.clone(), sharers.collect(), push)?;
-        return Ok(Some(Elsewhere { sampler: turns.sampler(router), learner, gone }));
+        return Ok(Some(Elsewhere { sampler: turns.sampler(router), learner }));
     }
     if !keys.urls_file.as_os_str().is_empty() {
         let fixed = keys.urls.iter().cloned().collect();
         let given = given.into_iter().collect();
         tokio::spawn(follow(keys.urls_file.clone(), Arc::downgrade(&router), options, fixed, given));
     }
-    Ok(Some(Elsewhere { sampler: router, learner, gone }))
+    Ok(Some(Elsewhere { sampler: router, learner }))
 }
 
 /// Has servers join and leave a router as the lines of a file come and go, for as long as there is the
@@ -259,6 +263,14 @@ async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner
     learner.save(folder, false).await?;
     (wants.companions)(folder)?;
     Ok(())
+}
+
+/// Waits until a learner elsewhere is gone; for ever where there is none.
+async fn learner_gone(group: Option<&RemoteLearner>) -> PolicyError {
+    match group {
+        Some(group) => group.over().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits until a server can be asked, or `all` of them.

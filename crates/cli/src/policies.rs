@@ -37,8 +37,6 @@ pub struct Started {
     pub model_files: Vec<PathBuf>,
     /// Policies of others that phases imitate.
     pub teachers: BTreeMap<String, Teacher>,
-    /// Ends of processes that its policies hold: of a learner elsewhere, and of servers.
-    pub gone: Vec<Gone>,
 }
 
 /// A model that one or several policies begin with.
@@ -62,15 +60,21 @@ struct Wanted {
 
 /// Starts what a recipe samples from and trains, and a frozen copy where a penalty is measured from one:
 /// adapters over one engine, or engines of their own. Says what memory they will take, after making sure that
-/// it is there. Of a run, `now` is the moment at which it began, in seconds since 1970.
+/// it is there. Of a run, `now` is the moment at which it began, in seconds since 1970. Programs that are
+/// started on the way, a learner and servers, are added to `children`, also where something fails later.
 ///
 /// # Errors
 /// When a model cannot be had, the options do not fit it, or memory would not suffice.
-pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> anyhow::Result<Started> {
+pub async fn start(
+    recipe: &Recipe,
+    now: u64,
+    environments: &Environments,
+    children: &mut Vec<Gone>,
+) -> anyhow::Result<Started> {
     // A key that is missing is not found out after minutes.
     let others = external::others(recipe)?;
     let models = models(recipe)?;
-    let elsewhere = learner_elsewhere(recipe, &models).await?;
+    let elsewhere = learner_elsewhere(recipe, &models, children).await?;
     let turns = elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::turns(recipe, elsewhere.group()));
     // Whatever asks for the devices of the group does so in its turn.
     let in_turn = |learner| match &turns {
@@ -78,7 +82,7 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
         None => learner,
     };
     let mut policies = Vec::new();
-    let (mut fingerprint, mut model_files, mut gone) = (None, Vec::new(), Vec::new());
+    let (mut fingerprint, mut model_files) = (None, Vec::new());
     // Memory of the models before counts for those after.
     for model in &models {
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
@@ -110,7 +114,7 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
             };
             let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Elsewhere::group);
             let of_group = (group, turns.as_ref());
-            gone.extend(sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy).await?);
+            sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy, children).await?;
             policies.push(policy);
         }
     }
@@ -167,13 +171,15 @@ pub async fn start(recipe: &Recipe, now: u64, environments: &Environments) -> an
         Some((name.to_owned(), teacher))
     });
     let teachers = teachers.collect();
-    let learner = elsewhere.and_then(|elsewhere| elsewhere.gone);
-    gone.extend(learner.map(|ended| Gone { name: "the learner's group".into(), ended }));
-    Ok(Started { policies, agents, fingerprint, model_files, teachers, gone })
+    Ok(Started { policies, agents, fingerprint, model_files, teachers })
 }
 
 /// The learner of a recipe that has one elsewhere, for the policy that is trained.
-async fn learner_elsewhere(recipe: &Recipe, models: &[Model]) -> anyhow::Result<Option<Elsewhere>> {
+async fn learner_elsewhere(
+    recipe: &Recipe,
+    models: &[Model],
+    children: &mut Vec<Gone>,
+) -> anyhow::Result<Option<Elsewhere>> {
     for Model { keys, found, policies } in models {
         let Some(wanted) = policies.iter().find(|wanted| wanted.elsewhere) else { continue };
         let wants = Wants {
@@ -183,13 +189,12 @@ async fn learner_elsewhere(recipe: &Recipe, models: &[Model]) -> anyhow::Result<
             reference: wanted.reference,
             critic: wanted.critic,
         };
-        return cluster_learner::start(recipe, &wants).await;
+        return cluster_learner::start(recipe, &wants, children).await;
     }
     Ok(None)
 }
 
-/// Puts servers in the place of the sampler of a policy that is trained, where the recipe has them. Returns
-/// the ends of those that it has started.
+/// Puts servers in the place of the sampler of a policy that is trained, where the recipe has them.
 async fn sampled_elsewhere(
     recipe: &Recipe,
     model: &Model,
@@ -197,8 +202,9 @@ async fn sampled_elsewhere(
     chat: &Chat,
     (group, turns): (Option<&RemoteLearner>, Option<&Arc<Turns>>),
     policy: &mut Policy,
-) -> anyhow::Result<Vec<Gone>> {
-    let Some(learns) = &mut policy.learns else { return Ok(Vec::new()) };
+    children: &mut Vec<Gone>,
+) -> anyhow::Result<()> {
+    let Some(learns) = &mut policy.learns else { return Ok(()) };
     let wants = cluster_samplers::Wants {
         name: &wanted.name,
         files: &model.found.files,
@@ -210,11 +216,11 @@ async fn sampled_elsewhere(
         turns,
         gpus: Shares::of(recipe),
     };
-    let started = cluster_samplers::start(recipe, &wants, learns.learner.clone()).await?;
-    let Some(cluster_samplers::Elsewhere { sampler, learner, gone }) = started else { return Ok(Vec::new()) };
+    let started = cluster_samplers::start(recipe, &wants, learns.learner.clone(), children).await?;
+    let Some(cluster_samplers::Elsewhere { sampler, learner }) = started else { return Ok(()) };
     policy.sampler = sampler;
     learns.learner = learner;
-    Ok(gone)
+    Ok(())
 }
 
 /// Which of the policies of an agent plays it in an attempt, where there are several: as often as their

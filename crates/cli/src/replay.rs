@@ -41,7 +41,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     trained.cluster.samplers = None;
     trained.cluster.placement = dressage_trainer::recipe::Placement::Apart;
     let Started { policies, fingerprint, .. } =
-        policies::start(&trained, begun, &Environments::default()).await?;
+        policies::start(&trained, begun, &Environments::default(), &mut Vec::new()).await?;
     numerics::compare(&args.run, &fingerprint);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());

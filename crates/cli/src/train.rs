@@ -149,12 +149,13 @@ async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> 
     // A learner that is started would take the place of the one that another process has there.
     RunFolder::check_free(folder)?;
     let begun = run::begun_or_now(folder)?;
-    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
-    let Started { policies, agents, fingerprint, model_files, teachers, gone } =
-        policies::start(recipe, begun, &environments).await?;
-    let scorers = scorers::asking(&recipe.reward, &environments)?;
-    let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
+    let mut children = Vec::new();
     let ended = async {
+        let environments = Environments::new(recipe.environments(), &Keeper::this()?);
+        let Started { policies, agents, fingerprint, model_files, teachers } =
+            policies::start(recipe, begun, &environments, &mut children).await?;
+        let scorers = scorers::asking(&recipe.reward, &environments)?;
+        let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
         let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
         numerics::compare(folder, &fingerprint);
         numerics::record(folder, &fingerprint)?;
@@ -166,7 +167,7 @@ async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> 
     let ended = ended.await;
     // Nobody holds the processes of a learner and of servers any more; what comes next needs the memory that
     // they have.
-    let left = child::all_gone(gone, LEAVING).await;
+    let left = child::all_gone(children, LEAVING).await;
     if !left.is_empty() {
         let note = Style::stderr().dim("note:");
         let left = left.join(", ");

@@ -70,6 +70,12 @@ impl RemoteLearner {
         self.group.description()
     }
 
+    /// Waits until the processes of the group have ended, and says how: [`PolicyError::Stopped`], which its
+    /// calls would give. Waits for ever where they are not this one's.
+    pub async fn over(&self) -> PolicyError {
+        self.group.over().await
+    }
+
     async fn ask(
         &self,
         verb: &'static str,

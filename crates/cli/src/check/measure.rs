@@ -45,7 +45,7 @@ async fn measured(mut recipe: Recipe, environments: Environments) -> anyhow::Res
     recipe.run.folder = folder.path().join("run");
     let begun = run::begun_or_now(&recipe.run.folder)?;
     let Started { policies, agents, model_files, teachers, .. } =
-        policies::start(&recipe, begun, &environments).await?;
+        policies::start(&recipe, begun, &environments, &mut Vec::new()).await?;
     let scorers = scorers::asking(&recipe.reward, &environments)?;
     let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;

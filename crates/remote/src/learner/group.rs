@@ -81,6 +81,11 @@ impl Group {
         &self.link.options.url
     }
 
+    /// Waits until the group is gone, and says how; for ever where its processes are not this one's.
+    pub async fn over(&self) -> PolicyError {
+        self.link.stopped(&self.link.over().await)
+    }
+
     /// Takes note of the version that was published last.
     pub fn published(&self, version: u64) {
         self.state().published = Some(version);

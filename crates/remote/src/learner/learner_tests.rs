@@ -288,4 +288,6 @@ async fn a_group_that_dies_ends_its_call() {
     let (published, ()) = tokio::join!(there.publish(1), dies);
     let error = published.unwrap_err();
     assert!(matches!(&error, PolicyError::Stopped(why) if why.contains("killed by signal 9")), "{error}");
+    let over = tokio::time::timeout(Duration::from_secs(5), there.over()).await.unwrap();
+    assert_eq!(over.to_string(), error.to_string(), "whoever waits for something else hears of it, too");
 }
