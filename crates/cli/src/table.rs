@@ -28,7 +28,12 @@ pub fn line(result: &EvalResult) -> String {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
     }
     for at in &result.overall.at {
-        let (pass, majority) = (percent(at.pass.estimate), percent(at.majority.estimate));
+        // The latter is a mean score, and that is a share only where answers are right or wrong.
+        let majority = match result.overall.score {
+            Some(_) => format!("{:.3}", at.majority.estimate),
+            None => percent(at.majority.estimate),
+        };
+        let pass = percent(at.pass.estimate);
         line.push_str(&format!(" · pass@{} {pass}, maj@{} {majority}", at.k, at.k));
     }
     let SliceResult { answered, used_tool, .. } = result.overall;
@@ -80,11 +85,15 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
 /// Gains of phases, a line each.
 pub fn gains(gains: &[Gain]) -> String {
     let mut text = String::new();
-    for Gain { from, to, difference } in gains {
-        let [estimate, low, high] = [difference.estimate, difference.low, difference.high].map(|x| 100.0 * x);
-        text.push_str(&format!(
-            "{to} against {from}: {estimate:+.1} points (95 %: {low:+.1} to {high:+.1}), task by task\n"
-        ));
+    for Gain { from, to, difference: Interval { estimate, low, high }, graded } in gains {
+        let by = match graded {
+            true => format!("{estimate:+.3} in score (95 %: {low:+.3} to {high:+.3})"),
+            false => {
+                let [estimate, low, high] = [estimate, low, high].map(|share| 100.0 * share);
+                format!("{estimate:+.1} points (95 %: {low:+.1} to {high:+.1})")
+            }
+        };
+        text.push_str(&format!("{to} against {from}: {by}, task by task\n"));
     }
     text
 }
@@ -99,7 +108,7 @@ pub fn best(best: &Best) -> String {
 fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let success = style.bold(&format!("{:>8}", percent(slice.success.estimate)));
     let interval = format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
-    let correct = format!("{}/{}", slice.correct, slice.tasks);
+    let correct = format!("{}/{}", slice.correct, slice.attempts());
     let (answered, tool, tokens) = (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
     let score = slice.score.map_or(String::new(), |score| format!("  mean score {:.3}", score.estimate));
     let broken =
@@ -111,7 +120,7 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dressage_trainer::milestones;
+    use dressage_trainer::{AtK, milestones};
     use serde_json::json;
 
     use super::*;
@@ -201,6 +210,29 @@ mod tests {
         result.overall.broken = 3;
         assert!(
             line(&result).starts_with("25.0 % of 8 (95 %: 12.5–62.5) · 3 broken, counted as wrong · unseen")
+        );
+    }
+
+    #[test]
+    fn scores_that_are_no_shares_are_shown_as_scores() {
+        let mut result = eval(0, 0, "before training", 12);
+        let interval = |estimate: f64| Interval { estimate, low: estimate - 0.25, high: estimate + 0.25 };
+        result.overall.at =
+            vec![AtK { k: 2, pass: interval(0.75), best: interval(0.5), majority: interval(-0.75) }];
+        assert!(line(&result).contains(" · pass@2 75.0 %, maj@2 -75.0 %"), "{}", line(&result));
+        result.overall.score = Some(interval(-0.5));
+        let shown = line(&result);
+        assert!(
+            shown.contains(" · mean score -0.500 (95 %: -0.750–-0.250) · pass@2 75.0 %, maj@2 -0.750"),
+            "{shown}"
+        );
+        // Of two attempts at each of 8 tasks.
+        assert!(table(&[&result], Style::default()).contains(" 12/16 "));
+        let gain = |graded| Gain { from: "a".into(), to: "b".into(), difference: interval(1.5), graded };
+        assert_eq!(
+            gains(&[gain(false), gain(true)]),
+            "b against a: +150.0 points (95 %: +125.0 to +175.0), task by task\n\
+             b against a: +1.500 in score (95 %: +1.250 to +1.750), task by task\n"
         );
     }
 

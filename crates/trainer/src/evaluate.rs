@@ -217,6 +217,11 @@ impl SliceResult {
         })
     }
 
+    /// How many attempts there were, at all tasks.
+    pub fn attempts(&self) -> u64 {
+        self.tasks * self.at.last().map_or(1, |most| most.k as u64)
+    }
+
     /// Mean score: the share of right answers, where an answer is right or wrong.
     pub fn mean_score(&self) -> Interval {
         self.score.unwrap_or(self.success)
@@ -294,6 +299,8 @@ pub struct Gain {
     /// Difference of the mean scores (the shares of right answers, where an answer is right or wrong), with
     /// its 95 % interval by the bootstrap over tasks; slices that are reported apart do not count.
     pub difference: Interval,
+    /// Whether there were scores other than 0 and 1, so that the difference is none of shares.
+    pub graded: bool,
 }
 
 /// Resamples of the bootstrap.
@@ -334,7 +341,9 @@ impl Gain {
                 })
                 .collect();
             let difference = paired_difference(&pairs, RESAMPLES, 0)?;
-            gains.push(Gain { from: pair[0].label.clone(), to: pair[1].label.clone(), difference });
+            let (from, to) = (pair[0].label.clone(), pair[1].label.clone());
+            let graded = pair.iter().any(|eval| eval.overall.score.is_some());
+            gains.push(Gain { from, to, difference, graded });
         }
         Ok(gains)
     }
@@ -537,6 +546,10 @@ mod tests {
         assert!(
             gain.difference.low < gain.difference.estimate && gain.difference.estimate < gain.difference.high
         );
+        assert!(!gain.graded);
+        let mut scored = after.clone();
+        scored.overall.score = Some(scored.overall.success);
+        assert!(Gain::between(&[&before, &scored], &store).await.unwrap()[0].graded);
         assert_eq!(Gain::between(&[&before], &store).await.unwrap(), []);
     }
 }
