@@ -178,7 +178,9 @@ def places(sampler: str, learner: str, options: argparse.Namespace) -> dict[str,
     if options.shared and (sampler, learner) == ("vllm", "torch"):
         keys["cluster.placement"] = "shared"
     if learner != "embedded":
-        keys["cluster.learner"] = f'{{kind = "torch", start = true, python = {json.dumps(options.torch)}, processes = 2}}'
+        keys["cluster.learner"] = (
+            f'{{kind = "torch", start = true, python = {json.dumps(options.torch)}, processes = 2}}'
+        )
     return keys
 
 
