@@ -4,6 +4,7 @@ Starts a learner of several ranks (`dressage_torch`, gloo) and real servers, dri
 and `Pushing` (the example `fleet` of the crate `dressage-remote`), and checks, with replies in flight:
 
 - that weights came over the group, by its own account;
+- that replies end at the tokens that requests name, and go on past those that end texts by the model's files;
 - the versions of tokens, and each token's log-probability under the weights of its version, against transformers on the folder
   that the learner wrote for that version (`--bound`, 1e-3 in f32);
 - pushes with a server killed (kill -9) in the middle, and pushes with the learner killed in the middle: nothing hangs, no fleet is
@@ -42,6 +43,10 @@ from torch_group import Group
 PLUGIN = ROOT / "python" / "dressage_vllm"
 
 
+# Tokens that end texts by the model's files, which no request asks for.
+ENDS = list(range(3, VOCABULARY, 16))
+
+
 def make_model(folder: Path, width: int, layers: int) -> None:
     """Random weights, large enough that distributions are far from flat and that a push takes a moment."""
     torch.manual_seed(1)
@@ -57,7 +62,7 @@ def make_model(folder: Path, width: int, layers: int) -> None:
         # vLLM 0.32 on processors packs a head of its own, which it does not pack anew when tied weights change.
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=None,
+        eos_token_id=ENDS,
         initializer_range=0.08,
     )
     folder.mkdir(parents=True)
@@ -192,6 +197,22 @@ class Trial:
         self.report.check(f"{what}: numbers of a reply", worst, bound, f"{runs} {reply.get('error', '')}")
         return runs
 
+    def ends(self) -> None:
+        """Replies end where the request says, and not where the model's files do."""
+        for stops in (list(range(0, VOCABULARY, 8)), [VOCABULARY - 1]):
+            self.number += 1
+            asked, tokens = self.prompt(), 200
+            self.fleet.sample(self.number, asked, max_tokens=tokens, temperature=1.0, stop_ids=stops)
+            reply = self.fleet.hear(self.options.seconds, reply=self.number)
+            drawn = reply.get("tokens", [])
+            stopped = [at for at, token in enumerate(drawn) if token in stops]
+            whole = reply.get("finish") == "length" and len(drawn) == tokens and not stopped
+            good = whole or (reply.get("finish") == "stop_id" and stopped == [len(drawn) - 1])
+            passed = sum(token in ENDS for token in drawn)
+            what = f"a reply ends at one of {len(stops)} tokens"
+            self.report.expect(what, good, f"{len(drawn)} tokens, {passed} the model's ends {reply.get('error', '')}")
+            self.report.check(f"{what}: its numbers", check_reply(self.models, reply, asked, 1.0), self.options.bound)
+
     def pushes(self, in_flight: str) -> None:
         """Pushes while replies are drawn."""
         seconds = self.options.seconds
@@ -200,6 +221,7 @@ class Trial:
         adopted = self.fleet.hear(seconds, adopted=version)
         self.report.expect(f"weights are adopted ({in_flight})", adopted["error"] is None, json.dumps(adopted))
         self.remember(version)
+        self.ends()
         crossed = 0
         for _ in range(self.options.pushes):
             self.learn()

@@ -49,6 +49,8 @@ enum Ended {
     Whole(FinishReason),
     /// It is to be asked for again, with what was handed out.
     Again,
+    /// It goes on, where the model's own files end it.
+    Onward,
 }
 
 impl Call {
@@ -108,6 +110,8 @@ impl Call {
             }
             match self.ask(changes, &weights).await? {
                 Ended::Whole(reason) => return Ok(reason),
+                // A token came: that was no try in vain.
+                Ended::Onward => tries.0 = 0,
                 Ended::Again => {
                     if let Some(why) = self.server.dialect.refuses(&self.request.params) {
                         return Err(self.server.http.refuses(why));
@@ -275,7 +279,10 @@ impl Call {
             }
             match end {
                 None => {}
-                Some(End::Stop) => return Ok(Ended::Whole(FinishReason::StopId)),
+                Some(End::Token(id)) if !self.request.params.stop_ids.contains(&id) => {
+                    return Ok(Ended::Onward);
+                }
+                Some(End::Stop | End::Token(_)) => return Ok(Ended::Whole(FinishReason::StopId)),
                 Some(End::Length) if self.is_cut => return Ok(Ended::Whole(FinishReason::Context)),
                 Some(End::Length) => return Ok(Ended::Whole(FinishReason::Length)),
                 // By a change of weights, or by somebody else.
@@ -340,6 +347,9 @@ impl Call {
             End::Stop if !stopped() => Err(server.http.gone(
                 "it says that a stop token ended a reply, and the last token is none",
             )),
+            End::Token(id) if count == 0 || path.last() != Some(id) => {
+                Err(server.http.gone(&format!("it says that token {id} ended a reply, and the last is another")))
+            }
             _ => Ok(()),
         }
     }

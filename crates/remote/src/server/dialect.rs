@@ -25,6 +25,8 @@ pub(super) struct Span {
 pub(super) enum End {
     /// One of `stop_ids` was drawn.
     Stop,
+    /// This token was drawn: one of `stop_ids`, or one that ends texts by the model's own files.
+    Token(u32),
     /// As many tokens as it was asked for.
     Length,
     /// Somebody aborted it.

@@ -29,6 +29,30 @@ async fn a_reply_that_cannot_be_is_the_servers_fault() {
     }
 }
 
+/// SGLang gives no stop tokens to whoever asks to go on where the model's files end a text.
+#[tokio::test]
+async fn a_reply_ends_where_the_request_says_and_not_where_the_model_does() {
+    let fake = Fake::new(Speaks::Sglang).await;
+    let server = fake.server(InFlight::Recompute);
+    let whole = reply(&server, request(1, 12)).await.unwrap();
+    let at = |id: u32| whole.tokens.iter().position(|found| *found == id).unwrap();
+    // The first two tokens of the reply that differ: one ends texts, the other this reply.
+    let (own, last) = (whole.tokens[0], *whole.tokens.iter().find(|id| **id != whole.tokens[0]).unwrap());
+    fake.set(Behaviour { ends_texts: Some(own.into()), ..Behaviour::default() });
+    let mut asked = request(1, 12);
+    asked.params.stop_ids = vec![last];
+    let ended = reply(&server, asked.clone()).await.unwrap();
+    assert_eq!((&ended.tokens[..], ended.finish), (&whole.tokens[..=at(last)], FinishReason::StopId));
+    check(&ended, &asked.prompt);
+    // However often the model would end it.
+    asked.params.stop_ids = vec![VOCABULARY as u32];
+    for own in whole.tokens.iter().copied() {
+        fake.set(Behaviour { ends_texts: Some(own.into()), ..Behaviour::default() });
+        let long = reply(&server, asked.clone()).await.unwrap();
+        assert_eq!((&long.tokens, long.finish), (&whole.tokens, FinishReason::Length), "{own}");
+    }
+}
+
 #[tokio::test]
 async fn labels_that_leave_tokens_out_are_found_out() {
     for speaks in [Speaks::NewVllm, Speaks::Sglang] {

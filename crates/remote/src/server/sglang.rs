@@ -106,8 +106,8 @@ impl Dialect for Sglang {
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
             "stop_token_ids": params.stop_ids,
-            // Replies end where the request says, not where the model's files do.
-            "ignore_eos": true,
+            // Whoever asks not to end where the model's files say gets no stop tokens either.
+            "ignore_eos": params.stop_ids.is_empty(),
             "skip_special_tokens": false,
             "no_stop_trim": true,
         });
@@ -152,8 +152,10 @@ impl Dialect for Sglang {
         let reason = finish["type"].as_str().or(finish.as_str());
         // An abort with a status is the server's own, of a request that it cannot serve.
         let why = finish["message"].as_str().filter(|_| finish["status_code"].is_u64());
+        let token = finish["matched"].as_u64().and_then(|id| u32::try_from(id).ok());
         chunk.end = reason.map(|reason| match (End::of(reason), why) {
             (End::Abort, Some(why)) => End::Failed(why.to_owned()),
+            (End::Stop, _) => token.map_or(End::Stop, End::Token),
             (end, _) => end,
         });
         Ok(chunk)

@@ -72,6 +72,8 @@ pub struct Behaviour {
     pub dies_waking: bool,
     /// Notes the routes that it is asked on.
     pub log: Option<Log>,
+    /// Token that ends texts by the model's files, which only SGLang looks at.
+    pub ends_texts: Option<u64>,
     /// Lie in its replies.
     pub lie: Option<Lie>,
 }
@@ -444,8 +446,13 @@ async fn generate(shared: Arc<Shared>, behaviour: Behaviour, body: Value) -> Res
         return Json(json!({ "choices": [choice] })).into_response();
     }
     let top = params["logprobs"].as_u64().or(body["top_logprobs_num"].as_u64()).unwrap_or(0) as usize;
-    let stops: Vec<u64> =
+    let mut stops: Vec<u64> =
         params["stop_token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    match (sglang, params["ignore_eos"] == true) {
+        (true, true) => stops.clear(),
+        (true, false) => stops.extend(behaviour.ends_texts),
+        _ => {}
+    }
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel::<Result<Bytes, Infallible>>();
     let send = move |event: String| sender.send(Ok(Bytes::from(event))).is_ok();
     tokio::spawn(draw(shared, behaviour, Drawing { path, temperature, most, top, stops, of_adapter }, send));
@@ -528,7 +535,8 @@ async fn draw(shared: Arc<Shared>, behaviour: Behaviour, drawing: Drawing, send:
         let finish = ends.then_some(if stopped { "stop" } else { "length" });
         let event = if shared.speaks == Speaks::Sglang {
             all.push(json!([logprob, named_as, null]));
-            let finish = finish.map(|reason| json!({ "type": reason }));
+            let matched = Some(id).filter(|id| stops.contains(&u64::from(*id)));
+            let finish = finish.map(|reason| json!({ "type": reason, "matched": matched }));
             json!({ "output_ids": [], "meta_info": {
                 "completion_tokens": drawn + 1, "output_token_logprobs": all, "weight_versions": told,
                 "finish_reason": finish,
