@@ -222,10 +222,8 @@ mod tests {
         assert!(line(&result).contains(" · pass@2 75.0 %, maj@2 -75.0 %"), "{}", line(&result));
         result.overall.score = Some(interval(-0.5));
         let shown = line(&result);
-        assert!(
-            shown.contains(" · mean score -0.500 (95 %: -0.750–-0.250) · pass@2 75.0 %, maj@2 -0.750"),
-            "{shown}"
-        );
+        assert!(shown.contains(" · mean score -0.500 (95 %: -0.750–-0.250) · "), "{shown}");
+        assert!(shown.contains(" · pass@2 75.0 %, maj@2 -0.750 · "), "{shown}");
         // Of two attempts at each of 8 tasks.
         assert!(table(&[&result], Style::default()).contains(" 12/16 "));
         let gain = |graded| Gain { from: "a".into(), to: "b".into(), difference: interval(1.5), graded };
