@@ -32,8 +32,9 @@ async fn a_reply_that_cannot_be_is_the_servers_fault() {
 /// SGLang gives no stop tokens to whoever asks to go on where the model's files end a text.
 #[tokio::test]
 async fn a_reply_ends_where_the_request_says_and_not_where_the_model_does() {
-    let fake = Fake::new(Speaks::Sglang).await;
+    let (fake, root) = (Fake::new(Speaks::Sglang).await, TempDir::new().unwrap());
     let server = fake.server(InFlight::Recompute);
+    server.adopt(&publish(root.path(), 1)).await.unwrap();
     let whole = reply(&server, request(1, 12)).await.unwrap();
     let at = |id: u32| whole.tokens.iter().position(|found| *found == id).unwrap();
     // The first two tokens of the reply that differ: one ends texts, the other this reply.
