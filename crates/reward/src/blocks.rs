@@ -12,9 +12,9 @@ impl<'t> Block<'t> {
     /// A block from all that stands between its fences. `{python}` and `python title="x"` name a language,
     /// too; one on a line of its code only where it is a known one.
     fn new(inside: &'t str, known: &[&str]) -> Self {
-        let (line, rest) = inside.split_once('\n').unwrap_or(("", inside));
         let name = |text: &'t str| text.trim_matches(|c| matches!(c, '{' | '}' | '.'));
-        if !line.trim().contains(char::is_whitespace) {
+        let lines = inside.split_once('\n');
+        if let Some((line, rest)) = lines.filter(|(line, _)| !line.trim().contains(char::is_whitespace)) {
             return Block { language: name(line.trim()), code: rest };
         }
         let first = inside.split_whitespace().next().unwrap_or_default();
@@ -23,7 +23,7 @@ impl<'t> Block<'t> {
         }
         // In one line, code begins after the name; otherwise after the line of the name.
         let after = &inside.trim_start()[first.len()..];
-        Block { language: name(first), code: if line.is_empty() { after } else { rest } }
+        Block { language: name(first), code: lines.map_or(after, |(_, rest)| rest) }
     }
 }
 
