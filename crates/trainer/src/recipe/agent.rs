@@ -129,7 +129,7 @@ pub struct AgentKeys {
     pub max_context_tokens: usize,
     /// Way to deal with longer ones as the conversation goes on.
     pub context: ContextKeys,
-    /// How often an attempt that broke, or in which not one token was drawn, is made again.
+    /// How often an attempt that broke, or in which not one token was sampled, is made again.
     pub retries: u32,
 }
 
