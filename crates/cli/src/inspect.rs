@@ -476,7 +476,8 @@ mod tests {
         assert!(list.starts_with("train/1/2/0/0 "), "{list}");
         assert_eq!(list.lines().count(), 4);
         assert!(
-            steps(&all).contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled")
+            steps(&all)
+                .contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled")
         );
     }
 

@@ -192,8 +192,7 @@ impl WeightsRef {
                 self.version
             ))),
             WeightsAt::Manifest(_) | WeightsAt::Collective { .. } => Err(PolicyError::NotAdopted(
-                "the sampler has the memory of its own learner, and takes no weights from elsewhere"
-                    .into(),
+                "the sampler has the memory of its own learner, and takes no weights from elsewhere".into(),
             )),
         }
     }
