@@ -53,8 +53,8 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// A tool, in place of the recipe's: calculator, sandbox, or a `[[tool]]` of the recipe by its name. Can be
-    /// given many times
+    /// A tool, in place of the recipe's: calculator, sandbox, or a `[[tool]]` of the recipe by its name. Can
+    /// be given many times
     #[arg(long = "tool", value_name = "NAME")]
     tools: Vec<String>,
 
