@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long, default_value_t = 600.0)]
     seconds: f64,
 
-    /// Decides what is drawn
+    /// Seed of sampling
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

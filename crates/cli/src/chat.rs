@@ -53,27 +53,28 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// A tool, in place of the recipe's: calculator. Can be given many times
+    /// A tool, in place of the recipe's: calculator, sandbox, or a `[[tool]]` of the recipe by its name. Can
+    /// be given many times
     #[arg(long = "tool", value_name = "NAME")]
     tools: Vec<String>,
 
-    /// How warm to draw; 0 takes the most likely token
+    /// Sampling temperature; 0 takes the most likely token
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
 
-    /// Draw from the most likely tokens that together reach this probability
+    /// Sample from the most likely tokens that together reach this probability; 1 for all
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
 
-    /// Draw from this many of the most likely tokens; 0 for all
+    /// Sample from this many of the most likely tokens; 0 for all
     #[arg(long, default_value_t = 0)]
     top_k: usize,
 
-    /// Draw from tokens at least this likely relative to the most likely one
+    /// Sample from tokens at least this likely relative to the most likely one; 0 for all
     #[arg(long, default_value_t = 0.0)]
     min_p: f32,
 
-    /// Make tokens less likely that are there already; 1 leaves them
+    /// Repetition penalty: tokens that are there already become less likely; 1 for none
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f32,
 
@@ -81,7 +82,7 @@ pub struct Args {
     #[arg(long, default_value_t = 512)]
     max_tokens: usize,
 
-    /// Decides what is drawn
+    /// Seed of sampling
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
@@ -234,9 +235,9 @@ struct Talk {
     seed: u64,
     /// All messages since the last reset.
     messages: Vec<Message>,
-    /// Tokens of the messages, exactly as they were given and drawn.
+    /// Tokens of the messages, exactly as they were given and sampled.
     conversation: Conversation,
-    /// Every reply draws from a stream of its own.
+    /// Every reply is sampled from a stream of its own.
     stream: u64,
 }
 

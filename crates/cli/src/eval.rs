@@ -29,8 +29,8 @@ use crate::{model, programs, recipe, run, scorers, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
-/// Greedy decoding, tools live, scored on the final answer alone: the numbers that training reports before
-/// and after.
+/// Greedy decoding unless `eval.temperature` says otherwise, tools live, scored on the final answer alone:
+/// the numbers that training reports before and after.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage eval runs/calculator

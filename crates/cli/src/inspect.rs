@@ -17,8 +17,8 @@ use crate::screen::{self, Style};
 
 /// Show what a run recorded: its steps, the attempts of a step, every token of an attempt
 ///
-/// Without a selector it lists the steps. Tokens that the model drew are green and cyan in turn, those it was
-/// given are dim; where the output is no terminal, each drawn token stands in brackets.
+/// Without a selector it lists the steps. Tokens that the model sampled are green and cyan in turn, those it
+/// was given are dim; where the output is no terminal, each sampled token stands in brackets.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage inspect runs/calculator                        the steps
@@ -61,7 +61,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "attempt")]
     worst: bool,
 
-    /// Also show the log-probability of every token the model drew
+    /// Also show the log-probability of every token the model sampled
     #[arg(long)]
     logprobs: bool,
 }
@@ -166,7 +166,7 @@ fn steps(summaries: &[AttemptSummary]) -> String {
         let (failed, unscored) = (with(Status::Failed), with(Status::Unscored));
         let _ = writeln!(
             text,
-            "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens drawn{}",
+            "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens sampled{}",
             purpose.name(),
             phase,
             number,
@@ -197,7 +197,7 @@ fn attempts(summaries: &[AttemptSummary]) -> String {
         };
         let _ = writeln!(
             text,
-            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens drawn{fate}",
+            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens sampled{fate}",
             placement.name(),
             number(score),
             number(reward)
@@ -476,7 +476,8 @@ mod tests {
         assert!(list.starts_with("train/1/2/0/0 "), "{list}");
         assert_eq!(list.lines().count(), 4);
         assert!(
-            steps(&all).contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens drawn")
+            steps(&all)
+                .contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled")
         );
     }
 
@@ -490,8 +491,8 @@ mod tests {
         // One that is the score says nothing more.
         assert_eq!(components(&[Component { weight: Some(1.0), ..right }]), "");
         let waits = AttemptSummary { status: Status::Unscored, score: None, ..summary(0, None) };
-        assert!(attempts(std::slice::from_ref(&waits)).ends_with("tokens drawn · without a score\n"));
-        assert!(steps(&[waits]).ends_with("tokens drawn · 1 without a score\n"));
+        assert!(attempts(std::slice::from_ref(&waits)).ends_with("tokens sampled · without a score\n"));
+        assert!(steps(&[waits]).ends_with("tokens sampled · 1 without a score\n"));
     }
 
     #[test]

@@ -34,7 +34,7 @@ use files::Job;
   dressage launch my-recipe --on ssh --host east --host west
   dressage launch my-recipe --on slurm --sbatch partition=gpu --sbatch time=12:00:00
   dressage launch my-recipe --on ray --address http://head:8265
-  dressage launch my-recipe --on k8s --image registry/dressage:1 --claim runs:/runs --dry-run")]
+  dressage launch my-recipe --on k8s --image registry/dressage:1 --claim runs:/runs --run /runs/mine --dry-run")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
@@ -132,7 +132,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     for (path, text) in &rendered {
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    eprintln!("{} {} on {} machines", Style::stderr().dim("launch"), screen::path(&job.root), job.nodes);
+    let machines = screen::plural(job.nodes, "machine");
+    eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&job.root));
     let ended = crate::runtime()?.block_on(plan.run(&job, args.detach))?;
     match ended {
         Ended::Code(code) => {

@@ -155,7 +155,11 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         true => sampling.max(learner.devices),
         false => sampling.saturating_add(learner.devices),
     };
-    screen::say(&format!("\n{} {hours:.1} h of training phases on {devices} devices", style.bold("time   ")));
+    screen::say(&format!(
+        "\n{} {hours:.1} h of training phases on {}",
+        style.bold("time   "),
+        screen::plural(devices, "device")
+    ));
     if let Some(price) = args.price {
         let all = hours * f64::from(devices);
         screen::say(&format!(

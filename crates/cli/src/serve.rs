@@ -69,7 +69,7 @@ pub struct Args {
     #[arg(long)]
     context: Option<usize>,
 
-    /// Most replies drawn at once by each model
+    /// Most replies sampled at once by each model
     #[arg(long, default_value_t = 16)]
     running: usize,
 

@@ -56,8 +56,8 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let Some(first) = evals.first() else { return String::new() };
     let width = evals.iter().map(|eval| eval.label.chars().count()).max().unwrap_or(0).max(16);
     let head = format!(
-        "{:width$}  {:>8}  {:>15}  {:>9}  {:>8}  {:>11}  {:>12}",
-        "held-out tasks", "success", "95 % interval", "correct", "answered", "with a tool", "tokens drawn"
+        "{:width$}  {:>8}  {:>15}  {:>9}  {:>8}  {:>11}  {:>14}",
+        "held-out tasks", "success", "95 % interval", "correct", "answered", "with a tool", "tokens sampled"
     );
     let mut text = format!("{}\n", style.bold(&head));
     for eval in evals {
@@ -114,7 +114,7 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let broken =
         if slice.broken > 0 { format!("  {} broken, counted as wrong", slice.broken) } else { String::new() };
     format!(
-        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>12.1}{score}{broken}\n"
+        "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>14.1}{score}{broken}\n"
     )
 }
 

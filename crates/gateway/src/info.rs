@@ -168,7 +168,7 @@ async fn probe(model: &Model) -> Result<(), Fault> {
     let request =
         SampleRequest { id: "probe".into(), policy, prompt: vec![first], params, ..SampleRequest::default() };
     let drawn = async { sampler.sample(request).await?.collect(PROBE).await };
-    let late = || Fault::new(Kind::Deadline, format!("{:?} drew no token within {PROBE:?}", model.name));
+    let late = || Fault::new(Kind::Deadline, format!("{:?} sampled no token within {PROBE:?}", model.name));
     within(&**sampler, PROBE, drawn).await.ok_or_else(late)??;
     Ok(())
 }

@@ -79,7 +79,7 @@ impl Metrics {
             ("dressage_calls_aborted_total", "Calls whose client went away for good.", &self.aborted),
             ("dressage_calls_rejoined_total", "Calls that a client asked for again.", &self.rejoined),
             ("dressage_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
-            ("dressage_drawn_tokens_total", "Tokens that were drawn.", &self.drawn_tokens),
+            ("dressage_drawn_tokens_total", "Tokens that were sampled.", &self.drawn_tokens),
             ("dressage_forks_total", "Prompts that left what was recorded.", &self.forked),
             ("dressage_context_cuts_total", "Prompts that a context policy made shorter.", &self.cut),
             (

@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(hangs, "waited 60s for b to adopt version 3");
         let other = WeightsRef { version: 4, ..weights.clone() };
         let refused = adopt(vec![sampler("a", 1), sampler("b", 1 << 40)], &other).await.unwrap_err();
-        assert!(refused.contains("a: ") && refused.contains("draws from version 3"), "{refused}");
+        assert!(refused.contains("a: ") && refused.contains("samples with version 3"), "{refused}");
         let sent = WeightsRef { at: WeightsAt::Collective { group: "g".into() }, ..weights };
         let refused = adopt(vec![sampler("a", 1)], &sent).await.unwrap_err();
         assert!(refused.contains("takes no weights from elsewhere"), "{refused}");

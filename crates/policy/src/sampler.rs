@@ -189,7 +189,7 @@ impl SampleRequest {
         let (drawn, prompt) = (self.params.drawn_before, self.prompt.len());
         if drawn > prompt {
             return Err(PolicyError::Invalid(format!(
-                "drawn_before = {drawn}, but the prompt has only {prompt} tokens; it ends with what was drawn before"
+                "drawn_before = {drawn}, but the prompt has only {prompt} tokens; it ends with what was sampled before"
             )));
         }
         Ok(())

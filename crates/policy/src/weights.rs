@@ -188,12 +188,11 @@ impl WeightsRef {
         match &self.at {
             WeightsAt::Memory if version == self.version => Ok(()),
             WeightsAt::Memory => Err(PolicyError::NotAdopted(format!(
-                "version {} was published, and the sampler draws from version {version}; is it one of this learner's?",
+                "version {} was published, and the sampler samples with version {version}; is it one of this learner's?",
                 self.version
             ))),
             WeightsAt::Manifest(_) | WeightsAt::Collective { .. } => Err(PolicyError::NotAdopted(
-                "the sampler draws from the memory of its own learner, and takes no weights from elsewhere"
-                    .into(),
+                "the sampler has the memory of its own learner, and takes no weights from elsewhere".into(),
             )),
         }
     }

@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
 
-    /// An index to take PyTorch from, in place of PyPI: for another version of CUDA
+    /// A further index to take PyTorch from, besides PyPI: for another version of CUDA
     #[arg(long, value_name = "URL")]
     torch_index: Option<String>,
 

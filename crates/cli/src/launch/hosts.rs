@@ -16,7 +16,7 @@ use super::{Ended, FRESH, LOOK, Plan};
 use crate::child;
 use crate::cluster_learner::torchrun::HEAD;
 use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::{Style, quoted};
+use crate::screen::{Style, plural, quoted};
 use crate::stop::Requests;
 
 /// Machines of `--on ssh`
@@ -70,8 +70,8 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     let Options { hosts, ssh_args } = options;
     if hosts.len() != job.nodes as usize {
         return Err(unusable(format!(
-            "the recipe asks for {} machines (`cluster.learner.nodes`), and --host names {}; name as many",
-            job.nodes,
+            "the recipe asks for {} (`cluster.learner.nodes`), and --host names {}; name as many",
+            plural(job.nodes, "machine"),
             hosts.len()
         )));
     }

@@ -9,9 +9,10 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Subcommand, ValueEnum};
 use dressage_agent::environments::Environments;
+use dressage_agent::tasks::TaskError;
 use dressage_model::{ModelFiles, Source};
-use dressage_trainer::Tasks;
-use dressage_trainer::recipe::{Override, Recipe};
+use dressage_trainer::recipe::{Override, Recipe, RecipeError};
+use dressage_trainer::{Tasks, TrainerError};
 use serde_json::Value;
 
 use crate::failure::unusable;
@@ -236,7 +237,11 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
     for (name, content) in [("tools.py", text::TOOLS), ("score.py", text::SCORE)] {
         std::fs::write(folder.path().join(name), content)?;
     }
-    Ok(Recipe::load(&file, &[])?)
+    Recipe::load(&file, &[]).map_err(|error| match error {
+        // Nobody has seen this file.
+        RecipeError::Key { source, .. } => unusable(format!("the recipe would not load: {source}")),
+        other => other.into(),
+    })
 }
 
 /// How many rows of a file to hold out, and the scorer that fits what its first row expects.
@@ -254,7 +259,15 @@ fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::R
     std::fs::write(folder.path().join("tools.py"), text::TOOLS)?;
     let none: Override = "eval.tasks=0".parse().map_err(anyhow::Error::new)?;
     let recipe = Recipe::load(&file, &[none])?;
-    let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()))?;
+    let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
+    let tasks = tasks.map_err(|error| match error {
+        TrainerError::Tasks(TaskError::NoField { path, place, field, has, .. }) => unusable(format!(
+            "{}, {place}: the row has no field {field:?}; it has {has}. Name the right ones with --question FIELD and \
+             --answer FIELD, or complete the row",
+            path.display()
+        )),
+        other => other.into(),
+    })?;
     let rows = tasks.train_len();
     if rows < 2 {
         return Err(unusable(format!(

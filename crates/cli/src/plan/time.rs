@@ -8,7 +8,7 @@ use super::shape::Shape;
 const TRAINING: f64 = 0.38;
 /// Share of the peak that prompts are computed at.
 const PREFILL: f64 = 0.5;
-/// Share of the bandwidth that drawing reaches.
+/// Share of the bandwidth that sampling reaches.
 const DRAWING: f64 = 0.6;
 /// Bytes of weights a second on their way to a sampler: a link of 100 Gbit/s.
 const LINK: f64 = 12.5e9;
@@ -149,7 +149,7 @@ pub fn assumptions(device: &Device, shares: bool, stages: u64) -> String {
     let stages = if stages > 1 { "; stages of the pipeline take equally long" } else { "" };
     format!(
         "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches {:.0} %, prompts {:.0} %,\n\
-         drawing {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{turns};\n\
+         sampling {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{turns};\n\
          the longest attempt of a step is no longer than the others{stages}",
         device.name,
         device.flops / 1e12,

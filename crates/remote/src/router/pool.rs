@@ -449,11 +449,11 @@ impl Pool {
             reply = draws => match reply?.logprobs[..] {
                 [logprob] if logprob.is_finite() => Ok(()),
                 [_] => Err(PolicyError::NotFinite { position: self.options.probe.len() }),
-                _ => Err(PolicyError::Stopped(format!("{}, which drew no token,", member.name).into())),
+                _ => Err(PolicyError::Stopped(format!("{}, which sampled no token,", member.name).into())),
             },
             // One that draws for others meanwhile is busy, not gone.
             () = member.over(limit, &self.options) => match member.progress() == before {
-                true => Err(PolicyError::Deadline(limit, format!("{} to draw a token", member.name))),
+                true => Err(PolicyError::Deadline(limit, format!("{} to sample a token", member.name))),
                 false => Ok(()),
             },
         }

@@ -156,7 +156,7 @@ async fn a_member_is_quarantined_probed_ever_less_often_and_serves_again() {
     // The first one draws nothing for probes, either, though it answers all questions.
     sleep(600 * SECOND).await;
     assert_eq!(health(&router)[0], Health::Quarantined);
-    assert!(router.members()[0].reason.as_ref().unwrap().contains("waited 30s for a to draw a token"));
+    assert!(router.members()[0].reason.as_ref().unwrap().contains("waited 30s for a to sample a token"));
     let probed = members[0].probed();
     sleep(360 * SECOND).await;
     assert_eq!(members[0].probed() - probed, 4, "every 60 s and the 30 s that one takes");

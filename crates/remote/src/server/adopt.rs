@@ -162,13 +162,13 @@ impl Inner {
             WeightsAt::Manifest(manifest) => manifest.clone(),
             WeightsAt::Memory => {
                 return Err(PolicyError::NotAdopted(format!(
-                    "{} draws from weights in folders, and these were published in the learner's memory",
+                    "{} takes weights from folders, and these were published in the learner's memory",
                     self.http.name
                 )));
             }
             WeightsAt::Collective { group } => {
                 return Err(PolicyError::NotAdopted(format!(
-                    "{} draws from weights in folders, and has not joined the group {group:?}",
+                    "{} takes weights from folders, and has not joined the group {group:?}",
                     self.http.name
                 )));
             }

@@ -272,7 +272,7 @@ impl Call {
                 return Ok(Ended::Whole(FinishReason::StopString));
             }
             if end.is_some() && !asked.held.is_empty() {
-                return Err(server.http.gone("it does not tell which weights drew the end of a reply"));
+                return Err(server.http.gone("it does not tell which weights sampled the end of a reply"));
             }
             if let Some(end) = &end {
                 self.check_end(end, asked.handed, most)?;
@@ -328,7 +328,7 @@ impl Call {
             return Err(http.gone(&why));
         }
         match seen + tokens.len() > most {
-            true => Err(http.gone(&format!("it drew more than the {most} tokens that it was asked for"))),
+            true => Err(http.gone(&format!("it sampled more than the {most} tokens that it was asked for"))),
             false => Ok(()),
         }
     }
@@ -362,7 +362,7 @@ impl Call {
             let was_handed = from < asked.unlabelled && span.end > from;
             if !is_mark && (was_handed || version_of(&span.label).is_none()) {
                 return Err(self.server.http.gone(&format!(
-                    "it drew tokens with weights {:?} where it was given {:?}; does somebody else give it weights?",
+                    "it sampled tokens with weights {:?} where it was given {:?}; does somebody else give it weights?",
                     span.label, weights.mark
                 )));
             }

@@ -65,7 +65,9 @@ impl Dialect for Sglang {
         let length = server["context_length"].as_u64().or(server["max_req_input_len"].as_u64());
         compare_context(length, "--context-length", options).map_err(|why| http.refuses(why))?;
         if options.adapters && server["enable_lora"] == false {
-            return Err(http.refuses("it takes no adapters; start it with --enable-lora"));
+            return Err(http.refuses(
+                "it takes no adapters; start it with --enable-lora, --lora-target-modules all and --max-lora-rank",
+            ));
         }
         if !options.tokenizer.tokens.is_empty() {
             let text =

@@ -102,7 +102,7 @@ impl Dialect for Vllm {
         let labels = has("/weight_info");
         if !labels && options.in_flight == InFlight::Keep && !options.adapters {
             return Err(http.refuses(format!(
-                "vLLM {program} does not tell which weights drew a token, so replies cannot go on across a change of \
+                "vLLM {program} does not tell which weights sampled a token, so replies cannot go on across a change of \
                  weights; set in_flight = \"recompute\", or take vLLM 0.32 or later"
             )));
         }
@@ -145,7 +145,7 @@ impl Dialect for Vllm {
         unservable(params, "vLLM").or_else(|| {
             (params.top_logprobs > MOST_TOP).then(|| {
                 format!(
-                    "top_logprobs = {}: vLLM tells {MOST_TOP} beside the token that was drawn",
+                    "top_logprobs = {}: vLLM tells {MOST_TOP} beside the token that was sampled",
                     params.top_logprobs
                 )
             })

@@ -74,7 +74,7 @@ impl Rl {
         rollouts.record_broken(&made).await?;
         if taken.idle > 0 {
             let note = format!(
-                "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were drawn in vain",
+                "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were sampled in vain",
                 taken.idle, self.keys.groups
             );
             observer.event(&Event::Note(&note));

@@ -120,7 +120,8 @@ pub struct AgentKeys {
     /// Longest time for the replies and tool calls of an attempt, in seconds. One that takes longer ends
     /// there, and is unfinished.
     pub attempt_seconds: f64,
-    /// Most tokens of instructions and task; 0 for as many as leave room for `max_tokens` in the context.
+    /// Most tokens of instructions and task; 0 for the context, or where `truncation` shortens them for as
+    /// many as leave room for `max_tokens` in it.
     #[serde(alias = "prompt_tokens")]
     pub max_prompt_tokens: usize,
     /// Way to shorten longer ones.
@@ -129,7 +130,7 @@ pub struct AgentKeys {
     pub max_context_tokens: usize,
     /// Way to deal with longer ones as the conversation goes on.
     pub context: ContextKeys,
-    /// How often an attempt that broke, or in which not one token was drawn, is made again.
+    /// How often an attempt that broke, or in which not one token was sampled, is made again.
     pub retries: u32,
 }
 

@@ -220,6 +220,12 @@ impl Checker<'_> {
             format!("a list of {parts}"),
             "a list of three numbers: for the score of the answer, for the rest of the outcome, and for what turns earned",
         )?;
+        self.check(
+            !matches!(keys.loss, Some(PolicyLoss::Value { .. })),
+            key("loss"),
+            "\"value\"",
+            "another: this one is the critic's, and trains no policy",
+        )?;
         let given =
             [("clip_low", keys.clip_low), ("clip_high", keys.clip_high), ("clip_dual", keys.clip_dual)];
         for (name, value) in given {
@@ -419,12 +425,16 @@ impl Recipe {
             eval.split_seed,
             "at most 2^63 − 1, to be written down",
         )?;
-        let warm = (0.01..=100.0).contains(&eval.temperature);
+        let samples = (0.01..=100.0).contains(&eval.temperature);
+        let several = eval.samples > 1;
         checker.check(
-            warm || (eval.temperature == 0.0 && eval.samples == 1),
+            samples || (eval.temperature == 0.0 && !several),
             "eval.temperature",
             eval.temperature,
-            "0, for the most likely token, or in 0.01..=100; not 0 where eval.samples is more than 1: greedy attempts are all the same",
+            match several {
+                true => "in 0.01..=100 where `eval.samples` is more than 1: greedy attempts are all the same",
+                false => "0, for the most likely token, or in 0.01..=100",
+            },
         )?;
         checker.drawing(eval)?;
         checker.reward(reward)?;

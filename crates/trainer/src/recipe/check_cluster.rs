@@ -72,6 +72,14 @@ impl Checker<'_> {
                 of_group / keys.pp
             ),
         )?;
+        let adapters = recipe
+            .policies()
+            .iter()
+            .any(|(_, policy)| policy.model(&recipe.model).is_some_and(|model| model.lora.is_some()));
+        for (name, value) in [("tp", keys.tp), ("ep", keys.ep)] {
+            let range = "1 where an adapter is trained (`model.lora`): its ranks share a base by FSDP2 and `cp` alone";
+            self.check(value == 1 || !adapters, key(name), value, range)?;
+        }
         self.args_of_learner(keys)?;
         self.seconds(&key("start_seconds"), keys.start_seconds)?;
         self.seconds(&key("call_seconds"), keys.call_seconds)?;

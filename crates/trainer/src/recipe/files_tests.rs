@@ -27,6 +27,19 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
             other => panic!("{other:?}"),
         }
     };
+    let python = |python: &str| {
+        let scorer = format!("[reward.scorer]\nkind = 'python'\nfile = 'score.py'\npython = '{python}'");
+        std::fs::write(&file, format!("{text}\n{scorer}")).unwrap();
+        let scorer = Recipe::load(&file, &[]).unwrap().reward.scorer;
+        std::fs::write(&file, text).unwrap();
+        match scorer {
+            dressage_reward::ScorerKind::Python(keys) => (keys.file, PathBuf::from(keys.python)),
+            other => panic!("{other:?}"),
+        }
+    };
+    let scored = folder.path().join("score.py");
+    assert_eq!(python(".venv/bin/python"), (scored.clone(), folder.path().join(".venv/bin/python")));
+    assert_eq!(python("python3.12"), (scored, "python3.12".into()));
     let scorer = "reward.scorer={kind='command', command=['true']}";
     assert_eq!(command(&[scorer]), here);
     assert_eq!(command(&[scorer, "reward.scorer.folder=scores"]), here.join("scores"));

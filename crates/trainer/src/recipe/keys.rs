@@ -130,8 +130,8 @@ pub struct EngineKeys {
     pub precision: Precision,
     /// Whether replies that are under way when the weights change go on from what they have computed under
     /// the older ones, instead of computing it again. That is faster where attempts run ahead, and what they
-    /// draw from then on is not quite what training finds for it; the log-probability that is recorded is the
-    /// one that it was drawn with.
+    /// sample from then on is not quite what training finds for it; the log-probability that is recorded is
+    /// the one that it was sampled with.
     pub keep_cache: bool,
     /// Most memory to use, in MiB; 0 for what is free. Where it is short, training computes activations
     /// again, which takes longer. Results do not depend on it.
@@ -287,13 +287,13 @@ pub struct EvalKeys {
     pub before: bool,
     /// Attempts at each task.
     pub samples: u32,
-    /// How warm they are sampled; 0 takes the most likely token, for one attempt at each task.
+    /// Sampling temperature; 0 takes the most likely token, for one attempt at each task.
     pub temperature: f32,
-    /// Only the most likely tokens are drawn, until their probability reaches this; 1 leaves all.
+    /// Only the most likely tokens are sampled, until their probability reaches this; 1 leaves all.
     pub top_p: f32,
-    /// Only so many of the most likely tokens are drawn; 0 leaves all.
+    /// Only so many of the most likely tokens are sampled; 0 leaves all.
     pub top_k: usize,
-    /// Only tokens at least this likely relative to the most likely one are drawn; 0 leaves all.
+    /// Only tokens at least this likely relative to the most likely one are sampled; 0 leaves all.
     pub min_p: f32,
     /// Most replies of an attempt; 0 for those of `agent.max_turns`.
     pub max_turns: u32,
@@ -322,7 +322,7 @@ impl Default for EvalKeys {
 }
 
 impl EvalKeys {
-    /// How attempts are drawn.
+    /// How attempts are sampled.
     pub fn params(&self) -> SamplingParams {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *self;
         SamplingParams { temperature, top_p, top_k, min_p, ..SamplingParams::default() }
@@ -410,7 +410,7 @@ impl Phase {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SftKeys {
-    /// How many demonstrations, drawn from the training tasks that have one, from all kinds of tasks alike;
+    /// How many demonstrations, sampled from the training tasks that have one, from all kinds of tasks alike;
     /// or made by `source`.
     pub demonstrations: usize,
     /// Whoever makes demonstrations, where it is not the tasks that bring them.

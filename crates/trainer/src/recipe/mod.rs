@@ -263,7 +263,10 @@ fn resolve_scorers(table: &mut Table, folder: &Path) {
         let Value::Table(keys) = scorer else { return };
         let (key, always) = match keys.get("kind").and_then(Value::as_str) {
             Some("command") => ("folder", true),
-            Some("python") => ("file", false),
+            Some("python") => {
+                absolute(keys, &[PYTHON], folder);
+                ("file", false)
+            }
             Some("sql") => ("databases", false),
             Some("code") => return absolute(keys, &[PYTHON], folder),
             _ => return,

@@ -29,7 +29,7 @@ pub struct RlKeys {
     pub groups: usize,
     /// Attempts at each task.
     pub group_size: usize,
-    /// How warm attempts are sampled, more than 0.
+    /// Sampling temperature, more than 0.
     #[serde(default = "unit")]
     pub temperature: f32,
     /// How many versions old a token may be when it is trained: 0 samples and trains by turns, more lets
@@ -73,13 +73,13 @@ pub struct RlKeys {
     /// Policy that ratios are taken to.
     #[serde(default)]
     pub proximal: Proximal,
-    /// Weights for tokens that other weights drew than those at the beginning of the step. Needs `proximal`,
-    /// which without this takes decoupled PPO's, at most 5 a token; bounds of 1 and 1 leave it away. The
-    /// critic learns from all tokens alike.
+    /// Importance weights of tokens that other weights sampled than those at the beginning of the step. Needs
+    /// `proximal`, which without this takes decoupled PPO's, at most 5 a token; bounds of 1 and 1 leave it
+    /// away. The critic learns from all tokens alike.
     #[serde(default)]
     pub correction: Option<Correction>,
-    /// Bounds beyond which tokens are left out as too far from the weights that drew them. All must be
-    /// content. Needs `proximal = "recompute"`.
+    /// Bounds beyond which tokens are left out as too far from the weights that sampled them. A token must be
+    /// within all of them. Needs `proximal = "recompute"`.
     #[serde(default)]
     pub rejection: Vec<Rejection>,
     /// Treatment of groups whose rewards are all equal, in place of the algorithm's way.
@@ -88,7 +88,7 @@ pub struct RlKeys {
     /// Treatment of attempts that were cut for their length.
     #[serde(default)]
     pub overlong: Overlong,
-    /// Treatment of attempts in which not one token was drawn.
+    /// Treatment of attempts in which not one token was sampled.
     #[serde(default)]
     pub empty: Empty,
     /// Attempts that are compared with each other.
@@ -102,8 +102,8 @@ pub struct RlKeys {
     /// Part of the attempts that is trained; others are compared with the rest all the same.
     #[serde(default)]
     pub only: OnlyKeys,
-    /// The most turns of an attempt that are trained, drawn at random; the others' weight goes to them. 0 for
-    /// all.
+    /// The most turns of an attempt that are trained, chosen at random; the others' weight goes to them. 0
+    /// for all.
     #[serde(default)]
     #[serde(alias = "most_turns")]
     pub max_trained_turns: usize,
@@ -115,7 +115,7 @@ pub struct RlKeys {
     #[serde(default = "one_epoch")]
     pub epochs: u32,
     /// The share of an update's tokens that keep their advantages: those with the highest entropy before the
-    /// step; 1 for all. The loss is averaged over all tokens nevertheless, and a penalty is charged for all
+    /// step; 1 for all. The loss is averaged over all tokens nevertheless, and a KL penalty counts all
     /// (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
     #[serde(default = "unit_f64")]
     pub high_entropy_share: f64,
@@ -149,7 +149,7 @@ pub enum Algorithm {
     /// GRPO without dividing by the deviation, and by `agent.max_tokens` in place of the length (Liu et al.
     /// 2025).
     DrGrpo,
-    /// GRPO with a higher upper clip, and others drawn in place of groups that teach nothing (Yu et al.
+    /// GRPO with a higher upper clip, and others sampled in place of groups that teach nothing (Yu et al.
     /// 2025). The paper's penalty for length is `overlong`, which keeps all attempts as they are unless set:
     /// its buffer is a fifth of the limit, its factor 1.
     Dapo,
@@ -295,7 +295,7 @@ pub struct KlKeys {
     /// Coefficient β.
     pub coefficient: f64,
     /// Multiplies each token's estimate by its ratio, so that it is unbiased for tokens that older weights
-    /// drew (DeepSeek-V3.2). Only for a penalty in the loss. The ratio is that of the loss: with
+    /// sampled (DeepSeek-V3.2). Only for a penalty in the loss. The ratio is that of the loss: with
     /// `proximal`, a `correction` weighs the rest of the way.
     #[serde(default)]
     pub importance_weighted: bool,
@@ -318,7 +318,7 @@ pub enum Charge {
     /// In the loss.
     #[default]
     Loss,
-    /// To the reward of every token, before advantages.
+    /// In the reward of every token, before advantages.
     Reward,
 }
 
@@ -331,7 +331,7 @@ pub enum Prefer {
     Oldest,
     /// In the order in which they were complete.
     FirstDone,
-    /// Tries that the newest weights drew.
+    /// Groups that the newest weights sampled.
     Freshest,
 }
 
@@ -339,18 +339,18 @@ pub enum Prefer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Proximal {
-    /// The policy that drew the token.
+    /// The policy that sampled the token.
     #[default]
     Behaviour,
-    /// The weights at the beginning of the step: a forward pass more where they did not draw everything
+    /// The weights at the beginning of the step: a forward pass more where they did not sample everything
     /// (decoupled PPO).
     Recompute,
-    /// A guess between the policy that drew the token and the present one, by age, made as the loss is
+    /// A guess between the policy that sampled the token and the present one, by age, made as the loss is
     /// evaluated, without that pass.
     Interpolate,
 }
 
-/// Treatment of attempts in which not one token was drawn: hung before the first, say.
+/// Treatment of attempts in which not one token was sampled: hung before the first, say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Empty {
@@ -402,12 +402,12 @@ impl OnlyKeys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UniformGroups {
-    /// Counts them in the averages, as they are drawn.
+    /// Counts them in the averages, as they are sampled.
     #[default]
     Keep,
     /// Left out of the averages.
     Drop,
-    /// Others are drawn in their place until the step is full, at most as many again as it has (dynamic
+    /// Others are sampled in their place until the step is full, at most as many again as it has (dynamic
     /// sampling, DAPO).
     Refill,
 }
@@ -478,7 +478,7 @@ impl RlKeys {
         Loss { policy, kl, entropy: self.entropy, interpolated }
     }
 
-    /// Weights from the policy that drew the tokens to the proximal one; `None` where these are the same.
+    /// Weights from the policy that sampled the tokens to the proximal one; `None` where these are the same.
     pub fn correction(&self) -> Option<Correction> {
         (self.proximal != Proximal::Behaviour).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
     }

@@ -128,6 +128,18 @@ fn servers_beside_a_learner_with_gpus_say_how_many_they_take() {
 }
 
 #[test]
+fn adapters_are_trained_by_ranks_that_share_no_tensor() {
+    let learner = |keys: &str| format!("cluster.learner={{kind='torch', start=true, processes=2, {keys}}}");
+    let lora = "model.lora={rank=4}";
+    for (keys, want) in [("tp=2", "`cluster.learner.tp` is 2"), ("ep=2", "`cluster.learner.ep` is 2")] {
+        let error = load(SMALL, &[lora, &learner(keys)]).unwrap_err();
+        assert!(error.contains(&format!("{want}, but must be 1 where an adapter is trained")), "{error}");
+        load(SMALL, &[&learner(keys)]).unwrap();
+    }
+    load(SMALL, &[lora, &learner("cp=2")]).unwrap();
+}
+
+#[test]
 fn devices_are_shared_by_servers_and_a_learner_that_can_leave_them() {
     let shared = "cluster.placement=shared";
     let learner = "cluster.learner={kind='torch', start=true}";

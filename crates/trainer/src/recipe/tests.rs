@@ -418,6 +418,10 @@ fn bad_recipes_are_refused_by_key() {
             &["phase.1.kl.importance_weighted=true", "phase.1.kl.apply_to=reward"],
             "`phase.1.kl.importance_weighted` is true, but must be left out where kl.apply_to",
         ),
+        (
+            &["phase.1.loss=value"],
+            "`phase.1.loss` is \"value\", but must be another: this one is the critic's",
+        ),
         (&["phase.1.overlong=bootstrap"], "`phase.1.overlong` is \"bootstrap\", but must be another"),
         (
             &["phase.1.advantage={kind='optimal_token', alignment='position'}"],
@@ -444,6 +448,11 @@ fn bad_recipes_are_refused_by_key() {
             ],
             "`phase.1.proximal` is \"interpolate\", but must be \"recompute\"",
         ),
+        (
+            &["eval.samples=8"],
+            "`eval.temperature` is 0, but must be in 0.01..=100 where `eval.samples` is more than 1",
+        ),
+        (&["eval.temperature=-1"], "`eval.temperature` is -1, but must be 0, for the most likely token"),
         (&["eval.select=20"], "`eval.select` is 20, but must be at least 0 and less than 1"),
         (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; greedy attempts"),
         (&["eval.temperature=1", "eval.top_p=0"], "`eval.top_p` is 0, but"),

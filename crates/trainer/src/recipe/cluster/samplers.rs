@@ -56,7 +56,7 @@ pub struct ServersKeys {
     pub start_seconds: f64,
     /// Longest time until a server has read new weights, in seconds.
     pub adopt_seconds: f64,
-    /// Longest time in which a server that is asked for tokens draws none for anybody, in seconds.
+    /// Longest time in which a server that is asked for tokens samples none for anybody, in seconds.
     pub silent_seconds: f64,
     /// Longest time until a server answers a question about itself, in seconds.
     pub answer_seconds: f64,
@@ -95,7 +95,7 @@ pub enum CorrectionDefault {
     Tis,
     /// Tokens whose ratio is outside of 0.5 to 5 count nothing (IcePop).
     Icepop,
-    /// None: ratios are taken to the policy that drew a token.
+    /// None: ratios are taken to the policy that sampled a token.
     None,
 }
 
