@@ -55,7 +55,7 @@ pub struct Cell {
     pub ended: Option<Ended>,
     /// Whether it began with no names because an earlier cell had ended the interpreter.
     pub is_fresh: bool,
-    /// Time by the clock, in seconds.
+    /// Time by the clock, in seconds, without the wait for a place.
     pub seconds: f64,
 }
 
