@@ -149,6 +149,16 @@ impl Transcript {
         self.readers.borrow().satisfied
     }
 
+    /// Whether a reply of it failed, or was given up before its end: that is no answer for who asks again.
+    pub fn is_broken(&self) -> bool {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.iter().any(|event| match &**event {
+            Event::Failed(_) => true,
+            Event::Ended { end, .. } => end.finish == FinishReason::Aborted,
+            Event::Prompt { .. } | Event::Delta { .. } | Event::Done => false,
+        })
+    }
+
     /// Whether somebody reads it now.
     pub fn is_being_read(&self) -> bool {
         self.readers.borrow().now > 0
