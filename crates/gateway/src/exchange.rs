@@ -403,6 +403,7 @@ async fn refused(batch: Option<&Batch>) {
 impl Exchange {
     /// Draws all replies.
     async fn run(self, choices: Vec<Choice>) {
+        let _ending = self.transcript.ending();
         add(&self.gateway.0.metrics.running, 1);
         let drawn = futures_util::future::join_all(choices.into_iter().map(|choice| self.draw(choice))).await;
         let metrics = &self.gateway.0.metrics;
