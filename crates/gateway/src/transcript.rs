@@ -308,7 +308,9 @@ mod tests {
         });
         assert!(died.await.is_err());
         reader.next().await.unwrap();
-        assert!(matches!(&*reader.next().await.unwrap(), Event::Failed(fault) if fault.kind == Kind::Internal));
+        assert!(
+            matches!(&*reader.next().await.unwrap(), Event::Failed(fault) if fault.kind == Kind::Internal)
+        );
         assert!(reader.next().await.is_none() && transcript.is_broken());
         drop(transcript.ending());
         assert!(reader.ready().is_none(), "it has an end already");
