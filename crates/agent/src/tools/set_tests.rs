@@ -190,12 +190,8 @@ async fn verbs_that_hang_end_at_their_deadline_and_sessions_are_closed() {
 async fn evidence_is_what_toolboxes_know() {
     let log = Log::default();
     let named = |name, hangs| Logged { hangs, ..Logged::new(name, &log) };
-    let set = set(vec![
-        named("files", "knows"),
-        named("flood", "floods"),
-        named("pit", "digs"),
-        named("mute", ""),
-    ]);
+    let set =
+        set(vec![named("files", "knows"), named("flood", "floods"), named("pit", "digs"), named("mute", "")]);
     let mut open = set.open(&context("a")).await.unwrap();
     let (evidence, missing) = open.evidence().await;
     assert_eq!(Value::Object(evidence), json!({"files": {"files": ["a.txt"]}}));
