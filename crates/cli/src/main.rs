@@ -28,6 +28,7 @@ mod merge;
 mod model;
 mod new;
 mod numerics;
+mod open_files;
 mod plan;
 mod policies;
 mod programs;
@@ -103,6 +104,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let Cli { command, log } = Cli::parse();
+    open_files::raise();
     let done = log.install().and_then(|()| match command {
         Command::Train(args) => train::main(args),
         Command::Eval(args) => eval::main(args),
