@@ -123,6 +123,11 @@ fn address_of(host: &str) -> &str {
     }
 }
 
+/// Exit code of a run that is given up because a machine's part has ended so: what is the user's to mend stays so.
+fn given_up(ended: i32) -> u8 {
+    if ended == 2 { 2 } else { 1 }
+}
+
 /// A machine's part.
 enum Part {
     /// Under way, after it has died so often in a row.
@@ -226,7 +231,7 @@ impl Hosts {
                             "{note} {name} ended with exit code {ended}, {died} times in a row (log: {})",
                             log.display()
                         );
-                        return Ok(Some(1));
+                        return Ok(Some(given_up(ended)));
                     }
                     // A machine that is gone may be back in a minute.
                     let wait = AGAIN * 3u32.saturating_pow(died - 1);
@@ -308,6 +313,11 @@ mod tests {
         ] {
             assert_eq!(address_of(host), address, "{host}");
         }
+    }
+
+    #[test]
+    fn what_is_the_users_to_mend_stays_so() {
+        assert_eq!([2, 1, 137].map(given_up), [2, 1, 1]);
     }
 
     #[test]
