@@ -8,6 +8,7 @@ use dressage_conversation::{Fork, Origin, Reason};
 use dressage_text::testing::IM_END;
 use dressage_tree::Kind;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
 use crate::testing::{STRANGER, Served};
@@ -217,6 +218,32 @@ async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
     assert_eq!(recorded.calls.len(), 2);
     let again = Origin::Forked(Fork { at: 1, reason: Reason::AskedAgain });
     assert_eq!(recorded.calls[1].origin, Some(again));
+}
+
+/// Over a connection, where nobody takes more of a body than its length.
+#[tokio::test]
+async fn a_call_that_was_answered_as_a_whole_is_another_when_it_is_made_again() {
+    let served = Served::scripted(&["One.", "Two."]);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let gateway = served.gateway.clone();
+    let server = tokio::spawn(async move { crate::serve(&gateway, listener, std::future::pending()).await });
+    let (key, body) = (served.session.key(), question("Say something.").to_string());
+    let request = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n{body}",
+        body.len()
+    );
+    for want in ["One.", "Two."] {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (_, text) = answer.split_once("\r\n\r\n").unwrap();
+        let answer: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(answer["choices"][0]["message"]["content"], want);
+    }
+    server.abort();
 }
 
 #[tokio::test]
