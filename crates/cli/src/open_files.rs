@@ -1,7 +1,7 @@
 //! How many files this process may have open: every attempt, session and connection takes some, and the usual
 //! limit (1024) is kept low for programs that cannot count further.
 
-/// As many as are of use.
+/// Most files that are of use.
 #[cfg(unix)]
 const MOST: u64 = 65_536;
 

@@ -135,7 +135,7 @@ impl Drop for Ending {
 }
 
 impl Transcript {
-    /// Whoever writes it holds this until the last event.
+    /// A guard that its writer holds until the last event.
     pub(crate) fn ending(self: &Arc<Self>) -> Ending {
         Ending(Arc::clone(self))
     }

@@ -40,8 +40,8 @@ pub enum SearchError {
     Exists(PathBuf),
     /// The empty folder in the place of a new index cannot be replaced.
     #[error(
-        "the empty folder {} cannot give way to an index ({cause}); it may be a mount: give a folder within it that \
-         does not exist yet",
+        "the empty folder {} cannot give way to an index ({cause}); it may be a mount: give a folder within it \
+         that does not exist yet",
         path.display()
     )]
     Stays {

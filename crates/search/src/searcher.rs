@@ -220,7 +220,7 @@ fn hits(index: &Index, rows: &[Vec<(u32, f32)>], most: usize) -> Result<Vec<Vec<
         bytes += hits.iter().map(size).sum::<usize>();
         if bytes > most {
             return Err(SearchError::Query(format!(
-                "the passages found have more than {most} bytes; ask for fewer of them, or in several requests"
+                "the passages found have more than {most} bytes; ask for fewer, or in several requests"
             )));
         }
         found.push(hits);

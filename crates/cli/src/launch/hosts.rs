@@ -123,7 +123,8 @@ fn address_of(host: &str) -> &str {
     }
 }
 
-/// Exit code of a run that is given up because a machine's part has ended so: what is the user's to mend stays so.
+/// Exit code of a run that is given up because a machine's part has ended so: what is the user's to mend
+/// stays so.
 fn given_up(ended: i32) -> u8 {
     if ended == 2 { 2 } else { 1 }
 }

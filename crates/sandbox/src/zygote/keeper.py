@@ -188,7 +188,7 @@ class Keeper:
 
 
 def below(read, folders):
-    """What is shown to code below some folders, which a run has of its own: paths, each with what is there."""
+    """Paths that are shown to code below some folders, which a run has of its own, each with what is there."""
     found = []
     for path in sorted(read):
         inside = any(path.startswith(folder + "/") for folder in folders) and os.path.lexists(path)
