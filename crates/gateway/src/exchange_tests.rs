@@ -71,6 +71,20 @@ async fn a_stream_says_what_the_whole_says() {
 }
 
 #[tokio::test]
+async fn of_several_calls_a_stream_tells_the_one_that_the_whole_tells() {
+    let served = Served::scripted(&[&["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()]);
+    let mut body = question("1.5 + 2?");
+    (body["tools"], body["parallel_tool_calls"]) = (tools(), false.into());
+    let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
+    let calls = &whole["choices"][0]["message"]["tool_calls"];
+    assert_eq!(calls.as_array().map(Vec::len), Some(1), "{whole}");
+    body["stream"] = true.into();
+    let (_, _, told, _) = gathered(&served.send("POST", CHAT, STRANGER, &body.to_string()).await.text);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0]["function"], calls[0]["function"]);
+}
+
+#[tokio::test]
 async fn a_history_that_comes_back_goes_on_with_its_ids() {
     let served = Served::scripted(&[CALL, "It is 3.5."]);
     let mut body = question("1.5 + 2?");

@@ -26,6 +26,8 @@ struct Told {
     /// Beginning of the ids of its calls.
     prefix: String,
     calls: usize,
+    /// Calls that can be read, of which so many are told.
+    readable: usize,
     most_calls: usize,
     tokens: usize,
     thought_tokens: usize,
@@ -64,6 +66,7 @@ impl Reading {
             keeps_stop: false,
             prefix: prefix.to_owned(),
             calls: 0,
+            readable: 0,
             most_calls: usize::MAX,
             tokens: 0,
             thought_tokens: 0,
@@ -158,7 +161,8 @@ impl Told {
                 Piece::Call(Ok(call)) => {
                     let id = format!("{}{}", self.prefix, self.calls);
                     self.calls += 1;
-                    if self.calls <= self.most_calls {
+                    self.readable += 1;
+                    if self.readable <= self.most_calls {
                         told.push(Piece::Call(Ok(ToolCall { id, ..call })));
                     }
                 }
