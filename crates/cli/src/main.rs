@@ -7,6 +7,23 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// Writes a line to standard error. A terminal that was closed, or a pipe whose reader is gone, ends no run:
+/// the macro of this name in std panics then.
+macro_rules! eprintln {
+    ($($arg:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($arg)*);
+    }};
+}
+
+/// Writes to standard error, likewise.
+macro_rules! eprint {
+    ($($arg:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($arg)*);
+    }};
+}
+
 mod allocator;
 mod by_hand;
 mod chat;
