@@ -41,6 +41,11 @@ pub struct Hosts {
 
 /// How long a part that has died stays down for the first time; each further time three times as long.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How long the first machine may take to stop once it is asked to: it comes to a point where the run can go
+/// on, and writes a checkpoint.
+const STOPPING: Duration = Duration::from_secs(300);
+/// Requests to stop that come so soon after the first are none of their own.
+const ONE_WISH: Duration = Duration::from_secs(1);
 /// How long other machines may take once the first has ended.
 const ENDING: Duration = Duration::from_secs(60);
 
@@ -139,6 +144,26 @@ enum Part {
     Done,
 }
 
+/// Asks the first machine to stop where the run can go on; the others follow it.
+async fn ask_to_stop(parts: &mut [Part]) {
+    let note = Style::stderr().dim("note:");
+    eprintln!("{note} told to stop: the run stops where it can go on (again to stop at once)");
+    if let Some(Part::Up { process, .. }) = parts.first_mut() {
+        process.ask_to_end().await;
+    }
+}
+
+/// Exit code of the first machine, which was asked to stop, once it has.
+fn stopped(parts: &mut [Part]) -> Option<u8> {
+    match parts.first_mut() {
+        Some(Part::Up { process, .. }) => {
+            let code = process.has_ended()?;
+            Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(INTERRUPTED))
+        }
+        _ => Some(INTERRUPTED),
+    }
+}
+
 impl Hosts {
     /// Commands as they are run.
     pub fn commands(&self) -> Vec<String> {
@@ -173,21 +198,40 @@ impl Hosts {
         for node in 0..job.nodes {
             parts.push(self.start(job, node, 0).await?);
         }
-        let code = loop {
+        let mut asked: Option<Instant> = None;
+        let (code, ending) = loop {
             tokio::select! {
-                _ = stop.next() => break INTERRUPTED,
+                _ = stop.next() => match asked {
+                    None => {
+                        asked = Some(Instant::now());
+                        ask_to_stop(&mut parts).await;
+                    }
+                    // The same wish: a supervisor passes on what the keyboard has sent to both.
+                    Some(since) if since.elapsed() < ONE_WISH => {}
+                    Some(_) => break (INTERRUPTED, Duration::ZERO),
+                },
                 () = tokio::time::sleep(LOOK) => {}
             }
             shown.show();
-            if let Some(code) = self.look(job, &mut parts).await? {
-                break code;
+            match asked {
+                Some(since) if since.elapsed() > STOPPING => break (INTERRUPTED, Duration::ZERO),
+                Some(_) => {
+                    if let Some(code) = stopped(&mut parts) {
+                        break (code, ENDING);
+                    }
+                }
+                None => {
+                    if let Some(code) = self.look(job, &mut parts).await? {
+                        break (code, if code == 0 { ENDING } else { Duration::ZERO });
+                    }
+                }
             }
         };
         shown.show();
         let over = Instant::now();
         // They have been told by the first; where that could not tell, they are ended.
         for part in parts.iter_mut().skip(1) {
-            let left = if code == 0 { ENDING.saturating_sub(over.elapsed()) } else { Duration::ZERO };
+            let left = ending.saturating_sub(over.elapsed());
             if let Part::Up { process, .. } = part {
                 let _ = tokio::time::timeout(left, process.ended()).await;
             }
