@@ -126,8 +126,11 @@ pub(crate) struct Ending(Arc<Transcript>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let is_last = |events: &Vec<Arc<Event>>| events.last().is_some_and(|event| event.is_last());
-        if !is_last(&self.0.events.lock().unwrap_or_else(PoisonError::into_inner)) {
+        let has_ended = {
+            let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+            events.last().is_some_and(|event| event.is_last())
+        };
+        if !has_ended {
             let message = "the call came to no end: whoever drew its reply has died";
             self.0.push(Event::Failed(Fault::new(Kind::Internal, message)));
         }
