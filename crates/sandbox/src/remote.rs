@@ -29,7 +29,8 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The service at a base URL, with the key that it asks for.
+    /// The service at a base URL, or at the address of one of its calls as verl is given it, with the key that
+    /// it asks for.
     ///
     /// # Errors
     /// When the URL is of another kind.
@@ -39,7 +40,9 @@ impl Remote {
         }
         let agent =
             ureq::Agent::new_with_config(ureq::Agent::config_builder().http_status_as_error(false).build());
-        Ok(Remote { url: url.trim_end_matches('/').to_owned(), key, agent })
+        let url = url.trim_end_matches('/');
+        let base = ["/run_code", "/run_jupyter"].iter().find_map(|call| url.strip_suffix(call));
+        Ok(Remote { url: base.unwrap_or(url).to_owned(), key, agent })
     }
 
     /// `POST /run_code`
@@ -145,7 +148,7 @@ mod tests {
         let router = Router::new().route("/run_code", post(answer));
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
         let request: RunCode = serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
-        let answer = Remote::new(&url, None).unwrap().run_code(&request).await.unwrap();
+        let answer = Remote::new(&format!("{url}/run_code"), None).unwrap().run_code(&request).await.unwrap();
         assert_eq!((answer.status, asked.load(Ordering::Relaxed)), (Status::Success, 2));
         server.abort();
     }
