@@ -266,7 +266,7 @@ async fn a_call_that_failed_is_made_anew_for_who_asks_again() {
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     for made in 1..=2 {
         let answer = served.send("POST", CHAT, &key, &body).await;
-        assert!(answer.status.is_server_error(), "{}", answer.text);
+        assert_ne!(answer.status, StatusCode::OK, "{}", answer.text);
         assert_eq!(served.session.state().recorded.calls.len(), made);
     }
 }
