@@ -110,6 +110,10 @@ class Run:
         """Runs to the end, and kills parts at the steps of a plan."""
         until, left = time.monotonic() + self.seconds, dict(plan)
         resume: list[str] = []
+        if (self.folder / "recipe.toml").exists():
+            # Cut off earlier. What it has left has to do for all that are to be killed.
+            resume = ["--resume"]
+            left = {part: max(step, len(self.steps()) + 1 + place) for place, (part, step) in enumerate(plan.items())}
         while True:
             log = (self.folder.with_suffix(".log")).open("a")
             process = subprocess.Popen(
@@ -229,7 +233,10 @@ def main() -> None:
     p.add_argument("--kill", action="store_true", help="kill each part once in the middle of each run")
     p.add_argument("--shared", action="store_true", help="vLLM and PyTorch on the same devices, by turns")
     p.add_argument(
-        "--folder", type=Path, required=True, help="where runs go; those that are there are taken as they are"
+        "--folder",
+        type=Path,
+        required=True,
+        help="where runs go; those that have ended are taken as they are, others go on",
     )
     p.add_argument("--seconds", type=float, default=4 * 3600, help="longest time of a run")
     options = p.parse_args()

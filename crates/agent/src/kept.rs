@@ -49,7 +49,8 @@ impl Keeper {
         let mut line = keeper.stdin.take();
         if let Some(line) = &mut line {
             // A keeper that is gone says why in the log.
-            let _ = line.write_all(order(command, folder, None).as_bytes()).await;
+            let order = json!({ "command": command, "folder": folder, "input": null, "asks": true });
+            let _ = line.write_all(format!("{order}\n").as_bytes()).await;
         }
         Ok(KeptProcess { keeper, line })
     }
@@ -101,6 +102,14 @@ impl KeptProcess {
             Ok(None) => None,
             Ok(Some(status)) => Some(status.code()),
             Err(_) => Some(None),
+        }
+    }
+
+    /// Asks the program itself to end in good order (SIGTERM), however long that takes.
+    pub async fn ask_to_end(&mut self) {
+        if let Some(line) = &mut self.line {
+            // A keeper that is gone has ended it.
+            let _ = line.write_all(b"t").await;
         }
     }
 

@@ -13,6 +13,7 @@ pub mod environments;
 mod helping;
 mod joined;
 mod kept;
+mod nested;
 pub mod program;
 pub mod tasks;
 mod taught;

@@ -72,9 +72,14 @@ impl Args {
                 let file = file.map_err(|error| {
                     unusable(format!("--log-file: cannot open {}: {error}", screen::path(path)))
                 })?;
-                fmt::layer().with_ansi(false).with_writer(Arc::new(file)).boxed()
+                fmt::layer().with_ansi(false).with_writer(Arc::new(file)).log_internal_errors(false).boxed()
             }
-            None => fmt::layer().with_ansi(Style::stderr().is_on()).with_writer(|| BesideBars).boxed(),
+            // What cannot be written is lost: to say so, its library would write to standard error or panic.
+            None => fmt::layer()
+                .with_ansi(Style::stderr().is_on())
+                .with_writer(|| BesideBars)
+                .log_internal_errors(false)
+                .boxed(),
         };
         Ok(tracing_subscriber::registry().with(layer.with_filter(filter)).try_init()?)
     }

@@ -7,6 +7,23 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// Writes a line to standard error. A terminal that was closed, or a pipe whose reader is gone, ends no run:
+/// the macro of this name in std panics then.
+macro_rules! eprintln {
+    ($($arg:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($arg)*);
+    }};
+}
+
+/// Writes to standard error, likewise.
+macro_rules! eprint {
+    ($($arg:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($arg)*);
+    }};
+}
+
 mod allocator;
 mod by_hand;
 mod chat;
@@ -28,6 +45,7 @@ mod merge;
 mod model;
 mod new;
 mod numerics;
+mod open_files;
 mod plan;
 mod policies;
 mod programs;
@@ -103,6 +121,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let Cli { command, log } = Cli::parse();
+    open_files::raise();
     let done = log.install().and_then(|()| match command {
         Command::Train(args) => train::main(args),
         Command::Eval(args) => eval::main(args),

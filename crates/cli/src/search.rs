@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use dressage_search::{Analyzer, DenseModel, HttpOptions, Index, Mode, Progress, Searcher, build, serve};
+use dressage_search::{
+    Analyzer, DenseModel, HttpOptions, Index, MOST_RESULTS, Mode, Progress, Searcher, build, serve,
+};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -81,7 +83,7 @@ struct QueryArgs {
     how: How,
 
     /// Passages to show
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = passages)]
     top_k: usize,
 
     /// Print a JSON object a passage
@@ -101,7 +103,7 @@ struct ServeArgs {
     how: How,
 
     /// Passages for a query where a request does not say
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = passages)]
     top_k: usize,
 
     /// Address to listen at
@@ -143,6 +145,12 @@ fn analyzer(text: &str) -> Result<Analyzer, String> {
         "plain" => Ok(Analyzer::Plain),
         other => Err(format!("{other:?} is neither english nor plain")),
     }
+}
+
+/// How many passages there may be for a query.
+fn passages(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=MOST_RESULTS).contains(count));
+    count.ok_or_else(|| format!("{text:?} is not a whole number from 1 to {MOST_RESULTS}"))
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -261,4 +269,17 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
         () = signals.two(|| stop.notify_one()) => {}
     }
     Ok(ExitCode::from(INTERRUPTED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_passages_as_are_given_can_be_asked_for() {
+        assert_eq!((passages("1"), passages("1000")), (Ok(1), Ok(1000)));
+        for wrong in ["0", "1001", "-1", "many", ""] {
+            assert!(passages(wrong).unwrap_err().contains("from 1 to 1000"), "{wrong}");
+        }
+    }
 }

@@ -112,7 +112,8 @@ const REQUESTS: usize = 32;
 impl There {
     fn new(keys: &CodeKeys, url: &str) -> Result<Self, String> {
         let key = keys.key_env.as_ref().map(|name| {
-            std::env::var(name).map_err(|_| format!("key_env = {name:?}, but this variable is not set"))
+            let key = std::env::var(name).ok().filter(|key| !key.is_empty());
+            key.ok_or_else(|| format!("key_env = {name:?}, but this variable has no key"))
         });
         let service = Remote::new(url, key.transpose()?).map_err(|error| error.to_string())?;
         let places = if keys.concurrency > 0 { keys.concurrency } else { REQUESTS };

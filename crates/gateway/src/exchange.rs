@@ -51,6 +51,8 @@ struct Exchange {
     tools: Arc<[ToolSpec]>,
     tool_choice: ToolChoice,
     parallel_calls: bool,
+    /// Whether clients are told the stop string that ends a reply.
+    keeps_stop: bool,
     /// Whether it is a summary, which no limit of the attempt counts.
     summarises: bool,
     reply: Duration,
@@ -274,6 +276,7 @@ impl Gateway {
             tools,
             tool_choice,
             parallel_calls,
+            keeps_stop: sampling.keeps_stop,
             summarises,
             reply,
             begun,
@@ -400,6 +403,7 @@ async fn refused(batch: Option<&Batch>) {
 impl Exchange {
     /// Draws all replies.
     async fn run(self, choices: Vec<Choice>) {
+        let _ending = self.transcript.ending();
         add(&self.gateway.0.metrics.running, 1);
         let drawn = futures_util::future::join_all(choices.into_iter().map(|choice| self.draw(choice))).await;
         let metrics = &self.gateway.0.metrics;
@@ -427,6 +431,9 @@ impl Exchange {
         };
         if !self.parallel_calls {
             reading.most_calls(1);
+        }
+        if self.keeps_stop {
+            reading.keep_stop();
         }
         let (mut completion, mut read) = (Completion::default(), 0);
         let follow = async {

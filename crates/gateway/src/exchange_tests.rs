@@ -8,6 +8,7 @@ use dressage_conversation::{Fork, Origin, Reason};
 use dressage_text::testing::IM_END;
 use dressage_tree::Kind;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
 use crate::testing::{STRANGER, Served};
@@ -67,6 +68,20 @@ async fn a_stream_says_what_the_whole_says() {
     assert_eq!((&calls[0]["index"], calls.len()), (&json!(0), 1));
     let usage = format!("\"completion_tokens\":{}", script.len() + 1);
     assert!(answer.text.contains(&usage), "{usage}: {}", answer.text);
+}
+
+#[tokio::test]
+async fn of_several_calls_a_stream_tells_the_one_that_the_whole_tells() {
+    let served = Served::scripted(&[&["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()]);
+    let mut body = question("1.5 + 2?");
+    (body["tools"], body["parallel_tool_calls"]) = (tools(), false.into());
+    let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
+    let calls = &whole["choices"][0]["message"]["tool_calls"];
+    assert_eq!(calls.as_array().map(Vec::len), Some(1), "{whole}");
+    body["stream"] = true.into();
+    let (_, _, told, _) = gathered(&served.send("POST", CHAT, STRANGER, &body.to_string()).await.text);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0]["function"], calls[0]["function"]);
 }
 
 #[tokio::test]
@@ -159,6 +174,11 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
         assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{body}: {error}");
         assert_eq!(error["type"], "invalid_request_error");
     }
+    let answer = served.send("POST", CHAT, served.session.key(), &with("stop", json!([1]))).await;
+    assert!(answer.text.contains("stop: it is neither a text nor a list of texts"), "{}", answer.text);
+    let ask = json!({ "prompt": { "text": "?" } });
+    let answer = served.post("/v1/completions", &ask).await;
+    assert!(answer.text.contains("prompt: it is neither a text nor a list"), "{}", answer.text);
     let invalid = Request::post(CHAT).body(Body::from(vec![0xFF, 0xFE])).unwrap();
     assert_eq!(served.gateway.router().oneshot(invalid).await.unwrap().status(), StatusCode::BAD_REQUEST);
     let long = question(&"x".repeat(5000)).to_string();
@@ -212,6 +232,64 @@ async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
     assert_eq!(recorded.calls.len(), 2);
     let again = Origin::Forked(Fork { at: 1, reason: Reason::AskedAgain });
     assert_eq!(recorded.calls[1].origin, Some(again));
+}
+
+/// Over a connection, where nobody takes more of a body than its length.
+#[tokio::test]
+async fn a_call_that_was_answered_as_a_whole_is_another_when_it_is_made_again() {
+    let served = Served::scripted(&["One.", "Two."]);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let gateway = served.gateway.clone();
+    let server = tokio::spawn(async move { crate::serve(&gateway, listener, std::future::pending()).await });
+    let (key, body) = (served.session.key(), question("Say something.").to_string());
+    let request = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n{body}",
+        body.len()
+    );
+    for want in ["One.", "Two."] {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (_, text) = answer.split_once("\r\n\r\n").unwrap();
+        let answer: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(answer["choices"][0]["message"]["content"], want);
+    }
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_call_that_failed_is_made_anew_for_who_asks_again() {
+    let served = Served::failing();
+    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    for made in 1..=2 {
+        let answer = served.send("POST", CHAT, &key, &body).await;
+        assert_ne!(answer.status, StatusCode::OK, "{}", answer.text);
+        assert_eq!(served.session.state().recorded.calls.len(), made);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_was_given_up_is_made_anew_for_who_comes_back_late() {
+    let options = Options { grace: Duration::from_millis(20), ..Options::default() };
+    let long = "x".repeat(3000);
+    let served = Served::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
+    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    let hung_up =
+        tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
+    assert!(hung_up.is_err());
+    tokio::time::timeout(Duration::from_secs(5), async {
+        while served.gateway.0.metrics.running.load(Ordering::Relaxed) > 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await
+    .expect("the call ends");
+    let answer = served.send("POST", CHAT, &key, &body).await.json();
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("Whole."), &json!("stop")));
 }
 
 #[tokio::test]
@@ -359,6 +437,16 @@ async fn completions_take_text_and_ids_and_several_of_them() {
         (&stopped["choices"][0]["text"], &stopped["choices"][0]["stop_reason"]),
         (&json!("ab"), &json!("c"))
     );
+    // Some parse their tags by the stop string.
+    let mut kept = json!({ "prompt": "Say", "stop": ["c", "zz"], "include_stop_str_in_output": true });
+    assert_eq!(ask(kept.clone()).await["choices"][0]["text"], "abc");
+    kept["stream"] = true.into();
+    let stream = served.post("/v1/completions", &kept).await.text;
+    let frames = stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: {"));
+    let chunks = frames.map(|rest| serde_json::from_str::<Value>(&format!("{{{rest}")).unwrap());
+    let told: String =
+        chunks.map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default().to_owned()).collect();
+    assert_eq!(told, "abc");
 }
 
 /// Prompts in ids belong to the attempt as well: those that repeat what was sampled go on from it.

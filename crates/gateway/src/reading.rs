@@ -21,9 +21,13 @@ struct Told {
     is_text: bool,
     speech: Held,
     stops: Vec<String>,
+    /// Whether the stop string that ends the reply is told of.
+    keeps_stop: bool,
     /// Beginning of the ids of its calls.
     prefix: String,
     calls: usize,
+    /// Calls that can be read, of which so many are told.
+    readable: usize,
     most_calls: usize,
     tokens: usize,
     thought_tokens: usize,
@@ -59,8 +63,10 @@ impl Reading {
             is_text: matches!(source, Source::Text(..)),
             speech: Held::default(),
             stops,
+            keeps_stop: false,
             prefix: prefix.to_owned(),
             calls: 0,
+            readable: 0,
             most_calls: usize::MAX,
             tokens: 0,
             thought_tokens: 0,
@@ -72,6 +78,11 @@ impl Reading {
     /// Tells of so many calls only.
     pub(crate) fn most_calls(&mut self, most: usize) {
         self.told.most_calls = most;
+    }
+
+    /// Tells of the stop string that ends the reply, too.
+    pub(crate) fn keep_stop(&mut self) {
+        self.told.keeps_stop = true;
     }
 
     /// Number of tokens so far.
@@ -101,13 +112,17 @@ impl Reading {
         let mut told = self.told;
         let mut rest = told.tell(last);
         let stopped = finish == FinishReason::StopString;
-        let (held, stopped_by) = told.speech.end(&told.stops, stopped);
+        let is_held = stopped && told.stops.iter().any(|stop| told.speech.0.contains(stop.as_str()));
+        let (mut held, stopped_by) = told.speech.end(&told.stops, stopped);
+        // Not of one that stands in a thought or a call.
+        held += stopped_by.as_deref().filter(|_| told.keeps_stop && is_held).unwrap_or_default();
         if !held.is_empty() {
             rest.push(Piece::Speech(held));
         }
-        let cut = |text: &str| match &stopped_by {
-            Some(stop) => text.rfind(stop.as_str()).map_or(text, |at| &text[..at]).to_owned(),
-            None => text.to_owned(),
+        let cut = |text: &str| {
+            let Some(stop) = &stopped_by else { return text.to_owned() };
+            let kept = if told.keeps_stop { stop.len() } else { 0 };
+            text[..text.len().min(before(text, stop).len() + kept)].to_owned()
         };
         let (mut message, text) = match &reply {
             Some(reply) if as_text => (Message::assistant(cut(&reply.said)), cut(&reply.said)),
@@ -146,7 +161,8 @@ impl Told {
                 Piece::Call(Ok(call)) => {
                     let id = format!("{}{}", self.prefix, self.calls);
                     self.calls += 1;
-                    if self.calls <= self.most_calls {
+                    self.readable += 1;
+                    if self.readable <= self.most_calls {
                         told.push(Piece::Call(Ok(ToolCall { id, ..call })));
                     }
                 }
@@ -163,6 +179,19 @@ impl Told {
     }
 }
 
+/// The part of a text before the stop string that ended it; all of it where the string is not there. That is
+/// the last one, or the first of several that overlap: a token ended the reply that completed all of them.
+pub(crate) fn before<'a>(text: &'a str, stop: &str) -> &'a str {
+    let Some(mut at) = text.rfind(stop) else { return text };
+    let last = stop.chars().next_back().map_or(0, char::len_utf8);
+    while let Some(earlier) = text[..at + stop.len() - last].rfind(stop)
+        && earlier + stop.len() > at
+    {
+        at = earlier;
+    }
+    &text[..at]
+}
+
 /// Text held back because a stop string may be under way at its end.
 #[derive(Debug, Default)]
 struct Held(String);
@@ -173,9 +202,10 @@ impl Held {
         if stops.is_empty() {
             return text.to_owned();
         }
-        self.0.push_str(text);
         let longest = stops.iter().map(String::len).max().unwrap_or(0);
-        let earliest = self.0.len().saturating_sub(longest);
+        // Of all that end in what is new, the first is the one to stop at.
+        let earliest = (self.0.len() + 1).saturating_sub(longest);
+        self.0.push_str(text);
         let begun = (earliest..self.0.len()).filter(|&at| self.0.is_char_boundary(at)).find(|&at| {
             let rest = &self.0[at..];
             stops.iter().any(|stop| stop.starts_with(rest) || rest.starts_with(stop.as_str()))
@@ -213,8 +243,26 @@ mod tests {
         assert_eq!(told, ["ab ", "", "STx", "\nc ", ""]);
         assert_eq!(held.end(&stops, true), (String::new(), Some("STOP".into())));
         let mut held = Held::default();
+        assert_eq!((held.push("a", &stops), held.push("\n\n\n", &stops)), ("a".into(), String::new()));
+        assert_eq!(held.end(&stops, true), (String::new(), Some("\n\n".into())));
+        let mut held = Held::default();
         assert_eq!(held.push("so ST", &stops), "so ");
         assert_eq!(held.end(&stops, false), ("ST".into(), None));
+    }
+
+    #[test]
+    fn of_stop_strings_that_overlap_the_first_counts() {
+        for (text, stop, want) in [
+            ("a\n\n\n", "\n\n", "a"),
+            ("a\n\n\n\n\nb", "\n\n", "a"),
+            // Those before came when there were too few tokens.
+            ("x\n\ny\n\n", "\n\n", "x\n\ny"),
+            ("éaéaé", "éaé", ""),
+            ("none", "STOP", "none"),
+            ("whole", "", "whole"),
+        ] {
+            assert_eq!(before(text, stop), want, "{text:?}");
+        }
     }
 
     proptest! {

@@ -119,7 +119,7 @@ fn stopped(model: &Model) -> Fault {
 impl Relay {
     /// Tells of the reply as it comes, and records it.
     async fn run(mut self, first: Said, mut said: UnboundedReceiver<Result<Said, Fault>>) {
-        let gateway = self.gateway.clone();
+        let (gateway, _ending) = (self.gateway.clone(), self.transcript.ending());
         let metrics = &gateway.0.metrics;
         add(&metrics.running, 1);
         metrics.first_token.add(self.begun.elapsed());

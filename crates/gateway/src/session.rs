@@ -251,7 +251,7 @@ impl Session {
     }
 
     /// A call with this very body that was made before and whose end nobody was told, or that `retries` says
-    /// is repeated.
+    /// is repeated. One that broke is made again.
     pub(crate) fn repeated(&self, body: u128, retries: bool) -> Option<Arc<Transcript>> {
         let mut state = self.state();
         let now = Instant::now();
@@ -259,10 +259,11 @@ impl Session {
             calls.retain(|(at, call)| !call.was_read() || now - *at < REPEAT);
             !calls.is_empty()
         });
-        let calls = state.repeats.get(&body)?;
-        let broken = calls.iter().find(|(_, call)| !call.is_being_read() && !call.was_read());
+        let calls = state.repeats.get_mut(&body)?;
+        calls.retain(|(_, call)| !call.is_broken());
+        let untold = calls.iter().find(|(_, call)| !call.is_being_read() && !call.was_read());
         let retried = || calls.last().filter(|_| retries);
-        broken.or_else(retried).map(|(_, call)| Arc::clone(call))
+        untold.or_else(retried).map(|(_, call)| Arc::clone(call))
     }
 
     /// Keeps a call for clients that ask again.

@@ -18,6 +18,7 @@ use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather_all, json as document, read};
 use crate::openai::{self, finite, structured, weight_versions};
+use crate::reading::before;
 use crate::transcript::{End, Event, Head, Token};
 
 /// Name of the API where unknown fields are counted.
@@ -28,7 +29,7 @@ const MAX_NEW_TOKENS: usize = 128;
 
 /// One of something, or one for each prompt of a batch.
 #[derive(Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "it is neither such a value nor a list of such, one for each prompt")]
 enum Each<T> {
     One(T),
     Many(Vec<T>),
@@ -69,7 +70,7 @@ struct Request {
 
 /// Prompts in ids.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "it is neither a list of token ids nor a list of such lists")]
 enum Ids {
     One(Vec<u32>),
     Many(Vec<Vec<u32>>),
@@ -257,8 +258,8 @@ impl Writer {
             false => tokenizer.decode_with_special(&ids),
         };
         let stop = trimming.and_then(|end| end.stopped_by.as_deref());
-        if let Some(at) = stop.and_then(|stop| text.rfind(stop)) {
-            text.truncate(at);
+        if let Some(stop) = stop {
+            text.truncate(before(&text, stop).len());
         }
         text
     }

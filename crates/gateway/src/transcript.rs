@@ -10,7 +10,7 @@ use dressage_policy::{FinishReason, TopLogprobs};
 use dressage_text::{Message, Piece};
 use tokio::sync::watch;
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Kind};
 
 /// A token of a reply.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,7 +121,28 @@ struct Readers {
     satisfied: bool,
 }
 
+/// Ends a transcript when it is dropped, where nobody has: a task that dies must not leave clients waiting.
+pub(crate) struct Ending(Arc<Transcript>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let has_ended = {
+            let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+            events.last().is_some_and(|event| event.is_last())
+        };
+        if !has_ended {
+            let message = "the call came to no end: whoever drew its reply has died";
+            self.0.push(Event::Failed(Fault::new(Kind::Internal, message)));
+        }
+    }
+}
+
 impl Transcript {
+    /// A guard that its writer holds until the last event.
+    pub(crate) fn ending(self: &Arc<Self>) -> Ending {
+        Ending(Arc::clone(self))
+    }
+
     pub(crate) fn new(head: Head) -> Arc<Self> {
         let (count, readers) = (watch::Sender::new(0), watch::Sender::new(Readers::default()));
         Arc::new(Transcript { head, events: Mutex::default(), count, readers })
@@ -147,6 +168,16 @@ impl Transcript {
     /// again.
     pub fn was_read(&self) -> bool {
         self.readers.borrow().satisfied
+    }
+
+    /// Whether a reply of it failed, or was given up before its end: that is no answer for who asks again.
+    pub fn is_broken(&self) -> bool {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.iter().any(|event| match &**event {
+            Event::Failed(_) => true,
+            Event::Ended { end, .. } => end.finish == FinishReason::Aborted,
+            Event::Prompt { .. } | Event::Delta { .. } | Event::Done => false,
+        })
     }
 
     /// Whether somebody reads it now.
@@ -266,6 +297,26 @@ mod tests {
             again += usize::from(!event.is_last());
         }
         assert_eq!((seen, again), (49, 49));
+    }
+
+    #[tokio::test]
+    async fn who_dies_while_writing_leaves_no_reader_waiting() {
+        let transcript = transcript();
+        let mut reader = transcript.read();
+        let ending = transcript.ending();
+        transcript.push(delta(1));
+        let died = tokio::spawn(async move {
+            let _ending = ending;
+            panic!("a bug");
+        });
+        assert!(died.await.is_err());
+        reader.next().await.unwrap();
+        assert!(
+            matches!(&*reader.next().await.unwrap(), Event::Failed(fault) if fault.kind == Kind::Internal)
+        );
+        assert!(reader.next().await.is_none() && transcript.is_broken());
+        drop(transcript.ending());
+        assert!(reader.ready().is_none(), "it has an end already");
     }
 
     #[tokio::test]

@@ -30,6 +30,17 @@ pub(crate) struct Parsed {
     pub(crate) is_part: bool,
 }
 
+impl ModelConfig {
+    /// Reads the contents of a `config.json` of Hugging Face's, which errors call `path`. Of a model that also
+    /// sees, its part for text.
+    ///
+    /// # Errors
+    /// Names the key that is missing, cannot be read, or asks for what this build does not compute.
+    pub fn from_hf_json(path: &Path, contents: &[u8]) -> Result<Self, ModelError> {
+        Ok(parse(path, contents)?.config)
+    }
+}
+
 /// Reads the contents of the `config.json` at `path`.
 pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> {
     let object: Map<String, Value> = serde_json::from_slice(contents)

@@ -10,7 +10,8 @@ use rustix::process::{Signal, pidfd_send_signal};
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at};
 
 use crate::error::SandboxError;
 use crate::limits::Limits;
@@ -20,8 +21,11 @@ use crate::protection::Missing;
 use crate::wire::Frames;
 use crate::zygote::Streams;
 
-/// How often memory is looked at.
+/// How often memory is looked at,
 const WATCHED: Duration = Duration::from_millis(50);
+
+/// and how often where nobody waits for anything.
+const RESTING: Duration = Duration::from_millis(500);
 
 /// How long a keeper may take to end all processes and hand files out, after it was told to.
 const GRACE: Duration = Duration::from_secs(5);
@@ -80,6 +84,9 @@ pub(crate) enum Event {
     OverMemory,
 }
 
+/// An event, or the fault of who builds jails.
+pub(crate) type Happened = Result<Event, SandboxError>;
+
 /// Keeper's last words.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Report {
@@ -102,8 +109,6 @@ enum Said {
 
 impl Jail {
     pub(crate) fn new(streams: Streams, limits: &Limits, jailed: bool) -> Self {
-        let mut tick = interval(WATCHED);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         Jail {
             line: streams.line,
             cells: streams.cells,
@@ -115,7 +120,7 @@ impl Jail {
             pid: None,
             jailed,
             memory: limits.memory_mb << 20,
-            tick,
+            tick: watching(),
             buffers: Box::new([[0; 16 << 10]; 2]),
             was_watched: false,
             missing: Vec::new(),
@@ -193,6 +198,23 @@ impl Jail {
         cells.write(&bytes).await
     }
 
+    /// Watches it until `woken` is told, or something happens, which is given back, too. One that holds too
+    /// much memory is ended at once.
+    pub(crate) async fn rest(mut self, woken: oneshot::Receiver<()>) -> (Self, Option<Happened>) {
+        self.tick = interval_at(Instant::now() + RESTING, RESTING);
+        let mut never: Deadline = Box::pin(std::future::pending());
+        let happened = tokio::select! {
+            biased;
+            _ = woken => None,
+            happened = self.next(&mut never) => Some(happened),
+        };
+        self.tick = watching();
+        if matches!(happened, Some(Ok(Event::OverMemory))) {
+            self.stop().await;
+        }
+        (self, happened)
+    }
+
     /// Takes all output that is there.
     pub(crate) fn take_output(&mut self, limits: &Limits) -> (Captured, Captured) {
         let [buffer, _] = &mut *self.buffers;
@@ -245,6 +267,13 @@ impl Jail {
             let _ = pidfd_send_signal(keeper, Signal::KILL);
         }
     }
+}
+
+/// Times at which memory is looked at while somebody waits.
+fn watching() -> Interval {
+    let mut tick = interval(WATCHED);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    tick
 }
 
 /// A file's name, and its content or why there is none.

@@ -47,6 +47,9 @@ const SYSTEM: [&str; 12] = [
 const TOO_WIDE: [&str; 12] =
     ["/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work"];
 
+/// Folders that every run has of its own. What is shown below them is seen beside its files.
+const OWN: [&str; 3] = ["/work", "/tmp", "/dev/shm"];
+
 /// An interpreter that can be used.
 #[derive(Debug, Clone)]
 pub(crate) struct Python {
@@ -99,6 +102,11 @@ impl Python {
             let path = std::fs::canonicalize(path).map_err(|error| {
                 SandboxError::Request(format!("read = {:?} cannot be shown to code: {error}", path.display()))
             })?;
+            if OWN.iter().any(|own| path == Path::new(own)) {
+                return Err(SandboxError::Request(format!(
+                    "read = {path:?} cannot be shown to code, which has a folder of its own there; name what is in it"
+                )));
+            }
             let Some(text) = path.to_str().filter(|text| !["/", "/proc", "/sys", "/dev"].contains(text))
             else {
                 return Err(SandboxError::Request(format!("read = {path:?} cannot be shown to code")));
@@ -139,5 +147,7 @@ mod tests {
         }
         let error = Python::find(Path::new("python3"), &["/nowhere".into()]).await.unwrap_err();
         assert!(error.to_string().contains("/nowhere"), "{error}");
+        let error = Python::find(Path::new("python3"), &["/tmp".into()]).await.unwrap_err();
+        assert!(error.to_string().contains("which has a folder of its own there"), "{error}");
     }
 }

@@ -231,8 +231,9 @@ impl Inner {
             Language::Shell => Some(vec![shell.unwrap_or("/bin/sh").to_owned(), format!("{home}/{main}")]),
         };
         let Limits { memory_mb, processes, open_files, file_mb, disk_mb, files, .. } = run.limits;
-        // A session may live for long.
-        let cpu = if session { 1 << 30 } else { run.limits.seconds.ceil() as u64 + 2 };
+        // A session may live for long; threads may keep every processor busy for all of a run.
+        let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let cpu = if session { 1 << 30 } else { (run.limits.seconds.ceil() as u64 + 2) * processors };
         let code = (main.clone(), run.code.len());
         let sizes = run.files.iter().map(|(name, content)| (name.clone(), content.len()));
         Order {

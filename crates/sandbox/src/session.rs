@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use dressage_policy::awake::within;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::error::SandboxError;
-use crate::jail::{Event, Jail, deadline};
+use crate::jail::{Event, Happened, Jail, deadline};
 use crate::limits::Limits;
 use crate::output::Captured;
 use crate::protection::reasons;
@@ -33,10 +34,32 @@ pub struct SessionOptions {
 pub struct Session {
     sandbox: Sandbox,
     options: SessionOptions,
-    jail: Option<Jail>,
+    resting: Option<Resting>,
     /// Whether one was lost, and the next cell has yet to say so.
     is_fresh: bool,
     _place: OwnedSemaphorePermit,
+}
+
+/// An interpreter between two cells. Threads and processes that cells have left go on meanwhile, and are
+/// watched. Dropping it ends them.
+#[derive(Debug)]
+struct Resting {
+    watch: JoinHandle<(Jail, Option<Happened>)>,
+    wake: oneshot::Sender<()>,
+}
+
+impl Resting {
+    fn begin(jail: Jail) -> Self {
+        let (wake, woken) = oneshot::channel();
+        Resting { watch: tokio::spawn(jail.rest(woken)), wake }
+    }
+
+    /// The interpreter, and what has happened to it.
+    async fn end(self) -> Result<(Jail, Option<Happened>), SandboxError> {
+        // Whoever watches it may have seen its end.
+        let _ = self.wake.send(());
+        self.watch.await.map_err(|error| SandboxError::Broken(format!("watching a session: {error}")))
+    }
 }
 
 /// Result of a cell.
@@ -55,7 +78,7 @@ pub struct Cell {
     pub ended: Option<Ended>,
     /// Whether it began with no names because an earlier cell had ended the interpreter.
     pub is_fresh: bool,
-    /// Time by the clock, in seconds.
+    /// Time by the clock, in seconds, without the wait for a place.
     pub seconds: f64,
 }
 
@@ -87,7 +110,7 @@ impl Sandbox {
         let Ok(place) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
             return Err(SandboxError::Sessions { most: self.options().sessions });
         };
-        Ok(Session { sandbox: self.clone(), options, jail: None, is_fresh: false, _place: place })
+        Ok(Session { sandbox: self.clone(), options, resting: None, is_fresh: false, _place: place })
     }
 }
 
@@ -107,26 +130,35 @@ impl Session {
         let _place = sandbox.0.place().await?;
         let begun = std::time::Instant::now();
         let limits = self.options.limits;
-        let is_fresh = std::mem::take(&mut self.is_fresh);
+        let is_fresh = self.is_fresh;
         // Only a cell that was followed to its end puts it back.
-        let mut jail = match self.jail.take() {
-            Some(jail) => jail,
-            None => self.started().await?,
+        self.is_fresh |= self.resting.is_some();
+        let (mut jail, mut happened) = match self.resting.take() {
+            Some(resting) => resting.end().await?,
+            None => (self.started().await?, None),
         };
         self.is_fresh = true;
         let mut until = deadline(seconds(limits.seconds));
         // An interpreter that a thread of an earlier cell keeps from reading, or has ended.
-        let handed = within(seconds(limits.seconds), jail.hand(code)).await;
+        let handed = match &happened {
+            None => within(seconds(limits.seconds), jail.hand(code)).await,
+            Some(_) => None,
+        };
         let ended = loop {
-            break match jail.next(&mut until).await? {
+            let event = match happened.take() {
+                Some(happened) => happened?,
+                None => jail.next(&mut until).await?,
+            };
+            break match event {
                 Event::Cell(answer) => {
-                    let Ok(Answer { shown, error }) = serde_json::from_slice(&answer) else {
+                    let answer = handed.as_ref().and_then(|_| serde_json::from_slice(&answer).ok());
+                    let Some(Answer { shown, error }) = answer else {
                         // Code that writes into what it should leave alone.
                         jail.stop().await;
                         break Ended::Signal(libc::SIGKILL);
                     };
                     let (stdout, stderr) = jail.take_output(&limits);
-                    (self.jail, self.is_fresh) = (Some(jail), false);
+                    (self.resting, self.is_fresh) = (Some(Resting::begin(jail)), false);
                     let seconds = begun.elapsed().as_secs_f64();
                     return Ok(Cell { stdout, stderr, shown, error, ended: None, is_fresh, seconds });
                 }
@@ -159,8 +191,16 @@ impl Session {
     /// # Errors
     /// When the sandbox itself fails.
     pub async fn finish(mut self) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
-        let Some(mut jail) = self.jail.take() else { return Ok(BTreeMap::new()) };
-        let Some(report) = jail.stop().await else {
+        let Some(resting) = self.resting.take() else { return Ok(BTreeMap::new()) };
+        let report = match resting.end().await? {
+            (_, Some(Ok(Event::OverMemory))) => return Ok(BTreeMap::new()),
+            (jail, Some(Ok(Event::Ended(report)))) => (jail, Some(report)),
+            (mut jail, _) => {
+                let report = jail.stop().await;
+                (jail, report)
+            }
+        };
+        let (mut jail, Some(report)) = report else {
             return Err(SandboxError::Broken("the session did not end when it was told to".into()));
         };
         Ok(jail.fetched(&report).await?.into_iter().collect())

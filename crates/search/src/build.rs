@@ -64,9 +64,16 @@ pub fn build(
     dense: Option<DenseModel<'_>>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest, SearchError> {
-    if folder.exists() && std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_some()) {
+    let is_taken = match folder.exists() {
+        true => std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_some()),
+        // A link that leads nowhere.
+        false => folder.is_symlink(),
+    };
+    if is_taken {
         return Err(SearchError::Exists(folder.to_owned()));
     }
+    // Where a link leads: the index takes the place of an empty folder, not of the link.
+    let folder = &folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let mut corpus = Corpus::open(corpus)?;
     let site = Site::begin(folder)?;
     let built = write(&mut corpus, &site.place, analyzer, dense, progress);
@@ -108,7 +115,14 @@ impl Site {
                 std::fs::remove_file(&path).map_err(SearchError::io("remove", &path))?;
             }
         }
-        Ok(Site { place, _lock: lock })
+        let site = Site { place, _lock: lock };
+        match give_way(folder) {
+            Ok(()) => Ok(site),
+            Err(cause) => {
+                site.clear();
+                Err(SearchError::Stays { path: folder.to_owned(), cause })
+            }
+        }
     }
 
     /// Gives the folder the name of the index.
@@ -125,6 +139,21 @@ impl Site {
         // The fault that led here is the one to report; what is left is removed at the next try.
         let _ = std::fs::remove_dir_all(&self.place);
     }
+}
+
+/// Puts another empty folder in the place of one that is there, as the index will be: a folder that cannot
+/// give way, such as one where something is mounted, is found out before hours of work.
+fn give_way(folder: &Path) -> std::io::Result<()> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let other = folder.with_file_name(format!(".{name}.empty"));
+    std::fs::create_dir_all(&other)?;
+    std::fs::rename(&other, folder).inspect_err(|_| {
+        // The error is the one to report.
+        let _ = std::fs::remove_dir(&other);
+    })
 }
 
 /// Flushes a file or the entries of a folder to the disk.

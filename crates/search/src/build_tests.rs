@@ -55,10 +55,26 @@ fn another_schema_is_refused_with_the_way_out() {
     let made = try_make(&some()[..3], Analyzer::English, false).unwrap();
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, text.replace("\"schema\": 1", "\"schema\": 2, \"unknown\": []")).unwrap();
+    fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 3, \"unknown\": []")).unwrap();
     let error = Index::open(&made.index, false).err().unwrap().to_string();
-    assert!(error.contains("an index of schema 2, and this version of Dressage reads schema 1"), "{error}");
+    assert!(error.contains("an index of schema 3, and this version of Dressage reads schema 2"), "{error}");
     assert!(error.ends_with("dressage search index CORPUS --out FOLDER"), "{error}");
+}
+
+#[test]
+fn sentences_without_spaces_are_found_but_in_an_index_of_before() {
+    let passages = [passage("a", "", "埃达写了第一个程序。"), passage("b", "", "程序在机器上运行。")];
+    let made = try_make(&passages, Analyzer::English, false).unwrap();
+    let found = |query: &str| {
+        let index = Index::open(&made.index, true).unwrap();
+        index.bm25(&[query.into()], 5, 1).unwrap()[0].iter().map(|(row, _)| *row).collect::<Vec<_>>()
+    };
+    assert_eq!((found("第一个程序"), found("机器")), (vec![0, 1], vec![1]));
+    // Its terms are those of its time: whole sentences.
+    let path = made.index.join(MANIFEST);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 1")).unwrap();
+    assert!(found("机器").is_empty());
 }
 
 #[test]
@@ -70,6 +86,25 @@ fn folders_that_are_no_index_are_named() {
     let file = folder.path().join("file");
     fs::write(&file, "x").unwrap();
     assert!(error(&file).contains("is no index, but a file"));
+}
+
+#[test]
+#[cfg(unix)]
+fn an_index_comes_to_lie_where_a_link_leads() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().unwrap();
+    let (corpus, disk, link) =
+        (folder.path().join("c.jsonl"), folder.path().join("disk"), folder.path().join("link"));
+    write_corpus(&corpus, &some()[..3]);
+    fs::create_dir_all(disk.join("index")).unwrap();
+    symlink(disk.join("index"), &link).unwrap();
+    build(&corpus, &link, Analyzer::English, None, &mut |_| {}).unwrap();
+    assert!(link.is_symlink());
+    assert_eq!(Index::open(&disk.join("index"), true).unwrap().manifest().passages, 3);
+    let nowhere = folder.path().join("nowhere");
+    symlink(disk.join("absent"), &nowhere).unwrap();
+    let error = build(&corpus, &nowhere, Analyzer::English, None, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, SearchError::Exists(_)), "{error}");
 }
 
 /// Every file of an index, cut short, with a byte changed, or gone.

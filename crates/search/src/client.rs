@@ -1,12 +1,14 @@
 //! Asking a retrieval server: ours, Search-R1's, or another that speaks its `/retrieve`.
 
+use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 use dressage_http::{Client as Http, Hosts};
 use dressage_policy::awake;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Body;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::{Value, json};
@@ -115,9 +117,8 @@ impl Client {
         let response = self.http.request(request).await;
         let response = response.map_err(|error| self.failure(error.to_string(), error.may_pass()))?;
         let status = response.status();
-        let answer = Limited::new(response.into_body(), MOST_BYTES).collect().await;
-        let answer = answer.map_err(|error| self.failure(format!("the answer broke off: {error}"), true))?;
-        let answer = answer.to_bytes();
+        let answer = whole(response.into_body(), MOST_BYTES).await;
+        let answer = answer.map_err(|(why, may_pass)| self.failure(why, may_pass))?;
         if status != StatusCode::OK {
             let may_pass = status.is_server_error()
                 || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status);
@@ -136,6 +137,21 @@ impl Client {
             None => why,
         };
         SearchError::Server { url: self.url.to_string(), why, may_pass }
+    }
+}
+
+/// All of an answer; else why it is not there, and whether it may be another time.
+async fn whole<B>(body: B, most: usize) -> Result<Bytes, (String, bool)>
+where
+    B: Body,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    match Limited::new(body, most).collect().await {
+        Ok(found) => Ok(found.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            Err((format!("the answer has more than {most} bytes; ask for fewer passages"), false))
+        }
+        Err(error) => Err((format!("the answer broke off: {error}"), true)),
     }
 }
 

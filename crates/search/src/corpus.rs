@@ -35,8 +35,10 @@ pub struct Corpus {
 /// Fields of a row; others are left alone.
 #[derive(Deserialize)]
 struct Row {
-    #[serde(default, alias = "_id")]
+    #[serde(default)]
     id: Value,
+    #[serde(default, rename = "_id")]
+    other_id: Value,
     #[serde(default)]
     title: Value,
     #[serde(default)]
@@ -124,8 +126,11 @@ impl Iterator for Corpus {
 /// # Errors
 /// Says what is wrong with it.
 fn parse(line: &[u8]) -> Result<Passage, String> {
-    let line = std::str::from_utf8(line).map_err(|error| {
-        format!("it is not UTF-8 from byte {} on; convert the file (iconv -t utf-8)", error.valid_up_to())
+    let line = std::str::from_utf8(line).map_err(|error| match compressed(line) {
+        Some(unpack) => format!("it is compressed; unpack the file first ({unpack})"),
+        None => {
+            format!("it is not UTF-8 from byte {} on; convert the file (iconv -t utf-8)", error.valid_up_to())
+        }
     })?;
     if !line.trim_start().starts_with('{') {
         return Err(format!("it is not a JSON object, but begins {:?}", start(line)));
@@ -133,7 +138,7 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     let row: Row = serde_json::from_str(line).map_err(|error| {
         format!("it is not a JSON object with an id and a text: {}", without_line(&error.to_string()))
     })?;
-    let id = match row.id {
+    let id = match Some(row.id).filter(|id| !id.is_null()).unwrap_or(row.other_id) {
         Value::String(id) if !id.is_empty() => id,
         Value::Number(id) if id.is_i64() || id.is_u64() => id.to_string(),
         Value::Null => return Err("`id` is missing; give every row one of its own".into()),
@@ -147,14 +152,31 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     let (title, contents) = (text("title", row.title)?.unwrap_or_default(), text("contents", row.contents)?);
     let passage = match (text("text", row.text)?, contents) {
         (Some(text), _) => Passage { id, title, text },
-        (None, Some(contents)) if title.is_empty() => Passage::of_contents(id, contents),
-        (None, Some(contents)) => Passage { id, title, text: contents },
+        (None, Some(contents)) => {
+            let read = Passage::of_contents(id, contents);
+            // The title may stand in the contents and beside them.
+            match title.is_empty() || read.title == title {
+                true => read,
+                false => Passage { text: read.contents(), title, ..read },
+            }
+        }
         (None, None) => return Err("it has neither `text` nor `contents`".into()),
     };
     if passage.text.trim().is_empty() {
         return Err("its text is empty; leave the row out".into());
     }
     Ok(passage)
+}
+
+/// The program that unpacks a file which begins so, where it is a compressed one.
+fn compressed(start: &[u8]) -> Option<&'static str> {
+    let kinds: [(&[u8], &str); 4] = [
+        (b"\x1f\x8b", "gunzip"),
+        (b"\x28\xb5\x2f\xfd", "unzstd"),
+        (b"BZh", "bunzip2"),
+        (b"\xfd7zXZ", "unxz"),
+    ];
+    kinds.into_iter().find_map(|(magic, unpack)| start.starts_with(magic).then_some(unpack))
 }
 
 /// An error of JSON without the line that it names, which is always the first.
@@ -196,13 +218,22 @@ mod tests {
         let rows = "\u{feff}{\"id\": \"a\", \"title\": \"T\", \"text\": \"x\"}\r\n\n\
             {\"_id\": \"b\", \"text\": \"y\", \"metadata\": {}}\n  \n\
             {\"id\": 7, \"contents\": \"\\\"T\\\"\\nz\"}\n\
-            {\"id\": \"c\", \"title\": null, \"contents\": \"w\"}";
+            {\"id\": \"c\", \"title\": null, \"contents\": \"w\"}\n\
+            {\"id\": \"d\", \"_id\": {\"$oid\": \"5f\"}, \"title\": \"T\", \"contents\": \"\\\"T\\\"\\nz\"}\n\
+            {\"id\": \"e\", \"title\": \"U\", \"contents\": \"\\\"T\\\"\\nz\"}";
         let of = |id: &str, title: &str, text: &str| Passage {
             id: id.into(),
             title: title.into(),
             text: text.into(),
         };
-        let wanted = [of("a", "T", "x"), of("b", "", "y"), of("7", "T", "z"), of("c", "", "w")];
+        let wanted = [
+            of("a", "T", "x"),
+            of("b", "", "y"),
+            of("7", "T", "z"),
+            of("c", "", "w"),
+            of("d", "T", "z"),
+            of("e", "U", "\"T\"\nz"),
+        ];
         assert_eq!(read(rows.as_bytes()).unwrap(), wanted);
     }
 
@@ -221,6 +252,7 @@ mod tests {
             (b"[1, 2]", "it is not a JSON object"),
             (b"{\"id\": \"b\", \"text\": \"x\"", "it is not a JSON object"),
             (b"{\"id\": \"b\", \"text\": \"\xff\"}", "it is not UTF-8 from byte 21 on"),
+            (b"\x1f\x8b\x08\x00", "it is compressed; unpack the file first (gunzip)"),
         ] {
             let error = read(&[good.as_bytes(), row].concat()).unwrap_err();
             let SearchError::Row { line, why: found, .. } = &error else { panic!("{error}") };

@@ -38,6 +38,18 @@ pub enum SearchError {
     /// The folder of a new index holds something already.
     #[error("{} exists already; remove it, or give the index another folder", .0.display())]
     Exists(PathBuf),
+    /// The empty folder in the place of a new index cannot be replaced.
+    #[error(
+        "the empty folder {} cannot give way to an index ({cause}); it may be a mount: give a folder within it \
+         that does not exist yet",
+        path.display()
+    )]
+    Stays {
+        /// The folder.
+        path: PathBuf,
+        /// Why not.
+        cause: io::Error,
+    },
     /// Another process builds an index in the same place.
     #[error("another process is building {}; wait for its end, or give another folder", .0.display())]
     Locked(PathBuf),

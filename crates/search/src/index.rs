@@ -29,7 +29,8 @@ impl Index {
     pub fn open(folder: &Path, verify: bool) -> Result<Self, SearchError> {
         let manifest = Manifest::read(folder)?;
         manifest.check(folder, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
-        let lexical = Lexical::open(&folder.join(LEXICAL), manifest.analyzer, manifest.passages)?;
+        let (analyzer, divides) = (manifest.analyzer, manifest.divides());
+        let lexical = Lexical::open(&folder.join(LEXICAL), analyzer, divides, manifest.passages)?;
         let vectors = manifest
             .dense
             .as_ref()

@@ -16,13 +16,12 @@ use tantivy::query::{BooleanQuery, BoostQuery, Occur, Query, TermQuery};
 use tantivy::schema::{
     FAST, Field, IndexRecordOption, STORED, Schema, TextFieldIndexing, TextOptions, Value,
 };
-use tantivy::tokenizer::{
-    Language, LowerCaser, RemoveLongFilter, SimpleTokenizer, Stemmer, StopWordFilter, TextAnalyzer,
-};
+use tantivy::tokenizer::{Language, LowerCaser, RemoveLongFilter, Stemmer, StopWordFilter, TextAnalyzer};
 use tantivy::{
     DocAddress, Index, IndexReader, IndexWriter, ReloadPolicy, TantivyDocument, TantivyError, Term,
 };
 
+use crate::words::Words;
 use crate::{Passage, SearchError};
 
 /// Name of the analyzer within the inverted index.
@@ -44,8 +43,9 @@ pub enum Analyzer {
 }
 
 impl Analyzer {
-    fn build(self) -> TextAnalyzer {
-        let words = TextAnalyzer::builder(SimpleTokenizer::default())
+    /// The analyzer, whose words are divided as `divides` says.
+    fn build(self, divides: bool) -> TextAnalyzer {
+        let words = TextAnalyzer::builder(Words::new(divides))
             .filter(RemoveLongFilter::limit(LONGEST_TERM))
             .filter(LowerCaser);
         match (self, StopWordFilter::new(Language::English)) {
@@ -58,7 +58,7 @@ impl Analyzer {
 
     /// The terms of a text, in its order.
     pub fn terms(self, text: &str) -> Vec<String> {
-        terms(&mut self.build(), text)
+        terms(&mut self.build(true), text)
     }
 }
 
@@ -113,7 +113,7 @@ impl LexicalWriter {
         let fault = fault(folder);
         let (schema, fields) = Fields::schema();
         let index = Index::create_in_dir(folder, schema).map_err(&fault)?;
-        index.tokenizers().register(ANALYZER, analyzer.build());
+        index.tokenizers().register(ANALYZER, analyzer.build(true));
         // Segments of one thread are rows in their order.
         let writer: IndexWriter = index.writer_with_num_threads(1, MEMORY).map_err(&fault)?;
         writer.set_merge_policy(Box::new(NoMergePolicy));
@@ -167,21 +167,27 @@ fn reader(index: &Index) -> Result<IndexReader, TantivyError> {
 /// An inverted index that is searched.
 pub struct Lexical {
     reader: IndexReader,
-    analyzer: Analyzer,
+    analyzer: TextAnalyzer,
     fields: Fields,
     folder: std::path::PathBuf,
 }
 
 impl Lexical {
-    /// Opens the inverted index in a folder.
+    /// Opens the inverted index in a folder, whose words were divided as `divides` says.
     ///
     /// # Errors
     /// When a file is missing or damaged, or it has another number of passages than `passages`.
-    pub fn open(folder: &Path, analyzer: Analyzer, passages: u64) -> Result<Self, SearchError> {
+    pub fn open(
+        folder: &Path,
+        analyzer: Analyzer,
+        divides: bool,
+        passages: u64,
+    ) -> Result<Self, SearchError> {
+        let analyzer = analyzer.build(divides);
         let fault = fault(folder);
         let opened = caught(|| {
             let index = Index::open_in_dir(folder)?;
-            index.tokenizers().register(ANALYZER, analyzer.build());
+            index.tokenizers().register(ANALYZER, analyzer.clone());
             Ok((index.schema(), reader(&index)?))
         });
         let (schema, reader) =
@@ -205,7 +211,7 @@ impl Lexical {
     /// When the index is damaged.
     pub fn search(&self, text: &str, count: usize) -> Result<Vec<(u32, f32)>, SearchError> {
         let mut weights: BTreeMap<String, u32> = BTreeMap::new();
-        for term in self.analyzer.terms(text) {
+        for term in terms(&mut self.analyzer.clone(), text) {
             *weights.entry(term).or_default() += 1;
         }
         if weights.is_empty() || count == 0 {

@@ -112,11 +112,11 @@ fn many_rows_in_many_segments_keep_their_order() {
         }
     }
     writer.finish().unwrap();
-    let lexical = Lexical::open(folder.path(), Analyzer::Plain, 50).unwrap();
+    let lexical = Lexical::open(folder.path(), Analyzer::Plain, true, 50).unwrap();
     let rows: Vec<u32> = lexical.search("words", 50).unwrap().iter().map(|(row, _)| *row).collect();
     assert_eq!(rows, (0..50).collect::<Vec<u32>>());
     assert_eq!(lexical.passage(33).unwrap().id, "33");
     assert!(lexical.passage(50).is_err());
-    let other = Lexical::open(folder.path(), Analyzer::Plain, 51).err().unwrap().to_string();
+    let other = Lexical::open(folder.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
     assert!(other.contains("it has 50 passages in 1 segments, and the index 51 in 1"), "{other}");
 }

@@ -27,6 +27,7 @@ mod searcher;
 #[cfg(test)]
 mod testing;
 mod vectors;
+mod words;
 
 pub use build::{DenseModel, Progress, build};
 pub use client::{Client, Retries};

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Analyzer, SearchError};
 
-/// Schema of what is written. Another one is refused.
-pub const SCHEMA: u64 = 1;
+/// Schema of what is written. From 2 on, characters that are written without spaces are a term each.
+pub const SCHEMA: u64 = 2;
+/// The earliest schema that is read.
+const FIRST: u64 = 1;
 /// Name of the file.
 pub const MANIFEST: &str = "search.json";
 
@@ -82,7 +84,7 @@ impl Manifest {
         }
         let damaged = |error: serde_json::Error| SearchError::damaged(&path, error.to_string());
         let OfAnySchema { schema } = serde_json::from_slice(&text).map_err(damaged)?;
-        if schema != SCHEMA {
+        if !(FIRST..=SCHEMA).contains(&schema) {
             return Err(SearchError::Schema { path: folder.to_owned(), found: schema, wanted: SCHEMA });
         }
         serde_json::from_slice(&text).map_err(damaged)
@@ -111,6 +113,11 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+
+    /// Whether characters that are written without spaces are a term each.
+    pub fn divides(&self) -> bool {
+        self.schema > 1
     }
 
     /// Bytes of all files.

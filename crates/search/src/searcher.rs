@@ -17,6 +17,8 @@ pub const MOST_QUERIES: usize = 6_400;
 pub const MOST_RESULTS: usize = 1_000;
 /// Longest query, in bytes: what is longer is no query, and every term of it would be looked up.
 pub const LONGEST_QUERY: usize = 64 << 10;
+/// Most bytes of the passages of one answer, which is in memory as a whole, and then once more as JSON.
+const MOST_BYTES: usize = 256 << 20;
 /// Length of the lists that are fused, at least.
 const FUSED: usize = 100;
 /// Longest wait for a turn.
@@ -201,6 +203,42 @@ impl Inner {
                 lexical.iter().zip(&dense).map(|(one, other)| fuse(&[one, other], count)).collect()
             }
         };
-        rows.iter().map(|rows| self.index.hits(rows)).collect()
+        hits(&self.index, &rows, MOST_BYTES)
+    }
+}
+
+/// The passages of rows that were found.
+///
+/// # Errors
+/// When they have more than `most` bytes together, or the index is damaged.
+fn hits(index: &Index, rows: &[Vec<(u32, f32)>], most: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+    let mut bytes = 0;
+    let mut found = Vec::with_capacity(rows.len());
+    for rows in rows {
+        let hits = index.hits(rows)?;
+        let size = |hit: &Hit| hit.passage.id.len() + hit.passage.title.len() + hit.passage.text.len();
+        bytes += hits.iter().map(size).sum::<usize>();
+        if bytes > most {
+            return Err(SearchError::Query(format!(
+                "the passages found have more than {most} bytes; ask for fewer, or in several requests"
+            )));
+        }
+        found.push(hits);
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{make, passage};
+
+    #[test]
+    fn answers_have_a_size_at_most() {
+        let (_made, index) = make(&[passage("a", "T", "12345"), passage("b", "", "12345")], false);
+        let rows = [vec![(0, 1.0), (1, 0.5)], vec![(0, 1.0)]];
+        assert_eq!(hits(&index, &rows, 20).unwrap().iter().map(Vec::len).sum::<usize>(), 3);
+        let error = hits(&index, &rows, 19).unwrap_err().to_string();
+        assert!(error.contains("more than 19 bytes"), "{error}");
     }
 }

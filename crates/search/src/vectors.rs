@@ -33,6 +33,8 @@ const BLOCK: usize = 128;
 const WORTH_A_THREAD: usize = 1 << 20;
 /// Share of |q| |x| that rounding in f32 may come to.
 const ROUNDING: f32 = 1e-5;
+/// Queries that go over the vectors together: each has candidates on every thread, which take memory.
+const TOGETHER: usize = 256;
 /// Candidates of a query after which those that have fallen behind are dropped.
 const MANY: usize = 4096;
 
@@ -263,12 +265,26 @@ impl Vectors {
                 self.dimensions
             )));
         }
-        let queries: Vec<Query> = queries.iter().map(|query| self.query(query)).collect();
-        let rows = self.scales.len();
-        let count = count.min(rows);
+        let count = count.min(self.scales.len());
         if count == 0 {
             return Ok(vec![Vec::new(); queries.len()]);
         }
+        let mut found = Vec::with_capacity(queries.len());
+        for some in queries.chunks(TOGETHER) {
+            found.extend(self.together(some, count, threads)?);
+        }
+        Ok(found)
+    }
+
+    /// Rows and inner products for some queries, which go over the vectors together.
+    fn together(
+        &self,
+        queries: &[Vec<f32>],
+        count: usize,
+        threads: usize,
+    ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
+        let queries: Vec<Query> = queries.iter().map(|query| self.query(query)).collect();
+        let rows = self.scales.len();
         let work = rows.saturating_mul(self.dimensions).saturating_mul(queries.len());
         let threads = threads.min(work / WORTH_A_THREAD).clamp(1, rows);
         let share = rows.div_ceil(threads);

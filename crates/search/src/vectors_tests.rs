@@ -79,6 +79,19 @@ fn threads_share_the_rows() {
 }
 
 #[test]
+fn more_queries_than_go_together_are_answered_in_their_order() {
+    let vectors: Vec<Vec<f32>> = (0..40).map(|row| vec![(row as f32).cos(), (row as f32).sin()]).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let found = written(folder.path(), &vectors);
+    let queries: Vec<Vec<f32>> = vectors.iter().cycle().take(2 * TOGETHER + 3).cloned().collect();
+    let all = found.search(&queries, 3, 2).unwrap();
+    assert_eq!(all.len(), queries.len());
+    for (query, found) in queries.iter().zip(&all) {
+        assert_eq!(*found, exact(&vectors, query, 3));
+    }
+}
+
+#[test]
 fn vectors_that_do_not_fit_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let found = written(folder.path(), &[vec![1.0, 0.0], vec![0.0, 1.0]]);

@@ -28,6 +28,9 @@ struct Order {
     folder: PathBuf,
     /// All that the program is to read; where it is absent, what comes after the order.
     input: Option<String>,
+    /// Whether what comes after the order is no input: each byte asks the program to end in good order.
+    #[serde(default)]
+    asks: bool,
 }
 
 /// Keeps a program, to the end of this process. Gives the program's exit code, or 128 and the signal that
@@ -57,7 +60,7 @@ pub fn keep() -> ExitCode {
         Ok(child) => child,
         Err(error) => return failed(&format!("cannot start {program}: {error}")),
     };
-    let mut stdin = child.stdin.take();
+    let (mut stdin, asks) = (child.stdin.take(), order.asks);
     if let Some(input) = order.input {
         let mut stdin = stdin.take();
         // A program may never read it.
@@ -65,7 +68,11 @@ pub fn keep() -> ExitCode {
     }
     let Some(leader) = Pid::from_raw(child.id() as i32) else { return failed("the program has no process") };
     std::thread::spawn(move || {
-        pass_on(stdin);
+        match asks {
+            true => ask_to_end(leader),
+            false => pass_on(stdin.take()),
+        }
+        drop(stdin);
         end_for_good(leader)
     });
     std::thread::spawn(move || {
@@ -115,6 +122,22 @@ fn told_to_end() -> std::io::Result<()> {
     })
 }
 
+/// Asks the program to end in good order whenever a byte comes, until the line ends. Others that it has
+/// started may be needed for that.
+fn ask_to_end(leader: Pid) {
+    let (mut line, mut byte) = (std::io::stdin().lock(), [0; 1]);
+    loop {
+        match line.read(&mut byte) {
+            Ok(0) => return,
+            Ok(_) => {
+                let _ = kill_process(leader, Signal::TERM);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
 /// Passes on what comes, to a program that reads it, until the line ends.
 fn pass_on(mut to: Option<ChildStdin>) {
     let (mut line, mut buffer) = (std::io::stdin().lock(), vec![0; 16 << 10]);
@@ -134,7 +157,8 @@ fn pass_on(mut to: Option<ChildStdin>) {
 }
 
 fn failed(why: &str) -> ExitCode {
-    eprintln!("{why}");
+    // Whoever reads no more needs not be told.
+    let _ = writeln!(std::io::stderr(), "{why}");
     ExitCode::from(NOT_STARTED)
 }
 

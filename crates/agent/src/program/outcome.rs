@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::Program;
 use super::process::Ended;
-use crate::Attempt;
+use crate::{Attempt, nested};
 
 /// Key of a program's own account among an attempt's evidence.
 const EVIDENCE: &str = "program";
@@ -76,7 +76,10 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     });
     // In messages, since others have no ids that mean anything here.
     if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
-        evidence["external"] = external;
+        match nested::too_deep(&external) {
+            Some(why) => outcome.trouble(name, format!("what models of others said is not recorded: {why}")),
+            None => evidence["external"] = external,
+        }
     }
     outcome.evidence.insert(EVIDENCE.into(), evidence);
     Attempt { trajectory: recorded.trajectory, outcome }

@@ -20,6 +20,7 @@ use super::observation::{Observation, ObservationKind};
 use super::offer::{Offer, Offers};
 use super::used::{Meter, Used};
 use super::{HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
+use crate::nested;
 use crate::tasks::Task;
 
 /// The most calls of one turn that run at once: a model may write any number.
@@ -248,9 +249,10 @@ impl OpenTools {
                 Ok(said) if said.to_string().len() > MOST_EVIDENCE => {
                     missing.push(wrong(format!("it is longer than {MOST_EVIDENCE} bytes")));
                 }
-                Ok(said) => {
-                    found.insert(name.clone(), said);
-                }
+                Ok(said) => match nested::too_deep(&said) {
+                    Some(why) => missing.push(wrong(why)),
+                    None => drop(found.insert(name.clone(), said)),
+                },
                 Err(error) => missing.push(error),
             }
         }

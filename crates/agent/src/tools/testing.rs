@@ -135,6 +135,10 @@ impl Session for LoggedSession {
         self.0.note("evidence", format!("evidence {}", self.0.name)).await;
         match self.0.hangs {
             "floods" => Ok(Map::from_iter([("text".to_owned(), Value::from("x".repeat(1 << 20)))])),
+            "digs" => {
+                let deep = (0..120).fold(Value::Null, |inner, _| json!([inner]));
+                Ok(Map::from_iter([("deep".to_owned(), deep)]))
+            }
             "knows" => Ok(Map::from_iter([("files".to_owned(), json!(["a.txt"]))])),
             _ => Ok(Map::new()),
         }

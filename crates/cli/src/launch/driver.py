@@ -92,7 +92,7 @@ def main():
             died = 1 if fresh else part.died + 1
             print(f"machine {node} ended ({code}), {died} times in a row", flush=True)
             if died > JOB["restarts"] or code == 2:
-                return 1, []
+                return 2 if code == 2 else 1, []
             ray.kill(part.machine)
             parts[node] = Part(group, node, died)
             # Others may have taken its end for that of the run.

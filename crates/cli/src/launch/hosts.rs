@@ -41,6 +41,11 @@ pub struct Hosts {
 
 /// How long a part that has died stays down for the first time; each further time three times as long.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How long the first machine may take to stop once it is asked to: it comes to a point where the run can go
+/// on, and writes a checkpoint.
+const STOPPING: Duration = Duration::from_secs(300);
+/// Requests to stop that come so soon after the first are none of their own.
+const ONE_WISH: Duration = Duration::from_secs(1);
 /// How long other machines may take once the first has ended.
 const ENDING: Duration = Duration::from_secs(60);
 
@@ -123,6 +128,12 @@ fn address_of(host: &str) -> &str {
     }
 }
 
+/// Exit code of a run that is given up because a machine's part has ended so: what is the user's to mend
+/// stays so.
+fn given_up(ended: i32) -> u8 {
+    if ended == 2 { 2 } else { 1 }
+}
+
 /// A machine's part.
 enum Part {
     /// Under way, after it has died so often in a row.
@@ -131,6 +142,26 @@ enum Part {
     Down { until: Instant, died: u32 },
     /// Has done what there was to do.
     Done,
+}
+
+/// Asks the first machine to stop where the run can go on; the others follow it.
+async fn ask_to_stop(parts: &mut [Part]) {
+    let note = Style::stderr().dim("note:");
+    eprintln!("{note} told to stop: the run stops where it can go on (again to stop at once)");
+    if let Some(Part::Up { process, .. }) = parts.first_mut() {
+        process.ask_to_end().await;
+    }
+}
+
+/// Exit code of the first machine, which was asked to stop, once it has.
+fn stopped(parts: &mut [Part]) -> Option<u8> {
+    match parts.first_mut() {
+        Some(Part::Up { process, .. }) => {
+            let code = process.has_ended()?;
+            Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(INTERRUPTED))
+        }
+        _ => Some(INTERRUPTED),
+    }
 }
 
 impl Hosts {
@@ -167,21 +198,40 @@ impl Hosts {
         for node in 0..job.nodes {
             parts.push(self.start(job, node, 0).await?);
         }
-        let code = loop {
+        let mut asked: Option<Instant> = None;
+        let (code, ending) = loop {
             tokio::select! {
-                _ = stop.next() => break INTERRUPTED,
+                _ = stop.next() => match asked {
+                    None => {
+                        asked = Some(Instant::now());
+                        ask_to_stop(&mut parts).await;
+                    }
+                    // The same wish: a supervisor passes on what the keyboard has sent to both.
+                    Some(since) if since.elapsed() < ONE_WISH => {}
+                    Some(_) => break (INTERRUPTED, Duration::ZERO),
+                },
                 () = tokio::time::sleep(LOOK) => {}
             }
             shown.show();
-            if let Some(code) = self.look(job, &mut parts).await? {
-                break code;
+            match asked {
+                Some(since) if since.elapsed() > STOPPING => break (INTERRUPTED, Duration::ZERO),
+                Some(_) => {
+                    if let Some(code) = stopped(&mut parts) {
+                        break (code, ENDING);
+                    }
+                }
+                None => {
+                    if let Some(code) = self.look(job, &mut parts).await? {
+                        break (code, if code == 0 { ENDING } else { Duration::ZERO });
+                    }
+                }
             }
         };
         shown.show();
         let over = Instant::now();
         // They have been told by the first; where that could not tell, they are ended.
         for part in parts.iter_mut().skip(1) {
-            let left = if code == 0 { ENDING.saturating_sub(over.elapsed()) } else { Duration::ZERO };
+            let left = ending.saturating_sub(over.elapsed());
             if let Part::Up { process, .. } = part {
                 let _ = tokio::time::timeout(left, process.ended()).await;
             }
@@ -226,7 +276,7 @@ impl Hosts {
                             "{note} {name} ended with exit code {ended}, {died} times in a row (log: {})",
                             log.display()
                         );
-                        return Ok(Some(1));
+                        return Ok(Some(given_up(ended)));
                     }
                     // A machine that is gone may be back in a minute.
                     let wait = AGAIN * 3u32.saturating_pow(died - 1);
@@ -308,6 +358,11 @@ mod tests {
         ] {
             assert_eq!(address_of(host), address, "{host}");
         }
+    }
+
+    #[test]
+    fn what_is_the_users_to_mend_stays_so() {
+        assert_eq!([2, 1, 137].map(given_up), [2, 1, 1]);
     }
 
     #[test]

@@ -147,8 +147,12 @@ impl Manifests {
     /// Submits the job and follows it.
     pub async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
         let file = self.file.display().to_string();
-        asked(&["kubectl", "apply", "-f", &file]).await?;
         let submitted = Applied { name: self.name, namespace: self.namespace, file, job: job.clone() };
+        if is_over(&submitted.found().await?)? {
+            say::<Applied>(&format!("{} of an earlier launch is over, and makes room", submitted.name()));
+            submitted.kubectl(&["delete", "--ignore-not-found", "job", &submitted.name]).await?;
+        }
+        asked(&["kubectl", "apply", "-f", &submitted.file]).await?;
         say::<Applied>(&submitted.name());
         let ended = follow(&submitted, &job.log(0), detach).await?;
         if matches!(ended, Ended::Code(_)) {
@@ -169,6 +173,11 @@ struct Applied {
 impl Applied {
     async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
         asked(&[&["kubectl", "-n", &self.namespace], words].concat()).await
+    }
+
+    /// The job's description; empty where there is none.
+    async fn found(&self) -> anyhow::Result<String> {
+        self.kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await
     }
 
     /// Keeps what pods have printed: they go with the job.
@@ -201,8 +210,7 @@ impl Submitted for Applied {
     }
 
     async fn look(&self) -> anyhow::Result<Look> {
-        let found = self.kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await?;
-        look_of(&found)
+        look_of(&self.found().await?)
     }
 
     async fn end(&self) -> anyhow::Result<()> {
@@ -216,6 +224,16 @@ impl Submitted for Applied {
     }
 }
 
+/// Whether there is a job by this description that will not run any more, or is on its way out. To apply its
+/// manifest again would start nothing.
+fn is_over(found: &str) -> anyhow::Result<bool> {
+    if found.trim().is_empty() {
+        return Ok(false);
+    }
+    let job: Value = serde_json::from_str(found)?;
+    Ok(!job["metadata"]["deletionTimestamp"].is_null() || look_of(found)?.ended.is_some())
+}
+
 /// How a job is, by its description; nothing is described where it was deleted.
 fn look_of(found: &str) -> anyhow::Result<Look> {
     if found.trim().is_empty() {
@@ -225,11 +243,17 @@ fn look_of(found: &str) -> anyhow::Result<Look> {
     let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
     let text = format!("{} run, {} done, {} failed", count("active"), count("succeeded"), count("failed"));
     let conditions = found["status"]["conditions"].as_array();
-    let is = |kind: &str| {
-        let holds = |c: &Value| c["type"] == kind && c["status"] == "True";
-        conditions.is_some_and(|all| all.iter().any(holds))
+    let holds = |kind: &str| {
+        let holds = |c: &&Value| c["type"] == kind && c["status"] == "True";
+        conditions.into_iter().flatten().find(holds)
     };
-    let ended = (is("Complete") || is("Failed")).then(|| u8::from(is("Failed")));
+    let ended = match (holds("Failed"), holds("Complete")) {
+        // By its policy a job fails at once where the user has something to mend.
+        (Some(failed), _) if failed["reason"] == "PodFailurePolicy" => Some(2),
+        (Some(_), _) => Some(1),
+        (None, Some(_)) => Some(0),
+        (None, None) => None,
+    };
     Ok(Look { text, ended })
 }
 
@@ -298,7 +322,24 @@ mod tests {
         assert_eq!(ended("Complete", "True"), Some(0));
         assert_eq!(ended("Failed", "True"), Some(1));
         assert_eq!(ended("Failed", "False"), None);
+        let policy = json!({ "type": "Failed", "status": "True", "reason": "PodFailurePolicy" });
+        assert_eq!(look(json!({ "status": { "conditions": [policy] } })).ended, Some(2));
         assert_eq!(look_of("\n").unwrap().ended, Some(INTERRUPTED));
         assert!(look_of("nonsense").is_err());
+    }
+
+    #[test]
+    fn a_job_that_is_over_makes_room_for_the_next() {
+        let of = |kind: &str| json!({ "status": { "conditions": [{ "type": kind, "status": "True" }] } });
+        for (found, over) in [
+            (String::new(), false),
+            (json!({ "status": { "active": 1 } }).to_string(), false),
+            (of("Suspended").to_string(), false),
+            (json!({ "metadata": { "deletionTimestamp": "now" } }).to_string(), true),
+            (of("Complete").to_string(), true),
+            (of("Failed").to_string(), true),
+        ] {
+            assert_eq!(is_over(&found).unwrap(), over, "{found}");
+        }
     }
 }

@@ -205,7 +205,7 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
             screen::say(&format!("wrote {}", screen::path(&path)));
         }
     }
-    let shown = folder.display();
+    let shown = screen::quoted(&folder.display());
     screen::say(&format!("\nlook at it    dressage check {shown}\ntrain by it   dressage train {shown}"));
     Ok(ExitCode::SUCCESS)
 }

@@ -37,6 +37,7 @@ fn every_choice_gives_a_recipe_that_loads() {
                     assert_eq!(options.path.first().display().to_string(), *path);
                 }
                 assert!(text::readme(&chosen, Path::new("folder")).contains("dressage check folder"));
+                assert!(text::readme(&chosen, Path::new("a folder")).contains("dressage train 'a folder'"));
             }
         }
     }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::{Chosen, Scorer, TasksFrom, Tool};
+use crate::screen;
 
 /// Tools in Python, to begin with.
 pub const TOOLS: &str = r#""""Every public function here is a tool; its signature and docstring are what the model is told."""
@@ -209,7 +210,7 @@ pub fn readme(chosen: &Chosen, folder: &Path) -> String {
         tools => tools.iter().map(|tool| format!("{tool:?}").to_lowercase()).collect::<Vec<_>>().join(", "),
     };
     let scorer = format!("{scorer:?}").to_lowercase();
-    let folder = folder.display();
+    let folder = screen::quoted(&folder.display());
     format!(
         "# {name}\n\n\
          | | |\n|---|---|\n| model | `{model}` |\n| tasks | {tasks} |\n| tools | {tools} |\n| scorer | {scorer} |\n\

@@ -1,5 +1,7 @@
 //! The shape of a model, from its `config.json`.
 
+use std::path::Path;
+
 use dressage_model::ModelConfig;
 use serde::Deserialize;
 use serde_json::Value;
@@ -52,6 +54,15 @@ impl Shape {
     /// # Errors
     /// Names the number that is missing or makes no sense, or the kind of layers that is not known here.
     pub fn read(text: &str) -> Result<Self, String> {
+        // Of a family that runs here absent keys have the defaults of its kind.
+        match ModelConfig::from_hf_json(Path::new("config.json"), text.as_bytes()) {
+            Ok(config) => Self::of(&config).checked(),
+            Err(_) => Self::read_any(text)?.checked(),
+        }
+    }
+
+    /// Reads a configuration of any family.
+    fn read_any(text: &str) -> Result<Self, String> {
         let mut config: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if let Some(Value::Object(inner)) = config.get_mut("text_config").map(Value::take) {
             let Some(outer) = config.as_object_mut() else { return Err("it is no table".into()) };
@@ -66,7 +77,12 @@ impl Shape {
         {
             return Err(format!("it has layers of {odd}, which `dressage plan` does not know"));
         }
-        let shape: Shape = serde_json::from_value(config).map_err(|error| error.to_string())?;
+        serde_json::from_value(config).map_err(|error| error.to_string())
+    }
+
+    /// The shape, unless its numbers make no sense.
+    fn checked(self) -> Result<Self, String> {
+        let shape = self;
         let given = |of: Option<u64>| of.unwrap_or(1);
         for (name, value, most) in [
             ("hidden_size", shape.hidden, MOST),
@@ -241,6 +257,12 @@ mod tests {
         let (all, active) = (experts.parameters() as f64, experts.active() as f64);
         assert!((all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1, "{all} {active}");
         assert!(Shape::read("{}").unwrap_err().contains("hidden_size"));
+        // Gemma 3 of 4B says no more than this of its part for text: 3.88 B.
+        let gemma = r#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":2560,
+            "intermediate_size":10240,"num_hidden_layers":34,"sliding_window":1024,
+            "rope_scaling":{"factor":8.0,"rope_type":"linear"}}}"#;
+        let parameters = Shape::read(gemma).unwrap().parameters() as f64;
+        assert!((parameters / 3.88e9 - 1.0).abs() < 0.01, "{parameters}");
     }
 
     #[test]

@@ -36,6 +36,15 @@ fn refused(place: &Place, args: &[&str], parts: &[&str]) {
 }
 
 #[test]
+fn a_reader_of_standard_error_that_is_gone_changes_no_end() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_dressage"));
+    let status = command.args(["train", "/nowhere", "--log", "trace"]).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}
+
+#[test]
 fn recipes_with_mistakes() {
     let place = Place::new();
     refused(

@@ -3,7 +3,7 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{BufRead as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -117,6 +117,32 @@ fn a_keeper_waits_for_its_program_and_ends_as_it_did() {
     assert_eq!(kept("read line; sleep 0.3; echo $line; exit 7"), (Some(7), "in\n".into()));
     assert_eq!(kept("true"), (Some(0), String::new()));
     assert_eq!(kept("kill -TERM $$"), (Some(128 + 15), String::new()));
+}
+
+#[test]
+fn a_program_that_is_asked_to_end_has_its_time() {
+    let script = "trap 'sleep 3; echo saved; exit 7' TERM; echo up; while :; do sleep 0.1; done";
+    let mut keeper = Command::new(env!("CARGO_BIN_EXE_dressage"))
+        .arg("keep")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": null, "asks": true });
+    let mut line = keeper.stdin.take().unwrap();
+    writeln!(line, "{order}").unwrap();
+    let mut printed = std::io::BufReader::new(keeper.stdout.take().unwrap());
+    let mut said = String::new();
+    printed.read_line(&mut said).unwrap();
+    // Without its line it would be ended by force.
+    let holder = std::thread::spawn(move || {
+        line.write_all(b"t").unwrap();
+        std::thread::sleep(std::time::Duration::from_secs(8));
+    });
+    assert_eq!(keeper.wait().unwrap().code(), Some(7));
+    printed.read_line(&mut said).unwrap();
+    assert_eq!(said, "up\nsaved\n");
+    drop(holder);
 }
 
 #[test]

@@ -189,19 +189,16 @@ pub(crate) async fn gather_all(
     join_all(readers?.into_iter().map(gather)).await.into_iter().collect()
 }
 
-/// A whole body; once it has been taken, the call counts as read.
+/// A whole body; once it is taken, the call counts as read. A server that has written as many bytes as were
+/// announced never asks whether more come.
 fn plain(status: StatusCode, text: String, reader: Reader) -> Response {
     let bytes = Bytes::from(text);
     let length = HeaderValue::from(bytes.len());
     let state = (Some(bytes), reader);
     let body = stream::unfold(state, |(bytes, mut reader)| async move {
-        match bytes {
-            Some(bytes) => Some((Ok::<_, std::convert::Infallible>(bytes), (None, reader))),
-            None => {
-                reader.satisfied();
-                None
-            }
-        }
+        let bytes = bytes?;
+        reader.satisfied();
+        Some((Ok::<_, std::convert::Infallible>(bytes), (None, reader)))
     });
     let mut response = Response::new(Body::from_stream(body));
     *response.status_mut() = status;

@@ -104,7 +104,7 @@ fn prepare(
 
 /// Takes the fields about sampling out of the rest.
 pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, Fault> {
-    const FIELDS: [&str; 16] = [
+    const FIELDS: [&str; 17] = [
         "max_tokens",
         "max_completion_tokens",
         "temperature",
@@ -119,6 +119,7 @@ pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, Fault> {
         "stop",
         "stop_token_ids",
         "ignore_eos",
+        "include_stop_str_in_output",
         "seed",
         "n",
     ];

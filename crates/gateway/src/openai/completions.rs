@@ -39,7 +39,7 @@ struct Request {
 
 /// Prompts, in text or in ids, one or several.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "it is neither a text nor a list of texts, of token ids, or of lists of these")]
 enum Prompts {
     Text(String),
     Ids(Vec<u32>),

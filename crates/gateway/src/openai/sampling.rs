@@ -11,7 +11,7 @@ use crate::gateway::Gateway;
 
 /// One text, or several.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "it is neither a text nor a list of texts")]
 enum Texts {
     One(String),
     Many(Vec<String>),
@@ -34,6 +34,7 @@ pub(crate) struct Asked {
     stop: Option<Texts>,
     pub stop_token_ids: Option<Vec<u32>>,
     pub ignore_eos: Option<bool>,
+    pub include_stop_str_in_output: Option<bool>,
     pub seed: Option<i64>,
     pub n: Option<i64>,
 }
@@ -78,6 +79,7 @@ impl Asked {
             },
             stop_ids: self.stop_token_ids.clone().unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
+            keeps_stop: self.include_stop_str_in_output.unwrap_or(false),
             seed: self.seed.map(|seed| seed as u64),
             logprobs: None,
             prompt_logprobs: None,
@@ -91,14 +93,13 @@ impl Asked {
 }
 
 /// Fields that change nothing here: bookkeeping of providers, and hints.
-const IGNORED: [&str; 32] = [
+const IGNORED: [&str; 31] = [
     "audio",
     "cache_salt",
     "detokenize",
     "extra_key",
     "flat_logprobs",
     "guided_decoding_backend",
-    "include_stop_str_in_output",
     "kv_transfer_params",
     "metadata",
     "modalities",

@@ -102,6 +102,63 @@ async fn cells_keep_names_show_values_and_go_on_after_exceptions() {
 }
 
 #[tokio::test]
+async fn nothing_that_cells_raise_show_or_print_to_loses_their_names() {
+    let service = service(Options::default(), &[]).await;
+    let cells = [
+        "x = 'kept'",
+        "raise ValueError('half a pair: \\ud83d')",
+        "class Odd(Exception):\n    def __str__(self):\n        return self.no_such\nraise Odd()",
+        "class Half:\n    def __repr__(self):\n        return '\\udc80'\nHalf()",
+        "import sys\nkept = sys.stdout\nclass Out:\n    def write(self, text): pass\nsys.stdout = Out()",
+        "sys.stdout = None",
+        "del sys.stdout",
+        "sys.stdout = kept; print(x)",
+        "for _ in range(2000): display('y' * 60_000)",
+        "x",
+    ];
+    let body = json!({ "cells": cells, "total_timeout": 40 });
+    let (status, answer) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("Success")), "{answer}");
+    let cells = answer["cells"].as_array().unwrap();
+    assert_eq!(cells[1]["error"][0]["evalue"], "half a pair: \\ud83d");
+    let odd = &cells[2]["error"][0];
+    assert_eq!((&odd["ename"], &odd["evalue"]), (&json!("Odd"), &json!("<exception str() failed>")));
+    assert_eq!(cells[3]["display"], json!([{ "text/plain": "\\udc80" }]));
+    assert_eq!(cells[7]["stdout"], "kept\n");
+    let shown = cells[8]["display"].as_array().unwrap();
+    let last = shown.last().unwrap()["text/plain"].as_str().unwrap();
+    assert!(shown.len() < 100 && last.ends_with("more values are left out ...]"), "{last}");
+    assert_eq!(cells[9]["display"], json!([{ "text/plain": "'kept'" }]));
+}
+
+#[tokio::test]
+async fn cells_that_wait_for_a_place_are_not_late_for_it() {
+    let service = service(Options { concurrency: 1, ..Options::default() }, &[]).await;
+    let long = r#"{"code": "import time; time.sleep(2)", "language": "python"}"#;
+    let holder = {
+        let service = service.clone();
+        tokio::spawn(async move { post(&service, "/run_code", None, long).await.0 })
+    };
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let body = json!({ "cells": ["a = 1", "a"], "total_timeout": 1.2 });
+    let (_, answer) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!(answer["status"], "Success", "{answer}");
+    assert_eq!(answer["cells"][1]["display"], json!([{ "text/plain": "1" }]));
+    assert_eq!(holder.await.unwrap(), 200);
+}
+
+#[tokio::test]
+async fn every_processor_may_be_busy_until_the_deadline() {
+    let service = service(Options::default(), &[]).await;
+    let code = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[1])";
+    let body = json!({ "code": code, "language": "python", "run_timeout": 7 });
+    let (_, answer) = post(&service, "/run_code", None, &body.to_string()).await;
+    let most: u64 = answer["run_result"]["stdout"].as_str().unwrap().trim().parse().unwrap();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    assert!(most > 7 * processors, "{most} seconds for {processors} processors");
+}
+
+#[tokio::test]
 async fn what_cannot_be_read_is_422_and_names_the_field() {
     let service = service(Options::default(), &[]).await;
     for (path, body, part) in [

@@ -47,11 +47,14 @@ class Keeper:
             self.home = "/work"
             limits = self.order["limits"]
             room = "size=%d,nr_inodes=%d,mode=700" % (limits["disk"], limits["inodes"])
+            shown = below(self.config["read"], ["/work", "/tmp", "/dev/shm"])
             mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, room)
             for name, at in [("work", "/work"), ("tmp", "/tmp"), ("shm", "/dev/shm")]:
                 os.mkdir("/run/" + name)
                 mount("/run/" + name, at, None, MS_BIND)
             call("umount", libc.umount2(b"/run", MNT_DETACH))
+            for path, held in shown:
+                show_again(path, held)
             mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")
         else:
             call("prctl", libc.prctl(SUBREAPER, 1, 0, 0, 0))
@@ -182,6 +185,28 @@ class Keeper:
             return True
         except ChildProcessError:
             return False
+
+
+def below(read, folders):
+    """Paths that are shown to code below some folders, which a run has of its own, each with what is there."""
+    found = []
+    for path in sorted(read):
+        inside = any(path.startswith(folder + "/") for folder in folders) and os.path.lexists(path)
+        if inside and not any(path.startswith(above + "/") for above, _ in found):
+            link = os.readlink(path) if os.path.islink(path) else None
+            found.append((path, link or os.open(path, os.O_PATH | os.O_CLOEXEC)))
+    return found
+
+
+def show_again(path, held):
+    """Puts what was at a path there again, read-only as it was."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if isinstance(held, str):
+        os.symlink(held, path)
+        return
+    there = "/proc/self/fd/%d" % held
+    bind(there, path)
+    os.close(held)
 
 
 def descendants(of):

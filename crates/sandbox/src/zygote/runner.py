@@ -47,22 +47,56 @@ def start(keeper):
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
+def plain(text):
+    """A text that JSON can hold: half of a pair of surrogates is written as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def described(raised, most):
+    """An exception as its cell tells of it, whatever its own methods do."""
+    import traceback
+
+    # Frames of this file say nothing about the code.
+    trace = raised.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is globals():
+        trace = trace.tb_next
+    name = type(raised).__name__
+    try:
+        words = "".join(traceback.format_exception(type(raised), raised.with_traceback(trace), trace))
+    except BaseException:
+        words = name + "\n"
+    try:
+        value = str(raised)
+    except BaseException:
+        value = "<exception str() failed>"
+    words = words if len(words) <= most else words[: most // 2] + "\n…\n" + words[-most // 2 :]
+    return {"ename": plain(name), "evalue": plain(value[:most]), "traceback": plain(words).splitlines()}
+
+
 def serve_cells(names, most):
     """Runs cells that come over descriptor 3, all with the same names, until it closes."""
     import ast
     import builtins
     import linecache
-    import traceback
 
     line, shown, ours = socket.socket(fileno=3), [], os.getpid()
+    # An answer is read as a whole outside.
+    most = min(most, 1 << 20)
+    room, left_out = 2 * most, 0
     names["__builtins__"] = builtins
     # So that code which starts other processes does not hand it on.
     os.set_inheritable(3, False)
 
     def show(*values):
+        nonlocal room, left_out
         for value in values:
-            words = repr(value)
-            shown.append(words if len(words) <= most else words[:most] + "…")
+            words = plain(repr(value))
+            words = words if len(words) <= most else words[:most] + "…"
+            if len(words) > room:
+                left_out += 1
+                continue
+            room -= len(words) + 1
+            shown.append(words)
 
     builtins.display = show
 
@@ -92,26 +126,19 @@ def serve_cells(names, most):
         source = receive(struct.unpack("=I", receive(4))[0]).decode()
         number += 1
         shown.clear()
-        error = None
+        room, left_out, error = 2 * most, 0, None
         try:
             run(number, source)
         except BaseException as raised:
-            # Frames of this file say nothing about the code.
-            trace = raised.__traceback__
-            while trace is not None and trace.tb_frame.f_globals is globals():
-                trace = trace.tb_next
-            lines = traceback.format_exception(type(raised), raised.with_traceback(trace), trace)
-            words = "".join(lines)
-            words = words if len(words) <= most else words[: most // 2] + "\n…\n" + words[-most // 2 :]
-            value = str(raised)[:most]
-            error = {"ename": type(raised).__name__, "evalue": value, "traceback": words.splitlines()}
-            raised = trace = None
+            error = described(raised, most)
         if os.getpid() != ours:
             os._exit(0)  # A fork that the code made and forgot about.
-        for stream in (sys.stdout, sys.stderr):
+        for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
             try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass  # The code has closed it.
+                getattr(sys, name).flush()
+            except BaseException:
+                pass  # The code has closed it, or put something else in its place.
+        if left_out:
+            shown.append("[... %d more values are left out ...]" % left_out)
         answer = json.dumps({"shown": shown, "error": error}).encode()
         line.sendall(struct.pack("=I", len(answer)) + answer)

@@ -65,6 +65,11 @@ impl Held {
     }
 }
 
+/// Number of the processes below this one.
+pub fn processes() -> usize {
+    below(std::process::id()).len()
+}
+
 fn below(pid: u32) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut open = vec![pid];

@@ -323,6 +323,52 @@ async fn sessions_keep_names_until_they_are_lost_and_say_so() {
 }
 
 #[tokio::test]
+async fn what_a_cell_leaves_behind_is_watched_between_cells() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    python(&sandbox, "pass").await;
+    let before = leaks::processes();
+    let limits = Limits { memory_mb: 128, ..limits() };
+    let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
+    let code = "import subprocess, sys\n\
+        left = 'import time; time.sleep(1); held = bytearray(b\"x\") * (60 << 20); time.sleep(60)'\n\
+        for _ in range(4): subprocess.Popen([sys.executable, '-c', left])";
+    let cell = session.cell(code).await.unwrap();
+    assert_eq!((cell.ended, cell.error), (None, None));
+    let begun = std::time::Instant::now();
+    while leaks::processes() > before {
+        assert!(begun.elapsed().as_secs() < 20, "they go on");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(session.cell("1").await.unwrap().ended, Some(Ended::MemoryLimit));
+    let next = session.cell("1").await.unwrap();
+    assert_eq!((next.shown, next.is_fresh), (vec!["1".to_owned()], true));
+}
+
+#[tokio::test]
+async fn what_is_shown_below_the_folders_of_a_run_is_seen() {
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    std::fs::write(folder.path().join("data/table"), "rows").unwrap();
+    std::fs::write(folder.path().join("secret"), "hush").unwrap();
+    let alone = ALONE.lock().await;
+    let options = Options { read: vec![folder.path().join("data")], ..Options::default() };
+    let sandbox = match Sandbox::start(options).await {
+        Ok(sandbox) => sandbox,
+        Err(error @ SandboxError::Protection { .. }) => return eprintln!("SKIPPED: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let code = format!(
+        "import os\nos.chdir('{}')\nprint(os.listdir(), open('data/table').read())\n\
+         try: open('data/new', 'w'); print('ESCAPED')\n\
+         except OSError: print('refused:')",
+        folder.path().display()
+    );
+    let outcome = python(&sandbox, &code).await;
+    assert_eq!(outcome.stdout.text(), "['data'] rows\nrefused:\n", "{}", outcome.stderr.text());
+    drop(alone);
+}
+
+#[tokio::test]
 async fn a_run_that_is_given_up_leaves_nothing() {
     let Some((sandbox, _alone)) = full().await else { return };
     python(&sandbox, "pass").await;

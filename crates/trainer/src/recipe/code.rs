@@ -62,7 +62,6 @@ impl SandboxKeys {
     pub(super) fn options(&self, seconds: Option<f64>) -> CodeOptions {
         let mut options =
             CodeOptions { persistent: self.persistent, url: self.url.clone(), ..CodeOptions::default() };
-        options.key = self.key_env.as_ref().and_then(|name| std::env::var(name).ok());
         options.limits.seconds = seconds.unwrap_or(options.limits.seconds);
         options.limits.memory_mb = self.memory_mb;
         options.limits.output_bytes = self.output_bytes;
@@ -74,5 +73,31 @@ impl SandboxKeys {
             options.sandbox.concurrency = self.concurrency;
         }
         options
+    }
+
+    /// The options with the key of the service.
+    ///
+    /// # Errors
+    /// When the key is missing.
+    pub(super) fn with_key(&self, seconds: Option<f64>) -> Result<CodeOptions, String> {
+        let key = self.key_env.as_ref().map(|variable| {
+            let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
+            key.ok_or_else(|| format!("the environment variable {variable} has no key"))
+        });
+        Ok(CodeOptions { key: key.transpose()?, ..self.options(seconds) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_not_there_is_named() {
+        let (url, key_env) = (Some("http://h".to_owned()), Some("DRESSAGE_TEST_NO_SUCH_KEY".to_owned()));
+        let keys = SandboxKeys { url, key_env, ..SandboxKeys::default() };
+        let error = keys.with_key(None).unwrap_err();
+        assert!(error.contains("DRESSAGE_TEST_NO_SUCH_KEY has no key"), "{error}");
+        assert_eq!(SandboxKeys::default().with_key(None).unwrap().key, None);
     }
 }

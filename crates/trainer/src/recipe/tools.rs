@@ -154,7 +154,7 @@ impl ToolOptions {
             ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
             ToolOptions::Python(keys) => Arc::new(PythonTools::new(name, keys.options()?, keeper.clone())),
             ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
-            ToolOptions::Sandbox(keys) => Arc::new(CodeTool::new(name, keys.options(seconds))),
+            ToolOptions::Sandbox(keys) => Arc::new(CodeTool::new(name, keys.with_key(seconds)?)),
             ToolOptions::Search(keys) => Arc::new(keys.toolbox(&name, seconds)?),
             ToolOptions::Mcp(keys) => Arc::new(keys.toolbox(name, keeper)?),
             ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),

@@ -1,0 +1,113 @@
+//! Words of a text: runs of letters and digits. Characters of Chinese and Japanese, which are written without
+//! spaces, are a word each, as in Lucene's standard tokenizer: whole sentences would be words otherwise.
+
+use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
+
+/// Finds words.
+#[derive(Clone)]
+pub struct Words {
+    /// Whether characters that need no spaces are a word each.
+    divides: bool,
+    token: Token,
+}
+
+impl Words {
+    /// A finder, which `divides` runs of characters that need no spaces.
+    pub fn new(divides: bool) -> Self {
+        Words { divides, token: Token::default() }
+    }
+}
+
+/// Words of a text that are still to come.
+pub struct Stream<'a> {
+    text: &'a str,
+    at: usize,
+    divides: bool,
+    token: &'a mut Token,
+}
+
+impl Tokenizer for Words {
+    type TokenStream<'a> = Stream<'a>;
+
+    fn token_stream<'a>(&'a mut self, text: &'a str) -> Stream<'a> {
+        self.token.reset();
+        Stream { text, at: 0, divides: self.divides, token: &mut self.token }
+    }
+}
+
+impl TokenStream for Stream<'_> {
+    fn advance(&mut self) -> bool {
+        let rest = &self.text[self.at..];
+        let Some(begin) = rest.find(char::is_alphanumeric) else {
+            self.at = self.text.len();
+            return false;
+        };
+        let (word, divides) = (&rest[begin..], self.divides);
+        let is_whole = |c: char| divides && needs_no_spaces(c);
+        let length = match word.chars().next() {
+            Some(first) if is_whole(first) => first.len_utf8(),
+            _ => word.find(|c: char| !c.is_alphanumeric() || is_whole(c)).unwrap_or(word.len()),
+        };
+        let from = self.at + begin;
+        self.at = from + length;
+        (self.token.offset_from, self.token.offset_to) = (from, self.at);
+        self.token.position = self.token.position.wrapping_add(1);
+        self.token.text.clear();
+        self.token.text.push_str(&self.text[from..self.at]);
+        true
+    }
+
+    fn token(&self) -> &Token {
+        self.token
+    }
+
+    fn token_mut(&mut self) -> &mut Token {
+        self.token
+    }
+}
+
+/// Whether a character is of Han or Hiragana.
+fn needs_no_spaces(c: char) -> bool {
+    matches!(
+        c,
+        '\u{3005}'
+            | '\u{3007}'
+            | '\u{3041}'..='\u{309F}'
+            | '\u{3400}'..='\u{4DBF}'
+            | '\u{4E00}'..='\u{9FFF}'
+            | '\u{F900}'..='\u{FAFF}'
+            | '\u{20000}'..='\u{3FFFF}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tantivy::tokenizer::SimpleTokenizer;
+
+    use super::*;
+
+    fn tokens(mut of: impl Tokenizer, text: &str) -> Vec<Token> {
+        let mut found = Vec::new();
+        of.token_stream(text).process(&mut |token| found.push(token.clone()));
+        found
+    }
+
+    #[test]
+    fn characters_without_spaces_are_words() {
+        let words = |text: &str| -> Vec<String> {
+            tokens(Words::new(true), text).into_iter().map(|token| token.text).collect()
+        };
+        assert_eq!(words("GPT模型, 2024年"), ["GPT", "模", "型", "2024", "年"]);
+        assert_eq!(words("東京タワーは高い。"), ["東", "京", "タワー", "は", "高", "い"]);
+        assert_eq!(words("한국어 문장 - café"), ["한국어", "문장", "café"]);
+        assert!(words(" …。").is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn undivided_words_are_those_of_tantivy(text in "[a模い1 ,é]{0,20}") {
+            prop_assert_eq!(tokens(Words::new(false), &text), tokens(SimpleTokenizer::default(), &text));
+        }
+    }
+}
