@@ -31,8 +31,8 @@ pub(crate) struct Parsed {
 }
 
 impl ModelConfig {
-    /// Reads the contents of a `config.json` of Hugging Face's, which errors call `path`. Of a model that also
-    /// sees, its part for text.
+    /// Reads the contents of a `config.json` of Hugging Face's, which errors call `path`. Of a model that
+    /// also sees, its part for text.
     ///
     /// # Errors
     /// Names the key that is missing, cannot be read, or asks for what this build does not compute.

@@ -29,8 +29,8 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The service at a base URL, or at the address of one of its calls as verl is given it, with the key that
-    /// it asks for.
+    /// The service at a base URL, or at the address of one of its calls as verl is given it, with the key
+    /// that it asks for.
     ///
     /// # Errors
     /// When the URL is of another kind.

@@ -12,7 +12,7 @@ async fn a_reply_that_cannot_be_is_the_servers_fault() {
     for speaks in ALL {
         for (lie, want) in [
             (Lie::Stranger, "is none of the 40 tokens of the model's vocabulary"),
-            (Lie::Endless, "drew more than the 6 tokens"),
+            (Lie::Endless, "sampled more than the 6 tokens"),
             (Lie::Short, "ended a reply for its length after 3 of 6 tokens"),
             (Lie::Stops, "says that a stop token ended a reply"),
             (Lie::NoNumber, "no log-probability"),

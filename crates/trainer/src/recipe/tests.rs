@@ -418,10 +418,6 @@ fn bad_recipes_are_refused_by_key() {
             &["phase.1.kl.importance_weighted=true", "phase.1.kl.apply_to=reward"],
             "`phase.1.kl.importance_weighted` is true, but must be left out where kl.apply_to",
         ),
-        (
-            &["phase.1.loss=value"],
-            "`phase.1.loss` is \"value\", but must be another: this one is the critic's",
-        ),
         (&["phase.1.overlong=bootstrap"], "`phase.1.overlong` is \"bootstrap\", but must be another"),
         (
             &["phase.1.advantage={kind='optimal_token', alignment='position'}"],
