@@ -4,10 +4,10 @@ use serde_json::Value;
 
 /// Deepest nesting of what is handed over for the scoring: less than readers of JSON take (128), by what the
 /// record puts around it.
-pub(crate) const MOST_NESTED: usize = 100;
+const MOST_NESTED: usize = 100;
 
 /// Lists and tables within each other; 0 for a value that is neither.
-pub(crate) fn depth(value: &Value) -> usize {
+fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
         Value::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),

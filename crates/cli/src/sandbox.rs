@@ -1,6 +1,6 @@
 //! `dressage sandbox`: runs untrusted code, once or for whoever asks over HTTP.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -222,8 +222,7 @@ async fn once(args: &Once) -> anyhow::Result<ExitCode> {
     let sandbox = started(args.jail.options()).await?;
     let outcome = sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(failed)?;
     screen::print(&outcome.stdout.text());
-    // Whoever reads no more has seen enough.
-    let _ = std::io::stderr().write_all(outcome.stderr.text().as_bytes());
+    eprint!("{}", outcome.stderr.text());
     let end = match outcome.ended {
         Ended::Exit(code) => format!("exit code {code}"),
         Ended::Signal(signal) => format!("signal {signal}"),

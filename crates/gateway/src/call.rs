@@ -66,9 +66,9 @@ pub struct Sampling {
     pub logit_bias: Option<std::collections::BTreeMap<u32, f32>>,
     /// Least tokens of the reply.
     pub min_tokens: Option<usize>,
-    /// Texts that end the reply, and do not belong to it,
+    /// Texts that end the reply, and do not belong to it.
     pub stop: Vec<String>,
-    /// but where a client is to be told them.
+    /// Whether a client is told the stop string that ends a reply nevertheless.
     pub keeps_stop: bool,
     /// Further tokens that end the reply.
     pub stop_ids: Vec<u32>,

@@ -3,7 +3,7 @@
 //! Whoever answers a client reads the transcript from its beginning, so a client that repeats a call whose
 //! connection broke is told all of it, however far the first answer had come.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dressage_conversation::Origin;
 use dressage_policy::{FinishReason, TopLogprobs};
@@ -127,7 +127,7 @@ pub(crate) struct Ending(Arc<Transcript>);
 impl Drop for Ending {
     fn drop(&mut self) {
         let has_ended = {
-            let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+            let events = self.0.events();
             events.last().is_some_and(|event| event.is_last())
         };
         if !has_ended {
@@ -143,19 +143,23 @@ impl Transcript {
         Ending(Arc::clone(self))
     }
 
+    fn events(&self) -> MutexGuard<'_, Vec<Arc<Event>>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn new(head: Head) -> Arc<Self> {
         let (count, readers) = (watch::Sender::new(0), watch::Sender::new(Readers::default()));
         Arc::new(Transcript { head, events: Mutex::default(), count, readers })
     }
 
     pub(crate) fn push(&self, event: Event) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events();
         events.push(Arc::new(event));
         self.count.send_replace(events.len());
     }
 
     fn event(&self, at: usize) -> Option<Arc<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).get(at).cloned()
+        self.events().get(at).cloned()
     }
 
     /// A reader of all events, from the first.
@@ -172,7 +176,7 @@ impl Transcript {
 
     /// Whether a reply of it failed, or was given up before its end: that is no answer for who asks again.
     pub fn is_broken(&self) -> bool {
-        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = self.events();
         events.iter().any(|event| match &**event {
             Event::Failed(_) => true,
             Event::Ended { end, .. } => end.finish == FinishReason::Aborted,

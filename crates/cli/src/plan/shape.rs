@@ -82,33 +82,32 @@ impl Shape {
 
     /// The shape, unless its numbers make no sense.
     fn checked(self) -> Result<Self, String> {
-        let shape = self;
         let given = |of: Option<u64>| of.unwrap_or(1);
         for (name, value, most) in [
-            ("hidden_size", shape.hidden, MOST),
-            ("num_hidden_layers", shape.layers, 1 << 14),
-            ("num_attention_heads", shape.heads, shape.hidden.min(MOST)),
-            ("num_key_value_heads", given(shape.kv_heads), shape.heads),
-            ("head_dim", given(shape.head_dim), MOST),
-            ("intermediate_size", shape.intermediate, MOST),
-            ("vocab_size", shape.vocabulary, 1 << 32),
-            ("max_position_embeddings", shape.context, 1 << 32),
-            ("num_experts", given(shape.experts), MOST),
-            ("num_experts_per_tok", given(shape.experts_of_token), given(shape.experts)),
-            ("moe_intermediate_size", given(shape.expert_intermediate), MOST),
+            ("hidden_size", self.hidden, MOST),
+            ("num_hidden_layers", self.layers, 1 << 14),
+            ("num_attention_heads", self.heads, self.hidden.min(MOST)),
+            ("num_key_value_heads", given(self.kv_heads), self.heads),
+            ("head_dim", given(self.head_dim), MOST),
+            ("intermediate_size", self.intermediate, MOST),
+            ("vocab_size", self.vocabulary, 1 << 32),
+            ("max_position_embeddings", self.context, 1 << 32),
+            ("num_experts", given(self.experts), MOST),
+            ("num_experts_per_tok", given(self.experts_of_token), given(self.experts)),
+            ("moe_intermediate_size", given(self.expert_intermediate), MOST),
         ] {
             if value == 0 || value > most {
                 return Err(format!("{name} is {value}, which no model has: 1 to {most}"));
             }
         }
         let wide = |value: u64| u128::from(value);
-        let one = wide(shape.expert_intermediate.unwrap_or(shape.intermediate).max(shape.intermediate));
-        let block = wide(shape.hidden) * (3 * wide(given(shape.experts)) * one + 4 * wide(shape.queries()));
-        let all = wide(shape.layers) * block + 2 * wide(shape.vocabulary) * wide(shape.hidden);
+        let one = wide(self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate));
+        let block = wide(self.hidden) * (3 * wide(given(self.experts)) * one + 4 * wide(self.queries()));
+        let all = wide(self.layers) * block + 2 * wide(self.vocabulary) * wide(self.hidden);
         if all > MOST_PARAMETERS {
             return Err(format!("these numbers make {all} parameters, which no model has"));
         }
-        Ok(shape)
+        Ok(self)
     }
 
     /// The shape of a model on this machine, whatever kind of file it is.

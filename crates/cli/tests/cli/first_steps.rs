@@ -190,6 +190,10 @@ fn a_new_recipe_is_whole_checked_and_never_overwritten() {
         stderr(&wrong)
     );
     assert!(stderr(&wrong).contains("the recipe would not load: `phase."), "{}", stderr(&wrong));
+    let unnamed = new(&["other", "--model", "./model", "--tasks", "who.jsonl", "--question", "nope"]);
+    assert_eq!(unnamed.status.code(), Some(2));
+    assert!(stderr(&unnamed).contains("no field \"nope\""), "{}", stderr(&unnamed));
+    assert!(stderr(&unnamed).contains("--question FIELD"), "{}", stderr(&unnamed));
     let missing = new(&["other", "--model", "./model", "--tasks", "nowhere.jsonl"]);
     assert_eq!(missing.status.code(), Some(2), "{}", stderr(&missing));
 }

@@ -84,17 +84,22 @@ fn the_openai_package_is_recorded_and_trained() {
     }
 }
 
-/// A keeper of a shell's script, with the line to it held open.
-fn keeper(script: &str) -> Child {
+/// A keeper of a shell's script, with the line to it held open, on which `input` comes or what `asks` it to
+/// end.
+fn keeper_with(script: &str, input: Option<&str>, asks: bool) -> Child {
     let mut keeper = Command::new(env!("CARGO_BIN_EXE_dressage"))
         .arg("keep")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": "in\n" });
+    let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": input, "asks": asks });
     writeln!(keeper.stdin.as_mut().unwrap(), "{order}").unwrap();
     keeper
+}
+
+fn keeper(script: &str) -> Child {
+    keeper_with(script, Some("in\n"), false)
 }
 
 /// How a script ends under a keeper whose line stays open, and what it prints.
@@ -122,15 +127,8 @@ fn a_keeper_waits_for_its_program_and_ends_as_it_did() {
 #[test]
 fn a_program_that_is_asked_to_end_has_its_time() {
     let script = "trap 'sleep 3; echo saved; exit 7' TERM; echo up; while :; do sleep 0.1; done";
-    let mut keeper = Command::new(env!("CARGO_BIN_EXE_dressage"))
-        .arg("keep")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": null, "asks": true });
+    let mut keeper = keeper_with(script, None, true);
     let mut line = keeper.stdin.take().unwrap();
-    writeln!(line, "{order}").unwrap();
     let mut printed = std::io::BufReader::new(keeper.stdout.take().unwrap());
     let mut said = String::new();
     printed.read_line(&mut said).unwrap();

@@ -45,11 +45,11 @@ struct Asked {
 
 /// How a request ended.
 enum Ended {
-    /// The reply is whole.
+    /// A whole reply.
     Whole(FinishReason),
-    /// It is to be asked for again, with what was handed out.
+    /// A part, after which it is to be asked for again, with what was handed out.
     Again,
-    /// It goes on, where the model's own files end it.
+    /// A part that ends where the model's own files end texts, and the reply goes on.
     Onward,
 }
 

@@ -477,6 +477,16 @@ fn bad_recipes_are_refused_by_key() {
 }
 
 #[test]
+fn the_loss_of_the_critic_trains_no_policy() {
+    let plain = SMALL.replace("kl = {", "# kl = {");
+    let error = load(&plain, &["phase.1.loss=value"]).unwrap_err();
+    assert!(
+        error.contains("`phase.1.loss` is \"value\", but must be another: this one is the critic's"),
+        "{error}"
+    );
+}
+
+#[test]
 fn gdpo_divides_each_part_by_its_deviation() {
     let advantage = "phase.1.advantage={kind='gdpo', weights=[1.0, 0.5, 0.5]}";
     let recipe = load(SMALL, &[advantage]).unwrap();
