@@ -69,7 +69,7 @@ async fn prompts_are_told_of_from_where_the_client_says() {
     let served = Served::simulated(4);
     let mut body = json!({
         "input_ids": [72, 105, 33], "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2,
-        "sampling_params": { "max_new_tokens": 4 }, "return_text_in_logprobs": true,
+        "sampling_params": { "max_new_tokens": 4, "ignore_eos": true }, "return_text_in_logprobs": true,
     });
     let all = ask(&served, &body).await;
     let all = &all["meta_info"];

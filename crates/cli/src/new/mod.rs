@@ -185,6 +185,7 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         chosen.tasks = TasksFrom::File { path, question: args.question, answer: args.answer, held_out };
     }
     chosen.scorer = answers.choice(args.scorer, "Scorer", expects)?;
+    fits(chosen.scorer, expects)?;
     chosen.algorithm = answers.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
     let recipe = text::recipe(&chosen);
     // What does not load is not written.
@@ -300,6 +301,16 @@ fn fitting(answer: &Value, tests: bool, choices: bool) -> Scorer {
         text if text.contains('\\') || text.contains('^') => Scorer::Maths,
         _ => Scorer::Answer,
     }
+}
+
+/// Whether tasks can be scored so, which ask for another scorer by themselves. A number would be a program's
+/// test that every program passes.
+fn fits(chosen: Scorer, expects: Scorer) -> anyhow::Result<()> {
+    let senseless = chosen == Scorer::Code && expects == Scorer::Numeric;
+    let message = "--scorer code: the tasks expect a number, which is no test of a program; give tasks with a field \
+                   `tests` (docs/scorers.md), or --scorer numeric";
+    anyhow::ensure!(!senseless, unusable(message));
+    Ok(())
 }
 
 #[cfg(test)]

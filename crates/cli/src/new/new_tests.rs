@@ -58,3 +58,14 @@ fn the_scorer_fits_what_is_expected() {
     assert_eq!(fitting(&json!("B"), false, true), Scorer::Choice);
     assert_eq!(fitting(&json!(""), true, false), Scorer::Code);
 }
+
+#[test]
+fn numbers_are_no_tests_of_programs() {
+    let refused = fits(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
+    assert!(refused.contains("`tests`") && refused.contains("--scorer numeric"), "{refused}");
+    for (chosen, expects) in
+        [(Scorer::Code, Scorer::Code), (Scorer::Code, Scorer::Answer), (Scorer::Maths, Scorer::Numeric)]
+    {
+        assert!(fits(chosen, expects).is_ok(), "{chosen:?} for {expects:?}");
+    }
+}
