@@ -29,44 +29,61 @@ const LETTERS: usize = 26;
 #[async_trait]
 impl Scorer for ChoiceScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.grade("", &labelled(task), &options(task)).map(drop)
+        self.grade("", &labelled(task), &Options::of(task)).map(drop)
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        let options = options(&evidence.task);
+        let options = Options::of(&evidence.task);
         of_answer(evidence, self.grade(evidence.text(), &labelled(&evidence.task), &options))
     }
 }
 
-/// Texts of the options of a task: its field `choices` or `options`, a list of texts, or a table by letter.
-/// As data sets have them, either may be in a table `choices` with `text` and `label`.
-fn options(task: &Value) -> Vec<String> {
-    let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
-    let texts = |list: &[Value]| -> Vec<String> {
-        list.iter().map(|text| text.as_str().map_or_else(|| text.to_string(), str::to_owned)).collect()
-    };
-    match found {
-        Some(Value::Array(list)) => texts(list),
-        Some(Value::Object(table)) => match table.get("text").and_then(Value::as_array) {
-            Some(list) => texts(list),
-            None => {
-                let mut by_letter: Vec<_> = table.iter().collect();
-                by_letter.sort_by(|a, b| a.0.cmp(b.0));
-                texts(&by_letter.into_iter().map(|(_, text)| text.clone()).collect::<Vec<_>>())
-            }
-        },
-        _ => Vec::new(),
+/// The options of a task.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// What each one says; empty where the task does not list its own.
+    pub texts: Vec<String>,
+    /// What they are called, where that is not A, B, C….
+    pub labels: Vec<String>,
+}
+
+impl Options {
+    /// Those in the field `choices` or `options` of a task: a list of texts, or a table by letter. As data sets
+    /// have them, either may be in a table `choices` with `text` and `label`.
+    fn of(task: &Value) -> Self {
+        let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
+        let texts = match found {
+            Some(Value::Array(list)) => list.iter().map(plain).collect(),
+            Some(Value::Object(table)) => match table.get("text").and_then(Value::as_array) {
+                Some(list) => list.iter().map(plain).collect(),
+                None => {
+                    let mut by_letter: Vec<_> = table.iter().collect();
+                    by_letter.sort_by(|a, b| a.0.cmp(b.0));
+                    by_letter.into_iter().map(|(_, text)| plain(text)).collect()
+                }
+            },
+            _ => Vec::new(),
+        };
+        let labels = found.and_then(|choices| choices.get("label")?.as_array());
+        Options { texts, labels: labels.into_iter().flatten().map(plain).collect() }
+    }
+
+    /// The number of the option that is called so, where that is no letter: ARC has questions with options
+    /// from 1 to 4.
+    fn labelled(&self, name: &str) -> Option<usize> {
+        self.labels.iter().position(|label| label == name && letter(label).is_none())
     }
 }
 
-/// The expected option, by its number where the task labels its options and it is one of the labels: ARC has
-/// questions with options from 1 to 4.
+/// A value as text.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned())
+}
+
+/// The expected option, by its number where it is one of the labels of the task.
 fn labelled(task: &Value) -> Value {
     let expected = expected(task);
-    let plain =
-        |value: &Value| value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned());
-    let labels = task_field(task, "choices").and_then(|choices| choices.get("label")?.as_array());
-    let at = labels.and_then(|labels| labels.iter().position(|label| plain(label) == plain(expected)));
+    let at = Options::of(task).labels.iter().position(|label| *label == plain(expected));
     at.map_or_else(|| expected.clone(), Value::from)
 }
 
@@ -86,16 +103,16 @@ impl ChoiceScorer {
     ///
     /// # Errors
     /// When the expected answer names no option.
-    pub fn grade(&self, text: &str, expected: &Value, options: &[String]) -> Result<Score, ScoreError> {
+    pub(crate) fn grade(&self, text: &str, expected: &Value, options: &Options) -> Result<Score, ScoreError> {
         self.check()?;
-        let count = if options.is_empty() { self.options } else { options.len().min(LETTERS) };
+        let count = if options.texts.is_empty() { self.options } else { options.texts.len().min(LETTERS) };
         let want = match expected {
             Value::Number(number) => number.as_u64().map(|at| at as usize),
             Value::String(text) => {
                 let alone = text.trim().trim_matches(['(', ')', '.']).trim();
                 // Tables have numbers as texts.
                 let number = || alone.parse::<usize>().ok();
-                letter(alone).or_else(|| option_of(alone, options)).or_else(number)
+                letter(alone).or_else(|| option_of(alone, &options.texts)).or_else(number)
             }
             _ => None,
         };
@@ -128,7 +145,7 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
 
 /// The option that a text names last, and how: in a box or a tag, behind "answer is" or "answer:", alone on
 /// its last line, or in brackets.
-fn named(text: &str, count: usize, options: &[String]) -> Option<(usize, String)> {
+fn named(text: &str, count: usize, options: &Options) -> Option<(usize, String)> {
     let tagged = || {
         let (before, _) = text.rsplit_once("</answer>")?;
         before.rsplit_once("<answer>").map(|(_, inside)| inside)
@@ -138,8 +155,7 @@ fn named(text: &str, count: usize, options: &[String]) -> Option<(usize, String)
     }
     // Lower-casing ASCII alone moves no byte.
     let lower = text.to_ascii_lowercase();
-    let after =
-        ["answer is", "answer:", "answer -"].iter().filter_map(|mark| Some(lower.rfind(mark)? + mark.len()));
+    let after = ANNOUNCED.iter().filter_map(|mark| Some(lower.rfind(mark)? + mark.len()));
     if let Some(at) = after.max()
         && let Some(found) = of_short(text[at..].lines().next()?, count, options)
     {
@@ -157,31 +173,48 @@ fn named(text: &str, count: usize, options: &[String]) -> Option<(usize, String)
     })
 }
 
-/// The option that a short text names: by its letter at the beginning, in whatever marks, or by its text.
-fn of_short(text: &str, count: usize, options: &[String]) -> Option<(usize, String)> {
+/// Words that an option is named behind.
+const ANNOUNCED: [&str; 5] = ["answer is", "answer:", "answer -", "option is", "choice is"];
+
+/// What stands behind a letter that names an option; behind "A" anything else makes it a word.
+const BEHIND: [&str; 10] =
+    ["because", "since", "as ", "is correct", "is right", "is the correct", "is the right", "-", "–", "—"];
+
+/// The option that a short text names: by its letter or label at the beginning, in whatever marks, or by its
+/// text.
+fn of_short(text: &str, count: usize, options: &Options) -> Option<(usize, String)> {
     let mut plain = text.trim().trim_start_matches([':', ' ', '*', '$', '"', '`']);
-    for wrap in ["\\text{", "\\textbf{", "\\mathrm{"] {
+    for wrap in ["\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\textbf{"] {
         plain = plain.strip_prefix(wrap).unwrap_or(plain);
     }
     let is_bracketed = plain.starts_with('(');
     let plain = plain.trim_start_matches(['(', '[']);
-    for lead in ["option ", "Option ", "choice "] {
+    for lead in ["option ", "Option ", "choice ", "Choice "] {
         if let Some(rest) = plain.strip_prefix(lead) {
             return of_short(rest, count, options);
         }
     }
+    let whole = option_of(plain, &options.texts).map(|found| (found, plain.trim().to_owned()));
+    let word = plain.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+    if let Some(found) = options.labelled(word).filter(|found| *found < count) {
+        return whole.or(Some((found, word.to_owned())));
+    }
     let mut chars = plain.chars();
     let (first, second) = (chars.next()?, chars.next());
-    let whole = option_of(plain, options);
     let ends = match second {
         None | Some(')' | ']' | '.' | ':' | ',' | '*' | '}' | '$' | '"' | '`') => true,
         // "A dog" is the text of an option, not the first one.
-        Some(' ') => is_bracketed || plain.trim().chars().nth(1).is_none(),
+        Some(' ') => {
+            let rest = plain[first.len_utf8()..].trim();
+            is_bracketed
+                || rest.is_empty()
+                || (first.is_ascii_uppercase() && BEHIND.iter().any(|word| rest.starts_with(word)))
+        }
         _ => false,
     };
     match letter(&first.to_string()).filter(|found| *found < count && ends) {
         Some(found) => Some((found, first.to_ascii_uppercase().to_string())),
-        None => whole.map(|found| (found, plain.trim().to_owned())),
+        None => whole,
     }
 }
 
@@ -192,9 +225,13 @@ mod tests {
 
     use super::*;
 
+    fn texts(all: &[&str]) -> Options {
+        Options { texts: all.iter().map(|text| (*text).to_owned()).collect(), labels: Vec::new() }
+    }
+
     #[test]
     fn the_option_is_found() {
-        let options: Vec<String> = ["a dog", "a cat", "the fish", "none"].map(str::to_owned).to_vec();
+        let options = texts(&["a dog", "a cat", "the fish", "none"]);
         for (text, want) in [
             ("The answer is (B).", Some("B")),
             ("the answer is B", Some("B")),
@@ -210,6 +247,12 @@ mod tests {
             ("A dog barks", None),
             ("The answer is option C.", Some("C")),
             ("The answer is (Z)", None),
+            ("The correct answer is B because A is wrong.", Some("B")),
+            ("The correct option is B.", Some("B")),
+            ("Reasons.\nOption A is correct.", Some("A")),
+            ("Reasons.\nOption D is not correct.", None),
+            ("\\boxed{\\mathbf{B}}", Some("B")),
+            ("Reasons.\nB - Paris", Some("B")),
             ("\\boxed{7}", None),
             ("", None),
         ] {
@@ -220,7 +263,7 @@ mod tests {
 
     #[test]
     fn expected_options_are_letters_numbers_or_texts() {
-        let options = vec!["red".to_owned(), "green".into(), "blue".into()];
+        let options = texts(&["red", "green", "blue"]);
         for expected in [json!("B"), json!("(b)"), json!(1), json!("1"), json!("Green")] {
             let grade = |text: &str| ChoiceScorer::default().grade(text, &expected, &options).unwrap().value;
             assert_eq!((grade("(B)"), grade("green"), grade("(C)")), (1.0, 1.0, 0.0), "{expected}");
@@ -239,6 +282,26 @@ mod tests {
         for (expected, want) in [(json!("1"), json!(0)), (json!(3), json!(2)), (json!("B"), json!("B"))] {
             assert_eq!(labelled(&json!({ "answer": expected, "row": { "choices": choices } })), want);
         }
+        let options = Options::of(&json!({ "row": { "choices": choices } }));
+        for (text, want) in [
+            ("The answer is (2)", 1.0),
+            ("The answer is 2.", 1.0),
+            ("The answer is B", 1.0),
+            // The text of the second option, and no label.
+            ("The answer is 2 kg", 1.0),
+            ("The answer is 1", 0.0),
+            ("The answer is 4", 0.0),
+        ] {
+            assert_eq!(
+                ChoiceScorer::default().grade(text, &json!(1), &options).unwrap().value,
+                want,
+                "{text}"
+            );
+        }
+        // Letters are read as letters, in whatever order a row has them.
+        let letters = json!({ "row": { "choices": { "text": ["x", "y"], "label": ["A", "B"] } } });
+        let score = ChoiceScorer::default().grade("b", &json!("B"), &Options::of(&letters)).unwrap();
+        assert_eq!(score.value, 1.0);
     }
 
     #[test]
@@ -248,14 +311,14 @@ mod tests {
             json!({"row": {"options": {"B": "y", "A": "x"}}}),
             json!({"row": {"choices": {"label": ["A", "B"], "text": ["x", "y"]}}}),
         ] {
-            assert_eq!(options(&task), ["x", "y"], "{task}");
+            assert_eq!(Options::of(&task).texts, ["x", "y"], "{task}");
         }
     }
 
     proptest! {
         #[test]
         fn nothing_makes_it_panic(text: String) {
-            ChoiceScorer::default().grade(&text, &json!("A"), &["é".into()]).unwrap();
+            ChoiceScorer::default().grade(&text, &json!("A"), &texts(&["é"])).unwrap();
         }
     }
 }

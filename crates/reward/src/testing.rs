@@ -9,7 +9,7 @@ use crate::Evidence;
 
 /// Evidence of an attempt at a task that ended with this answer.
 pub(crate) fn evidence(text: &str, task: Value) -> Evidence {
-    let outcome = Outcome::demonstrated(text);
+    let outcome = Outcome { turns: 1, ..Outcome::demonstrated(text) };
     let trajectory = Arc::new(Trajectory::default());
     Evidence { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory }
 }

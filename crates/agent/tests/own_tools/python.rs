@@ -117,6 +117,44 @@ async fn what_a_partial_function_is_given_already_is_none_of_the_models() {
     open.close().await.unwrap();
 }
 
+/// Stand-ins for what frameworks have: pydantic's defaults, and objects that a framework gives its tools.
+const FRAMEWORK: &str = "\
+class RunContextWrapper:
+    'Much that no model has to know.'
+class InjectedToolArg: pass
+class FieldInfo:
+    def __init__(self, default=..., description=None):
+        self.default, self.description = default, description
+    def is_required(self): return self.default is ...
+    def get_default(self, call_default_factory=False): return self.default
+";
+
+#[tokio::test]
+async fn what_frameworks_fill_in_is_none_of_the_models() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "agents.py", FRAMEWORK);
+    let text = "from typing import Annotated\n\
+        from agents import FieldInfo as Field, InjectedToolArg, RunContextWrapper\n\
+        def f(ctx: RunContextWrapper, x: int, user: Annotated[str, InjectedToolArg] = 'me'): return [ctx, x, user]\n\
+        def g(a: int = Field(description='A'), b: int = Field(2, 'B'), Context: int = 3): return [a, b, Context]\n";
+    let mut open = open(&python(folder.path(), text, LONG), "a").await;
+    let parameters =
+        |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap().parameters.clone();
+    let (f, g) = (parameters("f"), parameters("g"));
+    assert_eq!((&f["properties"], &f["required"]), (&json!({ "x": { "type": "integer" } }), &json!(["x"])));
+    let a = json!({ "type": "integer", "description": "A" });
+    let b = json!({ "type": "integer", "description": "B", "default": 2 });
+    assert_eq!((&g["properties"]["a"], &g["properties"]["b"], &g["required"]), (&a, &b, &json!(["a"])));
+    for (name, arguments, want) in
+        [("f", json!({ "x": 1 }), r#"[null, 1, "me"]"#), ("g", json!({ "a": 1 }), "[1, 2, 3]")]
+    {
+        assert_eq!(super::text(&mut open, name, arguments).await, want);
+    }
+    let refused = super::text(&mut open, "g", json!({})).await;
+    assert!(refused.contains("\"a\" is a required property"), "{refused}");
+    open.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn arguments_that_do_not_fit_are_named() {
     let folder = tempfile::tempdir().unwrap();

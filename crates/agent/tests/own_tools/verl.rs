@@ -121,6 +121,49 @@ async fn classes_are_told_what_their_row_says_as_verl_tells_them() {
     }
 }
 
+/// Tools that keep what they know in the data of the attempt, as those do that verl makes anew for each call.
+const KEPT: &str = "\
+from verl.experimental.agent_loop.tool_agent_loop import AgentData
+class _Base:
+    def __init__(self, config, tool_schema):
+        pass
+class Any(_Base):
+    tool_schema = {'name': 'any', 'description': '', 'parameters': {'type': 'object'}}
+    async def execute(self, instance_id, parameters, **kwargs):
+        data = kwargs['agent_data']
+        data.extra_fields['calls'] = data.extra_fields.get('calls', 0) + 1
+        return str(data.extra_fields['calls'])
+class Named(_Base):
+    tool_schema = {'name': 'named', 'description': '', 'parameters': {'type': 'object'}}
+    def execute(self, instance_id, parameters, agent_data: AgentData, **kwargs):
+        kept = [data for data in (agent_data.request_id, agent_data.messages, agent_data.tools_kwargs)]
+        return repr([type(agent_data).__name__, agent_data.extra_fields, *kept])
+class Without(_Base):
+    tool_schema = {'name': 'without', 'description': '', 'parameters': {'type': 'object'}}
+    def execute(self, instance_id, parameters):
+        return 'none'
+";
+
+#[tokio::test]
+async fn classes_are_told_of_their_attempt_as_verl_tells_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), KEPT, LONG);
+    let row = json!({ "prompt": [{ "role": "user", "content": "Hi" }] });
+    let (mut x, mut y) =
+        (set.open(&attempt("x", row)).await.unwrap(), set.open(&attempt("y", json!({}))).await.unwrap());
+    for want in ["1", "2"] {
+        assert_eq!(text(&mut x, "any", json!({})).await, want);
+    }
+    let told = text(&mut x, "named", json!({})).await;
+    assert!(told.starts_with("['AgentData', {'calls': 2}, 'x"), "{told}");
+    assert!(told.ends_with("[{'role': 'user', 'content': 'Hi'}], {}]"), "{told}");
+    assert_eq!(text(&mut x, "without", json!({})).await, "none");
+    assert_eq!(text(&mut y, "any", json!({})).await, "1", "attempts know nothing of each other");
+    for open in [x, y] {
+        open.close().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn instances_that_cannot_be_made_break_the_attempt_and_are_released() {
     let folder = tempfile::tempdir().unwrap();

@@ -52,15 +52,29 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
                 return Err(format!("have {}, which is no `input` with an `output`", shown(item)));
             };
             let is_called = fields.get("testtype").and_then(Value::as_str) == Some("functional");
-            let name = || task_field(task, "fn_name").or_else(|| task_field(task, "func_name"));
-            match name().and_then(Value::as_str).filter(|_| is_called) {
-                Some(function) => called(function, input, output, false),
-                None if is_called => Err("are `functional`, but the row has no `fn_name` to call".into()),
-                None => Ok(Case::Prints { input: text(input), output: text(output) }),
+            if !is_called {
+                return Ok(Case::Prints { input: text(input), output: text(output) });
+            }
+            let beside = ["fn_name", "func_name"].iter().find_map(|name| task_field(task, name)?.as_str());
+            let function = beside.map(str::to_owned);
+            let function = function.or_else(|| named_in(fields.get("metadata")?));
+            match function.or_else(|| named_in(task_field(task, "metadata")?)) {
+                Some(function) => called(&function, input, output, false),
+                None => Err("are `functional`, but neither the row nor its `metadata` has a `fn_name` or \
+                             `func_name` to call"
+                    .into()),
             }
         }
         other => Err(format!("have {}, which is neither code nor a table", shown(other))),
     }
+}
+
+/// The function that facts beside a test name: LiveCodeBench has them once for the row, as text, and DeepCoder
+/// with each test.
+fn named_in(metadata: &Value) -> Option<String> {
+    let parsed = metadata.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let facts = parsed.as_ref().unwrap_or(metadata);
+    ["func_name", "fn_name"].iter().find_map(|name| Some(facts.get(name)?.as_str()?.to_owned()))
 }
 
 /// Tests as APPS, TACO and verl have them: lists of inputs and of outputs, with a function to call or

@@ -56,11 +56,10 @@ def tested(order):
     # A module that others find by its name: dataclasses and type hints are looked up there.
     module = sys.modules["program"] = types.ModuleType("program")
     names = module.__dict__
-    if "function" in order:
-        # Beneath the names of the program, so that these alone are its functions.
-        given = {}
-        exec(GIVEN, given)
-        names["__builtins__"] = {**given, **vars(builtins)}
+    # Beneath the names of the program, so that these alone are its functions.
+    given = {}
+    exec(GIVEN, given)
+    names["__builtins__"] = {**given, **vars(builtins)}
     exec(compile(order["program"], "program.py", "exec"), names)
     if "asserts" in order:
         exec(compile(order["asserts"], "test.py", "exec"), names)

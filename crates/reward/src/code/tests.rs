@@ -159,6 +159,22 @@ async fn calls_are_checked_as_the_harnesses_of_their_data_sets_check_them() {
         "tests": [{ "input": "4", "output": "[2]", "testtype": "functional" }], "fn_name": "halves",
     } });
     assert_eq!(values(&scorer, &program(halves), bare).await[0], 0.0);
+    // The name of the function is among the facts of the row, or of a test.
+    let facts = r#"{"func_name": "pair"}"#;
+    let test = json!({ "input": "1\n2", "output": "[1, 2]", "testtype": "functional" });
+    let mut with_facts = test.clone();
+    with_facts["metadata"] = json!({ "func_name": "pair" });
+    let pair = program("def pair(a, b):\n    return [a, b]");
+    for row in [json!({ "tests": [test], "metadata": facts }), json!({ "tests": [with_facts] })] {
+        assert_eq!(values(&scorer, &pair, json!({ "row": row })).await[0], 1.0, "{row}");
+    }
+    // Names that tests bring along are there for `check(candidate)`, too.
+    let check = json!({ "row": {
+        "tests": "def check(candidate):\n    assert candidate([3, 1]) == [1, 3]\n", "entry_point": "Solution().inorder",
+    } });
+    let inorder =
+        "class Solution:\n    def inorder(self, nums: List[int]) -> List[int]:\n        return sorted(nums)";
+    assert_eq!(values(&scorer, &program(inorder), check).await[0], 1.0);
     // Solutions that use what LeetCode has imported for them; names of it are no solution.
     let task = json!({ "tests": { "fn_name": "add", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]] } });
     let leet = "class Solution:\n    def add(self, nums: List[int]) -> Optional[List[int]]:\n        \

@@ -2,7 +2,7 @@
 
 use super::answer::Answer;
 use super::approximate::{self, Complex};
-use super::expression::{Constant, Expr};
+use super::expression::{Constant, Expr, Function};
 use super::field::{Element, Point, rational};
 use super::region;
 
@@ -64,9 +64,9 @@ impl Rules {
                 if let (Some(a), Some(b)) = (region::of(a), region::of(b)) {
                     return a.same(&b, &|a, b| self.values(a, b));
                 }
-                match (assigned(a), assigned(b)) {
-                    (Some(a), None) => self.same(&a, b),
-                    (None, Some(b)) => self.same(a, &b),
+                match (&assigned(a)[..], &assigned(b)[..]) {
+                    (values, []) => values.iter().any(|value| self.same(value, b)),
+                    ([], values) => values.iter().any(|value| self.same(a, value)),
                     _ => false,
                 }
             }
@@ -186,12 +186,29 @@ fn ratio(a: &Expr, b: &Expr, at: Point) -> Option<f64> {
     (a.im == 0.0 && b.im == 0.0 && b.re != 0.0).then_some(a.re / b.re)
 }
 
-/// Whether an expression is the name of something: a variable, a function of variables, words.
+/// Letters that mostly name a function.
+const FUNCTIONS: [char; 10] = ['f', 'g', 'h', 'p', 'q', 'F', 'G', 'H', 'P', 'Q'];
+
+/// Whether an expression is the name of something: a variable, words, the length of a segment, a function of
+/// variables or of a number.
 fn is_name(of: &Expr) -> bool {
-    let is_named = |of: &Expr| matches!(of, Expr::Symbol(_) | Expr::Unit(_));
     match of {
-        Expr::Product(factors) => factors.iter().all(|factor| is_named(factor) || is_name(factor)),
-        other => is_named(other),
+        Expr::Symbol(_) | Expr::Unit(_) => true,
+        Expr::Call(Function::Abs, of) => of.iter().all(is_name),
+        Expr::Product(factors) => factors.iter().all(is_name) || is_applied(factors),
+        _ => false,
+    }
+}
+
+/// Whether a product is a function of a number: f(2) is read as f · 2.
+fn is_applied(factors: &[Expr]) -> bool {
+    let is_number = |of: &Expr| match of {
+        Expr::Negative(inner) => matches!(**inner, Expr::Number(_)),
+        of => matches!(of, Expr::Number(_)),
+    };
+    match factors {
+        [Expr::Symbol(name), of] => name.starts_with(FUNCTIONS) && is_number(of),
+        _ => false,
     }
 }
 
@@ -202,17 +219,18 @@ fn assignment<'a>(parts: &'a [Expr], signs: &[char]) -> Option<(&'a Expr, &'a Ex
     (is_equal && is_name(name)).then_some((name, value))
 }
 
-/// The value of `x = 3`, of each in a list of such, of `2 + 3 = 5`.
-fn assigned(answer: &Answer) -> Option<Answer> {
-    match answer {
-        Answer::Relation(parts, signs) => {
-            let varies = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)));
-            let is_sum = signs.iter().all(|sign| matches!(sign, '=' | '≈')) && !varies(parts.first()?);
-            let value = assignment(parts, signs).map(|(_, value)| value);
-            value.or_else(|| parts.last().filter(|_| is_sum)).map(|value| Answer::Value(value.clone()))
-        }
-        _ => None,
+/// The value of `x = 3`, of each in a list of such, of `2 + 3 = 5`; and what is only rounded at the end of
+/// `x = 1/3 ≈ 0.333`.
+fn assigned(answer: &Answer) -> Vec<Answer> {
+    let Answer::Relation(parts, signs) = answer else { return Vec::new() };
+    let [rest @ .., last] = &parts[..] else { return Vec::new() };
+    let varies = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)));
+    let is_equal = signs.iter().all(|sign| matches!(sign, '=' | '≈'));
+    if !is_equal || !rest.first().is_some_and(|first| is_name(first) || !varies(first)) {
+        return Vec::new();
     }
+    let exact = rest.last().filter(|exact| signs.last() == Some(&'≈') && !is_name(exact));
+    [Some(last), exact].into_iter().flatten().map(|value| Answer::Value(value.clone())).collect()
 }
 
 /// Letters of a value that is a product of variables.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::answer::in_tag;
 use crate::boxed::last_box_and_place;
 use crate::numbers;
 
@@ -9,8 +10,8 @@ use crate::numbers;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MathsPlace {
-    /// In the last `\boxed{…}`; or where there is none behind the last `####`, "answer is" or "answer:", in
-    /// the last formula (`$…$`), or it is the last number.
+    /// In the last `\boxed{…}`, though not in one before `<answer>`; or where there is none in that tag, behind
+    /// the last `####`, "answer is" or "answer:", in the last formula (`$…$`), or it is the last number.
     #[default]
     Last,
     /// In the last `\boxed{…}`. Boxes side by side (`\boxed{2}` and `\boxed{3}`) are one list.
@@ -21,6 +22,27 @@ pub enum MathsPlace {
 
 /// Words that an answer stands behind.
 const SAID: [&str; 4] = ["answer is", "answer:", "answer**:", "answer** is"];
+
+/// Words that a reason begins with, behind an answer.
+const REASONS: [&str; 11] = [
+    " because ",
+    " since ",
+    ", since ",
+    ", so ",
+    ", as ",
+    " (since ",
+    " (because ",
+    " (as ",
+    ", which ",
+    ", where ",
+    " where ",
+];
+
+/// How many words make a text prose.
+const PROSE: usize = 3;
+
+/// Marks of formulas on lines of their own.
+const DISPLAYS: [(&str, &str); 2] = [("$$", "$$"), ("\\[", "\\]")];
 
 /// Marks of LaTeX between boxes that say nothing.
 const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;", "}"];
@@ -34,7 +56,12 @@ impl MathsPlace {
         match self {
             MathsPlace::Boxed => boxes(text),
             MathsPlace::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
-            MathsPlace::Last => boxes(text).or_else(|| unboxed(text)),
+            MathsPlace::Last => {
+                // A box before the tag was a try.
+                let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
+                let tagged = || in_tag(last, "answer").and_then(tagged);
+                boxes(last).or_else(tagged).or_else(|| boxes(text)).or_else(|| unboxed(text))
+            }
         }
     }
 }
@@ -62,26 +89,54 @@ pub(super) fn boxes(text: &str) -> Option<String> {
     Some(found.join(", "))
 }
 
+/// The answer in a tag: behind "answer is", in a formula, all of it, or the last number of prose.
+fn tagged(inside: &str) -> Option<String> {
+    let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
+    let rest = || match inside.split_whitespace().filter(is_word).count() >= PROSE {
+        true => numbers::find(inside).pop().map(|number| number.text),
+        false => Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty()),
+    };
+    said(inside).or_else(|| formula(inside)).or_else(rest)
+}
+
 fn unboxed(text: &str) -> Option<String> {
     if let Some(at) = text.rfind("####") {
         return line(&text[at + "####".len()..]);
     }
-    // Lower-casing ASCII alone moves no byte, so the place is the same in both.
-    let lower = text.to_ascii_lowercase();
-    let said = SAID.iter().filter_map(|said| Some(lower.rfind(said)? + said.len())).max();
-    if let Some(found) = said.and_then(|end| line(&text[end..])) {
-        return Some(found);
-    }
-    formula(text).or_else(|| numbers::find(text).pop().map(|number| number.text))
+    said(text).or_else(|| formula(text)).or_else(|| numbers::find(text).pop().map(|number| number.text))
 }
 
-/// The answer in the first sentence of the first line of a text.
+/// The answer behind the last words that announce one.
+fn said(text: &str) -> Option<String> {
+    // Lower-casing ASCII alone moves no byte, so the place is the same in both.
+    let lower = text.to_ascii_lowercase();
+    let end = SAID.iter().filter_map(|said| Some(lower.rfind(said)? + said.len())).max()?;
+    line(&text[end..])
+}
+
+/// The answer in the first sentence of the first line of a text, without the reasons given for it; or in the
+/// formula that is set on lines of its own there.
 fn line(text: &str) -> Option<String> {
+    let own = text.trim_start_matches([':', ' ', '*']).trim_start();
+    if let Some((open, close)) = DISPLAYS.iter().find(|(open, _)| own.starts_with(open)) {
+        let inside = own[open.len()..].split(close).next()?.trim();
+        return Some(inside.to_owned()).filter(|inside| !inside.is_empty());
+    }
     let line = text.lines().next()?.trim_start_matches([':', ' ', '*']);
     let line = line.split_once(". ").map_or(line, |(sentence, _)| sentence);
+    let line = without_reasons(line);
     let line = line.trim().trim_end_matches('.').trim_matches('*').trim();
     let line = line.strip_suffix('.').unwrap_or(line);
     formula(line).or_else(|| Some(line.to_owned()).filter(|line| !line.is_empty()))
+}
+
+/// A sentence up to the words that begin a reason, outside of braces.
+fn without_reasons(line: &str) -> &str {
+    let lower = line.to_ascii_lowercase();
+    let is_outside = |at: &usize| line[..*at].matches('{').count() == line[..*at].matches('}').count();
+    let starts = |reason: &&str| lower.match_indices(*reason).map(|(at, _)| at).collect::<Vec<_>>();
+    let first = REASONS.iter().flat_map(starts).filter(|at| *at > 0 && is_outside(at)).min();
+    line[..first.unwrap_or(line.len())].trim_end_matches([',', ' '])
 }
 
 /// The last formula between marks.
@@ -89,11 +144,23 @@ fn formula(text: &str) -> Option<String> {
     let marked = |open: &str, close: &str| {
         let end = text.rfind(close)?;
         let start = text[..end].rfind(open)? + open.len();
-        Some((end, text[start..end].trim()))
+        Some((end, text[start..end].trim())).filter(|(_, inside)| !inside.is_empty())
     };
-    let all = [marked("$", "$"), marked("\\(", "\\)"), marked("\\[", "\\]")];
-    let last = all.into_iter().flatten().filter(|(_, inside)| !inside.is_empty()).max_by_key(|(end, _)| *end);
+    let all = [dollars(text), marked("\\(", "\\)"), marked("\\[", "\\]")];
+    let last = all.into_iter().flatten().max_by_key(|(end, _)| *end);
     last.map(|(_, inside)| inside.to_owned())
+}
+
+/// The last formula between dollar signs, single or double, and where it ends. A sign that is escaped, or that
+/// stands right before a digit where a formula would end, is that of an amount.
+fn dollars(text: &str) -> Option<(usize, &str)> {
+    let signs = text.match_indices('$').map(|(at, _)| at).filter(|at| !text[..*at].ends_with('\\'));
+    let signs: Vec<usize> = signs.collect();
+    signs.windows(2).rev().find_map(|pair| {
+        let (inside, after) = (text[pair[0] + 1..pair[1]].trim(), &text[pair[1] + 1..]);
+        let is_amount = after.starts_with(|c: char| c.is_ascii_digit());
+        (!inside.is_empty() && !is_amount).then_some((pair[1], inside))
+    })
 }
 
 #[cfg(test)]
@@ -124,6 +191,35 @@ mod tests {
             ("we get \\(a\\), or 5", Some("a")),
             ("48 + 24 = 72 clips", Some("72")),
             ("nothing", None),
+            // Formulas on lines of their own.
+            ("Therefore,\n$$x = \\sqrt{2}$$", Some("x = \\sqrt{2}")),
+            ("So we get\n$$\nx+1\n$$", Some("x+1")),
+            ("The answer is:\n\n$$\\sqrt2$$\nwith 3", Some("\\sqrt2")),
+            ("**Answer:**\n\n\\[\\sqrt2\\]", Some("\\sqrt2")),
+            ("The answer is:\n\nx + 1", Some("1")),
+            // Amounts.
+            ("Janet makes 9 * $2 = $18 every day", Some("$18")),
+            ("$200,000 - $130,000 = $70,000", Some("$70,000")),
+            ("He spent $5 and then $7, so he has 18 dollars left", Some("18")),
+            ("It costs \\$5 and then \\$7, so 18", Some("18")),
+            ("It costs $5, so $x = 3$", Some("x = 3")),
+            // Reasons.
+            ("The answer is 5, because 3 + 2 = 5.", Some("5")),
+            ("The answer is 5 apples, since he ate 3.", Some("5 apples")),
+            ("The answer is: 42 (since 6*7=42).", Some("42")),
+            ("The answer is $\\frac{1}{2}$ because $x = 3$ here.", Some("\\frac{1}{2}")),
+            ("The answer is $\\{x \\text{ where } x > 3\\}$.", Some("\\{x \\text{ where } x > 3\\}")),
+            // Tags.
+            ("<think>$3$, \\boxed{4}</think><answer>2\\sqrt{3}</answer>", Some("2\\sqrt{3}")),
+            ("<answer> (0, 1) </answer>", Some("(0, 1)")),
+            ("<answer> The answer is 5 </answer>", Some("5")),
+            ("<answer>so $x^2$</answer>", Some("x^2")),
+            ("<answer>That makes 5 of them.</answer>", Some("5")),
+            ("<answer>no solution.</answer>", Some("no solution")),
+            ("<answer>\\boxed{7}</answer>", Some("7")),
+            ("<answer>7</answer> or rather \\boxed{8}", Some("8")),
+            ("\\boxed{7} <answer></answer>", Some("7")),
+            ("\\boxed{7} <answer>", Some("7")),
         ] {
             assert_eq!(MathsPlace::Last.find(text).as_deref(), want, "{text}");
         }

@@ -156,7 +156,13 @@ impl PythonScorer {
         let mut arguments = self.keys.arguments.clone();
         let source =
             task_field(task, "data_source").or_else(|| task.get("source")).cloned().unwrap_or_default();
-        let extra = task_field(task, "extra_info").cloned().unwrap_or_else(|| json!({}));
+        let extra = task_field(task, "extra_info").filter(|extra| !extra.is_null());
+        let mut extra = extra.cloned().unwrap_or_else(|| json!({}));
+        if let Value::Object(extra) = &mut extra {
+            // verl counts the prompt, replies, and what tools answered: 2 T where T replies end in an answer.
+            extra.entry("num_turns").or_insert(json!(2 * evidence.outcome.turns));
+            extra.entry("rollout_reward_scores").or_insert(json!({}));
+        }
         arguments.insert("data_source".into(), source);
         arguments.insert("solution_str".into(), self.keys.solution.of(evidence).into());
         arguments.insert("ground_truth".into(), ground_truth(evidence).clone());

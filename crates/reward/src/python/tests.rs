@@ -38,7 +38,7 @@ const HEAD: &str = "def compute_score(data_source, solution_str, ground_truth, e
 async fn a_function_as_verl_has_it_scores() {
     let text = format!(
         "import sys\nprint('loading')\n{HEAD}    print('noise', flush=True)\n    assert data_source == 'openai/gsm8k'\n    \
-         assert extra_info == {{'index': 7}}\n    assert more == {{'scale': 2}}\n    \
+         assert extra_info == {{'index': 7, 'num_turns': 2, 'rollout_reward_scores': {{}}}}\n    assert more == {{'scale': 2}}\n    \
          return {{'score': more['scale'] * (solution_str == ground_truth), 'acc': True, 'pred': 'x'}}\n"
     );
     let scorer = script(&text, |keys| drop(keys.arguments.insert("scale".into(), 2.into())));

@@ -35,6 +35,29 @@ LISTS = (
     collections.abc.Set,
     collections.abc.MutableSequence,
 )
+# Types of parameters that frameworks fill themselves when they call a tool, and where these are from.
+CONTEXTS = (
+    "RunContextWrapper",
+    "ToolContext",
+    "RunContext",
+    "Context",
+    "RunnableConfig",
+    "ToolRuntime",
+    "CancellationToken",
+)
+FRAMEWORKS = (
+    "agents",
+    "autogen_core",
+    "fastmcp",
+    "google",
+    "langchain",
+    "langchain_core",
+    "langgraph",
+    "llama_index",
+    "mcp",
+    "pydantic_ai",
+    "workflows",
+)
 UNIONS = tuple(filter(None, [typing.Union, getattr(__import__("types"), "UnionType", None)]))
 
 
@@ -241,8 +264,10 @@ def parameters_of(function, skip=()):
     hints, schemas = hints_of(function), Schemas()
     properties, required, others = {}, [], False
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in skip:
+        hint = hints.get(name, parameter.annotation)
+        if name in skip or is_context(hint):
             continue
+        default, about = default_of(parameter.default)
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             raise Unusable(
                 f"its parameter *{name} has no name for each value: a tool's arguments are named. Where it is "
@@ -251,15 +276,15 @@ def parameters_of(function, skip=()):
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             others = True
             continue
-        schema = schemas.of(
-            hints.get(name, parameter.annotation if not isinstance(parameter.annotation, str) else typing.Any)
-        )
+        schema = schemas.of(typing.Any if isinstance(hint, str) else hint)
         if name in texts:
             schema = {**schema, "description": texts[name]}
-        if parameter.default is inspect.Parameter.empty:
+        if about:
+            schema = {**schema, "description": about}
+        if default is inspect.Parameter.empty:
             required.append(name)
-        elif type(parameter.default) in (str, int, float, bool):
-            schema = {**schema, "default": parameter.default}
+        elif type(default) in (str, int, float, bool):
+            schema = {**schema, "default": default}
         properties[name] = schema
     schema = {
         "type": "object",
@@ -270,6 +295,28 @@ def parameters_of(function, skip=()):
     if schemas.definitions:
         schema["$defs"] = schemas.definitions
     return schema, description
+
+
+def is_context(hint):
+    """Whether a parameter is for the framework that a function was written for to fill, and not for the model."""
+    marks = [mark if inspect.isclass(mark) else type(mark) for mark in getattr(hint, "__metadata__", ())]
+    if any(kind.__name__.startswith("Injected") for mark in marks for kind in mark.__mro__):
+        return True
+    kind = typing.get_origin(hint) or hint
+    return (
+        inspect.isclass(kind)
+        and kind.__name__ in CONTEXTS
+        and kind.__module__.partition(".")[0] in FRAMEWORKS
+    )
+
+
+def default_of(default):
+    """The default that a parameter has, and its description: those of pydantic's `Field(…)` are within."""
+    if not (type(default).__name__ == "FieldInfo" and hasattr(default, "get_default")):
+        return default, None
+    if default.is_required():
+        return inspect.Parameter.empty, default.description
+    return default.get_default(call_default_factory=True), default.description
 
 
 def convert(hint, value):
@@ -360,7 +407,17 @@ def bind(function, arguments, skip=()):
     """Arguments by name, as positional and named ones of a function."""
     hints, positional, named = hints_of(function), [], dict(arguments)
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in skip or name not in named:
+        if name in skip:
+            continue
+        if is_context(hints.get(name)):
+            # There is no framework that would fill it.
+            if parameter.default is inspect.Parameter.empty:
+                named[name] = None
+            continue
+        if name not in named:
+            default, _ = default_of(parameter.default)
+            if default is not parameter.default and default is not inspect.Parameter.empty:
+                named[name] = default
             continue
         try:
             value = convert(hints.get(name, typing.Any), named.pop(name))

@@ -12,7 +12,7 @@ import platform
 import sys
 import threading
 
-from dressage_worker import answers, load, schema
+from dressage_worker import answers, load, schema, shims
 from dressage_worker.tools import finished
 
 
@@ -106,6 +106,7 @@ class Session:
                 extra = None
         given = extra.get("tools_kwargs") if isinstance(extra, dict) else None
         self.given = given if isinstance(given, dict) else {}
+        self.told = shims.AgentData(name, task.get("row") or {}, self.given)
 
     async def open(self, tools):
         for tool in tools:
@@ -200,7 +201,7 @@ class Server:
             if session is None:
                 return answers.failed("its instance is gone")
             instance, given = session.instances[tool.name], session.given.get(tool.name)
-            value = await run(lambda: tool.call(instance, arguments, given), tool.is_async)
+            value = await run(lambda: tool.call(instance, arguments, given, session.told), tool.is_async)
         else:
             value = await run(lambda: tool.call(arguments), tool.is_async)
         return await asyncio.get_running_loop().run_in_executor(None, answers.answer, value, tool.stateful)

@@ -98,6 +98,37 @@ class ToolResponse(Record):
         return bool(self.text) and not self.image and not self.video
 
 
+class AgentData(Record):
+    """Facts of an attempt, as verl's loop hands them to its tools: of one attempt all calls have the same, so
+    that a tool can keep in `extra_fields` what it wants to know again."""
+
+    def __init__(self, session, row, given):
+        prompt = row.get("prompt")
+        super().__init__(
+            messages=[dict(turn) for turn in prompt if isinstance(turn, dict)]
+            if isinstance(prompt, list)
+            else [],
+            image_data=None,
+            video_data=None,
+            metrics={},
+            request_id=session,
+            tools_kwargs=given,
+            interaction=None,
+            interaction_kwargs={},
+            prompt_ids=[],
+            response_ids=[],
+            response_mask=[],
+            response_logprobs=[],
+            turn_scores=[],
+            tool_rewards=[],
+            tool_calls=[],
+            user_turns=0,
+            assistant_turns=0,
+            routed_experts=None,
+            extra_fields={},
+        )
+
+
 class BaseTool:
     """The class from which tools of verl are derived."""
 
@@ -155,6 +186,9 @@ def install():
         "verl.tools.base_tool": {"BaseTool": BaseTool, "ToolResponse": ToolResponse},
         "verl.tools.schemas": {schema.__name__: schema for schema in schemas},
         "verl.tools.function_tool": {"function_tool": mark},
+        "verl.experimental": {},
+        "verl.experimental.agent_loop": {},
+        "verl.experimental.agent_loop.tool_agent_loop": {"AgentData": AgentData},
         "verl.utils": {},
         "verl.utils.rollout_trace": {"rollout_trace_op": trace},
     }

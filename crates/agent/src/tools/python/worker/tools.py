@@ -144,8 +144,8 @@ class Stateful:
             created = created[0]
         return session if created is None else created
 
-    def call(self, instance, arguments, given):
-        named = kwargs_of(given, "execute_kwargs")
+    def call(self, instance, arguments, given, told):
+        named = {**told_of(self.tool.execute, told), **kwargs_of(given, "execute_kwargs")}
         if not self.takes_instance:
             return self.tool.execute(arguments, **named)
         return self.tool.execute(instance, arguments, **named)
@@ -169,12 +169,19 @@ def positional(function):
         for p in inspect.signature(function).parameters.values()
         if p.kind in places and p.default is p.empty
     ]
-    return [p for p in found if p.name not in ("self", "cls")]
+    return [p for p in found if p.name not in ("self", "cls", "agent_data")]
 
 
 def kwargs_of(given, key):
     named = given.get(key) if isinstance(given, dict) else None
     return dict(named) if isinstance(named, dict) else {}
+
+
+def told_of(execute, told):
+    """Facts of the attempt for `execute`: verl's `agent_data`, where it takes that name or any."""
+    parameters = inspect.signature(execute).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {"agent_data": told} if takes_any or "agent_data" in parameters else {}
 
 
 def creating(create, named):
