@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use dressage_model::{ModelConfig, ModelFiles, write_json, write_safetensors_with};
 use dressage_policy::{Learner, LoraOptions};
-use dressage_remote::{CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
+use dressage_remote::{Adapter, CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
 use dressage_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
 
 use crate::child::Gone;
@@ -92,7 +92,16 @@ pub async fn start(
              `alphas` and `rank_stabilised`",
         ));
     }
-    let expected = expected(&wants.files.config, wants)?;
+    let expected = Expected {
+        model_type: family(&wants.files.config)?,
+        vocabulary: wants.files.config.vocabulary,
+        context: wants.context,
+        reference: wants.reference,
+        critic: wants.critic,
+        lora: wants.lora.map(adapter),
+        dtype: keys.dtype.to_string(),
+        export_dtype: recipe.engine.precision.to_string(),
+    };
     let dim = |text| Style::stderr().dim(text);
     let (url, token, processes) = if keys.start {
         Shares::of(recipe).check_learner(gpus::visible().as_deref())?;
@@ -175,16 +184,14 @@ fn model_folder(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-fn expected(config: &ModelConfig, wants: &Wants<'_>) -> anyhow::Result<Expected> {
+/// The family of a model, in the words of its `config.json`.
+fn family(config: &ModelConfig) -> anyhow::Result<String> {
     let family = serde_json::to_value(config.family)?;
-    Ok(Expected {
-        model_type: family.as_str().unwrap_or_default().to_owned(),
-        vocabulary: config.vocabulary,
-        context: wants.context,
-        reference: wants.reference,
-        critic: wants.critic,
-        lora: wants.lora.is_some(),
-    })
+    Ok(family.as_str().unwrap_or_default().to_owned())
+}
+
+fn adapter(lora: &LoraOptions) -> Adapter {
+    Adapter { rank: lora.rank, alpha: lora.alpha, targets: lora.targets.clone() }
 }
 
 /// Writes down how a run that begins is split, and compares it where a run goes on.

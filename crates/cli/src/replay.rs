@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use dressage_agent::environments::Environments;
 use dressage_policy::awake::Clock;
-use dressage_trainer::{Compared, replay};
+use dressage_trainer::{Compared, RunFolder, replay};
 
 use crate::numerics;
 use crate::policies::{self, Started};
@@ -36,6 +36,12 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let (mut recipe, begun) = (run.recipe()?, run.begun()?);
     // Where it lies now.
     recipe.run.folder = std::path::absolute(&args.run)?;
+    // A group of learners writes into the folder of the run, and one that the run has under way is not to be
+    // taken over.
+    let _held = match &recipe.cluster.learner {
+        Some(_) => Some(RunFolder::lock(&recipe.run.folder)?),
+        None => None,
+    };
     // Nothing is sampled: what was is in the record.
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;

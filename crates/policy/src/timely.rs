@@ -115,6 +115,10 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         self.wait(self.policy.load(folder, with_optimiser), what).await
     }
 
+    async fn begin_again(&self) -> Result<(), PolicyError> {
+        self.wait(self.policy.begin_again(), || "the weights that it began with".into()).await
+    }
+
     fn handed_over(&self) -> Option<Duration> {
         self.policy.handed_over()
     }

@@ -84,7 +84,9 @@ impl Learning {
             context: fleet.context,
             reference: false,
             critic: false,
-            lora: false,
+            lora: None,
+            dtype: "f32".into(),
+            export_dtype: "f32".into(),
         };
         let learner = RemoteLearner::connect(options, None, &expected).await?;
         let pushing = || Arc::new(Pushing::new(Arc::new(learner.clone()), GroupBackend::Gloo));

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use crate::devices::{Moved, Offloads};
 use crate::push::{Broadcasts, Opened, Opening, Sent};
 use batch::{put_batch, put_paths, put_uncut};
-pub use description::{CRITIC, Described, Description, Expected, GroupLayout, POLICY, REFERENCE};
+pub use description::{Adapter, CRITIC, Described, Description, Expected, GroupLayout, POLICY, REFERENCE};
 use group::{Call, Group};
 pub use link::{LearnerOptions, Processes};
 use wire::Body;
@@ -293,6 +293,15 @@ impl Learner for RemoteLearner {
         let body = Body::new(json!({ "folder": folder_of(folder)?, "with_optimiser": with_optimiser }));
         let what = |_| format!("the weights to be read from {}", folder.display());
         self.ask("load", body, &what).await.map(drop)
+    }
+
+    /// Processes that this one has started are as they began; others may have trained before.
+    async fn begin_again(&self) -> Result<(), PolicyError> {
+        if self.group.is_own() {
+            return Ok(());
+        }
+        let body = Body::new(json!({ "folder": null, "with_optimiser": false }));
+        self.ask("load", body, &|_| "the weights that it began with".into()).await.map(drop)
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {

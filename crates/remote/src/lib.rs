@@ -65,8 +65,8 @@ pub use external::{
     ExternalOptions, Finish, Service, ServiceOptions, Usage,
 };
 pub use learner::{
-    CRITIC, Described, Description, Expected, GroupLayout, LearnerOptions, POLICY, Processes, REFERENCE,
-    RemoteLearner,
+    Adapter, CRITIC, Described, Description, Expected, GroupLayout, LearnerOptions, POLICY, Processes,
+    REFERENCE, RemoteLearner,
 };
 pub use mixture::Mixture;
 pub use publish::Publishing;

@@ -167,6 +167,11 @@ impl Learner for Publishing {
         self.learner.load(folder, with_optimiser).await
     }
 
+    async fn begin_again(&self) -> Result<(), PolicyError> {
+        self.withdraw().await;
+        self.learner.begin_again().await
+    }
+
     fn handed_over(&self) -> Option<Duration> {
         self.learner.handed_over()
     }

@@ -71,7 +71,11 @@ impl RunFolder {
         write_whole(&self.root.join(RECIPE), recipe.to_toml()?.as_bytes())
     }
 
-    fn lock(root: &Path) -> Result<Self, TrainerError> {
+    /// The folder of a run, which no other process works on until this is dropped.
+    ///
+    /// # Errors
+    /// When another process works on it.
+    pub fn lock(root: &Path) -> Result<Self, TrainerError> {
         let path = root.join(LOCK);
         let lock = File::create(&path).map_err(|source| file_error("create", &path, source))?;
         match lock.try_lock() {

@@ -65,6 +65,17 @@ impl Policy {
 }
 
 impl Learns {
+    /// Has all models go back to what they began with; the policy's own only unless it is `loaded` anyway.
+    pub(crate) async fn begin_again(&self, loaded: bool) -> Result<(), TrainerError> {
+        if !loaded {
+            self.learner.begin_again().await?;
+        }
+        for other in [&self.reference, &self.critic].into_iter().flatten() {
+            other.begin_again().await?;
+        }
+        Ok(())
+    }
+
     /// The models that a phase uses.
     pub(crate) fn models(&self, phase: &Phase) -> Models<'_> {
         let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));

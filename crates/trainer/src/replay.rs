@@ -60,6 +60,9 @@ pub async fn replay(
         observer.event(&Event::Note(note));
     }
     let scratch = Scratch::new(recipe, folder)?;
+    for (_, learns) in policies.trained() {
+        learns.begin_again(false).await?;
+    }
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
         let trained = recipe.trained_in(phase);

@@ -194,11 +194,13 @@ impl Trainer {
             .trained()
             .map(|(name, _)| (name.to_owned(), latest.as_ref().map_or(0, |latest| latest.version(name))))
             .collect();
-        for (name, Learns { learner, critic, .. }) in policies.trained() {
+        for (name, learns) in policies.trained() {
+            // A learner elsewhere may have trained before.
+            learns.begin_again(latest.is_some()).await?;
             if let Some(checkpoint) = &latest {
                 let place = policies.place(&checkpoint.path, name);
-                learner.load(&place, true).await?;
-                if let Some(critic) = critic.as_ref().filter(|_| place.join(CRITIC).is_dir()) {
+                learns.learner.load(&place, true).await?;
+                if let Some(critic) = learns.critic.as_ref().filter(|_| place.join(CRITIC).is_dir()) {
                     critic.load(&place.join(CRITIC), true).await?;
                 }
             }

@@ -23,6 +23,9 @@ pub struct Description {
     /// Parameters of the policy.
     #[serde(default)]
     pub parameters: u64,
+    /// Type of the weights that it publishes, where it tells.
+    #[serde(default)]
+    pub export_dtype: Option<String>,
     /// How they are split and computed.
     #[serde(flatten)]
     pub layout: GroupLayout,
@@ -75,7 +78,7 @@ fn one() -> u32 {
 }
 
 /// One learner of a group.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 pub struct Described {
     /// The version that was last published; `None` since it was started.
     #[serde(default)]
@@ -88,11 +91,28 @@ pub struct Described {
     pub trains: bool,
     /// The form of its adapter, where it trains one.
     #[serde(default)]
-    pub lora: Option<Value>,
+    pub lora: Option<Adapter>,
+}
+
+/// The form of an adapter.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Adapter {
+    /// Rows of A, columns of B.
+    pub rank: usize,
+    /// Numerator of the scale.
+    pub alpha: f32,
+    /// The projections that have one.
+    pub targets: Vec<String>,
+}
+
+impl std::fmt::Display for Adapter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "an adapter of rank {} and alpha {} on {}", self.rank, self.alpha, self.targets.join(", "))
+    }
 }
 
 /// Facts of a run that a group of learners must fit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     /// Family of the model, in the words of its `config.json`.
     pub model_type: String,
@@ -104,8 +124,12 @@ pub struct Expected {
     pub reference: bool,
     /// Whether a critic is trained.
     pub critic: bool,
-    /// Whether an adapter is trained, in place of all weights.
-    pub lora: bool,
+    /// The adapter that is trained, in place of all weights.
+    pub lora: Option<Adapter>,
+    /// The precision that it computes in, as `dtype`.
+    pub dtype: String,
+    /// The precision of what it publishes, as `export_dtype`.
+    pub export_dtype: String,
 }
 
 /// The learners of a group by their usual names.
@@ -124,7 +148,8 @@ impl Description {
         let refused = |what: String| {
             Err(PolicyError::Invalid(format!("the learner at {url} cannot train this: {what}")))
         };
-        let Expected { model_type, vocabulary, context, reference, critic, lora } = expected;
+        let Expected { model_type, vocabulary, context, reference, critic, lora, dtype, export_dtype } =
+            expected;
         if self.protocol != PROTOCOL {
             return refused(format!(
                 "it speaks version {} of the protocol, this build version {PROTOCOL}; make its environment anew \
@@ -160,12 +185,33 @@ impl Description {
         let Some(policy) = self.learners.get(POLICY).filter(|policy| policy.trains) else {
             return refused(format!("it has no learner {POLICY} that trains, but {}", names()));
         };
-        if policy.lora.is_some() != *lora {
-            let (has, wants) =
-                if *lora { ("all weights", "an adapter") } else { ("an adapter", "all weights") };
+        let sorted = |lora: &Option<Adapter>| {
+            lora.clone().map(|mut adapter| {
+                adapter.targets.sort();
+                adapter
+            })
+        };
+        if sorted(&policy.lora) != sorted(lora) {
+            let shown = |lora: &Option<Adapter>| {
+                lora.as_ref().map_or_else(|| "all weights".into(), Adapter::to_string)
+            };
             return refused(format!(
-                "it trains {has}, the recipe (`model.lora`) {wants}; start it as that says"
+                "it trains {}, the recipe (`model.lora`) {}; start it as that says, or set the key",
+                shown(&policy.lora),
+                shown(lora)
             ));
+        }
+        let published = self.export_dtype.as_ref().unwrap_or(export_dtype);
+        for (does, key, option, now, wants) in [
+            ("computes in", "cluster.learner.dtype", "--dtype", &self.layout.dtype, dtype),
+            ("publishes weights in", "engine.precision", "--export-dtype", published, export_dtype),
+        ] {
+            // Nothing is known of who does not tell.
+            if now != wants && !now.is_empty() {
+                return refused(format!(
+                    "it {does} {now}, `{key}` is {wants}; set the key, or start the learner with {option} {wants}"
+                ));
+            }
         }
         if *reference && !self.learners.contains_key(REFERENCE) {
             return refused(format!(
@@ -234,7 +280,7 @@ mod tests {
     pub fn described() -> Value {
         json!({
             "protocol": 1, "model_type": "llama", "vocab_size": 64, "context": 128, "parameters": 7,
-            "dtype": "float32", "device": "cpu", "world_size": 2, "processes": 2, "fsdp": true, "tp": 1, "cp": 1,
+            "dtype": "f32", "export_dtype": "f32", "device": "cpu", "world_size": 2, "processes": 2, "fsdp": true, "tp": 1, "cp": 1,
             "ep": 1, "pp": 1, "torch": "2.15.0", "transformers": "5.24.0", "later": "fields are fine",
             "learners": {
                 "policy": { "version": null, "value_head": false, "trains": true, "lora": null },
@@ -250,7 +296,9 @@ mod tests {
             context: 128,
             reference: true,
             critic: false,
-            lora: false,
+            lora: None,
+            dtype: "f32".into(),
+            export_dtype: "f32".into(),
         }
     }
 
@@ -275,9 +323,15 @@ mod tests {
             ("/learners/policy/trains", json!(false), "no learner policy that trains, but policy, reference"),
             (
                 "/learners/policy/lora",
-                json!({ "rank": 8 }),
-                "trains an adapter, the recipe (`model.lora`) all",
+                json!({ "rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"] }),
+                "trains an adapter of rank 8 and alpha 16 on q_proj, v_proj, the recipe (`model.lora`) all weights",
             ),
+            (
+                "/dtype",
+                json!("bf16"),
+                "computes in bf16, `cluster.learner.dtype` is f32; set the key, or start",
+            ),
+            ("/export_dtype", json!("bf16"), "publishes weights in bf16, `engine.precision` is f32"),
             ("/learners", json!({ "policy": { "trains": true } }), "no learner reference, but policy"),
         ] {
             let error = check(key, value, &expected()).unwrap_err();
@@ -285,6 +339,19 @@ mod tests {
         }
         let critic = check("", described(), &Expected { critic: true, ..expected() }).unwrap_err();
         assert!(critic.contains("no learner critic with a value head"), "{critic}");
+        let adapter = |rank| Adapter { rank, alpha: 16.0, targets: vec!["q_proj".into()] };
+        let other = Expected { lora: Some(adapter(8)), ..expected() };
+        let told = json!({ "rank": 4, "alpha": 16.0, "targets": ["q_proj"] });
+        let error = check("/learners/policy/lora", told.clone(), &other).unwrap_err();
+        assert!(
+            error
+                .contains("of rank 4 and alpha 16 on q_proj, the recipe (`model.lora`) an adapter of rank 8"),
+            "{error}"
+        );
+        assert_eq!(
+            check("/learners/policy/lora", told, &Expected { lora: Some(adapter(4)), ..expected() }),
+            Ok(())
+        );
     }
 
     #[test]
@@ -294,12 +361,9 @@ mod tests {
         assert!(
             more.breaks(&layout).unwrap().contains("has 4 data-parallel ranks, and the run began with 2")
         );
-        let newer = GroupLayout { torch: "2.16".into(), dtype: "bfloat16".into(), ..layout.clone() };
+        let newer = GroupLayout { torch: "2.16".into(), dtype: "bf16".into(), ..layout.clone() };
         assert_eq!(newer.breaks(&layout), None);
-        assert_eq!(
-            newer.changes(&layout),
-            ["dtype is bfloat16 and was float32", "torch is 2.16 and was 2.15.0"]
-        );
+        assert_eq!(newer.changes(&layout), ["dtype is bf16 and was f32", "torch is 2.16 and was 2.15.0"]);
         let text = serde_json::to_string(&layout).unwrap();
         assert_eq!(serde_json::from_str::<GroupLayout>(&text).unwrap(), layout);
     }

@@ -76,6 +76,11 @@ impl Group {
         &self.description
     }
 
+    /// Whether its processes are this one's.
+    pub fn is_own(&self) -> bool {
+        self.link.is_own()
+    }
+
     /// The address.
     pub fn url(&self) -> &str {
         &self.link.options.url

@@ -35,7 +35,9 @@ fn expected() -> Expected {
         context: 1024,
         reference: true,
         critic: true,
-        lora: false,
+        lora: None,
+        dtype: "f32".into(),
+        export_dtype: "f32".into(),
     }
 }
 
@@ -125,6 +127,20 @@ async fn a_learner_elsewhere_is_a_learner() {
     let WeightsAt::Manifest(manifest) = weights.at else { panic!("{weights:?}") };
     manifest.verify().unwrap();
     assert_eq!(group.shared.learners.lock().unwrap()["policy"].weights(), here.weights());
+}
+
+/// A group that an earlier run has trained is as it was before, in all of its learners.
+#[tokio::test]
+async fn a_group_that_has_trained_begins_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (group, there) = start(folder.path()).await;
+    let (here, batch) = (local(), Arc::new(TreeBatch::merge(&paths()).unwrap()));
+    let cut = there.plan(&uncut()).await.unwrap();
+    there.train(request(), &cut, &mut || {}).await.unwrap();
+    assert_ne!(there.logprobs(batch.clone()).await, here.logprobs(batch.clone()).await);
+    there.begin_again().await.unwrap();
+    assert_eq!(there.logprobs(batch.clone()).await, here.logprobs(batch).await);
+    assert_eq!(group.done("load"), 1);
 }
 
 /// An answer that is lost, and a connection that breaks before, change nothing: the call is done once.

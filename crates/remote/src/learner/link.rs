@@ -180,6 +180,11 @@ impl Link {
         format!("{}{path}", self.options.url.trim_end_matches('/'))
     }
 
+    /// Whether the processes are this one's.
+    pub fn is_own(&self) -> bool {
+        self.ended.is_some()
+    }
+
     /// How the processes ended, once they have; for ever where they are not this one's.
     pub async fn over(&self) -> String {
         let Some(ended) = &self.ended else { return std::future::pending().await };

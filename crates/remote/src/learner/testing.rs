@@ -268,8 +268,16 @@ impl Shared {
                 reply.json = json!({ "manifest": of.save(&folder, with_optimiser).await? });
             }
             "load" => {
-                let folder: PathBuf = body.take("folder").map_err(invalid)?;
-                of.load(&folder, body.take("with_optimiser").map_err(invalid)?).await?;
+                let folder: Option<PathBuf> = body.take("folder").map_err(invalid)?;
+                let with_optimiser = body.take("with_optimiser").map_err(invalid)?;
+                match folder {
+                    Some(folder) => of.load(&folder, with_optimiser).await?,
+                    None => {
+                        drop(simulators().remove(learner).and_then(|begun| {
+                            self.learners.lock().unwrap().insert(learner.to_owned(), begun)
+                        }))
+                    }
+                }
             }
             "publish" => {
                 let version: u64 = body.take("version").map_err(invalid)?;

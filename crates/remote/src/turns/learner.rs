@@ -86,6 +86,10 @@ impl Learner for InTurn {
         self.in_turn(self.learner.load(folder, with_optimiser)).await
     }
 
+    async fn begin_again(&self) -> Result<(), PolicyError> {
+        self.in_turn(self.learner.begin_again()).await
+    }
+
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
         self.in_turn(self.learner.publish(version)).await
     }

@@ -18,7 +18,13 @@ const OF_VLLM: [Owned; 1] =
 const OF_SGLANG: [Owned; 1] = [("--model-path", "servers begin with the weights of `model.source`")];
 
 /// Options of `dressage_torch` that keys of the recipe give.
-const OF_TORCH: [Owned; 19] = [
+const OF_TORCH: [Owned; 22] = [
+    (
+        "--host",
+        "the run talks to it on this machine; start the group yourself and name it in `cluster.learner.url`",
+    ),
+    ("--port", "the run chooses it"),
+    ("--collective-seconds", "set `cluster.learner.call_seconds`"),
     ("--model", "set `model.source`"),
     ("--reference", "a phase with `kl` brings it"),
     ("--critic", "a phase whose advantages need values brings it"),

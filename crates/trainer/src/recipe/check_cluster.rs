@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::RecipeError;
 use super::check::{Checker, is_http, shown};
-use super::cluster::{InFlightKey, LearnerKeys, Placement};
+use super::cluster::{InFlightKey, LearnerKeys, Placement, TorchKeys};
 use super::keys::{Phase, Recipe};
 
 /// Most machines of a group, and processes of one.
@@ -30,6 +30,16 @@ impl Checker<'_> {
         let range =
             "the name of the environment variable with the token of the group at `url`, and only with it";
         self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
+        let of_start = TorchKeys::default();
+        for (name, is_given) in [
+            ("python", keys.python != of_start.python),
+            ("threads", keys.threads != of_start.threads),
+            ("args", keys.args != of_start.args),
+            ("environment", keys.environment != of_start.environment),
+        ] {
+            let range = "left out with `url`: whoever started the group has said so there";
+            self.check(!(has_url && is_given), key(name), "given", range)?;
+        }
         self.interpreter(key("python"), &keys.python)?;
         let most = [("nodes", keys.nodes), ("processes", keys.of_node()), ("gpus", keys.gpus)];
         for (name, value) in most {
