@@ -131,18 +131,14 @@ class Host:
         parent = self.options.run_root / "published" / name
         final, partial = parent / f"v{version}", parent / f".v{version}.{os.getpid()}"
         learner, dtype = self.learners[name], DTYPES[self.options.export_dtype]
-        failed = None
-        if self.ranks.rank == 0:
-            try:
+        writer = files.Writer(partial if self.ranks.rank == 0 else None)
+        if writer.writes:
+            with writer.attempt("make", partial):
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-            except OSError as error:
-                failed = files.storage(error, "make", partial)
-        mine = partial if self.ranks.rank == 0 and not failed else None
         try:
-            names = checkpoint.write_weights(learner.model, self.sources[name], mine, dtype, self.ranks)
-            if failed:
-                raise failed
+            checkpoint.write_weights(learner.model, self.sources[name], writer, dtype, self.ranks)
+            names = writer.finish()
             found = self._announce(name, version, partial, final, names) if self.ranks.rank == 0 else None
         except VerbError:
             shutil.rmtree(partial, ignore_errors=True)
@@ -181,7 +177,9 @@ class Host:
                 f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo"
             )
         steps = learner.optimiser.steps if learner.optimiser else None
-        if self.versions[name] != version or name not in self.exported or self.exported[name] != steps:
+        # Others do not know whether rank 0 could write what it was to publish.
+        stale = self.versions[name] != version or name not in self.exported or self.exported[name] != steps
+        if self.ranks.rank == 0 and stale:
             raise invalid(
                 f"{name} does not hold the weights of version {version} any more (it published {self.versions[name]} and "
                 "may have learnt since); take them from their folder"

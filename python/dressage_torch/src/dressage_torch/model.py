@@ -18,7 +18,8 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.pipeline_parallel import PipelineIdentityLayer, apply_pipeline_parallelism
 
 from .attention import NAME
-from .errors import StartError
+from .errors import StartError, VerbError
+from .files import storage
 from .layout import Layout
 from .mesh import Ranks, Shape, limit_waits
 from .optimiser import local
@@ -269,5 +270,14 @@ def count(model: nn.Module, ranks: Ranks) -> int:
 
 
 def original_config(folder: Path) -> dict:
-    """`config.json` as it lies in the folder."""
-    return json.loads((folder / "config.json").read_text())
+    """`config.json` as it lies in the folder.
+
+    Raises `storage` where it is gone or no JSON any more.
+    """
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise storage(error, "read", path) from None
+    except ValueError as error:
+        raise VerbError("storage", f"{path} is no JSON: {error}") from None
