@@ -163,6 +163,22 @@ def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
             _fits(folder / file, head)
 
 
+def check_source(model: nn.Module, folder: Path) -> None:
+    """Checks that the folder which a model was made from is still whole: names of its tensors are for transformers to
+    understand. Changes nothing.
+
+    Raises `storage` with the first thing that is not.
+    """
+    _check_config(model, folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise VerbError("storage", f"{folder} has no safetensors files any more")
+    for file in files:
+        read_header(file)
+    if (head := of_head(model)) and (folder / HEAD).exists():
+        _fits(folder / HEAD, head)
+
+
 def _check_config(model: nn.Module, folder: Path) -> None:
     try:
         found = AutoConfig.from_pretrained(folder, local_files_only=True)

@@ -111,19 +111,35 @@ class Host:
         files.flush(folder)
         return files.manifest(folder, self.content(name), names)
 
-    def load(self, name: str, folder: Path, with_optimiser: bool) -> None:
-        """Replaces weights and, where asked and there, the optimiser's state; `checkpoint.check` has been through."""
+    def check_load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+        """Raises `storage` where a learner cannot take what lies in a folder, or without one what it was started with."""
+        held = self.learners[name].model
+        if folder is not None:
+            checkpoint.check(held, folder, with_optimiser)
+        elif self.content(name) == "whole":
+            # An adapter starts from its seed alone.
+            checkpoint.check_source(held, self.sources[name])
+
+    def load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+        """Replaces weights and, where asked and there, the optimiser's state; without a folder, by those that the group
+        was started with, as if nothing had been done since. `check_load` has been through.
+        """
         learner = self.learners[name]
+        if folder is None:
+            self.versions[name] = None
         self.exported.pop(name, None)
         if hasattr(learner.model, "dressage_lora"):
-            lora.load(learner.model, folder)
+            if folder is None:
+                lora.restart(learner.model, self.options.lora)
+            else:
+                lora.load(learner.model, folder)
             learner.optimiser.clear()
             learner.optimiser = Optimiser(learner.optimiser.parameters, self.ranks, None)
         else:
             # The old weights go first: two models need not fit.
             learner.model, learner.optimiser = None, None
-            self.learners[name] = learner = self._make(name, folder)
-        if with_optimiser and learner.optimiser:
+            self.learners[name] = learner = self._make(name, folder or self.sources[name])
+        if folder and with_optimiser and learner.optimiser:
             checkpoint.read_optimiser(learner.optimiser, learner.model, folder)
 
     def publish(self, name: str, version: int) -> dict | None:
