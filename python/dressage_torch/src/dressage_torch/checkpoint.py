@@ -164,8 +164,8 @@ def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
 
 
 def check_source(model: nn.Module, folder: Path) -> None:
-    """Checks that the folder which a model was made from is still whole: names of its tensors are for transformers to
-    understand. Changes nothing.
+    """Checks that the folder which a model was made from is still whole: names of its tensors are for transformers
+    to understand. Changes nothing.
 
     Raises `storage` with the first thing that is not.
     """
