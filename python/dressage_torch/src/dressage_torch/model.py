@@ -127,6 +127,11 @@ def check_config(folder: Path) -> AutoConfig:
         raise StartError(f"{folder} has no configuration that transformers reads: {error}") from None
     if not list(folder.glob("*.safetensors")):
         raise StartError(f"{folder} has no safetensors files; others are not loaded, since pickles run code")
+    if getattr(config, "text_config", None) is not None:
+        raise StartError(
+            f"{folder} is a {config.model_type} with more than text; the learner trains its text model alone: give a "
+            "folder of that"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if odd := kinds - LAYERS:
         raise StartError(
