@@ -221,9 +221,14 @@ def published(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def remove_old(folder: Path, keep: int, newest: int) -> None:
-    """Removes publications but for the newest, and what kills have left half written."""
+    """Removes publications until `keep` are left, and what kills have left half written. The newest stays, and last
+    of all goes the one published before it, which samplers may still read. Others above the newest are of a future
+    that was given up for a checkpoint, and go first.
+    """
     for path in folder.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
-    others = [path for version, path in published(folder) if version != newest]
-    for path in others[: max(0, len(others) - (keep - 1))]:
+    others = [(path.stat().st_mtime_ns, version, path) for version, path in published(folder) if version != newest]
+    before = max(others, default=None)
+    others.sort(key=lambda other: (other is before, other[1] < newest, other[1]))
+    for _, _, path in others[: max(0, len(others) - (keep - 1))]:
         shutil.rmtree(path, ignore_errors=True)
