@@ -1,5 +1,5 @@
-"""Ranks of a group that tests ask for verbs: processes of this machine, which hold tiny learners as those of a real
-group do.
+"""Ranks of a group that tests ask for verbs: processes of this machine, which hold tiny learners as those of
+a real group do.
 """
 
 import multiprocessing
@@ -154,8 +154,8 @@ def _life(number: int, variables: dict[str, str], arguments: list[str], work: Ca
 
 
 def run(world: int, work: Callable, folder: Path, *given, seconds: float = 240.0, **options) -> list:
-    """Results of `work(rank, *given)` on every rank of a group of `world`, whose root is `folder/run`, with more
-    options of the command line. The model lies in `folder/model`, and is made where there is none.
+    """Results of `work(rank, *given)` on every rank of a group of `world`, whose root is `folder/run`, with
+    more options of the command line. The model lies in `folder/model`, and is made where there is none.
     """
     (folder / "run").mkdir(exist_ok=True)
     (folder / "token").write_text("of the tests, long enough")

@@ -164,8 +164,8 @@ def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
 
 
 def check_source(model: nn.Module, folder: Path) -> None:
-    """Checks that the folder which a model was made from is still whole: names of its tensors are for transformers
-    to understand. Changes nothing.
+    """Checks that the folder which a model was made from is still whole: names of its tensors are for
+    transformers to understand. Changes nothing.
 
     Raises `storage` with the first thing that is not.
     """
@@ -246,8 +246,8 @@ def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
 
 
 def save(model, optimiser: Optimiser | None, source: Path, folder: Path, ranks: Ranks) -> list[str]:
-    """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder. Returns
-    the names.
+    """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder.
+    Returns the names.
 
     Raises `storage` on the rank that writes, once all ranks are through.
     """

@@ -66,9 +66,9 @@ def write_json(path: Path, value) -> None:
 
 
 class Writer:
-    """Files of a save or a publication, which one rank writes into a folder; others have none. All ranks take part
-    in every file to its end, since they meet at each tensor: a failure is kept, nothing is written after it, and
-    `finish` raises it.
+    """Files of a save or a publication, which one rank writes into a folder; others have none. All ranks take
+    part in every file to its end, since they meet at each tensor: a failure is kept, nothing is written after
+    it, and `finish` raises it.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -221,9 +221,9 @@ def published(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def remove_old(folder: Path, keep: int, newest: int) -> None:
-    """Removes publications until `keep` are left, and what kills have left half written. The newest stays, and last
-    of all goes the one published before it, which samplers may still read. Others above the newest are of a future
-    that was given up for a checkpoint, and go first.
+    """Removes publications until `keep` are left, and what kills have left half written. The newest stays,
+    and last of all goes the one published before it, which samplers may still read. Others above the newest
+    are of a future that was given up for a checkpoint, and go first.
     """
     for path in folder.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)

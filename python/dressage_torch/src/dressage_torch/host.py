@@ -113,8 +113,8 @@ class Host:
         return files.manifest(folder, self.content(name), names)
 
     def check_load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
-        """Raises `storage` where a learner cannot take what lies in a folder, or without one what it was started
-        with.
+        """Raises `storage` where a learner cannot take what lies in a folder, or without one what it was
+        started with.
         """
         held = self.learners[name].model
         if folder is not None:
@@ -124,8 +124,8 @@ class Host:
             checkpoint.check_source(held, self.sources[name])
 
     def load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
-        """Replaces weights and, where asked and there, the optimiser's state; without a folder, by those that the
-        group was started with, as if nothing had been done since. `check_load` has been through.
+        """Replaces weights and, where asked and there, the optimiser's state; without a folder, by those that
+        the group was started with, as if nothing had been done since. `check_load` has been through.
         """
         learner = self.learners[name]
         if folder is None:

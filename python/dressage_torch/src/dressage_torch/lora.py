@@ -63,8 +63,8 @@ def inject(model: nn.Module, options: LoraOptions, ranks: Ranks) -> None:
 
 
 def _starts(model: nn.Module, options: LoraOptions) -> Iterator[tuple[str, Tensor]]:
-    """Values that the adapters of this stage start with, by their names. Those of other stages are drawn, too: an
-    adapter starts alike however it is shared out.
+    """Values that the adapters of this stage start with, by their names. Those of other stages are drawn,
+    too: an adapter starts alike however it is shared out.
     """
     own, generator = adapters(model), torch.Generator().manual_seed(options.seed)
     for name, shape in model.dressage_adapters.items():
