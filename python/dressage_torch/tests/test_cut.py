@@ -51,9 +51,20 @@ def test_differences_have_names():
         assert caught.value.code == "cut" and caught.value.status == 409
 
 
-def test_trees_are_dealt_whole():
-    assert deal(np.array([0, 5, 9, 12]), 100, 1) == [[(0, 12)]]
-    assert deal(np.array([0, 5, 9, 12]), 100, 2) == [[(0, 5), (5, 9)], [(9, 12)]]
-    assert deal(np.array([0, 5, 9, 12]), 9, 1) == [[(0, 9)], [(9, 12)]]
-    assert deal(np.array([0, 50]), 9, 4) == [[(0, 50)]]
-    assert deal(np.array([0]), 9, 4) == []
+def test_branches_are_dealt_whole_and_in_no_more_rounds_than_they_need():
+    apart = np.zeros(3, np.int64)
+    bounds = np.array([0, 5, 9, 12])
+    assert deal(bounds, apart, 100, 1) == [[(0, 12)]]
+    assert deal(bounds, apart, 100, 2) == [[(0, 5), (5, 12)]]
+    assert deal(bounds, apart, 100, 8) == [[(0, 5), (5, 9), (9, 12)]]
+    assert deal(bounds, apart, 9, 1) == [[(0, 5)], [(5, 12)]]
+    assert deal(np.array([0, 50]), np.array([0]), 9, 4) == [[(0, 50)]]
+    assert deal(np.array([0]), np.zeros(0, np.int64), 9, 4) == []
+    # Three branches after five tokens: each run has those, too, and they alone are no run.
+    tree = np.array([0, 5, 9, 13, 17]), np.array([0, 5, 5, 5])
+    assert deal(*tree, 100, 1) == [[(0, 17)]]
+    assert deal(*tree, 100, 4) == [[(0, 9), (9, 13), (13, 17)]]
+    assert deal(*tree, 100, 2) == [[(0, 13), (13, 17)]]
+    assert deal(*tree, 13, 1) == [[(0, 13)], [(13, 17)]]
+    assert deal(*tree, 9, 2) == [[(0, 9), (9, 13)], [(13, 17)]]
+    assert deal(*tree, 3, 1) == [[(0, 5)], [(5, 9)], [(9, 13)], [(13, 17)]]

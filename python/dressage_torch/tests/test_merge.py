@@ -115,7 +115,7 @@ def test_whole_trees_are_taken_with_their_targets():
         ),
         [0, 1, 2],
     )
-    assert batch.roots().tolist() == [0, 4, 6]
+    assert batch.branches().tolist() == [0, 2, 3, 4, 6]
     part, places = batch.take(4, 6)
     assert part.tokens.tolist() == [5, 6] and part.subtree_end.tolist() == [2, 2] and places.tolist() == [3]
     assert (part.target_token.tolist(), part.predictor.tolist(), part.term_index.tolist()) == ([1], [0], [3])

@@ -174,23 +174,29 @@ class TreeBatch:
             lambda k: f"a path has {self.position.max() + 1} tokens, but the context holds {context}",
         )
 
-    def roots(self) -> np.ndarray:
-        """Where trees begin, and the number of tokens at the end: [trees + 1]."""
-        starts, k = [], 0
-        while k < len(self.tokens):
-            starts.append(k)
-            k = int(self.subtree_end[k])
-        return np.array([*starts, len(self.tokens)], np.int64)
+    def branches(self) -> np.ndarray:
+        """Places where branches begin, each a run of tokens that the same paths share, and the number of
+        tokens at the end: [branches + 1].
+        """
+        inner = np.flatnonzero(self.subtree_end[1:] != self.subtree_end[:-1]) + 1
+        return np.unique(np.array([0, *inner, len(self.tokens)], np.int64))
 
     def take(self, start: int, end: int) -> tuple["TreeBatch", np.ndarray]:
-        """The whole trees in `start..end`, and the places of their targets among those of this batch."""
+        """Branches `start..end`, preceded by the tokens above the first of them, of which none is a target
+        here; and the places of their targets among those of this batch.
+        """
         chosen = np.flatnonzero((self.target_token >= start) & (self.target_token < end))
+        above = np.flatnonzero(self.subtree_end[:start] > start)
+        rows = np.concatenate([above, np.arange(start, end)])
+        # Whatever precedes a target is among the rows: it is above the first token, or not before it.
+        place = np.full(end, -1)
+        place[rows] = np.arange(len(rows))
         part = TreeBatch(
-            self.tokens[start:end],
-            self.position[start:end],
-            self.subtree_end[start:end] - start,
-            self.target_token[chosen] - start,
-            self.predictor[chosen] - start,
+            self.tokens[rows],
+            self.position[rows],
+            np.minimum(self.subtree_end[rows], end) - start + len(above),
+            place[self.target_token[chosen]],
+            place[self.predictor[chosen]],
             self.temperature[chosen],
             self.first_term[chosen],
             self.term_count[chosen],

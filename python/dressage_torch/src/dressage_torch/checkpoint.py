@@ -17,7 +17,7 @@ from transformers.distributed.sharding_utils import DtensorShardOperation
 
 from . import lora
 from .errors import VerbError
-from .files import Entry, read_header, storage, write_json, write_tensors
+from .files import Entry, Writer, read_header, storage
 from .mesh import Ranks
 from .model import original_config
 from .optimiser import Optimiser, local
@@ -91,22 +91,21 @@ def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: boo
     return entries
 
 
-def write_weights(model: nn.Module, source: Path, folder: Path | None, dtype: torch.dtype, ranks: Ranks) -> list[str]:
-    """Writes the weights, or an adapter, in `dtype`, and their configuration. Returns the names of the files. The rank with a
-    folder writes; all take part.
-    """
-    entries = weight_entries(model, dtype, ranks, folder is not None)
+def write_weights(model: nn.Module, source: Path, writer: Writer, dtype: torch.dtype, ranks: Ranks) -> None:
+    """Writes the weights, or an adapter, in `dtype`, and their configuration."""
+    entries = weight_entries(model, dtype, ranks, writer.writes)
     if hasattr(model, "dressage_lora"):
-        names = [lora.WEIGHTS, lora.CONFIG]
-        config = lora.config_json(model, str(source))
-    else:
-        names = [WEIGHTS, CONFIG]
-        config = original_config(source) | {"dtype": str(dtype).removeprefix("torch.")}
-        config.pop("torch_dtype", None)
-    write_tensors(folder and folder / names[0], entries)
-    if folder:
-        write_json(folder / names[1], config)
-    return names
+        writer.tensors(lora.WEIGHTS, entries)
+        writer.json(lora.CONFIG, lambda: lora.config_json(model, str(source)))
+        return
+
+    def config() -> dict:
+        found = original_config(source) | {"dtype": str(dtype).removeprefix("torch.")}
+        found.pop("torch_dtype", None)
+        return found
+
+    writer.tensors(WEIGHTS, entries)
+    writer.json(CONFIG, config)
 
 
 def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: bool) -> list[Entry]:
@@ -122,33 +121,26 @@ def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: 
     return [(name, tuple(t.shape), dtype, lambda t=t: t) for name, t in sorted(state.items())]
 
 
-def write_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path | None, ranks: Ranks) -> list[str]:
-    """Writes steps and moments, where there are any. Returns the names of the files."""
+def write_optimiser(optimiser: Optimiser, model: nn.Module, writer: Writer, ranks: Ranks) -> None:
+    """Writes steps and moments, where there are any."""
     if not optimiser.first:
-        return []
-    names = [*MOMENTS, STEPS]
-    _write_moments(optimiser, of_weights(model), MOMENTS, folder, ranks)
+        return
+    _write_moments(optimiser, of_weights(model), MOMENTS, writer, ranks)
     if model.has_value_head:
-        _write_moments(optimiser, of_head(model), HEAD_MOMENTS, folder, ranks)
-        names += HEAD_MOMENTS
-    if folder:
-        write_json(folder / STEPS, {"schema": 1, "steps": optimiser.steps})
-    return names
+        _write_moments(optimiser, of_head(model), HEAD_MOMENTS, writer, ranks)
+    writer.json(STEPS, lambda: {"schema": 1, "steps": optimiser.steps})
 
 
-def _write_moments(optimiser: Optimiser, parameters: dict, names, folder: Path | None, ranks: Ranks) -> None:
+def _write_moments(optimiser: Optimiser, parameters: dict, names, writer: Writer, ranks: Ranks) -> None:
     for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
-        write_tensors(folder and folder / file, _entries(parameters, moments, torch.float32, ranks))
+        writer.tensors(file, _entries(parameters, moments, torch.float32, ranks))
 
 
-def write_head(model: nn.Module, folder: Path | None, ranks: Ranks) -> list[str]:
-    """Writes the value head, where there is one. Returns the names of the files."""
-    if not model.has_value_head:
-        return []
-    head = of_head(model)
-    entries = _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks)
-    write_tensors(folder and folder / HEAD, entries)
-    return [HEAD]
+def write_head(model: nn.Module, writer: Writer, ranks: Ranks) -> None:
+    """Writes the value head, where there is one."""
+    if model.has_value_head:
+        head = of_head(model)
+        writer.tensors(HEAD, _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks))
 
 
 def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
@@ -169,6 +161,22 @@ def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
             _fits(folder / file, of_weights(model))
         for file in HEAD_MOMENTS if head and (folder / HEAD_MOMENTS[0]).exists() else ():
             _fits(folder / file, head)
+
+
+def check_source(model: nn.Module, folder: Path) -> None:
+    """Checks that the folder which a model was made from is still whole: names of its tensors are for
+    transformers to understand. Changes nothing.
+
+    Raises `storage` with the first thing that is not.
+    """
+    _check_config(model, folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise VerbError("storage", f"{folder} has no safetensors files any more")
+    for file in files:
+        read_header(file)
+    if (head := of_head(model)) and (folder / HEAD).exists():
+        _fits(folder / HEAD, head)
 
 
 def _check_config(model: nn.Module, folder: Path) -> None:
@@ -238,7 +246,14 @@ def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
 
 
 def save(model, optimiser: Optimiser | None, source: Path, folder: Path, ranks: Ranks) -> list[str]:
-    """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder. Returns the names."""
-    mine = folder if ranks.rank == 0 else None
-    names = write_weights(model, source, mine, torch.float32, ranks) + write_head(model, mine, ranks)
-    return names + (write_optimiser(optimiser, model, mine, ranks) if optimiser else [])
+    """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder.
+    Returns the names.
+
+    Raises `storage` on the rank that writes, once all ranks are through.
+    """
+    writer = Writer(folder if ranks.rank == 0 else None)
+    write_weights(model, source, writer, torch.float32, ranks)
+    write_head(model, writer, ranks)
+    if optimiser:
+        write_optimiser(optimiser, model, writer, ranks)
+    return writer.finish()

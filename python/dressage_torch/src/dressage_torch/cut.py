@@ -120,15 +120,29 @@ def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: in
     return Cut(world_size, tuple(MicroBatch(i % world_size, tuple(b)) for i, b in enumerate(batches)))
 
 
-def deal(bounds: np.ndarray, most: int, world_size: int) -> list[list[tuple[int, int]]]:
-    """Whole trees, whose bounds are given, as rounds of runs `start..end` of about equal size for the ranks; runs have `most`
-    tokens at most, unless a single tree is larger, and the last round may be short.
+def deal(bounds: np.ndarray, above: np.ndarray, most: int, world_size: int) -> list[list[tuple[int, int]]]:
+    """Rounds of runs `start..end` of whole branches for the ranks, of about equal size. A run is computed
+    together with the tokens above its first branch; `bounds` [branches + 1] and `above` [branches] are in
+    tokens. With those above, runs have `most` tokens at most, unless a single path is longer; the last round
+    may be short.
     """
-    most = max(1, min(most, -(-int(bounds[-1]) // world_size)))
-    runs: list[tuple[int, int]] = []
-    for start, end in pairwise(bounds.tolist()):
-        if runs and end - runs[-1][0] <= most:
-            runs[-1] = (runs[-1][0], end)
-        else:
-            runs.append((start, end))
-    return [runs[i : i + world_size] for i in range(0, len(runs), world_size)]
+
+    def runs(limit: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        begun = 0
+        for (start, end), before in zip(pairwise(bounds.tolist()), above.tolist(), strict=True):
+            if found and end - begun <= limit:
+                found[-1] = (found[-1][0], end)
+            else:
+                found.append((start, end))
+                begun = start - before
+        return found
+
+    # The smallest limit that takes no more rounds; less than the largest branch needs would save no time.
+    places = -(-len(runs(most)) // world_size) * world_size
+    low, high = min(most, int((np.diff(bounds) + above).max(initial=1))) - 1, most
+    while high - low > 1:
+        limit = (low + high) // 2
+        low, high = (low, limit) if len(runs(limit)) <= places else (limit, high)
+    dealt = runs(high)
+    return [dealt[i : i + world_size] for i in range(0, len(dealt), world_size)]

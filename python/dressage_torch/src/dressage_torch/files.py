@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import torch
@@ -63,6 +65,56 @@ def write_json(path: Path, value) -> None:
     flush(path)
 
 
+class Writer:
+    """Files of a save or a publication, which one rank writes into a folder; others have none. All ranks take
+    part in every file to its end, since they meet at each tensor: a failure is kept, nothing is written after
+    it, and `finish` raises it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder, self.names = folder, []
+        self.failed: VerbError | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes, and has been able to."""
+        return self.folder is not None and self.failed is None
+
+    @contextmanager
+    def attempt(self, what: str, path: Path) -> Iterator[None]:
+        """Keeps what prevents something from being done to a file, where it is the first failure."""
+        try:
+            yield
+        except OSError as error:
+            # A write to an open file has no name in its error, an attempt to open one has.
+            self.failed = self.failed or storage(error, what, Path(error.filename or path))
+        except VerbError as error:
+            self.failed = self.failed or error
+
+    def json(self, name: str, make: Callable[[], Any]) -> None:
+        """Writes JSON, which is made where it is written."""
+        self.names.append(name)
+        if self.writes:
+            with self.attempt("write", self.folder / name):
+                write_json(self.folder / name, make())
+
+    def tensors(self, name: str, entries: Iterable[Entry]) -> None:
+        """Writes a safetensors file. All ranks get all tensors."""
+        self.names.append(name)
+        path = self.folder / name if self.writes else None
+        with self.attempt("write", path or Path(name)):
+            write_tensors(path, entries)
+
+    def finish(self) -> list[str]:
+        """The names of the files. Called once ranks do not wait for each other any more.
+
+        Raises the first failure.
+        """
+        if self.failed:
+            raise self.failed
+        return self.names
+
+
 def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
     """Writes a safetensors file, tensor after tensor. All ranks take part in getting a tensor; the one with a path writes.
 
@@ -107,7 +159,11 @@ def write_tensors(path: Path | None, entries: Iterable[Entry]) -> None:
     except OSError as error:
         failed = failed or error
     if failed:
-        raise storage(failed, "write", path)
+        if file:
+            # Half a file would only take up room.
+            with suppress(OSError):
+                partial.unlink()
+        raise storage(failed, "write", Path(failed.filename or path))
 
 
 def read_header(path: Path) -> dict[str, tuple[int, ...]]:
@@ -165,9 +221,14 @@ def published(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def remove_old(folder: Path, keep: int, newest: int) -> None:
-    """Removes publications but for the newest, and what kills have left half written."""
+    """Removes publications until `keep` are left, and what kills have left half written. The newest stays,
+    and last of all goes the one published before it, which samplers may still read. Others above the newest
+    are of a future that was given up for a checkpoint, and go first.
+    """
     for path in folder.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
-    others = [path for version, path in published(folder) if version != newest]
-    for path in others[: max(0, len(others) - (keep - 1))]:
+    others = [(path.stat().st_mtime_ns, version, path) for version, path in published(folder) if version != newest]
+    before = max(others, default=None)
+    others.sort(key=lambda other: (other is before, other[1] < newest, other[1]))
+    for _, _, path in others[: max(0, len(others) - (keep - 1))]:
         shutil.rmtree(path, ignore_errors=True)

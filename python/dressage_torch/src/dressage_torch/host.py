@@ -80,6 +80,7 @@ class Host:
             "context": model.context_of(config),
             "parameters": model.count(policy.model, self.ranks),
             "dtype": self.options.dtype,
+            "export_dtype": self.options.export_dtype,
             "device": self.ranks.device.type,
             "world_size": shape.data,
             "processes": shape.world,
@@ -111,19 +112,37 @@ class Host:
         files.flush(folder)
         return files.manifest(folder, self.content(name), names)
 
-    def load(self, name: str, folder: Path, with_optimiser: bool) -> None:
-        """Replaces weights and, where asked and there, the optimiser's state; `checkpoint.check` has been through."""
+    def check_load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+        """Raises `storage` where a learner cannot take what lies in a folder, or without one what it was
+        started with.
+        """
+        held = self.learners[name].model
+        if folder is not None:
+            checkpoint.check(held, folder, with_optimiser)
+        elif self.content(name) == "whole":
+            # An adapter starts from its seed alone.
+            checkpoint.check_source(held, self.sources[name])
+
+    def load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+        """Replaces weights and, where asked and there, the optimiser's state; without a folder, by those that
+        the group was started with, as if nothing had been done since. `check_load` has been through.
+        """
         learner = self.learners[name]
+        if folder is None:
+            self.versions[name] = None
         self.exported.pop(name, None)
         if hasattr(learner.model, "dressage_lora"):
-            lora.load(learner.model, folder)
+            if folder is None:
+                lora.restart(learner.model, self.options.lora)
+            else:
+                lora.load(learner.model, folder)
             learner.optimiser.clear()
             learner.optimiser = Optimiser(learner.optimiser.parameters, self.ranks, None)
         else:
             # The old weights go first: two models need not fit.
             learner.model, learner.optimiser = None, None
-            self.learners[name] = learner = self._make(name, folder)
-        if with_optimiser and learner.optimiser:
+            self.learners[name] = learner = self._make(name, folder or self.sources[name])
+        if folder and with_optimiser and learner.optimiser:
             checkpoint.read_optimiser(learner.optimiser, learner.model, folder)
 
     def publish(self, name: str, version: int) -> dict | None:
@@ -131,18 +150,14 @@ class Host:
         parent = self.options.run_root / "published" / name
         final, partial = parent / f"v{version}", parent / f".v{version}.{os.getpid()}"
         learner, dtype = self.learners[name], DTYPES[self.options.export_dtype]
-        failed = None
-        if self.ranks.rank == 0:
-            try:
+        writer = files.Writer(partial if self.ranks.rank == 0 else None)
+        if writer.writes:
+            with writer.attempt("make", partial):
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-            except OSError as error:
-                failed = files.storage(error, "make", partial)
-        mine = partial if self.ranks.rank == 0 and not failed else None
         try:
-            names = checkpoint.write_weights(learner.model, self.sources[name], mine, dtype, self.ranks)
-            if failed:
-                raise failed
+            checkpoint.write_weights(learner.model, self.sources[name], writer, dtype, self.ranks)
+            names = writer.finish()
             found = self._announce(name, version, partial, final, names) if self.ranks.rank == 0 else None
         except VerbError:
             shutil.rmtree(partial, ignore_errors=True)
@@ -181,7 +196,9 @@ class Host:
                 f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo"
             )
         steps = learner.optimiser.steps if learner.optimiser else None
-        if self.versions[name] != version or name not in self.exported or self.exported[name] != steps:
+        # Others do not know whether rank 0 could write what it was to publish.
+        stale = self.versions[name] != version or name not in self.exported or self.exported[name] != steps
+        if self.ranks.rank == 0 and stale:
             raise invalid(
                 f"{name} does not hold the weights of version {version} any more (it published {self.versions[name]} and "
                 "may have learnt since); take them from their folder"

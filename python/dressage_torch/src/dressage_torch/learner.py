@@ -81,6 +81,11 @@ class Learner:
         layout = Layout.of(batch, self.ranks.context, self.ranks.device, self.flexible)
         return batch, layout, Rows.of(batch, layout)
 
+    def _deal(self, batch: TreeBatch) -> list[list[tuple[int, int]]]:
+        bounds = batch.branches()
+        # As many tokens are before a token on its path as its position says.
+        return deal(bounds, batch.position[bounds[:-1]], self.limits.tokens, self.ranks.shape.data)
+
     def through_stage(self, layout: Layout | None, rows: int, then) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         """Computes a micro-batch of `rows` rows on this stage, as `TreeModel.forward` does. Before the last stage, hidden states
         go to the next one. Returns the hidden states that came from the stage before, and what `then` found on the last.
@@ -102,15 +107,16 @@ class Learner:
     # Evaluation.
 
     @torch.no_grad()
-    def evaluate(self, batch: TreeBatch, kind: str) -> dict[str, np.ndarray] | None:
-        """Of every target, f32: `logprobs`, or `predictions` (logprobs, entropies, concentrations), or `values`. Rank 0 gets
-        them, others None.
+    def evaluate(self, batch: TreeBatch, kind: str, whole: bool = False) -> dict[str, np.ndarray] | None:
+        """Columns of every target, f32: `logprobs`, or `predictions` (logprobs, entropies, concentrations),
+        or `values`. Rank 0 gets them, others None. A batch that is to stay whole is computed in one pass, by
+        one rank.
         """
         if kind == "values" and not self.has_value_head:
             raise VerbError(
                 "no_value_head", "this learner has no value head; start the group with --critic and ask that"
             )
-        rounds = deal(batch.roots(), self.limits.tokens, self.ranks.shape.data)
+        rounds = [[(0, len(batch.tokens))]] if whole else self._deal(batch)
         found = []
         for number, runs in enumerate(rounds):
             part, places = None, no_integers()
@@ -215,8 +221,10 @@ class Learner:
         return total
 
     def forward_backward(self, batch: TreeBatch, loss: Loss) -> Sums | None:
-        """Adds the gradient of the loss over a batch, whose trees are dealt to the ranks. Rank 0 gets the sums."""
-        rounds = deal(batch.roots(), self.limits.tokens, self.ranks.shape.data)
+        """Adds the gradient of the loss over a batch, whose branches are dealt to the ranks. Rank 0 gets the
+        sums, in which tokens count once for every rank that computes them.
+        """
+        rounds = self._deal(batch)
 
         def part(runs: list) -> TreeBatch | None:
             return batch.take(*runs[self.ranks.data])[0] if self.ranks.data < len(runs) else None

@@ -1,13 +1,14 @@
 """Low-rank adapters in PEFT's layout. The base is frozen and sharded; A and B are small, f32, and whole on every rank of their stage."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from .errors import StartError, VerbError
 from .files import read_header, storage
@@ -53,16 +54,32 @@ def inject(model: nn.Module, options: LoraOptions, ranks: Ranks) -> None:
     except ValueError as error:
         raise StartError(f"--lora-targets {','.join(options.targets)}: {error}") from None
     model.dressage_lora, model.dressage_adapters = config, {}
-    own, generator = adapters(model), torch.Generator().manual_seed(options.seed)
+    own = adapters(model)
     for found in ranks.pipeline.gather({name: tuple(parameter.shape) for name, parameter in own.items()}):
         model.dressage_adapters |= found
-    # Those of other stages are drawn, too: an adapter starts alike however it is shared out.
+    for name, value in _starts(model, options):
+        own[name].data = value.to(ranks.device)
+        own[name].requires_grad_(True)
+
+
+def _starts(model: nn.Module, options: LoraOptions) -> Iterator[tuple[str, Tensor]]:
+    """Values that the adapters of this stage start with, by their names. Those of other stages are drawn,
+    too: an adapter starts alike however it is shared out.
+    """
+    own, generator = adapters(model), torch.Generator().manual_seed(options.seed)
     for name, shape in model.dressage_adapters.items():
         bound = 0.0 if ".lora_B." in name else shape[1] ** -0.5
-        start = (2.0 * torch.rand(shape, generator=generator) - 1.0) * bound
+        value = (2.0 * torch.rand(shape, generator=generator) - 1.0) * bound
         if name in own:
-            own[name].data = start.to(ranks.device)
-            own[name].requires_grad_(True)
+            yield name, value
+
+
+@torch.no_grad()
+def restart(model: nn.Module, options: LoraOptions) -> None:
+    """Gives adapters the values that they started with."""
+    own = adapters(model)
+    for name, value in _starts(model, options):
+        own[name].copy_(value)
 
 
 def adapters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -18,7 +18,8 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.pipeline_parallel import PipelineIdentityLayer, apply_pipeline_parallelism
 
 from .attention import NAME
-from .errors import StartError
+from .errors import StartError, VerbError
+from .files import storage
 from .layout import Layout
 from .mesh import Ranks, Shape, limit_waits
 from .optimiser import local
@@ -126,6 +127,11 @@ def check_config(folder: Path) -> AutoConfig:
         raise StartError(f"{folder} has no configuration that transformers reads: {error}") from None
     if not list(folder.glob("*.safetensors")):
         raise StartError(f"{folder} has no safetensors files; others are not loaded, since pickles run code")
+    if getattr(config, "text_config", None) is not None:
+        raise StartError(
+            f"{folder} is a {config.model_type} with more than text; the learner trains its text model alone: give a "
+            "folder of that"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if odd := kinds - LAYERS:
         raise StartError(
@@ -269,5 +275,14 @@ def count(model: nn.Module, ranks: Ranks) -> int:
 
 
 def original_config(folder: Path) -> dict:
-    """`config.json` as it lies in the folder."""
-    return json.loads((folder / "config.json").read_text())
+    """`config.json` as it lies in the folder.
+
+    Raises `storage` where it is gone or no JSON any more.
+    """
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise storage(error, "read", path) from None
+    except ValueError as error:
+        raise VerbError("storage", f"{path} is no JSON: {error}") from None

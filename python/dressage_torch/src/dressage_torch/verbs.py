@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import checkpoint, files, wire
+from . import files, wire
 from .batch import TreeBatch
 from .cut import Cut, plan
 from .errors import invalid
@@ -142,10 +142,12 @@ def save(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
 
 
 def load(host: Host, name: str, control: Any, _arrays: Arrays) -> Job:
-    """`load`: from a folder under the root of the run."""
-    folder = _folder(host, control)
-    with_optimiser = _field(control, "with_optimiser", bool)
-    checkpoint.check(host.learners[name].model, folder, with_optimiser)
+    """`load`: from a folder under the root of the run; from null, what the group was started with."""
+    if control.get("folder", "") is None:
+        folder, with_optimiser = None, False
+    else:
+        folder, with_optimiser = _folder(host, control), _field(control, "with_optimiser", bool)
+    host.check_load(name, folder, with_optimiser)
 
     def job() -> bytes:
         host.load(name, folder, with_optimiser)
