@@ -130,7 +130,18 @@ impl Checker<'_> {
         }
         self.at_least_one(format!("phase.{phase}.demonstrations"), keys.demonstrations)?;
         self.at_least_one(format!("phase.{phase}.batch"), keys.batch)?;
-        self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)
+        self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)?;
+        self.parameter(phase, keys.normaliser.check())
+    }
+
+    /// A parameter of a phase that `rl` has checked.
+    fn parameter(&self, phase: usize, found: Result<(), RlError>) -> Result<(), RecipeError> {
+        match found {
+            Err(RlError::Parameter { name, value, range }) => {
+                self.check(false, format!("phase.{phase}.{}", key_of(name)), value, range)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A share that is one, and a loss that has nothing to do for tokens without advantage.
@@ -200,9 +211,7 @@ impl Checker<'_> {
             keys.correction.map_or(Ok(()), |correction| correction.check()),
         ];
         for wrong in checks.into_iter().chain(keys.rejection.iter().map(|rejection| rejection.check())) {
-            if let Err(RlError::Parameter { name, value, range }) = wrong {
-                self.check(false, key(&key_of(name)), value, range)?;
-            }
+            self.parameter(phase, wrong)?;
         }
         if let Estimator::OptimalToken { alignment, .. } = estimator {
             self.check(
