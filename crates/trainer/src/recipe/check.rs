@@ -323,6 +323,11 @@ impl Checker<'_> {
             self.check(finite, key("overlong.factor"), factor, "finite and at least 0")?;
         }
         let (from, to) = (keys.only.reward_from, keys.only.reward_to);
+        for (name, bound) in [("reward_from", from), ("reward_to", to)] {
+            let bound = bound.unwrap_or_default();
+            let range = "a finite number: no reward is beyond another";
+            self.check(bound.is_finite(), key(&format!("only.{name}")), bound, range)?;
+        }
         self.check(
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
             key("only.reward_from"),
