@@ -250,6 +250,11 @@ impl Trainer {
         self.recipe.phase.iter().map(Phase::steps).collect()
     }
 
+    /// How many steps all phases have.
+    fn all_steps(&self) -> u32 {
+        self.steps().into_iter().fold(0, u32::saturating_add)
+    }
+
     /// Trains until all phases are done or `stop` asks to stop.
     ///
     /// # Errors
@@ -257,7 +262,7 @@ impl Trainer {
     /// every attempt, is kept: the run can be resumed.
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
-        let all: u32 = self.steps().iter().sum();
+        let all = self.all_steps();
         info!(folder = %self.folder.root().display(), done = self.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
         // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has
@@ -304,7 +309,7 @@ impl Trainer {
         observer.event(&Event::Started {
             from: self.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
             done: self.position.global_step,
-            steps: steps.iter().sum(),
+            steps: self.all_steps(),
         });
         if self.latest.is_none() {
             self.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
