@@ -24,7 +24,7 @@ use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::{Offered, Origin};
 use crate::phase::PhaseRun;
 use crate::policies::{Learns, Models, Policies, Policy};
-use crate::recipe::{EvalKeys, Phase, Recipe, RlKeys};
+use crate::recipe::{Phase, Recipe, RlKeys, RunKeys};
 use crate::rollout::{Rollouts, Troubles};
 use crate::scoring::{CustomScorers, Scorers};
 use crate::sink::{self, Sink};
@@ -585,9 +585,11 @@ async fn go_on(
     store.abandon_running().await?;
     notes.extend(origin.lengthen(&earlier, recipe, &store).await?);
     origin.write(folder.root())?;
-    if earlier.phase != recipe.phase {
-        let eval = EvalKeys { every: recipe.eval.every, ..earlier.eval.clone() };
-        folder.write_recipe(&Recipe { phase: recipe.phase.clone(), eval, ..earlier })?;
+    // Whatever differs may differ. The attempts of the record bear the name that the run began with.
+    let run = RunKeys { name: earlier.run.name.clone(), ..recipe.run.clone() };
+    let present = Recipe { run, ..recipe.clone() };
+    if present != earlier {
+        folder.write_recipe(&present)?;
     }
     Ok((folder, store, origin, notes))
 }
