@@ -22,7 +22,7 @@ use crate::folder::RunFolder;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::{Offered, Origin};
-use crate::phase::PhaseRun;
+use crate::phase::{PhaseRun, check_phases};
 use crate::policies::{Learns, Models, Policies, Policy};
 use crate::recipe::{Phase, Recipe, RlKeys, RunKeys};
 use crate::rollout::{Rollouts, Troubles};
@@ -145,11 +145,9 @@ impl Trainer {
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let tasks = Tasks::load(&recipe, &environments).await?;
-        if tasks.train_len() == 0 && !recipe.phase.is_empty() {
-            return Err(TrainerError::NothingToTrainOn);
-        }
         let scorers = Scorers::new(&recipe.reward, scorers);
         check_tasks(&recipe, &scorers, &tasks, &agents).await?;
+        check_phases(&recipe, &tasks, &agents)?;
         for (i, phase) in recipe.phase.iter().enumerate() {
             if let (Phase::Rl(keys), Some(scorer)) = (phase, scorers.by_group().next())
                 && keys.needs_baseline()
@@ -166,7 +164,6 @@ impl Trainer {
                     return Err(TrainerError::NoCritic(i));
                 }
             }
-            PhaseRun::check(i, phase, &recipe, &tasks, &agents)?;
             if let Some(name) = phase.teacher().filter(|name| !teachers.contains_key(*name)) {
                 return Err(TrainerError::NoPart(format!("the teacher {name}")));
             }

@@ -130,6 +130,21 @@ fn the_first_bad_row_and_a_bad_key_are_named() {
     assert!(line(&said, "model").starts_with('✓') && line(&said, "tool").starts_with('✓'), "{said}");
 }
 
+/// Phases and prompts that training would refuse at once.
+#[test]
+fn what_is_checked_can_be_trained() {
+    let place = Place::new();
+    let rows = (0..20).map(|i| json!({ "question": format!("{i}+1?"), "answer": i + 1 }).to_string());
+    place.write("rows.jsonl", rows.collect::<Vec<_>>().join("\n"));
+    let (said, code) =
+        check(&place, &["recipe.toml", "--set", "tasks=[{kind='file', path='rows.jsonl', held_out=8}]"]);
+    assert_eq!(code, Some(2));
+    assert!(line(&said, "phases").contains("`phase.0.demonstrations` is 4, but only 0"), "{said}");
+    let (said, code) = check(&place, &["recipe.toml", "--set", "agent.max_context_tokens=9"]);
+    assert_eq!(code, Some(2));
+    assert!(line(&said, "prompts").contains("more than `agent.max_context_tokens` = 9"), "{said}");
+}
+
 #[test]
 fn a_step_can_be_measured_and_trains_nothing() {
     let place = Place::new();
