@@ -85,13 +85,22 @@ fn a_plan_starts_nothing_and_says_what_a_run_takes() {
     for (arguments, part) in [
         (&["--fleet", "1"][..], "name a --device, or give measured seconds with --service"),
         (&["--fleet", "0", "--device", "h100"], "--fleet 0: give 1 to 16384 devices"),
-        (&["--fleet", "1", "--service", "nowhere.json"], "cannot read --service nowhere.json"),
+        (&["--fleet", "1", "--service", "nowhere.json"], "cannot read --service nowhere.json: No such file"),
+        (
+            &["--fleet", "1,2", "--device", "h100", "--turns", "1000000"],
+            "--fleet would simulate 84000000 replies of the largest fleet, more than 10000000: lower --turns, which \
+             is 1000000",
+        ),
+        (
+            &["--fleet", "1", "--device", "h100", "--set", "phase.1.staleness=1000000"],
+            "lower `phase.1.staleness`, which is 1000000",
+        ),
         (&["--fleet", "1", "--device", "h100", "--spread", "11"], "--spread 11: give 0 to 10"),
-        (&["--config", "nowhere.json"], "cannot read --config nowhere.json"),
+        (&["--config", "nowhere.json"], "cannot read --config nowhere.json: No such file"),
     ] {
         let output = plan(arguments);
         assert!(
-            !output.status.success() && stderr(&output).contains(part),
+            output.status.code() == Some(2) && stderr(&output).contains(part),
             "{arguments:?}: {}",
             stderr(&output)
         );
