@@ -66,7 +66,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
-    let (source, its_run) = run::model_source(&args.source)?;
+    let (source, its_run) = run::model_asked(&args.source, run::Asking::Default)?;
     let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());

@@ -107,7 +107,7 @@ impl Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let (source, its_run) = run::model_source(&args.source)?;
+    let (source, its_run) = run::model_asked(&args.source, run::Asking::Default)?;
     let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
     let recipe = match (&args.recipe, its_run) {
         (Some(path), _) => Some(recipe::load(path, &[])?),

@@ -21,7 +21,7 @@ use dressage_tree::{DEFAULT, RunId};
 
 use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
-use crate::run::Run;
+use crate::run::{Asking, Run};
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
@@ -63,12 +63,14 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let mut recipe = recipe::load(&args.recipe, &args.overrides)?;
-    if let Some(tasks) = args.tasks {
-        recipe.eval.tasks = tasks;
-    }
-    // Who names a run as the recipe means its model, not the one it began with.
-    let of_run = || run::Run::find(&args.recipe).map(|_| args.recipe.to_string_lossy().into_owned());
+    let mut overrides = args.overrides.clone();
+    // As an override it is checked like all others.
+    overrides.extend(args.tasks.map(|tasks| format!("eval.tasks={tasks}").parse()).transpose()?);
+    let mut recipe = recipe::load(&args.recipe, &overrides)?;
+    // Who names a run as the recipe means its model, not the one it began with, unless another is named.
+    let other = recipe::sets(&overrides, "model", "source");
+    let of_run =
+        || Run::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
     let named = args.model.or_else(of_run);
     if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
         let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
@@ -77,13 +79,14 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
     let model = named.unwrap_or_else(|| recipe.model.source.clone());
-    let (source, trained_by) = run::model_source(&model)?;
+    let (source, trained_by) = run::model_asked(&model, Asking::All)?;
     recipe.model.source = source;
+    let needs_adapter = args.base.is_some();
     recipe.model.base = args.base.or(recipe.model.base);
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
-    let result = crate::runtime()?.block_on(measure(&recipe, trained_by))?;
+    let result = crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
         screen::say(&serde_json::to_string(&result)?);
@@ -129,7 +132,11 @@ async fn warn_of_trained(tasks: &Tasks, model: &str) {
     );
 }
 
-async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Option<EvalResult>> {
+async fn measure(
+    recipe: &Recipe,
+    trained_by: Option<Run>,
+    needs_adapter: bool,
+) -> anyhow::Result<Option<EvalResult>> {
     let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let tasks = Tasks::load(recipe, &environments).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
@@ -137,6 +144,10 @@ async fn measure(recipe: &Recipe, trained_by: Option<Run>) -> anyhow::Result<Opt
     warn_of_trained(&tasks, &recipe.model.source).await;
     let others = external::others(recipe)?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
+    if needs_adapter && found.adapter.is_none() {
+        let source = &recipe.model.source;
+        return Err(unusable(format!("{source} is a model without adapter; leave out --base")));
+    }
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));

@@ -104,10 +104,7 @@ enum Ended {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let mut recipe = recipe::load(&args.recipe, &args.overrides)?;
-    if let Some(folder) = &args.run {
-        recipe.run.folder = std::path::absolute(folder)?;
-    }
+    let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
     let job = job(&args, &recipe)?;
     let mut rendered = job.files(&recipe)?;
     let plan = match args.on {

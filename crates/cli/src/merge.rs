@@ -37,7 +37,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn merge(args: &Args) -> anyhow::Result<()> {
-    let (source, run) = run::model_source(&args.source)?;
+    let (source, run) = run::model_asked(&args.source, run::Asking::All)?;
     let found = model::open(&source, args.base.as_deref())?;
     if found.adapter.is_none() {
         return Err(unusable(format!("{source} is a model without adapter; there is nothing to merge")));

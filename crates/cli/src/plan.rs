@@ -6,10 +6,9 @@ mod memory;
 mod shape;
 mod time;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use dressage_model::ModelFiles;
 use dressage_trainer::recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
 
@@ -105,8 +104,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
     let (shape, files) = match &args.config {
         Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("cannot read --config {}", file.display()))?;
+            let text = read("--config", file)?;
             (Shape::read(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?, None)
         }
         None => {
@@ -170,6 +168,12 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     }
     screen::say(&format!("\n{}", style.dim(&time::assumptions(device, by_turns, learner.stages))));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The text of a file that an option names.
+fn read(option: &str, file: &Path) -> anyhow::Result<String> {
+    let unreadable = |error| unusable(format!("cannot read {option} {}: {error}", file.display()));
+    std::fs::read_to_string(file).map_err(unreadable)
 }
 
 /// Facts of who learns that time depends on.
@@ -389,8 +393,7 @@ fn of_fleets(
 ) -> anyhow::Result<()> {
     let service = match (&args.service, device) {
         (Some(file), _) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("cannot read --service {}", file.display()))?;
+            let text = read("--service", file)?;
             let service: fleet::Service = serde_json::from_str(&text)
                 .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
             service.check().map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
@@ -403,11 +406,12 @@ fn of_fleets(
             ));
         }
     };
-    let keys = recipe.phase.iter().rev().find_map(|phase| match phase {
-        Phase::Rl(keys) => Some(keys),
+    let keys = recipe.phase.iter().enumerate().rev().find_map(|(index, phase)| match phase {
+        Phase::Rl(keys) => Some((index, keys)),
         Phase::Sft(_) => None,
     });
-    let keys = keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
+    let (index, keys) =
+        keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
     let apart = recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Apart;
     let least = if apart { 2 } else { 1 };
     if let Some(devices) = args.fleet.iter().find(|devices| !(least..=MOST_DEVICES).contains(*devices)) {
@@ -436,22 +440,46 @@ fn of_fleets(
         learnt: args.learnt,
         service,
     };
-    fleet::print(&fleet::Sizes { devices: &args.fleet, fleet, apart });
+    let sizes = fleet::Sizes { devices: &args.fleet, fleet, apart };
+    let replies = sizes.replies();
+    if replies > fleet::MOST_REPLIES {
+        let turns = if args.turns.is_some() { "--turns" } else { "`agent.max_turns`" };
+        let key = |name: &str| format!("`phase.{index}.{name}`");
+        let counts = [
+            (turns.to_owned(), sizes.fleet.turns),
+            (key("groups"), keys.groups),
+            (key("group_size"), keys.group_size),
+            (key("staleness"), sizes.fleet.ahead),
+        ];
+        let largest = counts.into_iter().max_by_key(|(_, value)| *value);
+        let (name, value) = largest.unwrap_or_default();
+        return Err(unusable(format!(
+            "--fleet would simulate {replies} replies of the largest fleet, more than {}: lower {name}, which is {value}, or \
+             give fleets of which none is so much larger than the smallest",
+            fleet::MOST_REPLIES
+        )));
+    }
+    fleet::print(&sizes);
     Ok(())
 }
 
 /// Says how long a phase takes. Returns hours.
 fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &time::Work) -> f64 {
-    let attempts = (keys.groups as u64).saturating_mul(keys.group_size as u64);
+    let of_group = (keys.group_size + keys.spare + usize::from(keys.needs_baseline())) as u64;
+    let (groups, group_size) = (keys.groups as u64, keys.group_size as u64);
+    // Those that are given up are reckoned as whole ones.
+    let attempts = time::Attempts {
+        sampled: groups.saturating_mul(of_group),
+        learnt: groups.saturating_mul(group_size),
+    };
     let (epochs, batches) = (keys.epochs as u64, keys.mini_batches as u64);
-    let passes =
-        time::Passes { group: keys.group_size as u64, updates: epochs.saturating_mul(batches), epochs };
+    let passes = time::Passes { group: group_size, updates: epochs.saturating_mul(batches), epochs };
     let step = work.step(shape, device, attempts, passes);
     let style = Style::stdout();
     screen::say(&format!(
         "{} {index}: {} attempts a step, {} tokens sampled, {} learnt from",
         style.bold("phase  "),
-        attempts,
+        attempts.sampled,
         screen::count(step.sampled),
         screen::count(step.learnt)
     ));

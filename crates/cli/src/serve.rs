@@ -208,7 +208,7 @@ fn now() -> u64 {
 
 /// Starts a model.
 async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
-    let (source, its_run) = run::model_source(argument)?;
+    let (source, its_run) = run::model_asked(argument, run::Asking::Default)?;
     let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());

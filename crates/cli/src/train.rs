@@ -57,10 +57,7 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let mut recipe = recipe::load(&args.recipe, &args.overrides)?;
-    if let Some(folder) = &args.run {
-        recipe.run.folder = std::path::absolute(folder)?;
-    }
+    let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
     // Before anything is fetched or loaded; the trainer looks again when it takes the folder.
     let taken = recipe.run.folder.join(RECIPE).exists();
     match (taken, args.resume) {

@@ -92,21 +92,31 @@ impl KlPenalty {
     }
 }
 
+/// Most that an error counts, in targets.
+const MOST_ERROR: f64 = 0.2;
+
 /// Changes β until the divergence is what is wanted (Ziegler et al. 2019, section 2.2).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveKl {
     /// The divergence wanted, more than 0.
     pub target: f64,
-    /// How many rollouts it takes to change β by its own size, at an error of one target, more than 0.
+    /// How many rollouts it takes to change β by its own size, at an error of one target, more than
+    /// [`AdaptiveKl::least_horizon`].
     pub horizon: f64,
 }
 
 impl AdaptiveKl {
+    /// The horizon with which a step of `rollouts` could take β to 0, where every later step would leave it:
+    /// steps change β by a factor.
+    pub fn least_horizon(&self, rollouts: usize) -> f64 {
+        MOST_ERROR * rollouts as f64
+    }
+
     /// β after a step of `rollouts` that found a divergence of `found`. The error counts up to a fifth of the
     /// target; β never falls below 0.
     pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
-        let error = (found / self.target - 1.0).clamp(-0.2, 0.2);
+        let error = (found / self.target - 1.0).clamp(-MOST_ERROR, MOST_ERROR);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)
     }
 }
@@ -190,6 +200,9 @@ mod tests {
         near(5.0, 10, 2.04);
         near(0.0, 10, 1.96);
         near(0.0, 1000, 0.0);
+        assert_eq!(adaptive.least_horizon(500), 100.0);
+        near(0.0, 500, 0.0);
+        assert!(adaptive.next(2.0, 0.0, 499) > 0.0);
     }
 
     /// A ratio that is out of all bounds is held there, and pulls no further.

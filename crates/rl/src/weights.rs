@@ -38,7 +38,8 @@ pub enum Normaliser {
     /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al. 2025): no
     /// length bias, at the scale of a mean.
     RolloutSumOver {
-        /// The constant, usually the longest reply allowed; more than 0.
+        /// The constant, usually the longest reply allowed; more than 0, as must be its reciprocal in single
+        /// precision, the type of a token's weight.
         length: f64,
     },
     /// Mean over groups of the mean over the tokens of the group: every task weighs the same, whatever the
@@ -52,12 +53,14 @@ impl Normaliser {
     /// Checks what is given with it.
     ///
     /// # Errors
-    /// When the length is not more than 0.
+    /// When the length is not more than 0, or so small or so large that weights are infinite or 0.
     pub fn check(&self) -> Result<(), RlError> {
-        match *self {
-            Normaliser::RolloutSumOver { length } => RlError::positive("length of the normaliser", length),
-            _ => Ok(()),
-        }
+        let Normaliser::RolloutSumOver { length } = *self else { return Ok(()) };
+        let name = "length of the normaliser";
+        RlError::positive(name, length)?;
+        let weight = length.recip() as f32;
+        let range = "so large and so small that 1 / length is a number above 0 in single precision";
+        RlError::range(weight > 0.0 && weight.is_finite(), name, length, range)
     }
 
     /// The weight of each trained token of each rollout, in the order of the input; 0 for a rollout without
@@ -134,7 +137,7 @@ mod tests {
         for normaliser in ALL {
             assert_eq!(normaliser.check(), Ok(()));
         }
-        for length in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        for length in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-39, 1e300] {
             let found = Normaliser::RolloutSumOver { length }.check();
             assert!(matches!(found, Err(RlError::Parameter { .. })), "{length}: {found:?}");
         }

@@ -176,6 +176,19 @@ pub enum TrainerError {
         /// The limit.
         most: usize,
     },
+    /// The first prompt of a task is longer than those of an agent that drops nothing.
+    #[error(
+        "the prompt of task {task} has {tokens} tokens, more than `agent.max_context_tokens` = {most}, and with \
+         `agent.context = \"fail\"` nothing is left out: raise it, shorten `agent.system`, or leave the task out"
+    )]
+    PromptOverContext {
+        /// The task.
+        task: String,
+        /// Tokens of its prompt.
+        tokens: usize,
+        /// The limit.
+        most: usize,
+    },
     /// A task does not fit.
     #[error(
         "the prompt of task {task} has {tokens} tokens, but the context holds {context}: raise `model.context` if the model \
@@ -364,6 +377,7 @@ impl TrainerError {
             | E::Replies { .. }
             | E::PromptTooLong { .. }
             | E::PromptOverLimit { .. }
+            | E::PromptOverContext { .. }
             | E::Answer { .. }
             | E::UnknownAgent { .. }
             | E::UnknownScorer { .. }

@@ -6,6 +6,7 @@ use dressage_agent::Truncation;
 use dressage_agent::environments::{Environments, Listed};
 use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
 use dressage_agent::tools::ToolContext;
+use dressage_conversation::Overflow;
 use dressage_policy::SamplingParams;
 use dressage_store::Store;
 use dressage_text::ChatOptions;
@@ -387,6 +388,11 @@ pub async fn check_tasks(
         let tokens = agent.format.chat().prompt(&keys.opening(&task), &agent.tools.specs(&task))?.len();
         if tokens > limits.prompt && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
+        }
+        let budget = agent.context.budget;
+        let fails = budget.overflow == Overflow::Fail && !keys.kind.calls();
+        if fails && tokens.min(limits.prompt) > budget.most {
+            return Err(TrainerError::PromptOverContext { task: task.id, tokens, most: budget.most });
         }
         if tokens.min(limits.prompt) >= *context {
             return Err(TrainerError::PromptTooLong { task: task.id, tokens, context: *context });

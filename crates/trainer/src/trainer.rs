@@ -22,9 +22,9 @@ use crate::folder::RunFolder;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::{Offered, Origin};
-use crate::phase::PhaseRun;
+use crate::phase::{PhaseRun, check_phases};
 use crate::policies::{Learns, Models, Policies, Policy};
-use crate::recipe::{EvalKeys, Phase, Recipe, RlKeys};
+use crate::recipe::{Phase, Recipe, RlKeys, RunKeys};
 use crate::rollout::{Rollouts, Troubles};
 use crate::scoring::{CustomScorers, Scorers};
 use crate::sink::{self, Sink};
@@ -145,11 +145,9 @@ impl Trainer {
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let tasks = Tasks::load(&recipe, &environments).await?;
-        if tasks.train_len() == 0 && !recipe.phase.is_empty() {
-            return Err(TrainerError::NothingToTrainOn);
-        }
         let scorers = Scorers::new(&recipe.reward, scorers);
         check_tasks(&recipe, &scorers, &tasks, &agents).await?;
+        check_phases(&recipe, &tasks, &agents)?;
         for (i, phase) in recipe.phase.iter().enumerate() {
             if let (Phase::Rl(keys), Some(scorer)) = (phase, scorers.by_group().next())
                 && keys.needs_baseline()
@@ -166,7 +164,6 @@ impl Trainer {
                     return Err(TrainerError::NoCritic(i));
                 }
             }
-            PhaseRun::check(i, phase, &recipe, &tasks, &agents)?;
             if let Some(name) = phase.teacher().filter(|name| !teachers.contains_key(*name)) {
                 return Err(TrainerError::NoPart(format!("the teacher {name}")));
             }
@@ -252,6 +249,11 @@ impl Trainer {
         self.recipe.phase.iter().map(Phase::steps).collect()
     }
 
+    /// How many steps all phases have.
+    fn all_steps(&self) -> u32 {
+        self.steps().into_iter().fold(0, u32::saturating_add)
+    }
+
     /// Trains until all phases are done or `stop` asks to stop.
     ///
     /// # Errors
@@ -259,7 +261,7 @@ impl Trainer {
     /// every attempt, is kept: the run can be resumed.
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
-        let all: u32 = self.steps().iter().sum();
+        let all = self.all_steps();
         info!(folder = %self.folder.root().display(), done = self.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
         // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has
@@ -306,7 +308,7 @@ impl Trainer {
         observer.event(&Event::Started {
             from: self.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
             done: self.position.global_step,
-            steps: steps.iter().sum(),
+            steps: self.all_steps(),
         });
         if self.latest.is_none() {
             self.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
@@ -582,9 +584,11 @@ async fn go_on(
     store.abandon_running().await?;
     notes.extend(origin.lengthen(&earlier, recipe, &store).await?);
     origin.write(folder.root())?;
-    if earlier.phase != recipe.phase {
-        let eval = EvalKeys { every: recipe.eval.every, ..earlier.eval.clone() };
-        folder.write_recipe(&Recipe { phase: recipe.phase.clone(), eval, ..earlier })?;
+    // Whatever differs may differ. The attempts of the record bear the name that the run began with.
+    let run = RunKeys { name: earlier.run.name.clone(), ..recipe.run.clone() };
+    let present = Recipe { run, ..recipe.clone() };
+    if present != earlier {
+        folder.write_recipe(&present)?;
     }
     Ok((folder, store, origin, notes))
 }

@@ -126,6 +126,22 @@ pub enum TaskError {
         /// How many are to be held out.
         held_out: usize,
     },
+    /// Rows are to be trained on too often.
+    #[error(
+        "{} has {rows} rows to train on, and `repeat` = {repeat} would make them more than {most} tasks: lower it, \
+         or `limit`",
+        path.display()
+    )]
+    Repeat {
+        /// The first file.
+        path: PathBuf,
+        /// Rows to train on.
+        rows: usize,
+        /// How often each is to come.
+        repeat: usize,
+        /// Most tasks of a source whose rows are repeated.
+        most: usize,
+    },
     /// An option of a generator is out of range.
     #[error("{name} = {value}, but it must be {range}")]
     Option {

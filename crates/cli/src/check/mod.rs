@@ -20,7 +20,8 @@ use dressage_policy::{Sampler, Simulator, SimulatorConfig};
 use dressage_text::Chat;
 use dressage_trainer::recipe::{AgentKind, Override, Recipe};
 use dressage_trainer::{
-    AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_tasks, rehearse,
+    AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
+    rehearse,
 };
 use dressage_tree::Component;
 
@@ -211,7 +212,8 @@ async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
     }
 }
 
-/// Looks at all tasks as training would: whether prompts fit, and whether they can be scored.
+/// Looks at all tasks as training would: whether prompts fit, whether they can be scored, and whether each
+/// phase has what it trains on.
 async fn prompts(
     recipe: &Recipe,
     planned: &Planned,
@@ -223,9 +225,10 @@ async fn prompts(
     let context = planned.context();
     // Nothing is sampled.
     let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
-    let looked = async {
-        let agents = Agents::over(recipe, parts, &sampler, context)?;
-        check_tasks(recipe, scorers, tasks, &agents).await
-    };
-    report.item("prompts", looked.await, |()| format!("fit the context of {context} tokens"));
+    let Some(agents) = report.quiet("agents", Agents::over(recipe, parts, &sampler, context)) else { return };
+    let looked = check_tasks(recipe, scorers, tasks, &agents).await;
+    let fit = report.item("prompts", looked, |()| format!("fit the context of {context} tokens"));
+    if fit.is_some() {
+        report.quiet("phases", check_phases(recipe, tasks, &agents));
+    }
 }

@@ -39,6 +39,15 @@ pub struct Work {
     pub turns: f64,
 }
 
+/// Attempts of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attempts {
+    /// All that are sampled: those that only others are compared with, and those beyond the size of a group.
+    pub sampled: u64,
+    /// Those that are learnt from.
+    pub learnt: u64,
+}
+
 /// How a step goes through what was sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Passes {
@@ -85,7 +94,7 @@ impl Step {
 
 impl Work {
     /// A step of so many attempts.
-    pub fn step(&self, shape: &Shape, device: &Device, attempts: u64, passes: Passes) -> Step {
+    pub fn step(&self, shape: &Shape, device: &Device, attempts: Attempts, passes: Passes) -> Step {
         let Work { prompt, reply, running, tensor, samplers, learners, stages, round, turns } = *self;
         let (samplers, running, tensor) = (samplers.max(1), running.max(1), f64::from(tensor.max(1)));
         let seen = prompt + reply / 2;
@@ -95,11 +104,15 @@ impl Work {
         let read = 2.0 * shape.parameters() as f64 + cache;
         let computed = running as f64 * shape.forward(seen) / (PREFILL * flops);
         let of_row = (read / (DRAWING * bandwidth)).max(computed);
-        let drawn = attempts.saturating_mul(reply);
+        let drawn = attempts.sampled.saturating_mul(reply);
         let drawing = drawn as f64 / (running as f64 / of_row) / f64::from(samplers);
-        let prompts = attempts.div_ceil(passes.group.max(1)).saturating_mul(prompt);
+        let prompts = attempts.learnt.div_ceil(passes.group.max(1)).saturating_mul(prompt);
         let filling = prompts as f64 * shape.forward(prompt / 2) / (PREFILL * flops) / f64::from(samplers);
-        let learnt = drawn.saturating_add(prompts).saturating_mul(passes.epochs.max(1));
+        let learnt = attempts
+            .learnt
+            .saturating_mul(reply)
+            .saturating_add(prompts)
+            .saturating_mul(passes.epochs.max(1));
         // Forward and backward.
         let operations = 3.0 * learnt as f64 * shape.forward(seen);
         let devices = if learners > 0 { f64::from(learners) } else { f64::from(samplers) * tensor };
@@ -181,30 +194,34 @@ mod tests {
             turns: 0.0,
         };
         let passes = Passes { group: 8, updates: 1, epochs: 1 };
-        let step = work.step(&shape, device, 512, passes);
+        let attempts = Attempts { sampled: 512, learnt: 512 };
+        let step = work.step(&shape, device, attempts, passes);
         assert_eq!((step.sampled, step.learnt), (512_000, 512_000 + 64 * 500));
         // A 7B model draws some thousands of tokens a second on one H100 and learns from more.
         let drawn = step.sampled as f64 / step.sampling / 4.0;
         let learnt = step.learnt as f64 / step.learning / 4.0;
         assert!((5_000.0..30_000.0).contains(&drawn), "{drawn}");
         assert!((5_000.0..12_000.0).contains(&learnt), "{learnt}");
-        let more = Work { samplers: 8, learners: 8, ..work.clone() }.step(&shape, device, 512, passes);
+        let more = Work { samplers: 8, learners: 8, ..work.clone() }.step(&shape, device, attempts, passes);
         assert!(more.sampling < 0.6 * step.sampling && more.learning < 0.6 * step.learning);
         assert!(step.seconds(true) < step.seconds(false));
+        let spare = work.step(&shape, device, Attempts { sampled: 640, ..attempts }, passes);
+        assert_eq!((spare.sampled, spare.learnt, spare.learning), (640_000, step.learnt, step.learning));
+        assert!(spare.sampling > 1.1 * step.sampling);
         // Two devices to a server read as fast as two servers, and the weights once.
         let shared = Work { tensor: 2, samplers: 2, running: 256, ..work.clone() };
-        let shared = shared.step(&shape, device, 512, passes);
+        let shared = shared.step(&shape, device, attempts, passes);
         assert!(shared.sampling <= step.sampling && shared.sampling > 0.5 * step.sampling);
         // 544 k tokens are 17 rounds of 32 k: of 20 times a stage works in 17.
         let staged = |updates| {
             let passes = Passes { updates, ..passes };
-            Work { stages: 4, ..work.clone() }.step(&shape, device, 512, passes)
+            Work { stages: 4, ..work.clone() }.step(&shape, device, attempts, passes)
         };
         assert!((staged(1).bubble - 3.0 / 20.0).abs() < 1e-9, "{}", staged(1).bubble);
         assert!((staged(1).learning / step.learning - 20.0 / 17.0).abs() < 1e-9);
         assert!(staged(8).bubble > 0.4, "fewer micro-batches fill it less");
         // By turns a step takes all three.
-        let by_turns = Work { turns: turns(&shape, 14 << 30), ..work }.step(&shape, device, 512, passes);
+        let by_turns = Work { turns: turns(&shape, 14 << 30), ..work }.step(&shape, device, attempts, passes);
         assert!((by_turns.seconds(false) - step.seconds(false) - by_turns.turns).abs() < 1e-9);
         assert!((2.0..4.0).contains(&by_turns.turns), "{}", by_turns.turns);
     }

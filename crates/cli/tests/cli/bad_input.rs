@@ -226,6 +226,8 @@ fn questions_about_what_is_not_there() {
     ask(&["chat", "model", "--tool", "abacus"], &["\"abacus\"", "there is calculator"]);
     ask(&["eval", "recipe.toml", "--tasks", "0", "--set", "eval.unseen_wordings=0"], &["give --tasks N"]);
     ask(&["eval", "recipe.toml", "--model", "./nowhere"], &["does not exist"]);
+    ask(&["eval", "recipe.toml", "--base", "model"], &["is a model without adapter; leave out --base"]);
+    ask(&["eval", "recipe.toml", "--tasks", "16777217"], &["`eval.tasks` is 16777217", "at most 16777216"]);
     ask(&["pull", "./nowhere.gguf"], &["does not exist"]);
     let output = place.train().args(["--set", "phase=[]"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
@@ -233,6 +235,9 @@ fn questions_about_what_is_not_there() {
     ask(&["inspect", "run", "--attempt", "eval/0/0/99/0"], &["no eval/0/0/99/0", "dressage inspect run"]);
     ask(&["inspect", "run", "--attempt", "99"], &["PURPOSE/PHASE/STEP/GROUP/SAMPLE"]);
     ask(&["chat", "run"], &["has no checkpoint yet", "--resume"]);
+    // The model that is named counts, not that of the run.
+    ask(&["eval", "run"], &["has no checkpoint yet"]);
+    ask(&["eval", "run", "--set", "model.source=./nowhere"], &["nowhere\" does not exist"]);
 }
 
 /// Makes a library that, preloaded, lets the disk be full for one file once it has 64 KiB.

@@ -85,13 +85,22 @@ fn a_plan_starts_nothing_and_says_what_a_run_takes() {
     for (arguments, part) in [
         (&["--fleet", "1"][..], "name a --device, or give measured seconds with --service"),
         (&["--fleet", "0", "--device", "h100"], "--fleet 0: give 1 to 16384 devices"),
-        (&["--fleet", "1", "--service", "nowhere.json"], "cannot read --service nowhere.json"),
+        (&["--fleet", "1", "--service", "nowhere.json"], "cannot read --service nowhere.json: No such file"),
+        (
+            &["--fleet", "1,2", "--device", "h100", "--turns", "1000000"],
+            "--fleet would simulate 84000000 replies of the largest fleet, more than 10000000: lower --turns, which \
+             is 1000000",
+        ),
+        (
+            &["--fleet", "1", "--device", "h100", "--set", "phase.1.staleness=1000000"],
+            "lower `phase.1.staleness`, which is 1000000",
+        ),
         (&["--fleet", "1", "--device", "h100", "--spread", "11"], "--spread 11: give 0 to 10"),
-        (&["--config", "nowhere.json"], "cannot read --config nowhere.json"),
+        (&["--config", "nowhere.json"], "cannot read --config nowhere.json: No such file"),
     ] {
         let output = plan(arguments);
         assert!(
-            !output.status.success() && stderr(&output).contains(part),
+            output.status.code() == Some(2) && stderr(&output).contains(part),
             "{arguments:?}: {}",
             stderr(&output)
         );
@@ -128,6 +137,21 @@ fn the_first_bad_row_and_a_bad_key_are_named() {
     );
     // The rest was looked at all the same.
     assert!(line(&said, "model").starts_with('✓') && line(&said, "tool").starts_with('✓'), "{said}");
+}
+
+/// Phases and prompts that training would refuse at once.
+#[test]
+fn what_is_checked_can_be_trained() {
+    let place = Place::new();
+    let rows = (0..20).map(|i| json!({ "question": format!("{i}+1?"), "answer": i + 1 }).to_string());
+    place.write("rows.jsonl", rows.collect::<Vec<_>>().join("\n"));
+    let (said, code) =
+        check(&place, &["recipe.toml", "--set", "tasks=[{kind='file', path='rows.jsonl', held_out=8}]"]);
+    assert_eq!(code, Some(2));
+    assert!(line(&said, "phases").contains("`phase.0.demonstrations` is 4, but only 0"), "{said}");
+    let (said, code) = check(&place, &["recipe.toml", "--set", "agent.max_context_tokens=9"]);
+    assert_eq!(code, Some(2));
+    assert!(line(&said, "prompts").contains("more than `agent.max_context_tokens` = 9"), "{said}");
 }
 
 #[test]

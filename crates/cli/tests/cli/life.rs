@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Place, copy_folder, stderr, stdout};
 
 #[test]
 fn a_run_from_beginning_to_end() {
@@ -147,6 +147,32 @@ fn it_can_be_looked_into(place: &Place) {
         line.split(',').next().unwrap().trim().parse().unwrap()
     };
     assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
+}
+
+/// A copy of a run is a run of its own, and one that has moved is where it lies.
+#[test]
+fn a_run_that_was_copied_or_moved_goes_on_there() {
+    let place = Place::new();
+    let first = place.train().args(["--set", "eval.tasks=0"]).output().unwrap();
+    assert!(first.status.success(), "{}", stderr(&first));
+    copy_folder(&place.path("run"), &place.path("copy"));
+    let left = || (fs::read(place.path("run/metrics.jsonl")).unwrap(), place.weights("run"));
+    let before = left();
+    let train = |arguments: &[&str]| place.dressage().arg("train").args(arguments).output().unwrap();
+    let output = train(&["copy"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("/copy already holds a run"), "{}", stderr(&output));
+    let output = train(&["copy", "--resume", "--set", "phase.1.steps=4"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("goes on from copy/checkpoints/step-000004"), "{}", stdout(&output));
+    assert!(left() == before && place.weights("copy") != before.1);
+
+    fs::rename(place.path("run"), place.path("moved")).unwrap();
+    let output = train(&["moved/recipe.toml", "--resume"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!place.path("run").exists());
+    let folder = |run: &str| fs::read_to_string(place.path(run).join("recipe.toml")).unwrap();
+    assert!(folder("copy").contains("/copy\"") && folder("moved").contains("/moved\""));
 }
 
 /// A run is done again from its record; where there is nothing to compare with, that is no success.

@@ -123,6 +123,20 @@ fn two_adapters_learn_in_one_run_as_each_would_alone() {
     assert!(replay.status.success(), "{}", stderr(&replay));
     assert!(stdout(&replay).contains("the same, bit for bit"), "{}", stdout(&replay));
 
+    // One model is measured; whose, has to be said where agents ask several.
+    let eval = |arguments: &[&str]| {
+        place.dressage().args(["eval", "run", "--json", "--tasks", "60"]).args(arguments).output().unwrap()
+    };
+    let held_out = ["--set", "tasks.0.held_out=all"];
+    let output = eval(&held_out);
+    assert_eq!(output.status.code(), Some(2));
+    let want = "ask its policies checker, solver; name the model of one: ";
+    assert!(stderr(&output).contains(want), "{}", stderr(&output));
+    let second = "run/checkpoints/step-000003/policies/solver";
+    let output = eval(&[&held_out[..], &["--model", second]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("the model was trained on"), "{}", stderr(&output));
+
     for (alone, other) in ["solver", "checker"].into_iter().enumerate() {
         let place = self::place();
         let frozen = format!("policy.{other}.kind=frozen");

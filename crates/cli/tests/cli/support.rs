@@ -161,11 +161,16 @@ impl Place {
     }
 }
 
-fn copy_folder(from: &Path, to: &Path) {
+/// Copies a folder with all that is in it.
+pub fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
-        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        let place = to.join(entry.file_name());
+        match entry.path().is_dir() {
+            true => copy_folder(&entry.path(), &place),
+            false => fs::copy(entry.path(), place).map(drop).unwrap(),
+        }
     }
 }
 

@@ -26,7 +26,7 @@ pub struct GroupBaseline {
     /// Advantages are multiplied by this.
     pub scale: f64,
     /// Where given, a score above it is never punished and one up to it never reinforced, whatever the group
-    /// did.
+    /// did. A number.
     pub success: Option<f64>,
 }
 
@@ -91,6 +91,9 @@ impl GroupBaseline {
     /// Names the first that is out of range.
     pub(super) fn check(&self) -> Result<(), RlError> {
         RlError::positive("scale of the advantage", self.scale)?;
+        if let Some(success) = self.success {
+            RlError::range(!success.is_nan(), "success of the advantage", success, "a number")?;
+        }
         match self.compare {
             Compare::SecondBest { k: Some(k) } => {
                 RlError::range(k >= 2, "k of the advantage", k as f64, "at least 2")

@@ -27,9 +27,20 @@ pub(crate) enum PhaseRun {
     Rl(Box<Rl>),
 }
 
+/// Finds before the start what would stop phases later: nothing to train on, or too few demonstrations.
+///
+/// # Errors
+/// Names the first such phase.
+pub fn check_phases(recipe: &Recipe, tasks: &Tasks, agents: &Agents) -> Result<(), TrainerError> {
+    if tasks.train_len() == 0 && !recipe.phase.is_empty() {
+        return Err(TrainerError::NothingToTrainOn);
+    }
+    let mut phases = recipe.phase.iter().enumerate();
+    phases.try_for_each(|(index, phase)| PhaseRun::check(index, phase, recipe, tasks, agents))
+}
+
 impl PhaseRun {
-    /// Finds before the start what would stop the phase later.
-    pub fn check(
+    fn check(
         index: usize,
         phase: &Phase,
         recipe: &Recipe,

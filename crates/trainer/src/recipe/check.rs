@@ -128,9 +128,20 @@ impl Checker<'_> {
                 format!("at least the {least} demonstrations, or 0"),
             )?;
         }
-        self.at_least_one(format!("phase.{phase}.demonstrations"), keys.demonstrations)?;
+        self.imitated(phase, keys)?;
         self.at_least_one(format!("phase.{phase}.batch"), keys.batch)?;
-        self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)
+        self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)?;
+        self.parameter(phase, keys.normaliser.check())
+    }
+
+    /// A parameter of a phase that `rl` has checked.
+    fn parameter(&self, phase: usize, found: Result<(), RlError>) -> Result<(), RecipeError> {
+        match found {
+            Err(RlError::Parameter { name, value, range }) => {
+                self.check(false, format!("phase.{phase}.{}", key_of(name)), value, range)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A share that is one, and a loss that has nothing to do for tokens without advantage.
@@ -157,7 +168,7 @@ impl Checker<'_> {
         )
     }
 
-    fn rl(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+    fn rl(&self, recipe: &Recipe, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("phase.{phase}.{name}");
         self.at_least_one(key("steps"), keys.steps as usize)?;
         self.at_least_one(key("groups"), keys.groups)?;
@@ -168,6 +179,7 @@ impl Checker<'_> {
             keys.group_size,
             "at least 2: an attempt is measured against the others at the same task",
         )?;
+        self.attempted(phase, keys)?;
         let t = keys.temperature;
         self.check(
             (0.01..=100.0).contains(&t),
@@ -200,9 +212,7 @@ impl Checker<'_> {
             keys.correction.map_or(Ok(()), |correction| correction.check()),
         ];
         for wrong in checks.into_iter().chain(keys.rejection.iter().map(|rejection| rejection.check())) {
-            if let Err(RlError::Parameter { name, value, range }) = wrong {
-                self.check(false, key(&key_of(name)), value, range)?;
-            }
+            self.parameter(phase, wrong)?;
         }
         if let Estimator::OptimalToken { alignment, .. } = estimator {
             self.check(
@@ -263,7 +273,14 @@ impl Checker<'_> {
             )?;
             if let Some(adaptive) = kl.adaptive {
                 self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
-                self.positive(key("kl.adaptive.horizon"), adaptive.horizon as f32)?;
+                let least = adaptive.least_horizon(keys.groups.saturating_mul(keys.group_size));
+                let horizon = adaptive.horizon;
+                let range = format!(
+                    "finite and more than a fifth of groups × group_size, {least}: it counts attempts, and a step \
+                     of as many as five horizons may take β to 0, where it stays"
+                );
+                let in_range = horizon.is_finite() && horizon > least;
+                self.check(in_range, key("kl.adaptive.horizon"), horizon, range)?;
             }
         }
         let corrects = keys.correction.is_some() || !keys.rejection.is_empty();
@@ -309,11 +326,18 @@ impl Checker<'_> {
              earned, `ppo` does",
         )?;
         if let Overlong::Penalise { buffer, factor } = keys.overlong {
-            self.at_least_one(key("overlong.buffer"), buffer as usize)?;
+            let most = recipe.agent.max_tokens as u64;
+            let range = format!("at least 1, and at most agent.max_tokens, {most}: it lies below that limit");
+            self.check((1..=most).contains(&buffer), key("overlong.buffer"), buffer, range)?;
             let finite = factor >= 0.0 && factor.is_finite();
             self.check(finite, key("overlong.factor"), factor, "finite and at least 0")?;
         }
         let (from, to) = (keys.only.reward_from, keys.only.reward_to);
+        for (name, bound) in [("reward_from", from), ("reward_to", to)] {
+            let bound = bound.unwrap_or_default();
+            let range = "a finite number: no reward is beyond another";
+            self.check(bound.is_finite(), key(&format!("only.{name}")), bound, range)?;
+        }
         self.check(
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
             key("only.reward_from"),
@@ -351,6 +375,16 @@ fn key_of(name: &str) -> String {
 }
 
 impl Recipe {
+    /// Checks that the name of the run can be that of its folder: one below `runs`.
+    pub(super) fn check_name(&self, file: &Path) -> Result<(), RecipeError> {
+        let name = &self.run.name;
+        let is_path = name.contains(['/', '\\']) || [".", ".."].contains(&name.trim());
+        let ok = !is_path && !name.chars().any(char::is_control);
+        let range = "a name without slashes and control characters, and none of a folder above: the run's folder has \
+                     it, unless `run.folder` is given";
+        Checker { file }.check(ok, "run.name", format_args!("{name:?}"), range)
+    }
+
     /// Checks every value.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
@@ -363,6 +397,13 @@ impl Recipe {
             "at most 2^63 − 1, to be written down",
         )?;
         checker.at_least_one("run.keep", run.keep as usize)?;
+        let mlflow = &self.metrics.mlflow;
+        checker.check(
+            mlflow.is_empty() || is_http(mlflow),
+            "metrics.mlflow",
+            shown(mlflow),
+            "an address with http:// or https://",
+        )?;
         checker.check(
             run.skip_phases == 0 || run.skip_phases < phase.len(),
             "run.skip_phases",
@@ -385,7 +426,7 @@ impl Recipe {
         for (i, source) in tasks.iter().enumerate() {
             match source {
                 TaskSource::Arithmetic(keys) => {
-                    checker.at_least_one(format!("tasks.{i}.train"), keys.train as usize)?;
+                    checker.generated(format_args!("tasks.{i}.train"), keys.train)?;
                     if let Err(dressage_agent::tasks::TaskError::Option { name, value, range }) =
                         Arithmetic::new(keys.options(), run.seed)
                     {
@@ -418,7 +459,7 @@ impl Recipe {
             eval.select,
             "at least 0 and less than 1: a share of the tasks",
         )?;
-        checker.at_least_one("eval.samples", eval.samples as usize)?;
+        checker.evaluated(eval)?;
         checker.check(
             eval.split_seed <= i64::MAX as u64,
             "eval.split_seed",
@@ -446,9 +487,9 @@ impl Recipe {
             checker.names_of_phase(self, i, phase)?;
             match phase {
                 Phase::Sft(keys) => checker.sft(self, i, keys)?,
-                Phase::Rl(keys) => checker.rl(i, keys)?,
+                Phase::Rl(keys) => checker.rl(self, i, keys)?,
             }
         }
-        Ok(())
+        checker.steps(phase)
     }
 }

@@ -27,6 +27,10 @@ pub(super) fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     format!("one of {}", names.join(", "))
 }
 
+fn names<'a>(agents: &'a [(&str, &AgentKeys)]) -> impl Iterator<Item = &'a str> {
+    agents.iter().map(|(name, _)| *name)
+}
+
 impl Checker<'_> {
     /// A name that can be that of a folder and a part of an address.
     fn name(&self, table: &str, name: &str) -> Result<(), RecipeError> {
@@ -181,7 +185,7 @@ impl Checker<'_> {
         self.check((1..=100).contains(&keys.tries), key("tries"), keys.tries, "in 1..=100")
     }
 
-    /// The policies and agents that a phase names.
+    /// The policies and agents that a phase names, and whether any of what they do is trained.
     pub(super) fn names_of_phase(
         &self,
         recipe: &Recipe,
@@ -203,14 +207,34 @@ impl Checker<'_> {
                 format!("a list of trained policies, {}", one_of(&trained)),
             )?;
         }
-        let Phase::Rl(keys) = phase else { return Ok(()) };
-        let agents = recipe.agents();
-        for name in &keys.only.agents {
+        let mut agents = recipe.agents();
+        let only = match phase {
+            Phase::Rl(keys) => &keys.only.agents[..],
+            Phase::Sft(_) => &[],
+        };
+        for name in only {
             let ok = agents.iter().any(|(agent, _)| agent == name);
             let range = format!("a list of agents, {}", one_of(agents.iter().map(|(agent, _)| agent)));
             self.check(ok, format!("phase.{index}.only.agents"), name, range)?;
         }
-        Ok(())
+        // Whatever is left at the end is trained.
+        agents.retain(|(_, keys)| keys.train);
+        let range = format!("true for one agent at least: phase {index} would train nothing");
+        self.check(!agents.is_empty(), "agent.train", false, range)?;
+        let (trained, acting) = (recipe.trained_in(phase), agents.clone());
+        agents.retain(|(_, keys)| recipe.policies_of(keys).iter().any(|policy| trained.contains(policy)));
+        self.check(
+            !agents.is_empty(),
+            format!("phase.{index}.policies"),
+            trained.join(", "),
+            format!(
+                "policies of which one plays an agent that is trained, {}: this phase would train nothing",
+                one_of(acting.iter().flat_map(|(_, keys)| recipe.policies_of(keys)))
+            ),
+        )?;
+        let range = format!("agents of which one is trained in this phase, {}", one_of(names(&agents)));
+        agents.retain(|(name, _)| only.is_empty() || only.iter().any(|only| only == name));
+        self.check(!agents.is_empty(), format!("phase.{index}.only.agents"), only.join(", "), range)
     }
 
     /// What only a program has, and what it cannot have.

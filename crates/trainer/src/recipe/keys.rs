@@ -367,9 +367,17 @@ impl Phase {
 
     /// How many steps it has, if nothing ends it before.
     pub fn steps(&self) -> u32 {
+        u32::try_from(self.all_steps()).unwrap_or(u32::MAX)
+    }
+
+    /// How many steps it would have, also where no run can have so many.
+    pub(super) fn all_steps(&self) -> u64 {
         match self {
-            Phase::Sft(keys) => keys.epochs * keys.demonstrations.div_ceil(keys.batch) as u32,
-            Phase::Rl(keys) => keys.steps,
+            Phase::Sft(keys) => {
+                let a_pass = keys.demonstrations.div_ceil(keys.batch.max(1)) as u64;
+                a_pass.saturating_mul(keys.epochs.into())
+            }
+            Phase::Rl(keys) => keys.steps.into(),
         }
     }
 

@@ -13,6 +13,7 @@ mod check_cluster;
 mod check_helpers;
 mod check_reward;
 mod check_samplers;
+mod check_sizes;
 mod choice;
 mod cluster;
 mod code;
@@ -174,6 +175,7 @@ impl Recipe {
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         recipe.settle();
         if recipe.run.folder.as_os_str().is_empty() {
+            recipe.check_name(file)?;
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
         }
         // With all phases, so that errors count them as the file does.

@@ -2,6 +2,8 @@
 
 use super::*;
 
+#[path = "bounds_tests.rs"]
+mod bounds;
 #[path = "files_tests.rs"]
 mod files;
 

@@ -100,6 +100,23 @@ async fn more_steps_are_those_of_a_run_that_always_had_them() {
     }
 }
 
+/// The recipe in the folder is the one that the run goes by now, under the name that its attempts bear.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_change_on_the_way_are_written_down() {
+    let root = tempfile::tempdir().unwrap();
+    let (folder, moved) = (root.path().join("run"), root.path().join("moved"));
+    let written = |folder: &Path| Recipe::load(&folder.join("recipe.toml"), &[]).unwrap();
+    let (_, finished, _) = run(&folder, Start::Fresh, 5, &[]).await.unwrap();
+    assert!(!finished);
+    let before = written(&folder);
+    std::fs::rename(&folder, &moved).unwrap();
+    run(&moved, Start::Resume, 9, &["run.keep=7", "agent.attempt_seconds=99"]).await.unwrap();
+    let after = written(&moved);
+    assert_eq!((after.run.keep, after.agent.attempt_seconds), (7, 99.0));
+    assert_eq!((&after.run.name, &after.run.folder), (&before.run.name, &moved));
+    assert_ne!(after.run.keep, before.run.keep);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_phase_can_be_added_and_one_that_is_over_stays_as_it_was() {
     let root = tempfile::tempdir().unwrap();

@@ -77,10 +77,12 @@ fn recipe(folder: &Path, kinds: [&str; 2], overrides: &[&str]) -> Recipe {
     let both = phase("steps = 4", "");
     let one = phase("steps = 3", "'a'");
     let phases = if kinds == ["trained", "trained"] { both + &one } else { phase("steps = 1", "") };
+    // Who speaks is up to the dialogue; the recipe has to name one that learns.
+    let speaks = if a == "trained" { "a" } else { "b" };
     let text = format!(
         "[run]\nname = 'two'\nseed = 3\ncheckpoint_every = 1\nkeep = 50\n[model]\nsource = 'simulated'\n\
          [engine]\nmicro_batch_tokens = 90\nconcurrency = 5\n\
-         [policy.a]\nkind = '{a}'\n[policy.b]\nkind = '{b}'\n[agent]\npolicy = 'a'\n\
+         [policy.a]\nkind = '{a}'\n[policy.b]\nkind = '{b}'\n[agent]\npolicy = '{speaks}'\n\
          [[tasks]]\nkind = 'arithmetic'\ntrain = 50\n[reward]\nunfinished = -0.5\n[eval]\ntasks = 0\n{phases}"
     );
     std::fs::write(&file, text).unwrap();

@@ -364,6 +364,8 @@ async fn what_cannot_work_is_refused_before_the_start() {
     let long = "agent.system=".to_owned() + &"long ".repeat(400);
     let long = refused(&[&long], Start::Fresh).await;
     assert!(long.contains("the context holds 2000") && long.contains("arithmetic-train-3-0"), "{long}");
+    let budget = refused(&["agent.max_context_tokens=5"], Start::Fresh).await;
+    assert!(budget.contains("more than `agent.max_context_tokens` = 5, and with"), "{budget}");
     assert!(!folder.exists(), "a run that cannot start leaves nothing behind");
 
     run(&folder, &policy, Start::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();

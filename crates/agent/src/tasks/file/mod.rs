@@ -82,7 +82,8 @@ impl FileOptions {
     ///
     /// # Errors
     /// When a file cannot be read or there are no rows; when a row is not an object or lacks what it must
-    /// have (which row, what it has instead); when too many rows are to be held out.
+    /// have (which row, what it has instead); when too many rows are to be held out, or rows are to come so
+    /// often that there would be too many tasks.
     pub fn load(&self, split_seed: u64) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
         let mut loader = Loader {
@@ -116,7 +117,11 @@ impl FileOptions {
         let mut rest: Vec<Option<Task>> = tasks.rest.into_iter().map(Some).collect();
         tasks.held_out = ranked.into_iter().filter_map(|(_, at)| rest[at].take()).collect();
         tasks.rest = rest.into_iter().flatten().collect();
-        Ok(tasks)
+        let (rows, repeat) = (tasks.rest.len().min(self.limit.unwrap_or(usize::MAX)), self.repeat);
+        match rows.checked_mul(repeat) {
+            Some(all) if all <= MOST_REPEATED || repeat == 1 => Ok(tasks),
+            _ => Err(TaskError::Repeat { path, rows, repeat, most: MOST_REPEATED }),
+        }
     }
 
     /// The tasks to train on, of those that no source holds out: in random order, as many and as often as the
@@ -127,6 +132,9 @@ impl FileOptions {
         std::iter::repeat_n(rest, self.repeat).flatten().collect()
     }
 }
+
+/// Most tasks of a source whose rows are repeated: each is a task of its own in memory.
+const MOST_REPEATED: usize = 1 << 24;
 
 /// A row of a file.
 struct Row<'f> {

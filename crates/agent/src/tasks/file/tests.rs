@@ -404,6 +404,15 @@ fn bad_files_are_named() {
     );
     refused(
         fine,
+        |options| options.repeat = usize::MAX,
+        &format!(
+            "/sums.jsonl has 1 rows to train on, and `repeat` = {} would make them more than 16777216 tasks: \
+             lower it, or `limit`",
+            usize::MAX
+        ),
+    );
+    refused(
+        fine,
         |options| options.held_out = HeldOut::Count(1),
         "/sums.jsonl has 1 different questions, so 1 of them cannot be held out and leave one to train on: \
          hold out \

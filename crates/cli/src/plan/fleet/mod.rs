@@ -111,6 +111,8 @@ pub struct Found {
     pub age: f64,
 }
 
+/// Most replies that are simulated, which takes less than a minute and a gigabyte.
+pub const MOST_REPLIES: usize = 10_000_000;
 /// Steps that are simulated after the pipeline is full.
 const STEPS: usize = 6;
 
@@ -169,6 +171,13 @@ struct Simulation<'a> {
 }
 
 impl Fleet {
+    /// Replies that a simulation is made of.
+    pub fn replies(&self) -> usize {
+        let attempts = self.groups.saturating_mul(self.group_size);
+        let steps = self.ahead.saturating_add(1 + STEPS);
+        attempts.saturating_mul(steps).saturating_mul(self.turns.max(1))
+    }
+
     /// Lets the fleet work for some steps.
     pub fn simulate(&self) -> Found {
         let filling = self.ahead + 1;

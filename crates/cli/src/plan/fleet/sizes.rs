@@ -21,10 +21,21 @@ pub struct Sizes<'a> {
 }
 
 impl Sizes<'_> {
+    /// Groups of a step on so many devices.
+    fn groups(&self, devices: usize) -> usize {
+        let least = self.devices.iter().copied().min().unwrap_or(1).max(1);
+        (self.fleet.groups.saturating_mul(devices) / least).max(1)
+    }
+
+    /// Replies that the largest fleet is simulated with.
+    pub fn replies(&self) -> usize {
+        let groups = self.groups(self.devices.iter().copied().max().unwrap_or(1));
+        Fleet { groups, ..self.fleet.clone() }.replies()
+    }
+
     /// The fleet of so many devices, with what comes of it.
     fn of(&self, devices: usize) -> (Fleet, Found) {
-        let least = self.devices.iter().copied().min().unwrap_or(1).max(1);
-        let groups = (self.fleet.groups * devices / least).max(1);
+        let groups = self.groups(devices);
         let with = |learners: usize| {
             let fleet = Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
             let found = fleet.simulate();

@@ -1,0 +1,151 @@
+//! Tests of values that would train the wrong way or nothing, or that no machine can hold.
+
+use super::*;
+
+/// Every recipe is refused, with these words.
+fn refused(cases: &[(&[&str], &str)]) {
+    for (overrides, want) in cases {
+        let error = load(SMALL, overrides).unwrap_err();
+        assert!(error.contains(want), "{overrides:?}\n  gave: {error}\n  want: {want}");
+    }
+}
+
+/// With a negative length a phase of demonstrations would climb its loss.
+#[test]
+fn averages_of_all_phases_are_checked() {
+    let length = |phase: usize, length: &str| {
+        let change = format!("phase.{phase}.normaliser={{kind='rollout_sum_over', length={length}}}");
+        load(SMALL, &[&change]).unwrap_err()
+    };
+    for phase in [0, 1] {
+        for (given, shown) in [("-30", "-30"), ("0", "0"), ("nan", "NaN"), ("1e-39", "0.000")] {
+            let error = length(phase, given);
+            let want = format!("`phase.{phase}.normaliser.length` is {shown}");
+            assert!(error.contains(&want), "{given}: {error}");
+        }
+    }
+    assert!(length(0, "1e-39").contains("in single precision"));
+}
+
+/// A phase that has no targets would end as if all had gone well.
+#[test]
+fn a_phase_trains_something() {
+    refused(&[
+        (&["agent.train=false"], "`agent.train` is false, but must be true for one agent at least: phase 0"),
+        (
+            &["policy={a={kind='trained'}, b={kind='trained'}}", "agent.policy=a", "phase.1.policies=['b']"],
+            "`phase.1.policies` is b, but must be policies of which one plays an agent that is trained, one of `a`",
+        ),
+        (
+            &["agent.browser={train=false}", "phase.1.only.agents=['browser']"],
+            "`phase.1.only.agents` is browser, but must be agents of which one is trained in this phase, one of \
+             `default`",
+        ),
+        (&["phase.1.only.reward_from=nan"], "`phase.1.only.reward_from` is NaN, but must be a finite number"),
+        (&["phase.1.only.reward_to=-inf"], "`phase.1.only.reward_to` is -inf, but must be a finite number"),
+        (
+            &["phase.1.advantage={kind='group', success=nan}"],
+            "`phase.1.advantage.success` is NaN, but must be a number",
+        ),
+    ]);
+    let others = ["agent.browser={train=false}", "phase.1.only.agents=['browser', 'default']"];
+    load(SMALL, &others).unwrap();
+    // Nothing to train, and nothing that would.
+    load(SMALL, &["phase=[]", "agent.train=false"]).unwrap();
+}
+
+/// More would run out of memory, wrap a sum, or never come to an end.
+#[test]
+fn counts_are_bounded() {
+    refused(&[
+        (
+            &["phase.0.epochs=2147483648"],
+            "`phase.0.epochs` is 2147483648, but must be so few that all phases have at most 1000000000 steps",
+        ),
+        (
+            &["phase.1.steps=4294967295"],
+            "`phase.1.steps` is 4294967295, but must be so few that all phases have",
+        ),
+        (&["phase.1.steps=999999996"], "`phase.1.steps` is 999999996, but must be so few"),
+        (
+            &["phase.0.demonstrations=16777217"],
+            "`phase.0.demonstrations` is 16777217, but must be at most 16777216",
+        ),
+        (
+            &["phase.0.source={field='replies', tasks=16777217}"],
+            "`phase.0.source.tasks` is 16777217, but must be at most 16777216",
+        ),
+        (
+            &["phase.1.group_size=9223372036854775807"],
+            "`phase.1.group_size` is 9223372036854775807, but must be so small that groups × (group_size + spare",
+        ),
+        (&["phase.1.groups=4000000"], "`phase.1.groups` is 4000000, but must be so small"),
+        (&["phase.1.spare=4000000"], "`phase.1.spare` is 4000000, but must be so small"),
+        (&["phase.1.staleness=4294967295"], "`phase.1.staleness` is 4294967295, but must be so small"),
+        (&["eval.tasks=16777217"], "`eval.tasks` is 16777217, but must be at most 16777216"),
+        (&["eval.unseen_wordings=16777217"], "`eval.unseen_wordings` is 16777217, but must be at most"),
+        (
+            &["eval.temperature=1", "eval.samples=4294967295"],
+            "`eval.samples` is 4294967295, but must be at most 16777216 / (eval.tasks + eval.unseen_wordings), \
+             which is 83886",
+        ),
+        (&["tasks.0.train=4294967295"], "`tasks.0.train` is 4294967295, but must be at most 268435456"),
+    ]);
+    load(SMALL, &["phase.1.steps=999999995", "phase.1.groups=1000000", "eval.tasks=16777216"]).unwrap();
+    assert_eq!(load(SMALL, &["phase.0.epochs=3"]).unwrap().phase[0].steps(), 15);
+}
+
+/// A step of 32 attempts changes β by a fifth of 32 over the horizon.
+#[test]
+fn an_adaptive_penalty_cannot_end_for_good() {
+    let kl = |horizon: &str| {
+        let adaptive = format!("adaptive={{target=0.1, horizon={horizon}}}");
+        let kl = format!("phase.1.kl={{estimator='k1', coefficient=0.1, apply_to='reward', {adaptive}}}");
+        load(SMALL, &[&kl])
+    };
+    for horizon in ["6.4", "0", "-1", "nan", "inf"] {
+        let error = kl(horizon).unwrap_err();
+        assert!(error.contains("`phase.1.kl.adaptive.horizon` is"), "{error}");
+        assert!(error.contains("more than a fifth of groups × group_size, 6.4"), "{error}");
+    }
+    kl("6.5").unwrap();
+}
+
+/// A folder of this name would lie elsewhere than below `runs`.
+#[test]
+fn the_name_of_a_run_is_no_path() {
+    for (name, shown) in [
+        ("../../../tmp/x", "\"../../../tmp/x\""),
+        ("/tmp/x", "\"/tmp/x\""),
+        ("..", "\"..\""),
+        ("'a\\\\b'", "\"a\\\\\\\\b\""),
+        ("\"a\\nb\"", "\"a\\nb\""),
+    ] {
+        let change = format!("run.name={name}");
+        let error = load(SMALL, &[&change]).unwrap_err();
+        assert!(
+            error.contains(&format!("`run.name` is {shown}, but must be a name without slashes")),
+            "{error}"
+        );
+        // It is no more than a name where the folder is given.
+        load(SMALL, &[&change, "run.folder=here"]).unwrap();
+    }
+    load(SMALL, &["run.name=a..b: 3"]).unwrap();
+}
+
+#[test]
+fn what_would_only_fail_later_is_refused() {
+    refused(&[
+        (
+            &["metrics.mlflow=nonsense"],
+            "`metrics.mlflow` is \"nonsense\", but must be an address with http:// or https://",
+        ),
+        (&["metrics.mlflow=ftp://x"], "`metrics.mlflow` is \"ftp://x\""),
+        (
+            &["phase.1.overlong={kind='penalise', buffer=257}"],
+            "`phase.1.overlong.buffer` is 257, but must be at least 1, and at most agent.max_tokens, 256",
+        ),
+    ]);
+    load(SMALL, &["metrics.mlflow=http://127.0.0.1:5000"]).unwrap();
+    load(SMALL, &["phase.1.overlong={kind='penalise', buffer=256}"]).unwrap();
+}
