@@ -157,8 +157,8 @@ pub enum Asking {
     Default,
 }
 
-/// Source of [`model_source`]; of a run that trains several policies, and of its best checkpoint, the model of
-/// the one that its agents ask. Who names a checkpoint means the model that lies there.
+/// Source of [`model_source`]; of a run that trains several policies, and of its best checkpoint, the model
+/// of the one that its agents ask. Who names a checkpoint means the model that lies there.
 ///
 /// # Errors
 /// As [`model_source`]; when the run's recipe cannot be read, or its agents ask several of its policies.

@@ -272,8 +272,8 @@ pub trait Learner: Send + Sync {
     /// When a file is missing or does not fit the model, or the learner has stopped.
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
 
-    /// Goes back to the weights that it began with, and to an optimiser without state. There is nothing to do for
-    /// a learner that began with this process and that nobody else has trained.
+    /// Goes back to the weights that it began with, and to an optimiser without state. There is nothing to do
+    /// for a learner that began with this process and that nobody else has trained.
     ///
     /// # Errors
     /// When the weights cannot be read again, or the learner has stopped.

@@ -48,8 +48,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Those in the field `choices` or `options` of a task: a list of texts, or a table by letter. As data sets
-    /// have them, either may be in a table `choices` with `text` and `label`.
+    /// Those in the field `choices` or `options` of a task: a list of texts, or a table by letter. As data
+    /// sets have them, either may be in a table `choices` with `text` and `label`.
     fn of(task: &Value) -> Self {
         let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
         let texts = match found {

@@ -69,8 +69,8 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
     }
 }
 
-/// The function that facts beside a test name: LiveCodeBench has them once for the row, as text, and DeepCoder
-/// with each test.
+/// The function that facts beside a test name: LiveCodeBench has them once for the row, as text, and
+/// DeepCoder with each test.
 fn named_in(metadata: &Value) -> Option<String> {
     let parsed = metadata.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
     let facts = parsed.as_ref().unwrap_or(metadata);

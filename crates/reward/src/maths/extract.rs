@@ -10,8 +10,9 @@ use crate::numbers;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MathsPlace {
-    /// In the last `\boxed{…}`, though not in one before `<answer>`; or where there is none in that tag, behind
-    /// the last `####`, "answer is" or "answer:", in the last formula (`$…$`), or it is the last number.
+    /// In the last `\boxed{…}`, though not in one before `<answer>`; or where there is none in that tag,
+    /// behind the last `####`, "answer is" or "answer:", in the last formula (`$…$`), or it is the last
+    /// number.
     #[default]
     Last,
     /// In the last `\boxed{…}`. Boxes side by side (`\boxed{2}` and `\boxed{3}`) are one list.
@@ -151,8 +152,8 @@ fn formula(text: &str) -> Option<String> {
     last.map(|(_, inside)| inside.to_owned())
 }
 
-/// The last formula between dollar signs, single or double, and where it ends. A sign that is escaped, or that
-/// stands right before a digit where a formula would end, is that of an amount.
+/// The last formula between dollar signs, single or double, and where it ends. A sign that is escaped, or
+/// that stands right before a digit where a formula would end, is that of an amount.
 fn dollars(text: &str) -> Option<(usize, &str)> {
     let signs = text.match_indices('$').map(|(at, _)| at).filter(|at| !text[..*at].ends_with('\\'));
     let signs: Vec<usize> = signs.collect();

@@ -99,6 +99,10 @@ fn samplers_that_cannot_be_are_refused_by_key() {
             "cluster.samplers={kind='sglang', start=true, args=['--model-path', 'other']}",
             "`cluster.samplers.args.0` is \"--model-path\", but must be another flag than --model-path: servers begin",
         ),
+        (
+            "cluster.learner={kind='torch', start=true, args=['--host', 'localhost']}",
+            "`cluster.learner.args.0` is \"--host\", but must be another flag than --host",
+        ),
         ("cluster.samplers={kind='vllm', start=true, count=99999}", "`cluster.samplers.count` is 99999"),
         (
             "cluster.samplers={kind='vllm', start=true, gpu=1}",

@@ -210,10 +210,6 @@ fn bad_recipes_are_refused_by_key() {
             "`cluster.learner.threads` is given, but must be left out with `url`",
         ),
         (
-            &["cluster.learner={kind='torch', start=true, args=['--host', 'localhost']}"],
-            "`cluster.learner.args.0` is \"--host\", but must be another flag than --host",
-        ),
-        (
             &["cluster.learner={kind='torch', start=true, processes=3, tp=2}"],
             "`cluster.learner.processes` is 3, but must be so many that all 3 of the group divide into `tp` × `cp` × `pp` = 2",
         ),
