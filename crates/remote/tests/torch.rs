@@ -65,7 +65,9 @@ async fn connect() -> RemoteLearner {
         context: 64,
         reference: true,
         critic: true,
-        lora: false,
+        lora: None,
+        dtype: "f32".into(),
+        export_dtype: "f32".into(),
     };
     let minutes = Duration::from_secs(300);
     let options = LearnerOptions {
