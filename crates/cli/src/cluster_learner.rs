@@ -191,7 +191,7 @@ fn family(config: &ModelConfig) -> anyhow::Result<String> {
 }
 
 fn adapter(lora: &LoraOptions) -> Adapter {
-    Adapter { rank: lora.rank, alpha: lora.alpha, targets: lora.targets.clone() }
+    Adapter { rank: lora.rank, alpha: lora.alpha, targets: lora.targets.iter().cloned().collect() }
 }
 
 /// Writes down how a run that begins is split, and compares it where a run goes on.

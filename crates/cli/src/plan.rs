@@ -465,11 +465,10 @@ fn of_fleets(
 
 /// Says how long a phase takes. Returns hours.
 fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &time::Work) -> f64 {
-    let of_group = (keys.group_size + keys.spare + usize::from(keys.needs_baseline())) as u64;
     let (groups, group_size) = (keys.groups as u64, keys.group_size as u64);
     // Those that are given up are reckoned as whole ones.
     let attempts = time::Attempts {
-        sampled: groups.saturating_mul(of_group),
+        sampled: groups.saturating_mul(keys.attempts_of_task() as u64),
         learnt: groups.saturating_mul(group_size),
     };
     let (epochs, batches) = (keys.epochs as u64, keys.mini_batches as u64);

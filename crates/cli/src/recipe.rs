@@ -19,7 +19,7 @@ pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
 /// of a run means this run: one that was copied or moved names the folder that it began in.
 ///
 /// # Errors
-/// As [`load`], and when there is no working directory.
+/// Errors of [`load`], and when there is no working directory.
 pub fn load_run(path: &Path, overrides: &[Override], run: Option<&Path>) -> anyhow::Result<Recipe> {
     let mut recipe = load(path, overrides)?;
     let inside = path.file_name().is_some_and(|name| name == RECIPE).then(|| path.parent()).flatten();

@@ -161,14 +161,14 @@ pub enum Asking {
 /// of the one that its agents ask. Who names a checkpoint means the model that lies there.
 ///
 /// # Errors
-/// As [`model_source`]; when the run's recipe cannot be read, or its agents ask several of its policies.
+/// Errors of [`model_source`]; when the run's recipe cannot be read, or its agents ask several of its
+/// policies.
 pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<Run>)> {
     let (source, run) = model_source(text)?;
     let policies = Path::new(&source).join(POLICIES);
     let Some(found) = run.as_ref().filter(|_| policies.is_dir()) else { return Ok((source, run)) };
     let recipe = found.recipe()?;
-    let trained = recipe.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name);
-    let trained: Vec<String> = trained.collect();
+    let trained = recipe.trained();
     let agents = recipe.agents().into_iter().filter(|(name, _)| who == Asking::All || *name == DEFAULT);
     let asked: Vec<String> = agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
     let asked: Vec<&String> = trained.iter().filter(|name| asked.contains(name)).collect();

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::answer::normalise;
+use crate::answer::{in_tag, normalise};
 use crate::boxed::last_box;
 use crate::scorer::{expected, of_answer, task_field};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
@@ -29,21 +29,22 @@ const LETTERS: usize = 26;
 #[async_trait]
 impl Scorer for ChoiceScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.grade("", &labelled(task), &Options::of(task)).map(drop)
+        let options = Options::of(task);
+        self.grade("", &options.numbered(expected(task)), &options).map(drop)
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         let options = Options::of(&evidence.task);
-        of_answer(evidence, self.grade(evidence.text(), &labelled(&evidence.task), &options))
+        of_answer(evidence, self.grade(evidence.text(), &options.numbered(evidence.expected()), &options))
     }
 }
 
 /// The options of a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// What each one says; empty where the task does not list its own.
+    /// Texts of all; empty where the task does not list its own.
     pub texts: Vec<String>,
-    /// What they are called, where that is not A, B, C….
+    /// Names of all, where these are not A, B, C….
     pub labels: Vec<String>,
 }
 
@@ -68,6 +69,12 @@ impl Options {
         Options { texts, labels: labels.into_iter().flatten().map(plain).collect() }
     }
 
+    /// An expected option: its number where it is one of the labels, or else what it was.
+    fn numbered(&self, expected: &Value) -> Value {
+        let at = self.labels.iter().position(|label| *label == plain(expected));
+        at.map_or_else(|| expected.clone(), Value::from)
+    }
+
     /// The number of the option that is called so, where that is no letter: ARC has questions with options
     /// from 1 to 4.
     fn labelled(&self, name: &str) -> Option<usize> {
@@ -78,13 +85,6 @@ impl Options {
 /// A value as text.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), |text| text.trim().to_owned())
-}
-
-/// The expected option, by its number where it is one of the labels of the task.
-fn labelled(task: &Value) -> Value {
-    let expected = expected(task);
-    let at = Options::of(task).labels.iter().position(|label| *label == plain(expected));
-    at.map_or_else(|| expected.clone(), Value::from)
 }
 
 impl ChoiceScorer {
@@ -146,11 +146,7 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
 /// The option that a text names last, and how: in a box or a tag, behind "answer is" or "answer:", alone on
 /// its last line, or in brackets.
 fn named(text: &str, count: usize, options: &Options) -> Option<(usize, String)> {
-    let tagged = || {
-        let (before, _) = text.rsplit_once("</answer>")?;
-        before.rsplit_once("<answer>").map(|(_, inside)| inside)
-    };
-    if let Some(inside) = last_box(text).or_else(tagged) {
+    if let Some(inside) = last_box(text).or_else(|| in_tag(text, "answer")) {
         return of_short(inside, count, options);
     }
     // Lower-casing ASCII alone moves no byte.
@@ -280,7 +276,8 @@ mod tests {
     fn labels_say_which_option_is_expected() {
         let choices = json!({ "text": ["10 g", "2 kg", "3"], "label": ["1", "2", "3"] });
         for (expected, want) in [(json!("1"), json!(0)), (json!(3), json!(2)), (json!("B"), json!("B"))] {
-            assert_eq!(labelled(&json!({ "answer": expected, "row": { "choices": choices } })), want);
+            let task = json!({ "answer": expected, "row": { "choices": choices } });
+            assert_eq!(Options::of(&task).numbered(super::expected(&task)), want);
         }
         let options = Options::of(&json!({ "row": { "choices": choices } }));
         for (text, want) in [

@@ -18,15 +18,12 @@ use tracing::info;
 
 use crate::TrainerError;
 use crate::folder::{file_error, sync_folder, write_whole};
+use crate::policies::{CRITIC, REFERENCE};
 
 /// Version of `trainer.json` that this build reads and writes. Since 2 it holds checksums.
 const SCHEMA: u32 = 2;
 const STATE: &str = "trainer.json";
 const TEMPORARY: &str = ".tmp-";
-/// The folder beside a policy's weights that holds its critic.
-pub(crate) const CRITIC: &str = "critic";
-/// The folder beside a policy's weights that holds a reference with weights of its own.
-pub(crate) const REFERENCE: &str = "reference";
 
 /// Versions of policies by name: how many steps have trained each.
 pub(crate) type Versions = BTreeMap<String, u64>;

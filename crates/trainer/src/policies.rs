@@ -65,13 +65,21 @@ impl Policy {
 }
 
 impl Learns {
-    /// Has all models go back to what they began with; the policy's own only unless it is `loaded` anyway.
-    pub(crate) async fn begin_again(&self, loaded: bool) -> Result<(), TrainerError> {
-        if !loaded {
-            self.learner.begin_again().await?;
+    /// Has all models hold what a checkpoint has of them at `place`, and the others what they began with: a
+    /// learner elsewhere may have trained before.
+    pub(crate) async fn recall(&self, place: Option<&Path>) -> Result<(), TrainerError> {
+        match place {
+            Some(place) => self.learner.load(place, true).await?,
+            None => self.learner.begin_again().await?,
         }
-        for other in [&self.reference, &self.critic].into_iter().flatten() {
-            other.begin_again().await?;
+        if let Some(critic) = &self.critic {
+            match place.map(|place| place.join(CRITIC)).filter(|place| place.is_dir()) {
+                Some(place) => critic.load(&place, true).await?,
+                None => critic.begin_again().await?,
+            }
+        }
+        if let Some(reference) = &self.reference {
+            reference.begin_again().await?;
         }
         Ok(())
     }
@@ -159,5 +167,9 @@ impl Policies {
     }
 }
 
+/// The folder beside a policy's weights that holds its critic.
+pub(crate) const CRITIC: &str = "critic";
+/// The folder beside a policy's weights that holds a reference with weights of its own.
+pub(crate) const REFERENCE: &str = "reference";
 /// The folder in a checkpoint that holds further policies.
 pub(crate) const POLICIES: &str = "policies";

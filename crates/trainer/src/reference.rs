@@ -10,9 +10,8 @@ use std::path::Path;
 use dressage_policy::Learner;
 
 use crate::TrainerError;
-use crate::checkpoint::REFERENCE;
 use crate::folder::file_error;
-use crate::policies::Learns;
+use crate::policies::{Learns, REFERENCE};
 use crate::recipe::{Phase, RlKeys};
 use crate::trainer::Trainer;
 

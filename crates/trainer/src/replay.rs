@@ -15,12 +15,12 @@ use dressage_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::Targets;
-use crate::checkpoint::{CRITIC, Checkpoints, Found, REFERENCE};
+use crate::checkpoint::{Checkpoints, Found};
 use crate::folder::file_error;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
-use crate::policies::{Models, Policies, Policy};
+use crate::policies::{CRITIC, Models, Policies, Policy, REFERENCE};
 use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
 
@@ -61,7 +61,7 @@ pub async fn replay(
     }
     let scratch = Scratch::new(recipe, folder)?;
     for (_, learns) in policies.trained() {
-        learns.begin_again(false).await?;
+        learns.recall(None).await?;
     }
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {

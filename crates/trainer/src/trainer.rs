@@ -16,14 +16,14 @@ use crate::TrainerError;
 use crate::agents::{AgentParts, Agents};
 use crate::batch::Targets;
 use crate::best::Best;
-use crate::checkpoint::{About, CRITIC, Checkpoint, Checkpoints, Content, Position, Versions};
+use crate::checkpoint::{About, Checkpoint, Checkpoints, Content, Position, Versions};
 use crate::evaluate::{EvalResult, Gain, milestones};
 use crate::folder::RunFolder;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::{Offered, Origin};
 use crate::phase::{PhaseRun, check_phases};
-use crate::policies::{Learns, Models, Policies, Policy};
+use crate::policies::{CRITIC, Learns, Models, Policies, Policy};
 use crate::recipe::{Phase, Recipe, RlKeys, RunKeys};
 use crate::rollout::{Rollouts, Troubles};
 use crate::scoring::{CustomScorers, Scorers};
@@ -192,15 +192,8 @@ impl Trainer {
             .map(|(name, _)| (name.to_owned(), latest.as_ref().map_or(0, |latest| latest.version(name))))
             .collect();
         for (name, learns) in policies.trained() {
-            // A learner elsewhere may have trained before.
-            learns.begin_again(latest.is_some()).await?;
-            if let Some(checkpoint) = &latest {
-                let place = policies.place(&checkpoint.path, name);
-                learns.learner.load(&place, true).await?;
-                if let Some(critic) = learns.critic.as_ref().filter(|_| place.join(CRITIC).is_dir()) {
-                    critic.load(&place.join(CRITIC), true).await?;
-                }
-            }
+            let place = latest.as_ref().map(|checkpoint| policies.place(&checkpoint.path, name));
+            learns.recall(place.as_deref()).await?;
             policies.publish(name, versions[name]).await?;
         }
         let metrics = MetricsFile::open(

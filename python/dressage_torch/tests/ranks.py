@@ -159,7 +159,7 @@ def run(world: int, work: Callable, folder: Path, *given, seconds: float = 240.0
     """
     (folder / "run").mkdir(exist_ok=True)
     (folder / "token").write_text("of the tests, long enough")
-    if not (folder / "model").exists():
+    if "model" not in options and not (folder / "model").exists():
         make_model(folder / "model")
     options = {"model": folder / "model", "dtype": "f32", "export_dtype": "f32", "device": "cpu"} | options
     options |= {"run_root": folder / "run", "token_file": folder / "token"}

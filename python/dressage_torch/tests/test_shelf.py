@@ -1,40 +1,16 @@
 """Learners that leave their devices between any two verbs end with the bits of ones that stayed, on one rank and on two."""
 
-import multiprocessing
-import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from dressage_torch import wire
 from dressage_torch.host import Host
-from dressage_torch.mesh import Ranks, Shape
 from dressage_torch.optimiser import local
-from dressage_torch.options import parse
 from dressage_torch.shelf import Shelf
-from dressage_torch.worker import Worker
-
-SECONDS = 240.0
-CPU = torch.device("cpu")
-ADAM = {
-    "learning_rate": 0.01,
-    "beta1": 0.9,
-    "beta2": 0.99,
-    "epsilon": 1e-8,
-    "weight_decay": 0.01,
-    "max_grad_norm": 1.0,
-}
-
-
-class Agreeing:
-    """Ranks that are all of one mind: here none refuses what another does."""
-
-    def agree(self, error):
-        return error
+from ranks import ABSENT, ADAM, CPU, IMITATION, VALUES, VOCABULARY, Rank, make_model, run
 
 
 def batch(seed: int) -> dict[str, np.ndarray]:
@@ -45,10 +21,8 @@ def batch(seed: int) -> dict[str, np.ndarray]:
     ends = np.repeat(np.arange(1, rows + 1) * length, length)
     targets = np.flatnonzero(position > 0)
     count = len(targets)
-    absent = np.full(count, np.nan, np.float32)
-    optional = ("value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")
     return {
-        "tokens": random.integers(0, 32, rows * length),
+        "tokens": random.integers(0, VOCABULARY, rows * length),
         "position": position,
         "subtree_end": ends,
         "target_token": targets,
@@ -63,7 +37,7 @@ def batch(seed: int) -> dict[str, np.ndarray]:
         "marked": np.zeros(count, np.uint8),
         "age": np.zeros(count, np.int64),
         "version": np.zeros(count, np.int64),
-    } | dict.fromkeys(optional, absent)
+    } | dict.fromkeys(ABSENT, np.full(count, np.nan, np.float32))
 
 
 def held(host: Host, names=("policy", "critic", "reference"), state: bool = True) -> int:
@@ -74,22 +48,12 @@ def held(host: Host, names=("policy", "critic", "reference"), state: bool = True
     return sum({s._cdata: s.nbytes() for s in (local(t).untyped_storage() for t in tensors)}.values())
 
 
-def work(rank: int, world: int, root: Path, disturbed: bool, results) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{root}/store-{disturbed}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    model = str(root / "model")
-    token = root / "token"
-    run_root = root / f"run-{disturbed}"
-    models = [word for name in ("model", "critic", "reference") for word in (f"--{name}", model)]
-    places = ["--run-root", str(run_root), "--token-file", str(token)]
-    options = parse([*models, *places, "--dtype", "f32", "--device", "cpu", "--no-probe"])
-    host = Host(options, Ranks.of(Shape(world, 1, 1, 1, 1), CPU, SECONDS), dist.group.WORLD, lambda *_: None)
-    worker = Worker(Agreeing(), None)
-    worker.host = host
+def work(rank: Rank, disturbed: bool) -> list[bytes]:
+    """Replies of verbs, of which a learner that is disturbed leaves its devices before each."""
+    host = rank.host
 
     def ask(name: str, verb: str, control=None, arrays=None):
-        reply, error = worker._perform(name, verb, wire.pack(control or {}, arrays))
+        reply, error = rank.worker._perform(name, verb, wire.pack(control or {}, arrays))
         assert error is None, f"{verb}: {error.message}"
         return reply
 
@@ -103,14 +67,13 @@ def work(rank: int, world: int, root: Path, disturbed: bool, results) -> None:
             ask("policy", "offload", {"keeps_weights": False})
             assert held(host) == 0, "everything has left"
             again = ask("policy", "offload", {"keeps_weights": False})
-            if rank == 0:
+            if not rank.group.rank:
                 assert wire.unpack(first)[0]["bytes"] > 0 == wire.unpack(again)[0]["bytes"]
             if len(replies) % 3 == 0:
                 ask("policy", "onload")
                 assert held(host) == before, "and has come back"
 
-    loss = {"loss": {"policy": "cross_entropy", "kl": None, "entropy": 0.0, "interpolated": None}}
-    values = {"loss": {"policy": {"value": {"clip": None}}, "kl": None, "entropy": 0.0, "interpolated": None}}
+    loss, values = {"loss": IMITATION}, {"loss": VALUES}
     for step in range(2):
         verb("policy", "logprobs", {}, batch(step))
         verb("reference", "logprobs", {}, batch(step))
@@ -130,59 +93,27 @@ def work(rank: int, world: int, root: Path, disturbed: bool, results) -> None:
         ask("policy", "offload", {"keeps_weights": True})
         assert held(host) == kept, "which come back for that"
     for name in ("policy", "critic"):
-        ask(name, "save", {"folder": str(run_root / name), "with_optimiser": True})
-    ask("policy", "load", {"folder": str(run_root / "policy"), "with_optimiser": True})
+        ask(name, "save", {"folder": str(rank.root / name), "with_optimiser": True})
+    ask("policy", "load", {"folder": str(rank.root / "policy"), "with_optimiser": True})
     verb("policy", "logprobs", {}, batch(5))
-    if rank == 0:
-        results.put(replies)
-    dist.barrier()
-
-
-def life(*arguments) -> None:
-    try:
-        work(*arguments)
-    except BaseException:
-        arguments[-1].put(traceback.format_exc())
+    return replies
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_learners_that_left_in_between_have_the_bits_of_those_that_stayed(tmp_path, world):
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=12,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    (tmp_path / "token").write_text("of the tests, long enough")
-    # Not forked: other tests have used autograd, whose threads do not survive that.
-    context = multiprocessing.get_context("spawn")
-    found = []
+    model = make_model(tmp_path / "model")
+    found, roots = [], []
     for disturbed in (False, True):
+        folder = tmp_path / f"disturbed-{disturbed}"
+        roots.append(folder / "run")
         for name in ("policy", "critic"):
-            (tmp_path / f"run-{disturbed}" / name).mkdir(parents=True)
-        results = context.Queue()
-        ranks = [
-            context.Process(target=life, args=(rank, world, tmp_path, disturbed, results), daemon=True)
-            for rank in range(world)
-        ]
-        for rank in ranks:
-            rank.start()
-        replies = results.get(timeout=SECONDS)
-        assert isinstance(replies, list), replies
+            (roots[-1] / name).mkdir(parents=True)
+        replies, *_ = run(world, work, folder, disturbed, model=model, critic=model, reference=model)
         found.append(replies)
-        for rank in ranks:
-            rank.join(SECONDS)
     assert found[0] == found[1]
     files = [
         {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
-        for root in (tmp_path / "run-False", tmp_path / "run-True")
+        for root in roots
     ]
     assert files[0] == files[1]
     assert Path("policy/optimiser.second.safetensors") in files[0]

@@ -42,9 +42,10 @@ pub struct Work {
 /// Attempts of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attempts {
-    /// All that are sampled: those that only others are compared with, and those beyond the size of a group.
+    /// Attempts that are sampled, also those that only others are compared with and those beyond the size of
+    /// a group.
     pub sampled: u64,
-    /// Those that are learnt from.
+    /// Attempts that are learnt from.
     pub learnt: u64,
 }
 

@@ -1,6 +1,6 @@
 //! Facts that a group of learners states of itself, and whether they fit the run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dressage_policy::PolicyError;
 use serde::{Deserialize, Serialize};
@@ -102,12 +102,13 @@ pub struct Adapter {
     /// Numerator of the scale.
     pub alpha: f32,
     /// The projections that have one.
-    pub targets: Vec<String>,
+    pub targets: BTreeSet<String>,
 }
 
 impl std::fmt::Display for Adapter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "an adapter of rank {} and alpha {} on {}", self.rank, self.alpha, self.targets.join(", "))
+        let targets: Vec<&str> = self.targets.iter().map(String::as_str).collect();
+        write!(f, "an adapter of rank {} and alpha {} on {}", self.rank, self.alpha, targets.join(", "))
     }
 }
 
@@ -185,13 +186,7 @@ impl Description {
         let Some(policy) = self.learners.get(POLICY).filter(|policy| policy.trains) else {
             return refused(format!("it has no learner {POLICY} that trains, but {}", names()));
         };
-        let sorted = |lora: &Option<Adapter>| {
-            lora.clone().map(|mut adapter| {
-                adapter.targets.sort();
-                adapter
-            })
-        };
-        if sorted(&policy.lora) != sorted(lora) {
+        if policy.lora != *lora {
             let shown = |lora: &Option<Adapter>| {
                 lora.as_ref().map_or_else(|| "all weights".into(), Adapter::to_string)
             };
@@ -339,7 +334,7 @@ mod tests {
         }
         let critic = check("", described(), &Expected { critic: true, ..expected() }).unwrap_err();
         assert!(critic.contains("no learner critic with a value head"), "{critic}");
-        let adapter = |rank| Adapter { rank, alpha: 16.0, targets: vec!["q_proj".into()] };
+        let adapter = |rank| Adapter { rank, alpha: 16.0, targets: ["q_proj".to_owned()].into() };
         let other = Expected { lora: Some(adapter(8)), ..expected() };
         let told = json!({ "rank": 4, "alpha": 16.0, "targets": ["q_proj"] });
         let error = check("/learners/policy/lora", told.clone(), &other).unwrap_err();

@@ -212,11 +212,15 @@ fn is_applied(factors: &[Expr]) -> bool {
     }
 }
 
+/// Whether signs say of all that they stand between that it is equal.
+fn equates(signs: &[char]) -> bool {
+    signs.iter().all(|sign| matches!(sign, '=' | '≈'))
+}
+
 /// The name and the value of `x = … = value`.
 fn assignment<'a>(parts: &'a [Expr], signs: &[char]) -> Option<(&'a Expr, &'a Expr)> {
-    let is_equal = signs.iter().all(|sign| matches!(sign, '=' | '≈'));
     let (name, value) = (parts.first()?, parts.last()?);
-    (is_equal && is_name(name)).then_some((name, value))
+    (equates(signs) && is_name(name)).then_some((name, value))
 }
 
 /// The value of `x = 3`, of each in a list of such, of `2 + 3 = 5`; and what is only rounded at the end of
@@ -225,8 +229,7 @@ fn assigned(answer: &Answer) -> Vec<Answer> {
     let Answer::Relation(parts, signs) = answer else { return Vec::new() };
     let [rest @ .., last] = &parts[..] else { return Vec::new() };
     let varies = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)));
-    let is_equal = signs.iter().all(|sign| matches!(sign, '=' | '≈'));
-    if !is_equal || !rest.first().is_some_and(|first| is_name(first) || !varies(first)) {
+    if !equates(signs) || !rest.first().is_some_and(|first| is_name(first) || !varies(first)) {
         return Vec::new();
     }
     let exact = rest.last().filter(|exact| signs.last() == Some(&'≈') && !is_name(exact));

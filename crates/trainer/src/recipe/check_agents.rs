@@ -192,12 +192,7 @@ impl Checker<'_> {
         index: usize,
         phase: &Phase,
     ) -> Result<(), RecipeError> {
-        let trained: Vec<String> = recipe
-            .policies()
-            .into_iter()
-            .filter(|(_, keys)| keys.is_trained())
-            .map(|(name, _)| name)
-            .collect();
+        let trained = recipe.trained();
         for name in phase.policies() {
             let ok = trained.contains(name);
             self.check(

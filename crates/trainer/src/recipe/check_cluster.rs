@@ -157,7 +157,7 @@ impl Checker<'_> {
 
     /// Checks that a recipe trains one policy, with which this part of a cluster works.
     pub(super) fn trains_one(&self, recipe: &Recipe, key: &str, range: &str) -> Result<(), RecipeError> {
-        let trained = recipe.policies().into_iter().filter(|(_, keys)| keys.is_trained()).count();
+        let trained = recipe.trained().len();
         self.check(trained == 1, key, format!("given, and {trained} policies are trained"), range)
     }
 

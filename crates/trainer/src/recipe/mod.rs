@@ -132,7 +132,7 @@ impl Recipe {
             Phase::Sft(_) => 0,
             Phase::Rl(keys) => (1 + keys.staleness as usize)
                 .saturating_mul(keys.groups)
-                .saturating_mul(keys.group_size + keys.spare + usize::from(keys.needs_baseline())),
+                .saturating_mul(keys.attempts_of_task()),
         };
         let needed = self.phase.iter().map(attempts).fold(self.engine.sequences(), usize::max);
         self.engine.attempts(needed)

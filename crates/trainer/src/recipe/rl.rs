@@ -511,6 +511,12 @@ impl RlKeys {
         self.high_entropy_share < 1.0 || matches!(self.estimator(), Estimator::OptimalToken { .. })
     }
 
+    /// Attempts at each task of a step: those of its group, spare ones, and the one that others are compared
+    /// with.
+    pub fn attempts_of_task(&self) -> usize {
+        self.group_size + self.spare + usize::from(self.needs_baseline())
+    }
+
     /// Whether a greedy attempt at each task is needed.
     pub fn needs_baseline(&self) -> bool {
         self.estimator() == Estimator::ReMax

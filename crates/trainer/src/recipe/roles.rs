@@ -65,12 +65,17 @@ impl Recipe {
         }
     }
 
+    /// Names of the policies that are trained, in order.
+    pub fn trained(&self) -> Vec<String> {
+        self.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name).collect()
+    }
+
     /// Names of the policies that a phase trains, in order: those that it names, or all that are trained.
     pub fn trained_in(&self, phase: &Phase) -> Vec<String> {
         let named: BTreeSet<&String> = phase.policies().iter().collect();
-        let policies =
-            self.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name);
-        policies.filter(|name| named.is_empty() || named.contains(name)).collect()
+        let mut policies = self.trained();
+        policies.retain(|name| named.is_empty() || named.contains(name));
+        policies
     }
 
     /// Names of the agents whose replies are no targets.
