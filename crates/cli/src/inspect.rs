@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use dressage_gateway::ExternalCall;
 use dressage_model::TokenizerSource;
-use dressage_store::{Attempt, AttemptSummary, Earned, Earner, PerToken, PlannedPath, Sqlite, Status, Store};
+use dressage_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Sqlite, Store};
 use dressage_text::Tokenizer;
 use dressage_tree::{AttemptId, Component, ContextCut, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
@@ -14,6 +14,9 @@ use crate::failure::unusable;
 use crate::model;
 use crate::run::Run;
 use crate::screen::{self, Style};
+use list::{attempts, extreme, failure_lines, no_attempts, selected, selected_failures, steps};
+
+mod list;
 
 /// Show what a run recorded: its steps, the attempts of a step, every token of an attempt
 ///
@@ -26,6 +29,7 @@ use crate::screen::{self, Style};
   dressage inspect runs/calculator --best --step 3        the one that earned most
   dressage inspect runs/calculator --attempt train/1/3/0/2 --logprobs
   dressage inspect runs/calculator --eval --phase 0       the attempts of evaluations
+  dressage inspect runs/calculator --failed               the attempts that failed, and why
 
 An attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as the lists print it, all counted from 0.")]
 pub struct Args {
@@ -61,6 +65,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "attempt")]
     worst: bool,
 
+    /// List the attempts that failed, with the error of each, in place of the steps
+    #[arg(long, conflicts_with_all = ["attempt", "best", "worst"])]
+    failed: bool,
+
     /// Also show the log-probability of every token the model sampled
     #[arg(long)]
     logprobs: bool,
@@ -88,8 +96,24 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             let run = args.run.display();
             unusable(format!("the run has no {name}; `dressage inspect {run}` lists what it has"))
         })?),
+        None if args.failed => {
+            let failures = selected_failures(&args, &store).await?;
+            if failures.is_empty() {
+                return Err(unusable(no_attempts(&args, "failed attempts")));
+            }
+            screen::print(&failure_lines(&failures));
+            None
+        }
         None => {
             let summaries = selected(&args, &store).await?;
+            if summaries.is_empty() {
+                let failures = selected_failures(&args, &store).await?;
+                if failures.is_empty() {
+                    return Err(unusable(no_attempts(&args, "attempts")));
+                }
+                screen::print(&failure_lines(&failures));
+                return Ok(ExitCode::SUCCESS);
+            }
             if args.best || args.worst {
                 store.attempt(&extreme(&summaries, args.best)?).await?
             } else {
@@ -120,90 +144,6 @@ async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>>
         ))
     })?;
     Ok(store.attempt(&id).await?)
-}
-
-/// Attempts of one phase that the selectors leave.
-async fn selected(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
-    let purpose = args.purpose();
-    let mut summaries = store.summaries(purpose).await?;
-    let phase = args.phase.or_else(|| summaries.iter().map(|s| s.placement.phase).max());
-    summaries.retain(|s| {
-        Some(s.placement.phase) == phase && args.step.is_none_or(|step| s.placement.step == step)
-    });
-    if summaries.is_empty() {
-        let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
-        let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
-        return Err(unusable(format!(
-            "the run has no attempts for {}{step}{phase}; --eval and --demonstrations show others",
-            purpose.name()
-        )));
-    }
-    Ok(summaries)
-}
-
-/// The attempt with the largest or smallest reward; of equal ones the first.
-fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
-    let sign = if best { -1.0 } else { 1.0 };
-    let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s)));
-    rewarded
-        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.placement.cmp(&b.1.placement)))
-        .map(|(_, summary)| summary.id)
-        .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
-}
-
-/// One line for each step.
-fn steps(summaries: &[AttemptSummary]) -> String {
-    let mut text = String::new();
-    for step in summaries
-        .chunk_by(|a, b| (a.placement.phase, a.placement.step) == (b.placement.phase, b.placement.step))
-    {
-        let Placement { purpose, phase, step: number, .. } = step[0].placement;
-        let mean = |values: Vec<f64>| {
-            let n = values.len() as f64;
-            if n > 0.0 { format!("{:.3}", values.iter().sum::<f64>() / n) } else { "–".into() }
-        };
-        let with = |status| step.iter().filter(|s| s.status == status).count();
-        let (failed, unscored) = (with(Status::Failed), with(Status::Unscored));
-        let _ = writeln!(
-            text,
-            "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens sampled{}",
-            purpose.name(),
-            phase,
-            number,
-            step.len(),
-            mean(step.iter().filter_map(|s| s.score).collect()),
-            mean(step.iter().filter_map(|s| s.reward).collect()),
-            step.iter().map(|s| s.sampled_tokens as f64).sum::<f64>() / step.len() as f64,
-            [(failed, "broken"), (unscored, "without a score")]
-                .iter()
-                .filter(|(count, _)| *count > 0)
-                .map(|(count, what)| format!(" · {count} {what}"))
-                .collect::<String>()
-        );
-    }
-    text
-}
-
-/// One line for each attempt.
-fn attempts(summaries: &[AttemptSummary]) -> String {
-    let mut text = String::new();
-    for summary in summaries {
-        let AttemptSummary { placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
-        let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
-        let fate = match status {
-            Status::Failed => " · broken",
-            Status::Unscored => " · without a score",
-            _ => "",
-        };
-        let _ = writeln!(
-            text,
-            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens sampled{fate}",
-            placement.name(),
-            number(score),
-            number(reward)
-        );
-    }
-    text
 }
 
 /// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be
@@ -439,21 +379,6 @@ mod tests {
 
     use super::*;
 
-    fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {
-        let placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
-        let id = AttemptId::from_bytes([group as u8; 16]);
-        AttemptSummary {
-            id,
-            placement,
-            number: 0,
-            score: reward,
-            reward,
-            status: Status::Completed,
-            sampled_tokens: 4,
-            tokens: 9,
-        }
-    }
-
     #[tokio::test]
     async fn attempts_are_named_by_place_or_id() {
         let store = Memory::new(RunId("r".into()));
@@ -467,21 +392,6 @@ mod tests {
     }
 
     #[test]
-    fn best_and_worst() {
-        let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
-        assert_eq!(extreme(&all, true).unwrap(), all[2].id);
-        assert_eq!(extreme(&all, false).unwrap(), all[3].id);
-        assert!(extreme(&all[1..2], true).is_err());
-        let list = attempts(&all);
-        assert!(list.starts_with("train/1/2/0/0 "), "{list}");
-        assert_eq!(list.lines().count(), 4);
-        assert!(
-            steps(&all)
-                .contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled")
-        );
-    }
-
-    #[test]
     fn parts_of_a_score_are_shown_with_their_weights() {
         let right = Component { weight: Some(0.75), ..Component::new("right", 1.0) };
         let step =
@@ -490,9 +400,6 @@ mod tests {
         assert_eq!(components(&all), ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9");
         // One that is the score says nothing more.
         assert_eq!(components(&[Component { weight: Some(1.0), ..right }]), "");
-        let waits = AttemptSummary { status: Status::Unscored, score: None, ..summary(0, None) };
-        assert!(attempts(std::slice::from_ref(&waits)).ends_with("tokens sampled · without a score\n"));
-        assert!(steps(&[waits]).ends_with("tokens sampled · 1 without a score\n"));
     }
 
     #[test]

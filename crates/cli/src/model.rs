@@ -182,14 +182,15 @@ pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
     }
 }
 
-/// How a recipe runs a model, over which there will be `adapters`.
-pub fn options(
+/// Returns the options of an engine for a recipe, over whose model there will be `adapters`, before
+/// [`with_cache`] decides on the memory for keys and values.
+pub fn options_without_cache(
     recipe: &Recipe,
     context: Option<usize>,
     adapters: Vec<PlannedAdapter>,
     config: &ModelConfig,
 ) -> EngineOptions {
-    let options = EngineOptions {
+    EngineOptions {
         threads: recipe.engine.threads,
         context: context.unwrap_or(config.context),
         batch_tokens: recipe.engine.micro_batch_tokens,
@@ -199,9 +200,12 @@ pub fn options(
         running: recipe.engine.sequences(),
         keep_cache: recipe.engine.keep_cache,
         ..EngineOptions::default()
-    };
+    }
+}
+
+/// Returns the options with memory for keys and values: next to none if servers sample in place of the engine.
+pub fn with_cache(recipe: &Recipe, config: &ModelConfig, options: EngineOptions) -> EngineOptions {
     if recipe.cluster.samplers.is_some() {
-        // Others sample.
         return EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options };
     }
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
@@ -227,11 +231,18 @@ pub fn sampling_options(
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
-/// Enough that one reply of any length fits, so that the scheduler never has to refuse one.
+/// Returns the memory for keys and values, in MiB: a quarter of the budget up to [`KV_MEMORY_MB`], less if the
+/// engine would not fit otherwise, and never less than one sequence of the whole context takes, so that the
+/// scheduler never has to refuse one.
 fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
-    let one = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
-    let share = KV_MEMORY_MB.min((options.budget() / 4) >> 20);
-    (share as usize).max(one.div_ceil(1 << 20))
+    let one_sequence = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
+    let budget = options.budget();
+    // The plan for a budget of 1 MiB is the smallest that there is.
+    let without_cache = EngineOptions { kv_memory_mb: 0, memory_mb: 1, ..options.clone() };
+    let rest = Engine::plan(config, &without_cache)
+        .map_or(u64::MAX, |smallest| budget.saturating_sub(smallest.total()));
+    let share = KV_MEMORY_MB.min(budget.min(rest.saturating_mul(4)) / 4 >> 20).min(rest >> 20);
+    (share as usize).max(one_sequence.div_ceil(1 << 20))
 }
 
 /// Starts a model, or an adapter over it, to be sampled from.

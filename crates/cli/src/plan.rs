@@ -219,7 +219,7 @@ fn of_learner(
             screen::say("the embedded engine learns: its plan needs the model itself, leave out --config");
             return Ok(none);
         }
-        for EnginePlan { what, plan, .. } in Planned::open(recipe)?.plans(recipe)? {
+        for EnginePlan { what, plan, .. } in Planned::open(recipe)?.plans(recipe, None)? {
             let what = if what.is_empty() { "this machine" } else { what };
             screen::say(&format!("{} {what}: {plan}", style.bold("engine ")));
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use dressage_agent::environments::Environments;
 use dressage_agent::program::Replies;
 use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
-use dressage_engine::{Engine, EngineOptions, Fingerprint, MemoryPlan, PlannedAdapter};
+use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use dressage_model::ModelFiles;
 use dressage_policy::LoraOptions;
 use dressage_remote::{Mixture, RemoteLearner, Turns};
@@ -24,6 +24,10 @@ use crate::gpus::Shares;
 use crate::model::{self, Found};
 use crate::programs;
 use crate::screen::Style;
+
+mod planned;
+
+pub use planned::{EnginePlan, Planned};
 
 /// The policies and agents of a recipe, running.
 pub struct Started {
@@ -73,7 +77,9 @@ pub async fn start(
 ) -> anyhow::Result<Started> {
     // A key that is missing is not found out after minutes.
     let others = external::others(recipe)?;
-    let models = models(recipe)?;
+    let planned = Planned::open(recipe)?;
+    planned.memory(recipe)?;
+    let models = planned.into_models();
     let elsewhere = learner_elsewhere(recipe, &models, children).await?;
     let turns = elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::turns(recipe, elsewhere.group()));
     // Whatever asks for the devices of the group does so in its turn.
@@ -277,85 +283,6 @@ struct Whole {
     also: String,
 }
 
-/// The models of a recipe, opened and not started.
-pub struct Planned(Vec<Model>);
-
-impl Planned {
-    /// Opens the models; those that are not on this machine are fetched.
-    ///
-    /// # Errors
-    /// When one cannot be had.
-    pub fn open(recipe: &Recipe) -> anyhow::Result<Self> {
-        let models = models(recipe)?;
-        models.iter().try_for_each(Model::check)?;
-        Ok(Planned(models))
-    }
-
-    /// Sources of the models, and what each is.
-    pub fn described(&self) -> impl Iterator<Item = (&str, String)> {
-        self.0.iter().map(|model| (model.keys.source.as_str(), model::describe(&model.found.files)))
-    }
-
-    /// Files of the model that a policy begins with.
-    pub fn files_of(&self, policy: &str) -> Option<&ModelFiles> {
-        let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
-        self.0.iter().find(is_of).map(|model| &model.found.files)
-    }
-
-    /// Longest sequence that all of them take, in tokens.
-    pub fn context(&self) -> usize {
-        let of = |model: &Model| model.keys.context.unwrap_or(model.found.files.config.context);
-        self.0.iter().map(of).min().unwrap_or(0)
-    }
-
-    /// Memory that the engines of a run will take.
-    ///
-    /// # Errors
-    /// When options do not fit a model, or there is less.
-    pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
-        let plans = self.plans(recipe)?;
-        plans.iter().try_for_each(|EnginePlan { plan, left, .. }| plan.check(*left))?;
-        Ok(plans.into_iter().map(|one| one.plan).collect())
-    }
-
-    /// Memory that each engine of a run would take, whether or not there is so much.
-    ///
-    /// # Errors
-    /// When options do not fit a model.
-    pub fn plans(&self, recipe: &Recipe) -> anyhow::Result<Vec<EnginePlan>> {
-        let mut plans: Vec<EnginePlan> = Vec::new();
-        for model in &self.0 {
-            let (whole, over_base) = model.parted();
-            let mut all = Vec::new();
-            for wanted in whole {
-                let Whole { policy, reference, critic, .. } = model.whole_options(recipe, wanted)?;
-                let named = [("", Some(policy)), ("reference", reference), ("critic", critic)];
-                all.extend(named.into_iter().filter_map(|(what, options)| Some((what, options?))));
-            }
-            if !over_base.is_empty() {
-                all.push(("", model.base_options(recipe, &over_base)));
-            }
-            // Memory of the models before counts for those after.
-            let taken: u64 = plans.iter().map(|one| one.plan.total()).sum();
-            for (what, options) in all {
-                let plan = Engine::plan(&model.found.files.config, &options)?;
-                plans.push(EnginePlan { what, plan, left: options.budget().saturating_sub(taken) });
-            }
-        }
-        Ok(plans)
-    }
-}
-
-/// Memory of one engine of a run.
-pub struct EnginePlan {
-    /// Part that it has beside a policy's own engine, `reference` or `critic`; empty for that one.
-    pub what: &'static str,
-    /// Bytes by purpose.
-    pub plan: MemoryPlan,
-    /// Bytes that engines of models before leave.
-    pub left: u64,
-}
-
 /// The engines of a policy.
 struct Engines {
     policy: Engine,
@@ -382,7 +309,7 @@ impl Model {
     /// Starts a policy whose weights are all its own.
     fn whole(&self, recipe: &Recipe, wanted: &Wanted, chat: &Chat) -> anyhow::Result<Engines> {
         let files = &self.found.files;
-        let Whole { policy, reference, critic, also } = self.whole_options(recipe, wanted)?;
+        let Whole { policy, reference, critic, also } = self.whole_options(recipe, wanted, None)?;
         let policy = model::start(files, &policy, Some(chat), &also)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
         let (reference, critic) = (reference.map(start).transpose()?, critic.map(start).transpose()?);
@@ -390,32 +317,46 @@ impl Model {
     }
 
     /// How the engines of a policy are run whose weights are all its own.
-    fn whole_options(&self, recipe: &Recipe, wanted: &Wanted) -> anyhow::Result<Whole> {
+    fn whole_options(
+        &self,
+        recipe: &Recipe,
+        wanted: &Wanted,
+        context: Option<usize>,
+    ) -> anyhow::Result<Whole> {
         let config = &self.found.files.config;
-        let mut policy = model::options(recipe, self.keys.context, Vec::new(), config);
+        let context = context.or(self.keys.context);
+        let policy = model::options_without_cache(recipe, context, Vec::new(), config);
         if wanted.elsewhere {
             let policy = EngineOptions { trains: false, batch_tokens: 0, ..policy };
+            let policy = model::with_cache(recipe, config, policy);
             return Ok(Whole { policy, reference: None, critic: None, also: String::new() });
         }
-        // Neither of the others samples.
+        // Only the policy's engine samples.
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
         let frozen = EngineOptions { trains: false, ..silent.clone() };
         let silent = EngineOptions { critic: true, ..silent };
         let (reference, critic) = (wanted.reference.then_some(frozen), wanted.critic.then_some(silent));
-        let mut also = String::new();
+        let (mut also, mut taken) = (String::new(), 0u64);
         for (options, name) in [(&reference, "the frozen copy"), (&critic, "the critic")] {
             if let Some(options) = options {
-                // What it takes is not there for the others.
-                let taken = Engine::plan(config, options)?.total();
-                policy.memory_mb = (policy.budget().saturating_sub(taken) >> 20).max(1) as usize;
-                also += &format!(", and {} MiB for {name}", taken.div_ceil(1 << 20));
+                let total = Engine::plan(config, options)?.total();
+                taken = taken.saturating_add(total);
+                also += &format!(", and {} MiB for {name}", total.div_ceil(1 << 20));
             }
         }
+        let policy = if taken == 0 {
+            policy
+        } else {
+            // The policy's engine gets what the other engines leave.
+            let left = policy.budget().saturating_sub(taken) >> 20;
+            EngineOptions { memory_mb: left.max(1) as usize, ..policy }
+        };
+        let policy = model::with_cache(recipe, config, policy);
         Ok(Whole { policy, reference, critic, also })
     }
 
     /// How the engine is run that policies over the model's own weights share.
-    fn base_options(&self, recipe: &Recipe, policies: &[&Wanted]) -> EngineOptions {
+    fn base_options(&self, recipe: &Recipe, policies: &[&Wanted], context: Option<usize>) -> EngineOptions {
         let mut adapters = Vec::new();
         for Wanted { lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else { continue };
@@ -424,10 +365,12 @@ impl Model {
             adapters.extend(all.into_iter().filter(|(needed, _)| *needed).map(planned));
         }
         let trains = adapters.iter().any(|adapter| adapter.learns);
-        let options = model::options(recipe, self.keys.context, adapters, &self.found.files.config);
+        let config = &self.found.files.config;
+        let context = context.or(self.keys.context);
+        let options = model::options_without_cache(recipe, context, adapters, config);
         let critic = policies.iter().any(|wanted| wanted.critic && !wanted.elsewhere);
         let batch_tokens = if trains { options.batch_tokens } else { 0 };
-        EngineOptions { trains, critic, batch_tokens, ..options }
+        model::with_cache(recipe, config, EngineOptions { trains, critic, batch_tokens, ..options })
     }
 
     /// Policies whose weights are all their own, and those over the model's.
@@ -455,7 +398,7 @@ impl Model {
         chat: &Chat,
         started: &mut BTreeMap<&'a str, Engines>,
     ) -> anyhow::Result<()> {
-        let options = self.base_options(recipe, policies);
+        let options = self.base_options(recipe, policies, None);
         let engine = if options.trains {
             model::start(&self.found.files, &options, Some(chat), "")?
         } else {

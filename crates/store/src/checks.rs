@@ -67,7 +67,7 @@ pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
         Status::Running => Ok(Recorded::Now),
         // It has waited for its score.
         Status::Unscored if end.status != Status::Unscored => Ok(Recorded::Now),
-        Status::Abandoned => Err(Failure::Over(stored.status)),
+        Status::Abandoned if other_end(&stored.end(), end).is_some() => Err(Failure::Over(stored.status)),
         _ => match other_end(&stored.end(), end) {
             None => Ok(Recorded::Before),
             Some(field) => Err(Failure::Conflict(stored.placement.to_string(), field)),

@@ -60,8 +60,8 @@ pub mod testing;
 pub use error::{Code, StoreError};
 pub use memory::Memory;
 pub use record::{
-    Attempt, AttemptSummary, Begun, ChargedKl, Earned, End, EvalKey, HighEntropy, PerToken, PlannedPath,
-    PolicyPlan, Recorded, Status, StepPlan, Tries, Update,
+    Attempt, AttemptSummary, Begun, ChargedKl, Earned, End, EvalKey, FailedAttempt, HighEntropy, PerToken,
+    PlannedPath, PolicyPlan, Recorded, Status, StepPlan, Tries, Update,
 };
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;

@@ -9,7 +9,8 @@ use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment, SegmentId};
 use crate::checks;
 use crate::error::{Code, Failure};
 use crate::{
-    Attempt, AttemptSummary, Begun, End, EvalKey, Recorded, Status, StepPlan, Store, StoreError, Tries,
+    Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, Status, StepPlan, Store,
+    StoreError, Tries,
 };
 
 /// The place that messages name.
@@ -221,6 +222,14 @@ impl Store for Memory {
                 }
             }
             Ok(found.into_values().collect())
+        })
+    }
+
+    async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError> {
+        self.with("read", format_args!("failures for {}", purpose.name()), |held| {
+            let tries = held.tries.iter().filter(|((placement, _), _)| placement.purpose == purpose);
+            let attempts = tries.filter_map(|(_, id)| held.attempts.get(id));
+            Ok(attempts.filter(|attempt| attempt.is_failure()).map(FailedAttempt::from).collect())
         })
     }
 

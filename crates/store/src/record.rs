@@ -20,7 +20,8 @@ pub enum Status {
     Failed,
     /// Came to nothing, and another try was made in its place.
     Superseded,
-    /// Lost its process before it ended. Never trained on.
+    /// Lost its process before it ended, or broke together with every other attempt of its batch, so that
+    /// the cause lies outside the run. Never trained on; a resumed run makes another try.
     Abandoned,
 }
 
@@ -58,7 +59,7 @@ impl Status {
 
     /// Whether an attempt can end with this status.
     pub fn is_end(self) -> bool {
-        self.counts() || self == Status::Superseded
+        self != Status::Running
     }
 }
 
@@ -106,6 +107,15 @@ impl Attempt {
         }
     }
 
+    /// Returns whether the attempt broke, and its record says so.
+    pub(crate) fn is_failure(&self) -> bool {
+        match self.status {
+            Status::Failed | Status::Superseded => true,
+            Status::Abandoned => self.outcome.error.is_some(),
+            Status::Running | Status::Completed | Status::Unscored => false,
+        }
+    }
+
     /// How it ended.
     pub fn end(&self) -> End {
         let Attempt { outcome, score, reward, earned, status, .. } = self;
@@ -138,7 +148,7 @@ pub struct End {
     pub reward: Option<f64>,
     /// The parts of the reward that were earned before the end.
     pub earned: Vec<Earned>,
-    /// How it came to its end: completed, unscored, failed or superseded.
+    /// Status with which it ended: any but [`Status::Running`].
     pub status: Status,
 }
 
@@ -182,6 +192,33 @@ pub struct AttemptSummary {
     pub sampled_tokens: u64,
     /// How many tokens there are in all.
     pub tokens: u64,
+}
+
+/// An attempt that broke, for listings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedAttempt {
+    /// Name of the attempt.
+    pub id: AttemptId,
+    /// Slot of the attempt in the run.
+    pub placement: Placement,
+    /// Index of the try in that slot, from 0.
+    pub number: u32,
+    /// [`Failed`](Status::Failed), [`Superseded`](Status::Superseded) or [`Abandoned`](Status::Abandoned).
+    pub status: Status,
+    /// Error that broke the attempt. `None` if the try was superseded because it sampled no token.
+    pub error: Option<String>,
+}
+
+impl From<&Attempt> for FailedAttempt {
+    fn from(attempt: &Attempt) -> Self {
+        FailedAttempt {
+            id: attempt.id,
+            placement: attempt.placement,
+            number: attempt.number,
+            status: attempt.status,
+            error: attempt.outcome.error.clone(),
+        }
+    }
 }
 
 /// A number for every trained token of a path, in runs of (number, tokens); a run of 0 tokens goes on to

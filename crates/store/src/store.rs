@@ -5,7 +5,9 @@ use std::fmt::Debug;
 use async_trait::async_trait;
 use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment};
 
-use crate::{Attempt, AttemptSummary, Begun, End, EvalKey, Recorded, StepPlan, StoreError, Tries};
+use crate::{
+    Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, StepPlan, StoreError, Tries,
+};
 
 /// The durable record of a run. Share it as `Arc<dyn Store>`.
 ///
@@ -100,6 +102,13 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// When reading fails.
     async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError>;
+
+    /// Returns the attempts for `purpose` that broke, by placement and number: failed ones, superseded tries,
+    /// and abandoned ones whose outcome has an error. An attempt whose process was killed is not listed.
+    ///
+    /// # Errors
+    /// Returns an error if reading fails.
+    async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError>;
 
     /// Records what a step will train on. To be called before it runs.
     ///

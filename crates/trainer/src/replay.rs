@@ -20,7 +20,7 @@ use crate::folder::file_error;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
-use crate::policies::{CRITIC, Models, Policies, Policy, REFERENCE};
+use crate::policies::{CRITIC, Companions, Models, Policies, Policy, REFERENCE};
 use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
 
@@ -116,7 +116,7 @@ pub async fn replay(
                     let models = learns.models(phase);
                     let trains = trained.iter().any(|trained| trained == name);
                     let place = policies.place(&checkpoint.path, name);
-                    let found = compare(models, trains, &place, &scratch.0).await?;
+                    let found = compare(models, &learns.companions, trains, &place, &scratch.0).await?;
                     differs = differs.or(found);
                 }
                 compared(Compared { checkpoint: checkpoint.path.clone(), step: done, differs });
@@ -146,10 +146,14 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
     Ok(())
 }
 
-/// The first file of a policy's weights and moments that differs from those at `place` in a checkpoint.
-/// Moments are those of the phase: there are none to compare of a policy that it does not train.
+/// Returns the first file of a policy that differs from its file at `place` in a checkpoint. A policy that
+/// the phase does not train has no moments to compare.
+///
+/// `companions` completes the policy's files as it did in the checkpoint: a learner in another process writes
+/// the tokenizer in a form of its own, which the checkpoint has replaced.
 async fn compare(
     models: Models<'_>,
+    companions: &Companions,
     trains: bool,
     place: &Path,
     scratch: &Path,
@@ -164,6 +168,9 @@ async fn compare(
         let Some(learner) = learner.filter(|_| folder.is_dir()) else { continue };
         empty(scratch)?;
         learner.save(scratch, learns).await?;
+        if folder == place {
+            companions(scratch).map_err(|source| file_error("write the tokenizer into", scratch, source))?;
+        }
         let listed = |source| file_error("list", scratch, source);
         for entry in fs::read_dir(scratch).map_err(listed)? {
             let name = entry.map_err(listed)?.file_name();

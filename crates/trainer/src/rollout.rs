@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dressage_agent::tasks::Task;
 use dressage_agent::{AgentLoop, AttemptContext, Samplers};
 use dressage_policy::{SamplingParams, crash_point};
-use dressage_store::{Attempt, Begun, Status, Store, StoreError, Tries};
+use dressage_store::{Attempt, Begun, End, Status, Store, StoreError, Tries};
 use dressage_tree::{AttemptId, Finish, Placement, Trouble};
 use serde_json::json;
 
@@ -215,13 +215,24 @@ impl Rollouts {
         Ok(())
     }
 
-    /// Records the ends of attempts that broke, now that it is known that not all of them did: then the cause
-    /// lies outside (a sampler that is gone), and a record of it would keep the run from going on when it is
-    /// mended.
+    /// Records the ends of the attempts that broke.
+    ///
+    /// If all of them broke, the cause lies outside the run (a sampler that is gone), and a resumed run must
+    /// make them again: they are recorded as abandoned, so that `inspect` can list them with their errors.
+    ///
+    /// # Errors
+    /// Returns [`TrainerError::AllFailed`] if every attempt broke, and an error if recording fails.
     pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
             let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
+            for attempt in attempts {
+                // An attempt that waits for its score is scored by the resumed run, and not made again.
+                if self.store.last_try(&attempt.placement).await?.is_none() {
+                    let end = End { status: Status::Abandoned, ..attempt.end() };
+                    self.store.end(&attempt.id, &end).await?;
+                }
+            }
             return Err(TrainerError::AllFailed { count: attempts.len(), first });
         }
         for attempt in broken() {

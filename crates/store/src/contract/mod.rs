@@ -15,8 +15,8 @@ use dressage_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Seg
 use serde_json::json;
 
 use crate::{
-    Attempt, ChargedKl, Code, Earned, Earner, End, EvalKey, HighEntropy, PolicyPlan, Recorded, Status,
-    StepPlan, Store, StoreError, Tries,
+    Attempt, ChargedKl, Code, Earned, Earner, End, EvalKey, FailedAttempt, HighEntropy, PolicyPlan, Recorded,
+    Status, StepPlan, Store, StoreError, Tries,
 };
 use made_up::{again, attempt, beginning, forest, place, plan, segment};
 
@@ -34,6 +34,8 @@ macro_rules! store_contract {
             other_segments_are_refused
             an_attempt_that_is_over_takes_nothing_more
             the_abandoned_never_count
+            abandoned_end_keeps_its_outcome_and_the_stream
+            failures_list_what_broke_in_order
             the_last_of_several_tries_counts
             names_are_those_of_their_tries
             numbers_that_are_not_finite_are_refused
@@ -216,10 +218,9 @@ pub async fn an_attempt_that_is_over_takes_nothing_more(store: Tested) {
     let whole = attempt(store.run(), 0, 0);
     refused(store.end(&whole.id, &whole.end()), Code::NotFound).await;
     store.begin(&beginning(&whole)).await.unwrap();
-    for status in [Status::Running, Status::Abandoned] {
-        let text = refused(store.end(&whole.id, &End { status, ..whole.end() }), Code::Invalid).await;
-        assert!(text.contains(&format!("no attempt ends as {}", status.name())), "{text}");
-    }
+    let running = End { status: Status::Running, ..whole.end() };
+    let text = refused(store.end(&whole.id, &running), Code::Invalid).await;
+    assert!(text.contains("no attempt ends as running"), "{text}");
     grow(&store, &whole).await.unwrap();
     let more = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
     let text = refused(store.append(&whole.id, &[more]), Code::Conflict).await;
@@ -264,6 +265,49 @@ pub async fn the_abandoned_never_count(store: Tested) {
     let next = again(&run, 0, 0, 1);
     grow(&store, &next).await.unwrap();
     assert_eq!(store.last_try(&lost.placement).await.unwrap(), Some(next));
+}
+
+pub async fn abandoned_end_keeps_its_outcome_and_the_stream(store: Tested) {
+    let outcome = Outcome { error: Some("the server is gone".into()), ..Outcome::begun() };
+    let broken = Attempt {
+        status: Status::Abandoned,
+        outcome,
+        score: None,
+        reward: None,
+        earned: Vec::new(),
+        ..attempt(store.run(), 0, 0)
+    };
+    store.begin(&beginning(&broken)).await.unwrap();
+    store.append(&broken.id, broken.trajectory.segments()).await.unwrap();
+    for expected in [Recorded::Now, Recorded::Before] {
+        assert_eq!(store.end(&broken.id, &broken.end()).await.unwrap(), expected);
+    }
+    let other = End { outcome: Outcome::begun(), ..broken.end() };
+    refused(store.end(&broken.id, &other), Code::Conflict).await;
+    assert_eq!(store.attempt(&broken.id).await.unwrap(), Some(broken.clone()));
+    assert_eq!(store.last_try(&broken.placement).await.unwrap(), None);
+    assert_eq!(store.tries(&broken.placement).await.unwrap(), Tries { next: 1, failed: 0 });
+}
+
+pub async fn failures_list_what_broke_in_order(store: Tested) {
+    let run = store.run().clone();
+    let of = |group, number, status, error: Option<&str>| {
+        let outcome = Outcome { error: error.map(str::to_owned), ..Outcome::begun() };
+        Attempt { status, outcome, ..again(&run, group, 0, number) }
+    };
+    let attempts = [
+        of(1, 0, Status::Superseded, None),
+        of(1, 1, Status::Failed, Some("late")),
+        of(0, 0, Status::Completed, None),
+        of(0, 1, Status::Abandoned, Some("gone")),
+        // Its process was killed.
+        of(0, 2, Status::Abandoned, None),
+        of(2, 0, Status::Unscored, None),
+    ];
+    store.record_attempts(&attempts).await.unwrap();
+    let expected: Vec<FailedAttempt> = [3, 0, 1].map(|i: usize| FailedAttempt::from(&attempts[i])).into();
+    assert_eq!(store.failures(Purpose::Train).await.unwrap(), expected);
+    assert_eq!(store.failures(Purpose::Eval).await.unwrap(), []);
 }
 
 pub async fn the_last_of_several_tries_counts(store: Tested) {

@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 use super::segments;
 use crate::checks;
 use crate::error::Failure;
-use crate::{Attempt, AttemptSummary, Begun, End, Recorded, Status, Tries};
+use crate::{Attempt, AttemptSummary, Begun, End, FailedAttempt, Recorded, Status, Tries};
 
 /// An attempt, as errors name it.
 pub(super) fn key(id: &AttemptId) -> String {
@@ -231,6 +231,29 @@ pub(super) fn summaries(from: &Connection, purpose: Purpose) -> Result<Vec<Attem
         });
     }
     Ok(summaries)
+}
+
+/// Returns the attempts for a purpose that broke.
+pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<FailedAttempt>, Failure> {
+    let mut statement = from.prepare_cached(
+        "SELECT phase, step, grp, sample, number, name, status, json_extract(outcome, '$.error') AS error
+         FROM attempts WHERE purpose = ?1
+             AND (status IN ('failed', 'superseded') OR (status = 'abandoned' AND error IS NOT NULL))
+         ORDER BY phase, step, grp, sample, number",
+    )?;
+    let mut rows = statement.query([purpose.name()])?;
+    let mut failures = Vec::new();
+    while let Some(row) = rows.next()? {
+        let (phase, step, group, sample) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
+        failures.push(FailedAttempt {
+            id: AttemptId::from_bytes(row.get(5)?),
+            placement: Placement { purpose, phase, step, group, sample },
+            number: row.get(4)?,
+            status: status(row, 6)?,
+            error: row.get(7)?,
+        });
+    }
+    Ok(failures)
 }
 
 fn status(row: &Row<'_>, column: usize) -> Result<Status, Failure> {

@@ -26,7 +26,9 @@ use tokio::sync::oneshot;
 use tracing::{debug, trace};
 
 use crate::error::{Code, Failure};
-use crate::{Attempt, AttemptSummary, Begun, End, EvalKey, Recorded, StepPlan, Store, StoreError, Tries};
+use crate::{
+    Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, StepPlan, Store, StoreError, Tries,
+};
 pub use schema::SCHEMA_VERSION;
 use worker::{Asked, Inbox, Worker};
 
@@ -276,6 +278,11 @@ impl Store for Sqlite {
     async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
         let key = format!("attempts for {}", purpose.name());
         self.read(key, move |from| attempts::summaries(from, purpose)).await
+    }
+
+    async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError> {
+        let key = format!("failures for {}", purpose.name());
+        self.read(key, move |from| attempts::failures(from, purpose)).await
     }
 
     async fn record_step(&self, plan: &StepPlan) -> Result<Recorded, StoreError> {

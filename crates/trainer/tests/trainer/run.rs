@@ -14,7 +14,7 @@ use dressage_rl::Loss;
 use dressage_store::testing::wait;
 use dressage_store::{Attempt, EvalKey, Sqlite, Status, Store};
 use dressage_text::testing::VOCABULARY;
-use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError};
+use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError, replay};
 use dressage_tree::{
     AttemptId, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
 };
@@ -281,12 +281,28 @@ async fn attempts_that_break_are_left_out_or_punished() {
             assert!(outcome.error.as_ref().unwrap().contains("told to fail"), "{outcome:?}");
         }
     }
-    // Where everything breaks the run does, and nothing of it is recorded: once it is mended it can go on.
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_whose_attempts_all_fail_lists_them_and_resumes() {
+    let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("dead");
     let error = run(&folder, &simulator(Duration::ZERO, 1.0), Start::Fresh, &[]).await.unwrap_err();
     assert!(!error.is_user_error());
     assert!(error.to_string().contains("all 9 attempts failed; the first one: the simulator"), "{error}");
-    run(&folder, &simulator(Duration::ZERO, 0.0), Start::Resume, &[]).await.unwrap();
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let failures = wait(store.failures(Purpose::Eval)).unwrap();
+    assert_eq!(failures.len(), 9);
+    for failure in failures {
+        assert_eq!(failure.status, Status::Abandoned);
+        assert!(failure.error.unwrap().contains("told to fail"));
+    }
+    let policy = simulator(Duration::ZERO, 0.0);
+    run(&folder, &policy, Start::Resume, &[]).await.unwrap();
+    // The streams of the attempts are those of a run that never failed.
+    let undisturbed = simulator(Duration::ZERO, 0.0);
+    run(&root.path().join("undisturbed"), &undisturbed, Start::Fresh, &[]).await.unwrap();
+    assert_eq!(policy.weights(), undisturbed.weights());
 }
 
 /// Sampled tokens that cannot be trained on are left out and counted; where nothing else is left the run says
@@ -389,14 +405,18 @@ async fn what_cannot_work_is_refused_before_the_start() {
     assert!(matches!(error, TrainerError::NoReference(1)), "{error}");
 }
 
-/// A learner whose disk is full at the n-th checkpoint, after some of it is written. Handing over the devices
-/// that it shares takes a minute for each that was written before, of three.
-struct FullDisk(Arc<Simulator>, AtomicU32);
+/// A simulator with a hook that runs before it saves.
+struct HookedSave<F> {
+    simulator: Arc<Simulator>,
+    hook: F,
+    /// Time for the devices to change hands, in seconds.
+    handed_over: Arc<AtomicU32>,
+}
 
 #[async_trait]
-impl Learner for FullDisk {
+impl<F: Fn(&Path) -> Result<(), PolicyError> + Send + Sync> Learner for HookedSave<F> {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.0.logprobs(batch).await
+        self.simulator.logprobs(batch).await
     }
 
     async fn forward_backward(
@@ -404,34 +424,69 @@ impl Learner for FullDisk {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
-        self.0.forward_backward(batch, loss).await
+        self.simulator.forward_backward(batch, loss).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        self.0.optim_step(params).await
+        self.simulator.optim_step(params).await
     }
 
     async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
-        if self.1.fetch_sub(1, Ordering::SeqCst) == 1 {
-            std::fs::write(folder.join("simulator.weights"), "half").unwrap();
-            return Err(PolicyError::Storage(
-                "cannot write simulator.weights: no space left on device".into(),
-            ));
-        }
-        self.0.save(folder, with_optimiser).await
+        (self.hook)(folder)?;
+        self.simulator.save(folder, with_optimiser).await
     }
 
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
-        self.0.load(folder, with_optimiser).await
+        self.simulator.load(folder, with_optimiser).await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
-        self.0.publish(version).await
+        self.simulator.publish(version).await
     }
 
     fn handed_over(&self) -> Option<Duration> {
-        Some(Duration::from_secs(60) * 3u32.saturating_sub(self.1.load(Ordering::SeqCst)))
+        Some(Duration::from_secs(self.handed_over.load(Ordering::SeqCst).into()))
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replay_matches_though_the_learner_writes_another_tokenizer() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let with_tokenizer = || {
+        let policy = simulator(Duration::ZERO, 0.0);
+        let mut parts = parts(&policy, Duration::ZERO);
+        let learns = parts.policies[0].learns.as_mut().unwrap();
+        learns.learner = Arc::new(HookedSave {
+            simulator: policy,
+            hook: |folder: &Path| {
+                std::fs::write(folder.join("tokenizer.json"), "of the learner").unwrap();
+                Ok(())
+            },
+            handed_over: Arc::default(),
+        });
+        learns.companions =
+            Arc::new(|folder: &Path| std::fs::write(folder.join("tokenizer.json"), "of the model"));
+        parts
+    };
+    let recipe = recipe(&folder, &[]);
+    let mut trainer = Trainer::new(recipe.clone(), with_tokenizer(), Start::Fresh).await.unwrap();
+    trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+    drop(trainer);
+    let replayed = async || {
+        let mut compared = Vec::new();
+        let policies = with_tokenizer().policies;
+        replay(&recipe, &folder, policies, &mut (), &mut |one| compared.push(one)).await.unwrap();
+        compared
+    };
+    let compared = replayed().await;
+    assert!(compared.len() >= 2 && compared.iter().all(|one| one.differs.is_none()), "{compared:?}");
+    // Weights that were changed are still found.
+    let changed = compared[0].checkpoint.join("simulator.weights");
+    let mut bytes = std::fs::read(&changed).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&changed, bytes).unwrap();
+    assert_eq!(replayed().await[0].differs.as_deref(), Some(&*changed.display().to_string()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -440,8 +495,19 @@ async fn a_full_disk_leaves_earlier_checkpoints_whole() {
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
+    // The disk is full at the third checkpoint, after some of it is written. The devices take a minute for each
+    // checkpoint before to change hands.
+    let minutes = Arc::<AtomicU32>::default();
+    let handed_over = Arc::clone(&minutes);
+    let hook = move |folder: &Path| {
+        if minutes.fetch_add(60, Ordering::SeqCst) < 120 {
+            return Ok(());
+        }
+        std::fs::write(folder.join("simulator.weights"), "half").unwrap();
+        Err(PolicyError::Storage("cannot write simulator.weights: no space left on device".into()))
+    };
     if let Some(learns) = &mut parts.policies[0].learns {
-        learns.learner = Arc::new(FullDisk(policy.clone(), AtomicU32::new(3)));
+        learns.learner = Arc::new(HookedSave { simulator: policy.clone(), hook, handed_over });
     }
     let mut trainer = Trainer::new(recipe(&folder, &[]), parts, Start::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();

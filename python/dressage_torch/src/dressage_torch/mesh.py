@@ -101,9 +101,11 @@ class Ranks:
 
 
 def limit_waits(wait: timedelta) -> None:
-    """Has every wait end after `wait` in all groups that this process is in: those of meshes would go on for half an hour."""
+    """Sets the timeout of every process group of this process. The groups of meshes would wait for half an hour."""
     for group in list(dist.distributed_c10d._world.pg_map):
-        dist.set_timeout(wait, group)
+        # PyTorch 2.11 has the function under a private name, with the same parameters.
+        set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
+        set_timeout(wait, group)
 
 
 def choose_device(name: str) -> torch.device:

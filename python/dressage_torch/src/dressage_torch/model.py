@@ -6,10 +6,13 @@ of a pipeline and FSDP2 (sharding.py) are applied in between.
 
 import copy
 import json
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -155,12 +158,7 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
             f"--pp {shape.pipeline}, but {folder} has {config.num_hidden_layers} layers, and a stage needs one"
         )
     _check_shares(config, folder, shape)
-    split = DistributedConfig(
-        tp_size=shape.tensor,
-        fsdp_size=shape.shards,
-        ep_size=shape.expert,
-        ep_implementation="all_to_all" if shape.expert > 1 else "auto",
-    )
+    split = DistributedConfig(tp_size=shape.tensor, fsdp_size=shape.shards, **_expert_options(shape.expert))
     # Given later: transformers itself does not combine stages with FSDP2.
     split.pp_size = shape.pipeline
     model, report = model_class.from_pretrained(
@@ -186,6 +184,21 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     if shape.pipeline > 1:
         _agree_on_files(model, folder, ranks)
     return _settle(model, frozen, precision)
+
+
+def _expert_options(expert: int) -> dict[str, Any]:
+    """Returns the options of transformers for experts on `expert` ranks.
+
+    Raises `StartError` if this version of transformers cannot spread experts: those before 5.24 have no `ep_size`.
+    """
+    if any(field.name == "ep_size" for field in fields(DistributedConfig)):
+        return {"ep_size": expert, "ep_implementation": "all_to_all" if expert > 1 else "auto"}
+    if expert > 1:
+        raise StartError(
+            f"--ep {expert} needs transformers 5.24 or newer, but {transformers.__version__} is installed; "
+            "upgrade it, or leave out --ep"
+        )
+    return {}
 
 
 def _check_shares(config, folder: Path, shape: Shape) -> None:

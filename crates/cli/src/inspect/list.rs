@@ -1,0 +1,195 @@
+//! Lists of `dressage inspect`: steps, attempts, failed attempts.
+
+use std::fmt::Write as _;
+
+use dressage_store::{AttemptSummary, FailedAttempt, Status, Store};
+use dressage_tree::{AttemptId, Placement};
+
+use super::Args;
+use crate::failure::unusable;
+
+/// Attempts of one phase that the selectors leave.
+pub async fn selected(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
+    let purpose = args.purpose();
+    let mut summaries = store.summaries(purpose).await?;
+    let phase = args.phase.or_else(|| summaries.iter().map(|s| s.placement.phase).max());
+    summaries.retain(|s| {
+        Some(s.placement.phase) == phase && args.step.is_none_or(|step| s.placement.step == step)
+    });
+    Ok(summaries)
+}
+
+/// Returns the error for a selection that is empty. `what` names what was selected.
+pub fn no_attempts(args: &Args, what: &str) -> String {
+    let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
+    let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
+    let purpose = args.purpose().name();
+    format!(
+        "the run has no {what} for {purpose}{step}{phase}; --eval and --demonstrations select other attempts"
+    )
+}
+
+/// Returns the failed attempts that the selectors leave, of all phases unless one is selected.
+pub async fn selected_failures(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<FailedAttempt>> {
+    let mut failures = store.failures(args.purpose()).await?;
+    failures.retain(|FailedAttempt { placement, .. }| {
+        args.phase.is_none_or(|phase| placement.phase == phase)
+            && args.step.is_none_or(|step| placement.step == step)
+    });
+    Ok(failures)
+}
+
+/// Returns one line for each failed attempt: name, try, fate and error. An error that the attempt before it
+/// has, too, is not repeated.
+pub fn failure_lines(failures: &[FailedAttempt]) -> String {
+    let mut text = String::new();
+    let mut previous = None;
+    for FailedAttempt { id, placement, number, status, error } in failures {
+        let fate = match status {
+            // The name of the slot leads to the try that counts.
+            Status::Failed => String::new(),
+            Status::Superseded => format!(", tried again (id {id})"),
+            _ => format!(", made again when the run is resumed (id {id})"),
+        };
+        let error = error.as_deref().unwrap_or("no token was sampled");
+        let error = if previous == Some(error) {
+            "same error"
+        } else {
+            previous = Some(error);
+            error
+        };
+        let _ = writeln!(text, "{:24} try {number}{fate}: {error}", placement.name());
+    }
+    text
+}
+
+/// The attempt with the largest or smallest reward; of equal ones the first.
+pub fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
+    let sign = if best { -1.0 } else { 1.0 };
+    let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s)));
+    rewarded
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.placement.cmp(&b.1.placement)))
+        .map(|(_, summary)| summary.id)
+        .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
+}
+
+/// One line for each step.
+pub fn steps(summaries: &[AttemptSummary]) -> String {
+    let mut text = String::new();
+    for step in summaries
+        .chunk_by(|a, b| (a.placement.phase, a.placement.step) == (b.placement.phase, b.placement.step))
+    {
+        let Placement { purpose, phase, step: number, .. } = step[0].placement;
+        let mean = |values: Vec<f64>| {
+            let n = values.len() as f64;
+            if n > 0.0 { format!("{:.3}", values.iter().sum::<f64>() / n) } else { "–".into() }
+        };
+        let with = |status| step.iter().filter(|s| s.status == status).count();
+        let (failed, unscored) = (with(Status::Failed), with(Status::Unscored));
+        let _ = writeln!(
+            text,
+            "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens sampled{}",
+            purpose.name(),
+            phase,
+            number,
+            step.len(),
+            mean(step.iter().filter_map(|s| s.score).collect()),
+            mean(step.iter().filter_map(|s| s.reward).collect()),
+            step.iter().map(|s| s.sampled_tokens as f64).sum::<f64>() / step.len() as f64,
+            [(failed, "broken"), (unscored, "without a score")]
+                .iter()
+                .filter(|(count, _)| *count > 0)
+                .map(|(count, what)| format!(" · {count} {what}"))
+                .collect::<String>()
+        );
+    }
+    text
+}
+
+/// One line for each attempt.
+pub fn attempts(summaries: &[AttemptSummary]) -> String {
+    let mut text = String::new();
+    for summary in summaries {
+        let AttemptSummary { placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
+        let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
+        let fate = match status {
+            Status::Failed => " · broken",
+            Status::Unscored => " · without a score",
+            _ => "",
+        };
+        let _ = writeln!(
+            text,
+            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens sampled{fate}",
+            placement.name(),
+            number(score),
+            number(reward)
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_tree::Purpose;
+
+    use super::*;
+
+    fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {
+        let placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
+        let id = AttemptId::from_bytes([group as u8; 16]);
+        AttemptSummary {
+            id,
+            placement,
+            number: 0,
+            score: reward,
+            reward,
+            status: Status::Completed,
+            sampled_tokens: 4,
+            tokens: 9,
+        }
+    }
+
+    #[test]
+    fn best_and_worst() {
+        let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
+        assert_eq!(extreme(&all, true).unwrap(), all[2].id);
+        assert_eq!(extreme(&all, false).unwrap(), all[3].id);
+        assert!(extreme(&all[1..2], true).is_err());
+        let list = attempts(&all);
+        assert!(list.starts_with("train/1/2/0/0 "), "{list}");
+        assert_eq!(list.lines().count(), 4);
+        assert!(
+            steps(&all)
+                .contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled")
+        );
+    }
+
+    #[test]
+    fn failure_lines_name_the_error_once_in_a_row() {
+        let failed = |group, status, error: Option<&str>| FailedAttempt {
+            id: AttemptId::from_bytes([1; 16]),
+            placement: summary(group, None).placement,
+            number: 0,
+            status,
+            error: error.map(str::to_owned),
+        };
+        let lines = failure_lines(&[
+            failed(0, Status::Failed, Some("no module named x")),
+            failed(1, Status::Failed, Some("no module named x")),
+            failed(2, Status::Superseded, None),
+            failed(3, Status::Abandoned, Some("gone")),
+        ]);
+        let expected = "train/1/2/0/0            try 0: no module named x\n\
+                        train/1/2/1/0            try 0: same error\n\
+                        train/1/2/2/0            try 0, tried again (id 01010101010101010101010101010101): no token was sampled\n\
+                        train/1/2/3/0            try 0, made again when the run is resumed (id 01010101010101010101010101010101): gone\n";
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn unscored_attempts_are_marked_in_both_lists() {
+        let waits = AttemptSummary { status: Status::Unscored, score: None, ..summary(0, None) };
+        assert!(attempts(std::slice::from_ref(&waits)).ends_with("tokens sampled · without a score\n"));
+        assert!(steps(&[waits]).ends_with("tokens sampled · 1 without a score\n"));
+    }
+}

@@ -1,0 +1,179 @@
+//! The models of a recipe, opened but not started: what they are, and the memory that their engines will take.
+
+use std::fmt::Write as _;
+
+use dressage_engine::{Engine, MemoryPlan};
+use dressage_model::ModelFiles;
+use dressage_trainer::recipe::Recipe;
+
+use super::{Model, Whole, models};
+use crate::failure::unusable;
+use crate::model;
+
+/// Smallest values of `model.context` and `engine.micro_batch_tokens` that an error proposes, in tokens.
+const MIN_PROPOSED: usize = 128;
+
+/// The models of a recipe, opened and not started.
+pub struct Planned(Vec<Model>);
+
+/// Memory of one engine of a run.
+pub struct EnginePlan {
+    /// Part of the policy beside its own engine, `reference` or `critic`; empty for that engine.
+    pub what: &'static str,
+    /// Bytes by purpose.
+    pub plan: MemoryPlan,
+    /// Bytes that the engines of the models before leave.
+    left: u64,
+}
+
+impl Planned {
+    /// Opens the models, and fetches those that are not on this machine.
+    ///
+    /// # Errors
+    /// Returns an error if a model cannot be fetched or read.
+    pub fn open(recipe: &Recipe) -> anyhow::Result<Self> {
+        let models = models(recipe)?;
+        models.iter().try_for_each(Model::check)?;
+        Ok(Planned(models))
+    }
+
+    /// Returns the models.
+    pub(super) fn into_models(self) -> Vec<Model> {
+        self.0
+    }
+
+    /// Returns the source of each model with a description of it.
+    pub fn described(&self) -> impl Iterator<Item = (&str, String)> {
+        self.0.iter().map(|model| (model.keys.source.as_str(), model::describe(&model.found.files)))
+    }
+
+    /// Returns the files of the model that a policy starts from.
+    pub fn files_of(&self, policy: &str) -> Option<&ModelFiles> {
+        let is_of = |model: &&Model| model.policies.iter().any(|wanted| wanted.name == policy);
+        self.0.iter().find(is_of).map(|model| &model.found.files)
+    }
+
+    /// Returns the longest sequence that every model takes, in tokens.
+    pub fn context(&self) -> usize {
+        let of = |model: &Model| model.keys.context.unwrap_or(model.found.files.config.context);
+        self.0.iter().map(of).min().unwrap_or(0)
+    }
+
+    /// Returns the memory that each engine of a run will take.
+    ///
+    /// # Errors
+    /// Returns an error if options do not fit a model. If memory does not suffice, the error names values of the
+    /// recipe's keys with which the run would fit.
+    pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
+        let plans = self.plans(recipe, None)?;
+        if fit(&plans) {
+            return Ok(plans.into_iter().map(|one| one.plan).collect());
+        }
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let total = plans.iter().fold(0u64, |total, one| total.saturating_add(one.plan.total()));
+        let mut text = format!("the run takes at least {} MiB of memory: ", mib(total));
+        for (i, EnginePlan { what, plan, .. }) in plans.iter().enumerate() {
+            let owner = if what.is_empty() { "model" } else { what };
+            let _ = write!(text, "{}{owner} {plan}", if i > 0 { "; " } else { "" });
+        }
+        let allowed = plans.iter().map(|one| one.left).max().unwrap_or_default();
+        let _ = write!(text, "\nOnly {} MiB may be used. ", allowed >> 20);
+        let smaller = self.smaller(recipe);
+        if smaller.is_empty() {
+            text += "No smaller `model.context` or `engine.micro_batch_tokens` suffices: take a smaller model, or \
+                     train an adapter (`model.lora`). ";
+        } else {
+            let _ = write!(text, "The run would fit with {}. ", smaller.join(", or with "));
+        }
+        match self.least_memory_mb(recipe) {
+            Some(least) => {
+                let _ = write!(text, "It would also fit with `engine.memory_mb = {least}`.");
+            }
+            None => text += "Or free memory on this machine.",
+        }
+        Err(unusable(text))
+    }
+
+    /// Returns the largest values of `model.context` and `engine.micro_batch_tokens`, halved until the run
+    /// fits: each key alone, or else both.
+    fn smaller(&self, recipe: &Recipe) -> Vec<String> {
+        let context = self.context();
+        let halves = |from: usize| {
+            let halved = std::iter::successors(Some(from / 2), |value| Some(value / 2));
+            halved.take_while(|value| *value >= MIN_PROPOSED)
+        };
+        let fits = |context: Option<usize>, batch: Option<usize>| {
+            let mut changed = recipe.clone();
+            changed.engine.micro_batch_tokens = batch.unwrap_or(recipe.engine.micro_batch_tokens);
+            self.plans(&changed, context).is_ok_and(|plans| fit(&plans))
+        };
+        let context_key = |value: usize| format!("`model.context = {value}`");
+        let batch_key = |value: usize| format!("`engine.micro_batch_tokens = {value}`");
+        let batches = || halves(recipe.engine.micro_batch_tokens);
+        let alone = [
+            halves(context).find(|value| fits(Some(*value), None)).map(context_key),
+            batches().find(|value| fits(None, Some(*value))).map(batch_key),
+        ];
+        let found: Vec<String> = alone.into_iter().flatten().collect();
+        if !found.is_empty() {
+            return found;
+        }
+        let both = halves(context).find_map(|context| {
+            let batch = batches().find(|batch| fits(Some(context), Some(*batch)))?;
+            Some(format!("{} and {}", context_key(context), batch_key(batch)))
+        });
+        both.into_iter().collect()
+    }
+
+    /// Returns the least `engine.memory_mb` with which the run fits, or `None` if the machine has too little.
+    fn least_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
+        let fits = |memory_mb: usize| {
+            let mut changed = recipe.clone();
+            changed.engine.memory_mb = memory_mb;
+            self.plans(&changed, None).is_ok_and(|plans| fit(&plans))
+        };
+        let free = dressage_engine::available_memory().map_or(1 << 30, |bytes| (bytes >> 20) as usize);
+        let (mut short, mut enough) = (recipe.engine.memory_mb, free);
+        if short == 0 || short >= enough || !fits(enough) {
+            return None;
+        }
+        while short + 1 < enough {
+            let middle = short + (enough - short) / 2;
+            if fits(middle) { enough = middle } else { short = middle }
+        }
+        Some(enough)
+    }
+
+    /// Returns the memory that each engine of a run would take, whether or not there is so much. `context`
+    /// replaces that of every model.
+    ///
+    /// # Errors
+    /// Returns an error if options do not fit a model.
+    pub fn plans(&self, recipe: &Recipe, context: Option<usize>) -> anyhow::Result<Vec<EnginePlan>> {
+        let mut plans: Vec<EnginePlan> = Vec::new();
+        for model in &self.0 {
+            let (whole, over_base) = model.parted();
+            let mut all = Vec::new();
+            for wanted in whole {
+                let Whole { policy, reference, critic, .. } = model.whole_options(recipe, wanted, context)?;
+                let named = [("", Some(policy)), ("reference", reference), ("critic", critic)];
+                all.extend(named.into_iter().filter_map(|(what, options)| Some((what, options?))));
+            }
+            if !over_base.is_empty() {
+                all.push(("", model.base_options(recipe, &over_base, context)));
+            }
+            // The engines of a model are not there for the models after it.
+            let taken: u64 = plans.iter().map(|one| one.plan.total()).sum();
+            for (what, options) in all {
+                let plan = Engine::plan(&model.found.files.config, &options)?;
+                plans.push(EnginePlan { what, plan, left: options.budget().saturating_sub(taken) });
+            }
+        }
+        Ok(plans)
+    }
+}
+
+/// Returns whether every engine fits into the memory that it may take.
+fn fit(plans: &[EnginePlan]) -> bool {
+    plans.iter().all(|EnginePlan { plan, left, .. }| plan.total() <= *left)
+}
