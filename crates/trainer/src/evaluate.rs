@@ -150,7 +150,7 @@ fn scores(attempts: &[&Attempt]) -> Vec<f64> {
 }
 
 /// Whether an answer is right: a score of 1. Weights whose sum is 1 may add up to a little less.
-fn is_right(attempt: &Attempt) -> bool {
+pub(crate) fn is_right(attempt: &Attempt) -> bool {
     attempt.score.is_some_and(|score| score >= 1.0 - 1e-9)
 }
 
@@ -304,7 +304,7 @@ pub struct Gain {
 }
 
 /// Resamples of the bootstrap.
-const RESAMPLES: u32 = 10_000;
+pub(crate) const RESAMPLES: u32 = 10_000;
 
 impl Gain {
     /// From each of `evals`, which had the same tasks, to the next.

@@ -231,6 +231,12 @@ impl Tasks {
         tasks.filter(|task| questions.contains(&task.key())).collect()
     }
 
+    /// Returns every task, training tasks first.
+    pub fn all(&self) -> impl Iterator<Item = Task> + '_ {
+        let train = self.train.iter().flat_map(|source| (0..source.len()).filter_map(|i| source.task(i)));
+        train.chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
+    }
+
     /// Tasks that are looked at before the start: all of files, some of generators.
     pub(crate) fn to_check(&self) -> impl Iterator<Item = Task> + '_ {
         let train = self.train.iter().flat_map(|source| {

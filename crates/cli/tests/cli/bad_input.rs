@@ -186,13 +186,33 @@ fn prompts_that_do_not_fit() {
     refused(&place, &["--set", "model.context=4096"], &["4096", "the model was trained for 640"]);
 }
 
+/// Returns the value that an error proposes for a key, as in `` `KEY = VALUE` ``.
+fn proposed<'e>(error: &'e str, key: &str) -> &'e str {
+    let after = error.split_once(&format!("`{key} = ")).unwrap_or_else(|| panic!("no {key} in {error}")).1;
+    after.split_once('`').unwrap().0
+}
+
 #[test]
-fn memory_that_is_not_there() {
+fn memory_error_names_values_that_fit() {
     let place = Place::new();
-    let parts =
-        ["the model would take ", "training ", "MiB of memory may be used", "`engine.micro_batch_tokens`"];
-    refused(&place, &["--set", "engine.micro_batch_tokens=2000000000"], &parts);
-    refused(&place, &["--set", "engine.memory_mb=8"], &parts);
+    let run = |key: &str, value: &str| {
+        let changed = format!("{key}={value}");
+        Place::new().train().args(["--set", "phase=[]", "--set", &changed]).output().unwrap()
+    };
+    let output = place.train().args(["--set", "engine.micro_batch_tokens=2000000000"]).output().unwrap();
+    let message = error(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_says(&message, &["the run takes at least ", "training ", "MiB may be used"]);
+    let fits = run("engine.micro_batch_tokens", proposed(&message, "engine.micro_batch_tokens"));
+    assert!(fits.status.success(), "{}", stderr(&fits));
+
+    let output = place.train().args(["--set", "engine.memory_mb=8"]).output().unwrap();
+    let message = error(&output);
+    let least = proposed(&message, "engine.memory_mb");
+    let fits = run("engine.memory_mb", least);
+    assert!(fits.status.success(), "{least}: {}", stderr(&fits));
+    let less = (least.parse::<u32>().unwrap() - 1).to_string();
+    assert_eq!(run("engine.memory_mb", &less).status.code(), Some(2), "{less}");
 }
 
 #[test]

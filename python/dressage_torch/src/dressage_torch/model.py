@@ -61,7 +61,12 @@ class TreeModel:
         if distributed_config.pp_size > 1:
             model.keep_stage(mesh_manager.get_mesh("pp"))
         model.tie_weights(recompute_mapping=False)
-        shard(model, mesh_manager.get_mesh("fsdp"), mesh_manager.get_mesh("efsdp"), cls.precision)
+        if isinstance(mesh_manager, DeviceMesh):
+            # Before transformers 5.24 there is one mesh, of the ranks that FSDP2 shards over.
+            weights = experts = mesh_manager
+        else:
+            weights, experts = mesh_manager.get_mesh("fsdp"), mesh_manager.get_mesh("efsdp")
+        shard(model, weights, experts, cls.precision)
         return model
 
     def keep_stage(self, stages: DeviceMesh) -> None:
@@ -158,7 +163,7 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
             f"--pp {shape.pipeline}, but {folder} has {config.num_hidden_layers} layers, and a stage needs one"
         )
     _check_shares(config, folder, shape)
-    split = DistributedConfig(tp_size=shape.tensor, fsdp_size=shape.shards, **_expert_options(shape.expert))
+    split = DistributedConfig(tp_size=shape.tensor, fsdp_size=shape.shards, **_expert_options(shape))
     # Given later: transformers itself does not combine stages with FSDP2.
     split.pp_size = shape.pipeline
     model, report = model_class.from_pretrained(
@@ -186,18 +191,19 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
     return _settle(model, frozen, precision)
 
 
-def _expert_options(expert: int) -> dict[str, Any]:
-    """Returns the options of transformers for experts on `expert` ranks.
+def _expert_options(shape: Shape) -> dict[str, Any]:
+    """Returns the options of transformers for experts that ranks share out.
 
-    Raises `StartError` if this version of transformers cannot spread experts: those before 5.24 have no `ep_size`.
+    Raises `StartError` if this version of transformers cannot combine a split with FSDP2. Before 5.24 it has no `ep_size`.
     """
     if any(field.name == "ep_size" for field in fields(DistributedConfig)):
-        return {"ep_size": expert, "ep_implementation": "all_to_all" if expert > 1 else "auto"}
-    if expert > 1:
-        raise StartError(
-            f"--ep {expert} needs transformers 5.24 or newer, but {transformers.__version__} is installed; "
-            "upgrade it, or leave out --ep"
-        )
+        return {"ep_size": shape.expert, "ep_implementation": "all_to_all" if shape.expert > 1 else "auto"}
+    for option, ranks in (("tp", shape.tensor), ("ep", shape.expert), ("pp", shape.pipeline)):
+        if ranks > 1:
+            raise StartError(
+                f"--{option} {ranks} needs transformers 5.24 or newer, but {transformers.__version__} is installed; "
+                f"upgrade it, or leave out --{option}"
+            )
     return {}
 
 

@@ -1,0 +1,134 @@
+//! Scores replies that exist already, as an evaluation scores those that it samples.
+//!
+//! Each reply is an attempt whose only turn is the reply. Replies to one task are a group, so that scorers which
+//! compare the attempts of a group can be used. A reply that a scorer cannot decide has no score and is never
+//! counted as wrong.
+
+use std::collections::BTreeMap;
+
+use dressage_agent::tasks::Task;
+use dressage_rl::{Interval, mean_score, wilson};
+use dressage_store::{Attempt, Begun};
+use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
+use futures_util::stream::{self, StreamExt};
+use serde_json::json;
+
+use crate::TrainerError;
+use crate::evaluate::{RESAMPLES, is_right};
+use crate::scoring::Scorers;
+
+/// Scores of a file of replies.
+#[derive(Debug)]
+pub struct ScoredReplies {
+    /// The replies as attempts, in the order of the file. An attempt without a score has an error in its outcome.
+    pub attempts: Vec<Attempt>,
+    /// Fraction of the scored replies with a score of 1, with its 95 % interval. `None` if no reply has a score.
+    pub success: Option<Interval>,
+    /// Mean score, with its 95 % interval by the bootstrap, if there are scores other than 0 and 1.
+    pub score: Option<Interval>,
+}
+
+/// Scores replies to tasks, at most `concurrency` groups at a time.
+///
+/// # Errors
+/// Returns an error if no scorer is for a task, or a task makes no sense to its scorer.
+pub async fn score_replies(
+    scorers: &Scorers,
+    replies: Vec<(Task, String)>,
+    concurrency: usize,
+) -> Result<ScoredReplies, TrainerError> {
+    let run = RunId("score".into());
+    let mut groups: BTreeMap<String, u32> = BTreeMap::new();
+    let mut samples: Vec<u32> = Vec::new();
+    let mut attempts: Vec<Vec<(usize, Attempt)>> = Vec::new();
+    for (index, (task, reply)) in replies.into_iter().enumerate() {
+        let next = groups.len() as u32;
+        let group = *groups.entry(task.id.clone()).or_insert(next);
+        if group == next {
+            scorers.check_task(&task.id, &json!(task))?;
+            samples.push(0);
+            attempts.push(Vec::new());
+        }
+        let sample = samples[group as usize];
+        samples[group as usize] += 1;
+        let placement = Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample };
+        let id = AttemptId::new(&run, &placement, 0);
+        let begun = Begun { id, placement, number: 0, task: json!(task) };
+        let attempt = Attempt { outcome: Outcome::demonstrated(reply), ..Attempt::begun(&begun) };
+        attempts[group as usize].push((index, attempt));
+    }
+    let scored = stream::iter(attempts).map(|group| score_group(scorers, group));
+    let mut scored: Vec<(usize, Attempt)> =
+        scored.buffer_unordered(concurrency.max(1)).collect::<Vec<_>>().await.into_iter().flatten().collect();
+    scored.sort_unstable_by_key(|(index, _)| *index);
+    let attempts: Vec<Attempt> = scored.into_iter().map(|(_, attempt)| attempt).collect();
+    let scores: Vec<f64> = attempts.iter().filter_map(|attempt| attempt.score).collect();
+    let right = attempts.iter().filter(|attempt| is_right(attempt)).count() as u64;
+    let has_partial_scores = scores.iter().any(|score| *score != 0.0 && *score != 1.0);
+    Ok(ScoredReplies {
+        success: if scores.is_empty() { None } else { Some(wilson(right, scores.len() as u64)?) },
+        score: if has_partial_scores { Some(mean_score(&scores, RESAMPLES, 0)?) } else { None },
+        attempts,
+    })
+}
+
+/// Scores the replies to one task.
+async fn score_group(scorers: &Scorers, group: Vec<(usize, Attempt)>) -> Vec<(usize, Attempt)> {
+    let mut scored = Vec::with_capacity(group.len());
+    let mut unscored = Vec::new();
+    for (index, mut attempt) in group {
+        match scorers.score(&mut attempt).await {
+            Ok(()) => scored.push((index, attempt)),
+            Err(not_scored) => unscored.push((index, not_scored.of(scorers, attempt))),
+        }
+    }
+    if let Some((_, first)) = scored.first()
+        && scorers.compares(&first.task)
+    {
+        let mut members: Vec<&mut Attempt> = scored.iter_mut().map(|(_, attempt)| attempt).collect();
+        if let Err(not_scored) = scorers.score_together(&mut members, &[]).await {
+            let failed = scored.into_iter().map(|(index, attempt)| (index, not_scored.of(scorers, attempt)));
+            unscored.extend(failed);
+            return unscored;
+        }
+    }
+    let finished = scored.into_iter().map(|(index, attempt)| (index, scorers.finish(attempt)));
+    finished.chain(unscored).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_store::Status;
+
+    use super::*;
+    use crate::recipe::RewardKeys;
+
+    fn task(id: &str, answer: i64) -> Task {
+        Task { id: id.to_owned(), question: "?".into(), answer: json!(answer), ..Task::default() }
+    }
+
+    #[tokio::test]
+    async fn replies_are_scored_in_order_by_the_recipes_scorer() {
+        let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
+        let replies = [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];
+        let replies = replies.map(|(id, answer, reply)| (task(id, answer), reply.to_owned()));
+        let ScoredReplies { attempts, success, score } =
+            score_replies(&scorers, replies.into(), 2).await.unwrap();
+        let scores: Vec<_> = attempts.iter().map(|attempt| attempt.score).collect();
+        assert_eq!(scores, [Some(1.0), Some(0.0), Some(0.0), Some(1.0)]);
+        let places: Vec<_> = attempts.iter().map(|a| (a.placement.group, a.placement.sample)).collect();
+        assert_eq!(places, [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        assert!(attempts.iter().all(|attempt| attempt.status == Status::Completed));
+        assert_eq!((success.unwrap().estimate, score), (0.5, None));
+    }
+
+    #[tokio::test]
+    async fn task_without_a_number_is_refused_by_numeric() {
+        let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
+        let wordy = Task { answer: json!("no number"), ..task("a", 0) };
+        let error = score_replies(&scorers, vec![(wordy, "1".into())], 1).await.unwrap_err();
+        assert!(error.to_string().contains('a'), "{error}");
+        let none = score_replies(&scorers, Vec::new(), 1).await.unwrap();
+        assert_eq!((none.attempts.len(), none.success), (0, None));
+    }
+}
