@@ -20,7 +20,7 @@ use dressage_policy::{
     CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, crash_point,
     within,
 };
-use dressage_text::{Message, ToolSpec};
+use dressage_text::{ContentPart, Message, ToolSpec};
 use dressage_tree::{CallCounts, Finish, Outcome, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, debug_span};
@@ -284,6 +284,14 @@ impl Run<'_> {
     async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
         let Agent { format, limits, context, .. } = self.agent;
         let mut history = request.messages.clone();
+        if let (Some(opening), Some(last)) = (tools.opening(), history.last_mut()) {
+            let parts = match last.content.parts() {
+                Some(parts) => parts.to_vec(),
+                None => vec![ContentPart::Text(last.content.as_str().to_owned())],
+            };
+            let opening = ContentPart::Text(format!("\n\n{opening}"));
+            last.content = parts.into_iter().chain([opening]).collect();
+        }
         // No turn is drawn with older weights than the one before, whichever sampler draws it.
         let mut least_version = 0;
         let mut streams = CallStreams::new(request.stream);

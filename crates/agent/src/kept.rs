@@ -76,6 +76,18 @@ impl Keeper {
     }
 }
 
+impl dressage_reward::Supervisor for Keeper {
+    fn start(
+        &self,
+        program: &[String],
+        folder: &Path,
+        environment: Vec<(String, String)>,
+        input: Option<String>,
+    ) -> Result<(Child, String), String> {
+        Ok((Keeper::start(self, environment)?, order(program, folder, input)))
+    }
+}
+
 /// A program that serves, under its keeper. Dropping it ends the program, with all that it has started.
 pub struct KeptProcess {
     keeper: Child,
@@ -151,6 +163,13 @@ impl Tail {
     /// The text that was kept.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.kept).into_owned()
+    }
+
+    /// Returns the last lines that are not blank.
+    pub fn last_lines(&self, most: usize) -> String {
+        let text = self.text();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        lines[lines.len().saturating_sub(most)..].join("\n")
     }
 
     /// The last line that is not blank.

@@ -1,15 +1,18 @@
-//! Scorers that ask others, with the clients and sandboxes that they ask through.
+//! Scorers that ask others or start processes, with the clients, sandboxes and keepers for that.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use async_trait::async_trait;
+use dressage_agent::Keeper;
 use dressage_agent::environments::{EnvironmentScorer, Environments};
 use dressage_remote::{
     ChatParams, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Service, ServiceOptions,
 };
 use dressage_reward::{
-    self as reward, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, ScoreError, Scorer, ScorerKind,
+    self as reward, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer, ScoreError,
+    Scorer, ScorerKind, Supervisor,
 };
 use dressage_text::Message;
 use dressage_trainer::CustomScorers;
@@ -19,13 +22,15 @@ use serde_json::Value;
 use crate::failure::unusable;
 use crate::testbed;
 
-/// Scorers of a recipe that need a client, a sandbox, or the environments that it has. Keys are read from
+/// Scorers of a recipe that need a client, a sandbox, a keeper of processes, or its environments. Keys are read from
 /// variables of the process.
 ///
 /// # Errors
 /// When an address or a setting cannot be used, or a key is missing: of which scorer.
 pub fn asking(keys: &RewardKeys, environments: &Environments) -> anyhow::Result<CustomScorers> {
     let only = [keys.only()];
+    let keeper = Keeper::this().context("this program's own file is not found")?;
+    let keeper = || Some(Arc::new(keeper.clone()) as Arc<dyn Supervisor>);
     let all = if keys.scorers.is_empty() { &only[..] } else { &keys.scorers[..] };
     let mut scorers = CustomScorers::new();
     for scorer in all {
@@ -33,6 +38,8 @@ pub fn asking(keys: &RewardKeys, environments: &Environments) -> anyhow::Result<
             ScorerKind::Http(keys) => http(keys).map_err(|error| error.to_string()),
             ScorerKind::Judge(keys) => judge(keys).map_err(|error| error.to_string()),
             ScorerKind::Code(keys) => testbed::scorer(keys),
+            ScorerKind::Command(keys) => Ok(Arc::new(CommandScorer::new(keys.clone(), keeper()))),
+            ScorerKind::Python(keys) => Ok(PythonScorer::new(keys.clone(), keeper())),
             ScorerKind::Environment(_) => Ok(Arc::new(EnvironmentScorer::new(environments.clone()))),
             _ => continue,
         };

@@ -43,18 +43,30 @@ pub struct Args {
     #[arg(long, value_name = "JSON", default_value = "{}", requires = "call")]
     arguments: String,
 
+    /// Row of a task, a JSON object, for tools that need its fields
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    row: String,
+
     /// Change a key of the recipe. Can be given many times
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<Override>,
 }
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let arguments: Map<String, Value> = serde_json::from_str(&args.arguments)
-        .map_err(|error| unusable(format!("--arguments {:?} is no JSON object: {error}", args.arguments)))?;
-    crate::runtime()?.block_on(show(args, arguments))
+    let object = |option: &str, text: &str| {
+        serde_json::from_str::<Map<String, Value>>(text)
+            .map_err(|error| unusable(format!("{option} {text:?} is no JSON object: {error}")))
+    };
+    let arguments = object("--arguments", &args.arguments)?;
+    let row = object("--row", &args.row)?;
+    crate::runtime()?.block_on(show(args, arguments, row))
 }
 
-async fn show(args: &Args, arguments: Map<String, Value>) -> anyhow::Result<ExitCode> {
+async fn show(
+    args: &Args,
+    arguments: Map<String, Value>,
+    row: Map<String, Value>,
+) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
     let agents = recipe.agents();
     let named = |name: &String| agents.iter().find(|(agent, _)| *agent == name.as_str());
@@ -69,7 +81,7 @@ async fn show(args: &Args, arguments: Map<String, Value>) -> anyhow::Result<Exit
     let begun = Instant::now();
     let context = ToolContext {
         attempt: "tools".to_owned(),
-        task: Task::default(),
+        task: Task { row: row.into(), ..Task::default() },
         seed: recipe.run.seed,
         stream: 0,
         deadline: Duration::MAX,

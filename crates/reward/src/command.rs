@@ -6,22 +6,22 @@
 //! those that are named.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_policy::awake::within;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
 
-use crate::process::{self, shown};
+use crate::process::{self, Launch, Supervisor, shown};
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
-/// Starts a program for each answer.
+/// Options of a program that is started for each answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CommandScorer {
+pub struct CommandKeys {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Longest wait for it, in seconds.
@@ -37,6 +37,13 @@ pub struct CommandScorer {
 
 fn minute() -> f64 {
     60.0
+}
+
+/// Starts a program for each answer.
+#[derive(Debug, Clone)]
+pub struct CommandScorer {
+    keys: CommandKeys,
+    supervisor: Option<Arc<dyn Supervisor>>,
 }
 
 /// Line that the program prints.
@@ -62,7 +69,7 @@ impl Scorer for CommandScorer {
     }
 }
 
-impl CommandScorer {
+impl CommandKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         if self.command.first().is_none_or(String::is_empty) {
             return Err(self.broken("is not named: give a program and its arguments"));
@@ -75,13 +82,24 @@ impl CommandScorer {
         Ok(())
     }
 
+    fn broken(&self, what: impl Into<String>) -> ScoreError {
+        ScoreError::Command { command: self.command.join(" "), what: what.into() }
+    }
+}
+
+impl CommandScorer {
+    /// Creates a scorer whose programs `supervisor` starts.
+    pub fn new(keys: CommandKeys, supervisor: Option<Arc<dyn Supervisor>>) -> Self {
+        CommandScorer { keys, supervisor }
+    }
+
     /// Asks the program.
     ///
     /// # Errors
     /// When it cannot be started, fails, is late, or prints something else.
     pub async fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
-        self.check()?;
-        let limit = Duration::from_secs_f64(self.seconds);
+        self.keys.check()?;
+        let limit = Duration::from_secs_f64(self.keys.seconds);
         match within(limit, self.ask(text, expected)).await {
             Some(score) => score,
             None => Err(self.broken(format!("did not answer within {limit:?}"))),
@@ -89,24 +107,22 @@ impl CommandScorer {
     }
 
     async fn ask(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
-        let started = process::start(&self.command, &self.folder, &self.environment);
+        let CommandKeys { command: program, folder, environment, .. } = &self.keys;
+        let launch = Launch { program, folder, environment, supervisor: self.supervisor.as_deref() };
+        let question = format!("{}\n", json!({ "text": text, "expected": expected }));
+        let started = process::start(launch, Some(question)).await;
         // Dropped at the end, with all that the program has started.
         let mut process = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
-        let question = format!("{}\n", json!({ "text": text, "expected": expected }));
-        let stdin = process.child.stdin.take();
-        let asking = async move {
-            if let Some(mut stdin) = stdin {
-                // A program may know its answer without reading to the end.
-                let _ = stdin.write_all(question.as_bytes()).await;
-            }
-        };
-        let ((), output) = tokio::join!(asking, process.output());
+        let output = process.output().await;
         let output = output.map_err(|error| self.broken(format!("cannot be waited for: {error}")))?;
+        if let Some(why) = process::not_started(output.status, &output.stderr) {
+            return Err(self.broken(format!("cannot be started: {why}")));
+        }
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             let last =
                 said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing on standard error");
-            return Err(self.broken(format!("ended with {}: {last}", output.status)));
+            return Err(self.broken(format!("ended with {}: {last}", process::ending(output.status))));
         }
         let said = String::from_utf8_lossy(&output.stdout);
         let score = match serde_json::from_str(said.trim()) {
@@ -124,7 +140,7 @@ impl CommandScorer {
     }
 
     fn broken(&self, what: impl Into<String>) -> ScoreError {
-        ScoreError::Command { command: self.command.join(" "), what: what.into() }
+        self.keys.broken(what)
     }
 }
 
@@ -134,7 +150,14 @@ mod tests {
 
     fn shell(script: &str) -> CommandScorer {
         let command = vec!["sh".into(), "-c".into(), script.into()];
-        CommandScorer { command, seconds: 5.0, folder: PathBuf::new(), environment: Vec::new() }
+        let keys = CommandKeys { command, seconds: 5.0, folder: PathBuf::new(), environment: Vec::new() };
+        CommandScorer::new(keys, None)
+    }
+
+    fn with(script: &str, change: impl FnOnce(&mut CommandKeys)) -> CommandScorer {
+        let mut scorer = shell(script);
+        change(&mut scorer.keys);
+        scorer
     }
 
     #[tokio::test]
@@ -157,8 +180,9 @@ mod tests {
         assert!(std::env::var(secret).is_ok());
         let scorer = shell(&format!("test -n \"$PATH\" && test -z \"${secret}\" && echo 1"));
         assert_eq!(scorer.grade("", &Value::Null).await.unwrap().value, 1.0);
-        let scorer = shell(&format!("test -n \"${secret}\" && echo 1"));
-        let scorer = CommandScorer { environment: vec![secret.into()], ..scorer };
+        let scorer = with(&format!("test -n \"${secret}\" && echo 1"), |keys| {
+            keys.environment = vec![secret.into()];
+        });
         assert_eq!(scorer.grade("", &Value::Null).await.unwrap().value, 1.0);
     }
 
@@ -167,7 +191,7 @@ mod tests {
     async fn nothing_is_left_running() {
         let folder = tempfile::tempdir().unwrap();
         let script = "(sleep 0.4; touch late) & wait";
-        let scorer = CommandScorer { seconds: 0.1, folder: folder.path().into(), ..shell(script) };
+        let scorer = with(script, |keys| (keys.seconds, keys.folder) = (0.1, folder.path().into()));
         scorer.grade("", &Value::Null).await.unwrap_err();
         tokio::time::sleep(Duration::from_millis(600)).await;
         assert!(!folder.path().join("late").exists());
@@ -179,10 +203,10 @@ mod tests {
             (shell("echo oh no >&2; exit 3"), "ended with exit status: 3: oh no"),
             (shell("echo many"), "printed \"many\", which is neither a number nor a score"),
             (shell("echo 2"), "printed 2, but a score is in 0..=1"),
-            (CommandScorer { seconds: 0.05, ..shell("sleep 9") }, "did not answer within 50ms"),
-            (CommandScorer { command: vec!["/no/such".into()], ..shell("") }, "cannot be started"),
-            (CommandScorer { folder: "/no/such".into(), ..shell("") }, "cannot be started"),
-            (CommandScorer { command: vec![], ..shell("") }, "is not named"),
+            (with("sleep 9", |keys| keys.seconds = 0.05), "did not answer within 50ms"),
+            (with("", |keys| keys.command = vec!["/no/such".into()]), "cannot be started"),
+            (with("", |keys| keys.folder = "/no/such".into()), "cannot be started"),
+            (with("", |keys| keys.command = vec![]), "is not named"),
         ] {
             let error = scorer.grade("", &Value::Null).await.unwrap_err().to_string();
             assert!(error.contains(want), "{error}\n  want: {want}");

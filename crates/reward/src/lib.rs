@@ -53,13 +53,14 @@ pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
 pub use asked::{Chat, Service};
 pub use choice::ChoiceScorer;
 pub use code::{CodeKeys, CodeScorer, Passing, Program, ProgramEnd, Ran, Runner, Walls};
-pub use command::CommandScorer;
+pub use command::{CommandKeys, CommandScorer};
 pub use dressage_tree::Component;
 pub use form::FormScorer;
 pub use http::{HttpKeys, HttpScorer};
 pub use judge::{Group, JudgeEndpoint, JudgeKeys, JudgeScorer, Verdict};
 pub use maths::{MathsPlace, MathsScorer, Percent, Units};
 pub use numeric::{Extract, NumericScorer, Tolerance};
+pub use process::Supervisor;
 pub use program::{ProgramScorer, Said};
 pub use python::{PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
@@ -88,7 +89,7 @@ pub enum ScorerKind {
     /// A program, by tests that it passes in a sandbox.
     Code(CodeKeys),
     /// Asks a program.
-    Command(CommandScorer),
+    Command(CommandKeys),
     /// Asks a service.
     Http(HttpKeys),
     /// Asks a language model.
@@ -213,7 +214,7 @@ impl ScorerKind {
             ScorerKind::JsonSchema(scorer) => scorer.check(),
             ScorerKind::Sql(scorer) => scorer.check(),
             ScorerKind::Code(keys) => keys.check(),
-            ScorerKind::Command(scorer) => scorer.check(),
+            ScorerKind::Command(keys) => keys.check(),
             ScorerKind::Http(keys) => keys.check(),
             ScorerKind::Judge(keys) => keys.check(),
             ScorerKind::Python(keys) => keys.check(),
@@ -223,7 +224,8 @@ impl ScorerKind {
 
     /// The scorer itself. One that asks over a network has to be given a client instead ([`HttpScorer::new`],
     /// [`JudgeScorer::new`]), one that runs programs a sandbox ([`CodeScorer::new`]): this one scores
-    /// nothing.
+    /// nothing. One that starts processes should be given a [`Supervisor`] ([`CommandScorer::new`],
+    /// [`PythonScorer::new`]), so that they end with this process.
     pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),
@@ -233,11 +235,11 @@ impl ScorerKind {
             ScorerKind::Form(scorer) => Arc::new(scorer.clone()),
             ScorerKind::JsonSchema(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
-            ScorerKind::Command(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::Command(keys) => Arc::new(CommandScorer::new(keys.clone(), None)),
             ScorerKind::Code(_) | ScorerKind::Http(_) | ScorerKind::Judge(_) | ScorerKind::Environment(_) => {
                 Arc::new(Unwired(self.name()))
             }
-            ScorerKind::Python(keys) => PythonScorer::new(keys.clone()),
+            ScorerKind::Python(keys) => PythonScorer::new(keys.clone(), None),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
         }
     }

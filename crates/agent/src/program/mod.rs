@@ -15,6 +15,7 @@ pub mod keeper;
 mod launch;
 mod outcome;
 mod process;
+mod rehearsal;
 mod workers;
 
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ use tracing::{Instrument, debug_span};
 
 pub use launch::Launch;
 use process::Ended;
+pub use rehearsal::Rehearsal;
 pub use workers::Workers;
 
 use crate::context::{ContextPolicy, summary_agent};

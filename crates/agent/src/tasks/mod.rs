@@ -65,7 +65,7 @@ impl Task {
     }
 
     /// The task with all tools of whichever agent does it.
-    pub(crate) fn selecting_no_tools(mut self) -> Self {
+    pub fn selecting_no_tools(mut self) -> Self {
         if self.tool_selection().is_some() {
             let mut row = (*self.row).clone();
             if let Some(Value::Object(extra)) = row.get_mut("extra_info") {

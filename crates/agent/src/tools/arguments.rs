@@ -1,6 +1,7 @@
 //! Whether the arguments of a call fit the schema of its tool.
 
-use jsonschema::Validator;
+use jsonschema::error::{TypeKind, ValidationErrorKind};
+use jsonschema::{JsonType, ValidationError, Validator};
 use serde_json::{Map, Value};
 
 /// Most characters of a complaint: a model may have written anything.
@@ -70,21 +71,61 @@ impl Arguments {
     pub fn check(&self, arguments: &Map<String, Value>) -> Result<(), String> {
         let arguments = Value::Object(arguments.clone());
         let Some(error) = self.validator.iter_errors(&arguments).next() else { return Ok(()) };
-        let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
-        let mut why = if path.is_empty() {
-            let there = match &self.names[..] {
-                [] => "there are no arguments".to_owned(),
-                names => format!("the arguments are {}", names.join(", ")),
-            };
-            format!("{error}; {there}")
-        } else {
-            format!("{path}: {error}")
+        let mut why = match described(&error) {
+            why if error.instance_path().as_str().is_empty() => {
+                let there = match &self.names[..] {
+                    [] => "there are no arguments".to_owned(),
+                    names => format!("the arguments are {}", names.join(", ")),
+                };
+                format!("{why}; {there}")
+            }
+            why => why,
         };
         if let Some((cut, _)) = why.char_indices().nth(LONGEST) {
             why.truncate(cut);
             why.push('…');
         }
         Err(why)
+    }
+}
+
+/// Returns what is wrong with a value, with its path and all that it could be.
+fn described(error: &ValidationError<'_>) -> String {
+    let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
+    let why = match error.kind() {
+        ValidationErrorKind::Enum { options } => {
+            let options = options.as_array().map_or(&[][..], Vec::as_slice);
+            let options: Vec<String> = options.iter().map(Value::to_string).collect();
+            format!("{} is not one of {}", shown(error.instance()), options.join(", "))
+        }
+        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+            // That null would do helps no caller that has given a value.
+            let is_null = |error: &ValidationError<'_>| {
+                matches!(error.kind(), ValidationErrorKind::Type { kind: TypeKind::Single(JsonType::Null) })
+            };
+            let mut whys: Vec<String> = Vec::new();
+            for error in context.iter().filter_map(|errors| errors.first()).filter(|error| !is_null(error)) {
+                let why = described(error);
+                if !whys.contains(&why) {
+                    whys.push(why);
+                }
+            }
+            if !whys.is_empty() {
+                return whys.join(", or ");
+            }
+            error.to_string()
+        }
+        _ => error.to_string(),
+    };
+    if path.is_empty() { why } else { format!("{path}: {why}") }
+}
+
+/// Returns a value as JSON, shortened: a model may have written anything.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(LONGEST / 5) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }
 
@@ -117,6 +158,28 @@ mod tests {
     }
 
     #[test]
+    fn check_names_all_members_of_choices() {
+        let sizes: Vec<String> = (0..12).map(|size| format!("size-{size}")).collect();
+        let schema = json!({ "properties": {
+            "unit": { "anyOf": [{ "type": "string", "enum": ["C", "F"] }, { "type": "null" }] },
+            "size": { "enum": sizes },
+            "many": { "type": "array", "items": { "anyOf": [{ "type": "null" }, { "enum": ["a"] }] } },
+            "either": { "oneOf": [{ "enum": ["a"] }, { "type": "integer", "maximum": 3 }] },
+            "tree": { "anyOf": [{ "anyOf": [{ "enum": [1] }, { "enum": [2] }] }, { "type": "null" }] },
+        } });
+        let arguments = Arguments::new(&schema).unwrap();
+        let check = |value: Value| arguments.check(value.as_object().unwrap()).unwrap_err();
+        assert_eq!(check(json!({ "unit": "K" })), "unit: \"K\" is not one of \"C\", \"F\"");
+        let found = check(json!({ "size": "size-99" }));
+        assert!(sizes.iter().all(|size| found.contains(size)), "{found}");
+        assert_eq!(check(json!({ "many": ["a", "b"] })), "many.1: \"b\" is not one of \"a\"");
+        let found = check(json!({ "either": 7 }));
+        assert_eq!(found, "either: 7 is not one of \"a\", or either: 7 is greater than the maximum of 3");
+        assert_eq!(check(json!({ "tree": 3 })), "tree: 3 is not one of 1, or tree: 3 is not one of 2");
+        assert!(check(json!({ "unit": "K".repeat(10_000) })).ends_with("\"C\", \"F\""));
+    }
+
+    #[test]
     fn what_does_not_fit_is_named() {
         let schema = json!({
             "type": "object",
@@ -139,7 +202,7 @@ mod tests {
             (json!({ "city": 5 }), "city: 5 is not of type \"string\""),
             (json!({ "city": "a", "days": "3" }), "days: \"3\" is not of type \"integer\""),
             (json!({ "city": "a", "days": 15 }), "days: 15 is greater than the maximum of 14"),
-            (json!({ "city": "a", "unit": "K" }), "unit: \"K\" is not one of "),
+            (json!({ "city": "a", "unit": "K" }), "unit: \"K\" is not one of \"C\", \"F\""),
             (json!({ "city": "a", "places": [{}] }), "places.0: \"x\" is a required property"),
             (
                 json!({ "city": "a", "town": 1 }),

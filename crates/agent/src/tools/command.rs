@@ -29,7 +29,7 @@ const ENDING: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommandOptions {
     /// The program and its arguments. `{NAME}` within one is the argument NAME of the call; an element is
-    /// left out where that is not given and has no default. `{{` and `}}` around a name are braces.
+    /// left out if the argument is null, or not given and without a default. `{{` and `}}` around a name are braces.
     pub command: Vec<String>,
     /// The folder that it runs in; this process' where empty.
     pub folder: PathBuf,
@@ -106,7 +106,10 @@ impl CommandTool {
     /// Names the argument that no program can be given.
     fn command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         let default = |name: &str| self.options.parameters["properties"][name].get("default");
-        let value = |name: &str| arguments.get(name).or_else(|| default(name)).map(text_of);
+        // An argument that is null is none: no program is given the text `null` for it.
+        let value = |name: &str| {
+            arguments.get(name).or_else(|| default(name)).filter(|value| !value.is_null()).map(text_of)
+        };
         let mut command = Vec::new();
         for element in &self.elements {
             let put_in = |piece: &Piece| match piece {
@@ -350,6 +353,8 @@ mod tests {
             command(json!({ "mode": ["a", 1] })).unwrap(),
             ["grep", "-e", "[\"a\",1]", "{pattern}", "{print $1}", "{}"]
         );
+        let null = json!({ "pattern": null, "max": 3, "mode": null });
+        assert_eq!(command(null).unwrap(), ["grep", "-e", "--max=3", "{pattern}", "{print $1}", "{}"]);
         assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a character 0"));
         assert!(command(json!({ "pattern": "a".repeat(LONGEST) })).unwrap_err().contains("131072 bytes"));
     }

@@ -4,8 +4,10 @@
 //! times, says what it has to say for the scoring, and is always closed, also when the attempt is cancelled.
 //! A [`ToolSet`] is the toolboxes of an agent; [`ToolSet::open`] opens them all as one [`OpenTools`].
 //!
-//! Guarantees: names of tools are unique in a set. All attempts at one task are told of the same tools,
-//! whatever a toolbox offers later; a tool that is gone answers with an observation. Calls of one turn run at
+//! Guarantees: names of tools are unique in a set. The prompts of all attempts at one task list the same
+//! tools, whatever a toolbox offers later. If the tools of a toolbox change within an attempt, the observation
+//! of the turn says so: a tool that is new can be called from then on, and one that is gone answers with an
+//! observation. Calls of one turn run at
 //! once where their toolboxes allow it, and are answered in the order in which they were written. Every
 //! opening, call, handing over and closing has a deadline, which waiting for a turn is no part of.
 //!
@@ -59,7 +61,7 @@ pub use dressage_search::Retries;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
 pub use helper::{HelpRequest, Helper, HelperSlot};
 pub use limited::{CallLimits, Limited};
-pub use mcp::{Mcp, McpServer};
+pub use mcp::{Mcp, McpServer, Prolonged};
 pub(crate) use observation::COUNTED;
 pub use observation::{Observation, ObservationKind};
 pub use output::{Branch, CallError, ToolOutput};
@@ -141,6 +143,17 @@ pub trait Session: Send + Sync {
     /// are not made in the last turn that an attempt has.
     fn acts(&self, _tool: &str) -> bool {
         false
+    }
+
+    /// Text that the session adds to the last message of the prompt, such as the state that it starts from.
+    fn opening(&self) -> Option<String> {
+        None
+    }
+
+    /// Longest time of a call, if the session itself ends calls earlier that do not go on; the deadline of
+    /// the set if `None`.
+    fn longest_call(&self) -> Option<Duration> {
+        None
     }
 
     /// Waits until a call of this tool can begin: for a place among others, or for something to start again.

@@ -95,11 +95,12 @@ impl Observation {
             None => ObservationKind::Ok,
             Some(CallError::BadArguments) => ObservationKind::BadArguments,
             Some(CallError::Failed | CallError::Unavailable) => ObservationKind::Failed,
+            Some(CallError::Late) => ObservationKind::Timeout,
         };
         let text = output.read();
         let text = Cut { characters: Some(MOST), ..Cut::default() }.of(&text).unwrap_or(text);
         let mut of = Self::new(kind, text);
-        if output.error == Some(CallError::Unavailable) {
+        if matches!(output.error, Some(CallError::Unavailable | CallError::Late)) {
             of.trouble = Some(of.text.clone());
         }
         let ToolOutput { reward, metrics, ends, branches, .. } = output;

@@ -9,7 +9,7 @@ use super::ToolError;
 use crate::tasks::Task;
 
 /// Between the names of a toolbox and of its tool, where another toolbox has a tool of that name.
-const BETWEEN: &str = "__";
+pub(super) const BETWEEN: &str = "__";
 
 /// The tools of an agent, as the model is told of them.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -47,6 +47,12 @@ impl Offer {
             }
         }
         Ok(Offer { specs, places })
+    }
+
+    /// Returns the tools of a toolbox, by its index, with their names there.
+    pub fn of_toolbox(&self, at: usize) -> Vec<ToolSpec> {
+        let all = self.specs.iter().zip(&self.places).filter(|(_, (toolbox, _))| *toolbox == at);
+        all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
     }
 
     /// The toolbox of a tool, by its place, and the tool's name there.

@@ -41,6 +41,8 @@ pub enum CallError {
     BadArguments,
     /// The tool did what it was asked to, and that failed: an exit code, an error of a page.
     Failed,
+    /// The tool did not answer within a deadline that the session itself keeps.
+    Late,
     /// The tool itself does not work. It is nothing that the model could change, and is reported as trouble.
     Unavailable,
 }

@@ -12,14 +12,14 @@ use dressage_tree::CallCounts;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tracing::{debug, trace};
 
 use super::observation::{Observation, ObservationKind};
-use super::offer::{Offer, Offers};
+use super::offer::{BETWEEN, Offer, Offers};
 use super::used::{Meter, Used};
-use super::{HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
+use super::{Cut, HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 use crate::tasks::Task;
 
@@ -28,6 +28,9 @@ const AT_ONCE: usize = 32;
 
 /// The most bytes, as JSON, that a toolbox may hand over of an attempt: all of it is recorded.
 const MOST_EVIDENCE: usize = 1 << 20;
+
+/// Most characters of an announcement of tools.
+const MAX_NOTE: usize = 20_000;
 
 /// The toolboxes that an agent may use, and how long each of their verbs may take.
 #[derive(Clone)]
@@ -155,13 +158,18 @@ impl ToolSet {
                 || ToolError::Open { tool: name.clone(), why: format!("not ready within {deadline:?}") };
             let session = opened.unwrap_or_else(|| Err(late()))?;
             let (deadline, strict, longest) = (*deadline, *strict, attempt.deadline);
-            open.sessions.push(OpenBox { name, session, deadline, strict, longest, meter: meter.clone() });
+            let (tools, appeared, meter) = (Vec::new(), Vec::new(), meter.clone());
+            open.sessions.push(OpenBox { name, session, tools, appeared, deadline, strict, longest, meter });
         }
         let now = || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
             Offer::new(&specs.collect::<Vec<_>>())
         };
         open.offer = self.offers.freeze(&attempt.task, now)?;
+        for (at, one) in open.sessions.iter_mut().enumerate() {
+            one.tools = open.offer.of_toolbox(at);
+        }
+        open.is_selected = attempt.task.tool_selection().is_some();
         Ok(())
     }
 }
@@ -172,12 +180,18 @@ impl ToolSet {
 pub struct OpenTools {
     sessions: Vec<OpenBox>,
     offer: Arc<Offer>,
+    /// Whether the task selects its tools, so that no other one can be called.
+    is_selected: bool,
     counts: CallCounts,
 }
 
 struct OpenBox {
     name: String,
     session: Box<dyn Session>,
+    /// Tools that the model knows of: those that the prompt lists, as observations have changed them.
+    tools: Vec<ToolSpec>,
+    /// Names of tools that observations have announced.
+    appeared: Vec<String>,
     deadline: Duration,
     strict: bool,
     /// Longest wait for the turn of a call: for as long as the attempt may take.
@@ -193,9 +207,15 @@ impl fmt::Debug for OpenTools {
 }
 
 impl OpenTools {
-    /// The tools that the model is told of. They stay the same until the end.
+    /// The tools that the prompt lists. They stay the same until the end.
     pub fn specs(&self) -> &[ToolSpec] {
         &self.offer.specs
+    }
+
+    /// Returns the texts that sessions add to the last message of the prompt.
+    pub fn opening(&self) -> Option<String> {
+        let texts: Vec<String> = self.sessions.iter().filter_map(|open| open.session.opening()).collect();
+        (!texts.is_empty()).then(|| texts.join("\n\n"))
     }
 
     /// Answers the calls of a reply, in the order in which they were written. It never fails: what goes wrong
@@ -222,6 +242,7 @@ impl OpenTools {
             together.push(Box::pin(self.execute(call)));
         }
         observations.extend(all(together).await);
+        self.announce(&mut observations);
         for observation in &observations {
             observation.kind.count(&mut self.counts);
         }
@@ -270,10 +291,38 @@ impl OpenTools {
         closed.unwrap_or_else(|panic| Err(ToolError::Close { tool, why: panic.to_string() }))
     }
 
-    /// The session that a call is for, and the tool's name there.
-    fn find(&self, call: &ToolCall) -> Option<(&OpenBox, &str)> {
-        let (at, tool) = self.offer.find(&call.name)?;
-        Some((self.sessions.get(at)?, tool))
+    /// Adds to the last observation of each toolbox how its tools have changed since the model knew them.
+    fn announce(&mut self, observations: &mut [Observation]) {
+        if self.is_selected {
+            return;
+        }
+        for OpenBox { name, session, tools, appeared, .. } in &mut self.sessions {
+            let of = |observation: &&mut Observation| observation.toolbox.as_ref() == Some(name);
+            let Some(last) = observations.iter_mut().rev().find(of) else { continue };
+            let now = session.specs();
+            if let Some(note) = changes(tools, &now) {
+                last.text.push_str(&note);
+                let is_new = |spec: &&ToolSpec| !tools.iter().any(|known| known.name == spec.name);
+                appeared.extend(now.iter().filter(is_new).map(|spec| spec.name.clone()));
+                *tools = now;
+            }
+        }
+    }
+
+    /// Returns the session that a call is for, and the tool's name there: a tool that the prompt lists, or
+    /// else one that has appeared since.
+    fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
+        if let Some((at, tool)) = self.offer.find(&call.name) {
+            return Some((self.sessions.get(at)?, tool));
+        }
+        let name = call.name.as_str();
+        let has = |open: &OpenBox, name: &str| open.appeared.iter().any(|tool| tool == name);
+        let mut known = self.sessions.iter().filter(|_| !self.is_selected);
+        known.find_map(|open| {
+            let own = name.strip_prefix(open.name.as_str()).and_then(|rest| rest.strip_prefix(BETWEEN));
+            let tool = [Some(name), own].into_iter().flatten().find(|name| has(open, name))?;
+            Some((open, tool))
+        })
     }
 
     fn acts(&self, call: &ToolCall) -> bool {
@@ -336,7 +385,8 @@ impl OpenTools {
             let text = format!("the tool {:?} is no longer there", call.name);
             return trouble(ObservationKind::UnknownTool, text);
         }
-        match within(*deadline, session.call(tool, &call.arguments)).await {
+        let deadline = session.longest_call().map_or(*deadline, |longest| longest.max(*deadline));
+        match within(deadline, session.call(tool, &call.arguments)).await {
             Some(output) => Observation::of(session.after(tool, &call.arguments, output).await),
             None => {
                 let text = format!("{} did not answer within {deadline:?}", call.name);
@@ -344,6 +394,25 @@ impl OpenTools {
             }
         }
     }
+}
+
+/// Returns how tools have changed, as the model reads it.
+fn changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
+    let missing = |from: &[ToolSpec], spec: &ToolSpec| !from.iter().any(|other| other.name == spec.name);
+    let described = |spec: &ToolSpec| {
+        json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
+            .to_string()
+    };
+    let new: Vec<String> = now.iter().filter(|spec| missing(known, spec)).map(described).collect();
+    let changed = |spec: &&ToolSpec| !missing(known, spec) && !known.contains(spec);
+    let changed: Vec<String> = now.iter().filter(changed).map(described).collect();
+    let gone = known.iter().filter(|spec| missing(now, spec)).map(|spec| spec.name.clone()).collect();
+    let kinds = [("New", new), ("Changed", changed), ("Gone", gone)];
+    let kinds = kinds.iter().filter(|(_, tools)| !tools.is_empty());
+    let lines: Vec<String> = kinds.map(|(kind, tools)| format!("{kind}: {}", tools.join(", "))).collect();
+    let note = format!("\n[The tools have changed. {}]", lines.join(". "));
+    let note = Cut { characters: Some(MAX_NOTE), ..Cut::default() }.of(&note).unwrap_or(note);
+    (!lines.is_empty()).then_some(note)
 }
 
 /// An observation that is the fault of the tool.

@@ -266,7 +266,7 @@ async fn attempts_at_a_task_are_told_of_the_same_tools() {
     let mut first = set.open(&context("task")).await.unwrap();
     assert_eq!(names(&set.specs(&context("task").task)), ["search", "open"]);
 
-    // What is added is not offered, what is taken away says so, also within a session.
+    // The prompt stays as it was. The observation of the turn says what is new and what is gone.
     *offered.lock().unwrap() = vec!["open", "click"];
     let mut second = set.open(&context("task")).await.unwrap();
     for open in [&mut first, &mut second] {
@@ -275,10 +275,16 @@ async fn attempts_at_a_task_are_told_of_the_same_tools() {
         let observed = open.answer(&reply(&calls), true).await;
         let texts: Vec<&str> = observed.iter().map(|o| o.text.as_str()).collect();
         let gone = "Error: the tool \"search\" is no longer there";
-        assert_eq!(texts, [gone, "done 0", "Error: there is no tool \"click\"; there is search, open"]);
+        let note = "done 0\n[The tools have changed. New: {\"name\":\"click\",\"description\":\"\",\"parameters\":\
+                    {\"type\":\"object\"}}. Gone: search]";
+        assert_eq!(texts, [gone, note, "Error: there is no tool \"click\"; there is search, open"]);
         let troubles: Vec<Option<&str>> = observed.iter().map(|o| o.trouble.as_deref()).collect();
         assert_eq!(troubles, [Some(gone), None, None]);
         assert_eq!(open.counts().unknown_tool, 2);
+        // From then on it can be called, by either name, and is announced once.
+        let calls = ["click", "web__click", "open"].map(|name| call(name, json!({})));
+        let observed = open.answer(&reply(&calls), true).await;
+        assert!(observed.iter().all(|observed| observed.text == "done 0"), "{observed:?}");
     }
     // Another task is told of what there is now.
     let other = set.open(&context("other")).await.unwrap();

@@ -1,6 +1,7 @@
 //! A toolbox around another one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_text::ToolSpec;
@@ -92,6 +93,14 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
 
     fn acts(&self, tool: &str) -> bool {
         self.session.acts(tool)
+    }
+
+    fn opening(&self) -> Option<String> {
+        self.session.opening()
+    }
+
+    fn longest_call(&self) -> Option<Duration> {
+        self.session.longest_call()
     }
 
     async fn admit(&self, tool: &str) -> Permit {

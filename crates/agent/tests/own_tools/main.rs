@@ -5,6 +5,7 @@
 mod command;
 mod hazards;
 mod python;
+mod toolbox;
 mod verl;
 
 use std::path::{Path, PathBuf};

@@ -186,6 +186,84 @@ async fn arguments_that_do_not_fit_are_named() {
 }
 
 #[tokio::test]
+async fn defaults_that_json_lacks_stay_with_the_function() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = "
+import dataclasses, enum
+from typing import Annotated, Optional
+
+class Unit(str, enum.Enum):
+    C = 'C'
+    F = 'F'
+
+class Odd(enum.Enum):
+    FAR = float('inf')
+    ONE = 1
+
+@dataclasses.dataclass
+class Range:
+    low: float = float('-inf')
+    high: list = dataclasses.field(default_factory=lambda: [float('inf')])
+
+class Bound:
+    def __init__(self, **bounds):
+        self.__dict__.update(bounds)
+
+def within(x: float, limit: float = float('inf'), low: float = float('nan')) -> str:
+    return repr((x, limit, low))
+
+def listed(x: list = [float('inf')], y: dict = {'a': float('nan')}, half: str = '\\ud83d', n: int = 10**400) -> str:
+    return repr((x, y, len(half), n > 2**64))
+
+def ranged(range: Range = Range(), odd: Odd = Odd.FAR, unit: Optional[Unit] = None) -> str:
+    return repr((range, odd, unit))
+
+def bounded(n: Annotated[int, Bound(ge=1), Bound(le=9)], s: Annotated[str, Bound(max_length=2, pattern='^a')] = 'a',
+            l: Annotated[list[int], Bound(min_length=1)] = [0], f: Annotated[float, Bound(lt=float('inf'))] = 1.5) -> str:
+    return repr((n, s, l, f))
+";
+    let set = python(folder.path(), source, LONG);
+    let mut open = open(&set, "a").await;
+    let properties = |name: &str| {
+        let spec = open.specs().iter().find(|spec| spec.name == name).unwrap();
+        assert!(!spec.parameters["required"].to_string().contains("limit"));
+        spec.parameters["properties"].clone()
+    };
+    let number = json!({ "type": "number" });
+    assert_eq!(properties("within"), json!({ "x": number, "limit": number, "low": number }));
+    assert!(!properties("listed").to_string().contains("default"));
+    assert_eq!(properties("ranged")["odd"]["enum"], json!(["FAR", 1]));
+    assert_eq!(
+        properties("bounded"),
+        json!({
+            "n": { "type": "integer", "minimum": 1, "maximum": 9 },
+            "s": { "type": "string", "maxLength": 2, "pattern": "^a", "default": "a" },
+            "l": { "type": "array", "items": { "type": "integer" }, "minItems": 1 },
+            "f": { "type": "number", "default": 1.5 },
+        })
+    );
+    assert_eq!(text(&mut open, "within", json!({ "x": 3 })).await, "(3.0, inf, nan)");
+    assert_eq!(text(&mut open, "listed", json!({})).await, "([inf], {'a': nan}, 1, True)");
+    assert_eq!(
+        text(&mut open, "ranged", json!({ "range": {} })).await,
+        "(Range(low=-inf, high=[inf]), <Odd.FAR: inf>, None)"
+    );
+    assert_eq!(
+        text(&mut open, "ranged", json!({ "unit": "K" })).await,
+        "Error: unit: \"K\" is not one of \"C\", \"F\""
+    );
+    for wrong in [
+        json!({ "n": 10 }),
+        json!({ "n": 1, "s": "abc" }),
+        json!({ "n": 1, "s": "b" }),
+        json!({ "n": 1, "l": [] }),
+    ] {
+        assert_eq!(answer(&mut open, "bounded", wrong).await.kind, ObservationKind::BadArguments);
+    }
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn calls_run_beside_each_other_in_threads_and_on_a_loop() {
     let folder = tempfile::tempdir().unwrap();
     let text = "import time, asyncio\n\

@@ -1,12 +1,15 @@
 //! `dressage check`: everything about a recipe that would fail later, found in seconds.
 //!
 //! Nothing is trained, and nothing is left behind. Models are opened and not loaded; tools are started, and
-//! called where that can have no effects; each scorer is asked once.
+//! called where that can have no effects; each scorer is asked once. A program that is an agent is started once,
+//! against a scripted reply.
 
 mod example;
 mod measure;
+mod programs;
 mod report;
 mod room;
+mod scripted;
 mod tools;
 
 use std::path::{Path, PathBuf};
@@ -18,7 +21,7 @@ use dressage_agent::environments::Environments;
 use dressage_agent::tasks::Task;
 use dressage_policy::{Sampler, Simulator, SimulatorConfig};
 use dressage_text::Chat;
-use dressage_trainer::recipe::{AgentKind, Override, Recipe};
+use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
     rehearse,
@@ -34,7 +37,8 @@ use report::Report;
 ///
 /// One line for each thing that the run needs: the recipe itself, its tasks, models, tools, scorers, memory
 /// and disk. A model that is not on this machine is fetched, as training would. Tools whose calls change
-/// nothing (calculator, sandbox, search) are called once, others are started. Ends with code 2 where
+/// nothing (calculator, sandbox, search) are called once, others are started. A program that is an agent is
+/// started once, for one task, until it has called the model; it reads a scripted reply. Ends with code 2 where
 /// something would fail.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
@@ -52,6 +56,10 @@ pub struct Args {
     /// Call the other tools, too, each once with arguments made from its schema
     #[arg(long)]
     call: bool,
+
+    /// Do not start programs that are agents: only look whether they are there
+    #[arg(long)]
+    no_start: bool,
 
     /// Estimate the time of a step: load the models and do a step of one group in a temporary folder
     #[arg(long)]
@@ -89,7 +97,8 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     report.quiet("policies", external::others(recipe));
     let planned = report.quiet("model", Planned::open(recipe));
     let chats = planned.as_ref().map(|planned| chats(recipe, planned, report));
-    programs(recipe, report);
+    let start = chats.as_deref().filter(|_| !args.no_start);
+    programs::check(recipe, planned.as_ref(), start, &first, report).await;
     let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
     let mut parts = Vec::new();
     for (name, chat) in chats.unwrap_or_default() {
@@ -155,32 +164,6 @@ fn chats(recipe: &Recipe, planned: &Planned, report: &mut Report) -> Vec<(String
         }
     }
     chats
-}
-
-/// Programs of agents: whether they are there.
-fn programs(recipe: &Recipe, report: &mut Report) {
-    for (name, keys) in recipe.agents() {
-        let Some(program) = keys.command.first().filter(|_| keys.kind == AgentKind::Program) else {
-            continue;
-        };
-        let found = found(program, &keys.folder);
-        let missing = || {
-            anyhow::anyhow!(
-                "there is no program {program:?}, neither in {} nor on the PATH",
-                keys.folder.display()
-            )
-        };
-        report.item("program", found.ok_or_else(missing), |path| format!("{name}: {}", path.display()));
-    }
-}
-
-/// The file of a program: a path is told from its folder, a name is looked for on the path.
-fn found(program: &str, folder: &Path) -> Option<PathBuf> {
-    if program.contains('/') {
-        return Some(folder.join(program)).filter(|path| path.is_file());
-    }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
 /// Asks every scorer once, about an attempt that ends with what its task expects.

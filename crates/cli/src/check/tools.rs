@@ -12,8 +12,8 @@ use dressage_trainer::Toolboxes;
 use dressage_trainer::recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
 use serde_json::{Map, Value, json};
 
-use super::example;
 use super::report::Report;
+use super::{example, programs};
 
 /// Starts the toolboxes of an agent one by one, and calls those whose calls change nothing, or all. Whether
 /// all are well.
@@ -54,11 +54,16 @@ async fn one(
     task: &Task,
     call: bool,
 ) -> anyhow::Result<String> {
+    if let ToolOptions::Command(keys) = &tool.options
+        && let Some(program) = keys.command.first()
+    {
+        programs::find(program, &keys.folder)?;
+    }
     let alone = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
     let set = Toolboxes::new(&recipe.tool, Keeper::this()?).of(&alone, chat)?;
     let context = ToolContext {
         attempt: "check".to_owned(),
-        task: Task { row: Map::new().into(), ..task.clone() },
+        task: task.clone().selecting_no_tools(),
         seed: recipe.run.seed,
         stream: 0,
         deadline: Duration::from_secs_f64(keys.attempt_seconds),

@@ -13,5 +13,6 @@ mod logging;
 mod outages;
 mod policies;
 mod programs;
+mod started;
 mod supervise;
 mod support;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::scorer::task_field;
-use crate::{Component, Evidence, ScoreError, Scorer};
+use crate::{Component, Evidence, ScoreError, Scorer, Supervisor};
 use workers::Workers;
 
 /// Calls a function of the user's for each attempt.
@@ -145,9 +145,9 @@ pub struct PythonScorer {
 }
 
 impl PythonScorer {
-    /// A scorer whose processes are started as they are needed.
-    pub fn new(keys: PythonKeys) -> Arc<Self> {
-        Arc::new(PythonScorer { workers: Workers::new(&keys), keys })
+    /// Creates a scorer whose processes `supervisor` starts as they are needed.
+    pub fn new(keys: PythonKeys, supervisor: Option<Arc<dyn Supervisor>>) -> Arc<Self> {
+        Arc::new(PythonScorer { workers: Workers::new(&keys, supervisor), keys })
     }
 
     /// Keyword arguments of the function: as verl has them.

@@ -1,6 +1,6 @@
 """Runs a scoring function of the user's, call after call. Started by Dressage, never by hand.
 
-Arguments: the file, the name of the function, the process that asks. Lines of JSON come on standard input, each
+Arguments: the file, the name of the function. Lines of JSON come on standard input, each
 with the function's keyword arguments; to each goes one line back, with `score` and numbers besides, or `error`.
 Whatever the function prints goes to standard error.
 """
@@ -13,18 +13,8 @@ import json
 import math
 import numbers
 import os
-import signal
 import sys
-import threading
-import time
 import traceback
-
-
-def watch(parent):
-    """Ends this process, and all that it has started, once nobody is there to ask."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
 
 
 def number(value):
@@ -71,14 +61,13 @@ def raised(error, path):
 
 
 def main():
-    path, name, parent = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    path, name = sys.argv[1], sys.argv[2]
     questions = os.fdopen(os.dup(0), encoding="utf-8", errors="surrogateescape")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    threading.Thread(target=watch, args=(parent,), daemon=True).start()
 
     def reply(value):
         replies.write(json.dumps(value) + "\n")

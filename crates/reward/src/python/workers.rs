@@ -11,7 +11,8 @@ use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::PythonKeys;
-use crate::process::{self, Process};
+use crate::Supervisor;
+use crate::process::{self, Launch, Process};
 
 /// The program of a worker.
 const PROGRAM: &str = include_str!("worker.py");
@@ -31,6 +32,7 @@ pub(super) struct Workers {
     command: Vec<String>,
     folder: PathBuf,
     environment: Vec<String>,
+    supervisor: Option<Arc<dyn Supervisor>>,
     places: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<Worker>>>,
 }
@@ -53,18 +55,18 @@ pub(super) struct Taken {
 }
 
 impl Workers {
-    pub fn new(keys: &PythonKeys) -> Self {
+    pub fn new(keys: &PythonKeys, supervisor: Option<Arc<dyn Supervisor>>) -> Self {
         // The process may run in another folder than this one.
         let file = std::path::absolute(&keys.file).unwrap_or_else(|_| keys.file.clone());
         let folder = file.parent().map(PathBuf::from).unwrap_or_default();
         let name = file.display().to_string();
-        let parent = std::process::id().to_string();
         // Output that is buffered would be lost with a process that ends itself.
-        let arguments = ["-u", "-c", PROGRAM, &name, &keys.function, &parent];
+        let arguments = ["-u", "-c", PROGRAM, &name, &keys.function];
         Workers {
             command: [keys.python.clone()].into_iter().chain(arguments.map(str::to_owned)).collect(),
             folder,
             environment: keys.environment.clone(),
+            supervisor,
             places: Arc::new(Semaphore::new(keys.workers.clamp(1, super::WORKERS))),
             idle: Arc::default(),
         }
@@ -98,12 +100,18 @@ impl Workers {
     }
 
     async fn start(&self) -> Result<Worker, String> {
-        let started = process::start(&self.command, &self.folder, &self.environment);
+        let launch = Launch {
+            program: &self.command,
+            folder: &self.folder,
+            environment: &self.environment,
+            supervisor: self.supervisor.as_deref(),
+        };
+        let started = process::start(launch, None).await;
         let mut process =
             started.map_err(|error| format!("cannot be run by {}: {error}", self.command[0]))?;
         let child = &mut process.child;
         let (Some(stdin), Some(stdout), Some(mut stderr)) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+            (process.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err("cannot be talked to".into());
         };
@@ -140,15 +148,22 @@ impl Worker {
             .map_err(|error| format!("wrote {:?}: {error}", process::shown(&String::from_utf8_lossy(&line))))
     }
 
+    fn printed(&self) -> Vec<u8> {
+        self.printed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// How it ended, in words.
     async fn ended(&mut self) -> String {
         let how = match within(ENDING, self.process.child.wait()).await {
-            Some(Ok(status)) => format!("ended its process with {status}"),
+            Some(Ok(status)) => match process::not_started(status, &self.printed()) {
+                Some(why) => return format!("cannot be run: {why}"),
+                None => format!("ended its process with {}", process::ending(status)),
+            },
             _ => "closed its line".into(),
         };
         // What it printed last may still be on its way.
         tokio::time::sleep(Duration::from_millis(20)).await;
-        let printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        let printed = self.printed();
         let printed = String::from_utf8_lossy(&printed);
         let last =
             printed.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing on standard error");

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use dressage_agent::Keeper;
-use dressage_agent::tools::{Endpoint, EndpointOptions, Mcp, McpServer, Node, Services};
+use dressage_agent::tools::{Endpoint, EndpointOptions, Mcp, McpServer, Node, Prolonged, Services};
 use dressage_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+
+use super::MOST_SECONDS;
 
 /// `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -29,6 +32,11 @@ pub struct McpKeys {
     pub allow: Vec<String>,
     /// The tools that they do not have.
     pub deny: Vec<String>,
+    /// Names that agents have for tools, by the server's names.
+    pub rename: BTreeMap<String, String>,
+    /// Longest time of a call that reports progress, in seconds; `seconds` then counts from its last report.
+    /// Progress prolongs nothing where not given.
+    pub progress_seconds: Option<f64>,
     /// Whether all attempts share one connection, and so, one process; for servers that keep nothing.
     pub shared: bool,
 }
@@ -109,6 +117,13 @@ impl Default for McpapiKeys {
 impl McpKeys {
     /// Checks what needs no key.
     pub(super) fn check(&self) -> Result<(), String> {
+        if let Some(seconds) =
+            self.progress_seconds.filter(|seconds| !(*seconds > 0.0 && *seconds <= MOST_SECONDS))
+        {
+            return Err(format!(
+                "progress_seconds = {seconds}, but it must be in 0..={MOST_SECONDS:e}, not 0"
+            ));
+        }
         match (self.command.is_empty(), self.url.is_empty()) {
             (false, true) if self.key_env.is_empty() && self.headers_env.is_empty() => Ok(()),
             (false, true) => {
@@ -123,7 +138,7 @@ impl McpKeys {
     ///
     /// # Errors
     /// Names a key that cannot be.
-    pub(super) fn toolbox(&self, name: String, keeper: &Keeper) -> Result<Mcp, String> {
+    pub(super) fn toolbox(&self, name: String, seconds: f64, keeper: &Keeper) -> Result<Mcp, String> {
         self.check()?;
         let server = match self.url.as_str() {
             "" => McpServer::Program {
@@ -134,7 +149,11 @@ impl McpKeys {
             },
             url => Services::any().mcp(url, &self.key_env, &self.headers_env)?,
         };
-        let mut toolbox = Mcp::new(name, server).denying(self.deny.clone());
+        let mut toolbox = Mcp::new(name, server).denying(self.deny.clone()).renaming(self.rename.clone());
+        if let Some(longest) = self.progress_seconds {
+            let (idle, longest) = (Duration::from_secs_f64(seconds), Duration::from_secs_f64(longest));
+            toolbox = toolbox.prolonging(Prolonged { idle, longest: longest.max(idle) });
+        }
         if !self.allow.is_empty() {
             toolbox = toolbox.allowing(self.allow.clone());
         }

@@ -156,7 +156,9 @@ impl ToolOptions {
             ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
             ToolOptions::Sandbox(keys) => Arc::new(CodeTool::new(name, keys.with_key(seconds)?)),
             ToolOptions::Search(keys) => Arc::new(keys.toolbox(&name, seconds)?),
-            ToolOptions::Mcp(keys) => Arc::new(keys.toolbox(name, keeper)?),
+            ToolOptions::Mcp(keys) => {
+                Arc::new(keys.toolbox(name, seconds.unwrap_or(SERVER_SECONDS), keeper)?)
+            }
             ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),
             ToolOptions::Mcpapi(keys) => Arc::new(keys.toolbox(name)?),
         })

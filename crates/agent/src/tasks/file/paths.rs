@@ -95,7 +95,10 @@ fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         return Ok(files);
     }
     if path.exists() || !text.contains(PATTERN) {
-        return Ok(vec![path.to_owned()]);
+        return match prepared_by(path).filter(|_| !path.exists()) {
+            Some(way_out) => Err(no_file(format!("does not exist{way_out}"))),
+            None => Ok(vec![path.to_owned()]),
+        };
     }
     let matches = glob::glob(&text).map_err(|why| no_file(format!("is not a pattern: {why}")))?;
     let mut files = Vec::new();
@@ -109,10 +112,24 @@ fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         }
     }
     if files.is_empty() {
-        return Err(no_file("matches no file".into()));
+        return Err(no_file(format!("matches no file{}", prepared_by(path).unwrap_or_default())));
     }
     files.sort();
     Ok(files)
+}
+
+/// Name of the program that makes the data files of a recipe, in the recipe's folder.
+const PREPARE: &str = "prepare.py";
+
+/// Folders above a data file in which [`PREPARE`] is looked for.
+const MAX_LEVELS: usize = 3;
+
+/// Returns how a data file that is missing is made, to append to an error, if a recipe comes with a program
+/// for it.
+fn prepared_by(path: &Path) -> Option<String> {
+    let folders = path.ancestors().skip(1).take(MAX_LEVELS);
+    let prepare = folders.map(|folder| folder.join(PREPARE)).find(|prepare| prepare.is_file())?;
+    Some(format!("; {PREPARE} beside the recipe makes its data files: python3 {}", prepare.display()))
 }
 
 /// The ending that says what is in a file, below one that says how it is compressed.
@@ -216,6 +233,14 @@ mod tests {
         // Reading says what is wrong with it.
         assert_eq!(files(&["none.json"]).unwrap(), ["none.json"]);
         assert!(files(&["data/*.tsv"]).unwrap_err().ends_with("*.tsv matches no file"));
+        std::fs::write(root.join("prepare.py"), "").unwrap();
+        for missing in ["data/*.tsv", "data/no.jsonl", "no.jsonl"] {
+            let error = files(&[missing]).unwrap_err();
+            assert!(
+                error.contains("makes its data files: python3 ") && error.ends_with("prepare.py"),
+                "{error}"
+            );
+        }
         fs::create_dir(root.join("empty")).unwrap();
         let error = files(&["empty"]).unwrap_err();
         assert!(error.contains("is a folder without data files (names that end with jsonl"), "{error}");

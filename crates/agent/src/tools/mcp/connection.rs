@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use dressage_text::ToolSpec;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, Implementation,
-    PaginatedRequestParams, ProtocolVersion,
+    CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
+    CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientRequest, Implementation,
+    PaginatedRequestParams, ProtocolVersion, RequestId, ServerResult,
 };
-use rmcp::service::{ClientInitializeError, ClientLifecycleMode, ClientServiceExt, RunningService};
-use rmcp::transport::async_rw::AsyncRwTransport;
+use rmcp::service::{
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, PeerRequestOptions, RunningService,
+};
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClientTransport, StreamableHttpClientTransportConfig,
 };
@@ -19,10 +21,12 @@ use rmcp::{RoleClient, ServiceError};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Child;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 
+use super::ledger::Ledger;
+use super::lines::Lines;
 use super::web::Web;
-use super::{MOST_BYTES, McpServer};
+use super::{MOST_BYTES, McpServer, Prolonged, reasons};
 use crate::kept;
 
 /// How long a server's keeper may take to end it.
@@ -32,7 +36,7 @@ const ENDING: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Characters of what a server writes to its standard error that are kept: the end.
-const KEPT: usize = 4000;
+const KEPT: usize = 16_000;
 
 /// Most tools of a server.
 const MOST_TOOLS: usize = 1000;
@@ -43,18 +47,30 @@ pub(super) struct Connection {
     peer: rmcp::Peer<RoleClient>,
     /// The server's process, where it has one.
     process: Option<Process>,
-    /// The tools that the server has.
-    pub tools: Vec<ToolSpec>,
+    ledger: Arc<Ledger>,
+    /// Tools that the server has, as it last listed them.
+    tools: std::sync::Mutex<Arc<[ToolSpec]>>,
     /// Whether a call was given up since the server last said something.
     is_silent: AtomicBool,
 }
 
-/// A call under way; dropped before its end where it is given up.
-struct Call<'a>(&'a Connection);
+/// A call in flight. It is dropped before its end if the call is given up.
+struct Call<'a> {
+    connection: &'a Connection,
+    /// Id of the request, once it was sent.
+    id: Option<RequestId>,
+}
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.0.is_silent.store(true, Ordering::Relaxed);
+        self.connection.is_silent.store(true, Ordering::Relaxed);
+        if let (Some(id), Ok(runtime)) = (self.id.take(), tokio::runtime::Handle::try_current()) {
+            let peer = self.connection.peer.clone();
+            let cancelled = CancelledNotificationParam::new(Some(id), Some("given up".into()));
+            runtime.spawn(async move {
+                peer.send_notification(CancelledNotification::new(cancelled).into()).await
+            });
+        }
     }
 }
 
@@ -74,28 +90,16 @@ struct Refusal {
 }
 
 impl Refusal {
-    fn of(error: ClientInitializeError) -> Self {
-        let generation = match &error {
+    fn of(error: &ClientInitializeError, ledger: &Ledger) -> Self {
+        let generation = match error {
             ClientInitializeError::ConflictInitResponseId(..) => Some(ClientLifecycleMode::Discover {
                 preferred_versions: vec![ProtocolVersion::V_2026_07_28],
             }),
             ClientInitializeError::UncorrelatedErrorResponse { .. } => Some(ClientLifecycleMode::Initialize),
             _ => None,
         };
-        Refusal { why: plainly(&dressage_http::causes(&error)).to_owned(), generation }
+        Refusal { why: reasons::of_start(error, ledger), generation }
     }
-}
-
-/// An error of the SDK without the types of its own that it names.
-fn plainly(why: &str) -> &str {
-    let inner =
-        why.strip_prefix("Send message error Transport [").and_then(|rest| rest.split_once("] error: "));
-    let Some((_, why)) = inner else { return why };
-    let why = why.rsplit_once(", when send ").map_or(why, |(why, _)| why);
-    ["Client error: ", "unexpected server response: "]
-        .iter()
-        .find_map(|lead| why.strip_prefix(lead))
-        .unwrap_or(why)
 }
 
 impl From<String> for Refusal {
@@ -109,6 +113,8 @@ struct Process {
     keeper: Arc<Mutex<Child>>,
     /// End of what it wrote to its standard error.
     said: Arc<std::sync::Mutex<String>>,
+    /// Closed once the standard error was read to its end.
+    reading: watch::Receiver<()>,
 }
 
 impl Connection {
@@ -133,6 +139,7 @@ impl Connection {
             Implementation::new("dressage", env!("CARGO_PKG_VERSION")),
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
+        let ledger = Arc::<Ledger>::default();
         let (process, served) = match server {
             McpServer::Program { command, folder, passes, keeper } => {
                 let mut child = keeper.start(dressage_policy::environment::passed(passes))?;
@@ -142,56 +149,96 @@ impl Connection {
                 let process = Process::new(child);
                 // A keeper that takes no order is gone, and its standard error says why.
                 let _ = stdin.write_all(kept::order(command, folder, None).as_bytes()).await;
-                let transport = AsyncRwTransport::new_client(stdout, stdin).with_max_line_length(MOST_BYTES);
-                let served = info.serve_with_lifecycle(transport, lifecycle).await;
-                (Some(process), served.map_err(Refusal::of))
+                let transport = Lines::new(stdout, stdin, MOST_BYTES, Arc::clone(&ledger));
+                (Some(process), info.serve_with_lifecycle(transport, lifecycle).await)
             }
             McpServer::Address { url, headers, client } => {
                 let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str());
                 config.custom_headers = headers.iter().cloned().collect();
                 config.max_sse_event_size = MOST_BYTES;
                 config.max_json_response_size = MOST_BYTES;
-                let transport = StreamableHttpClientTransport::with_client(Web(client.clone()), config);
-                let served = info.serve_with_lifecycle(transport, lifecycle).await;
-                (None, served.map_err(Refusal::of))
+                let web = Web::new(client.clone(), headers, Arc::clone(&ledger));
+                let transport = StreamableHttpClientTransport::with_client(web, config);
+                (None, info.serve_with_lifecycle(transport, lifecycle).await)
             }
         };
         let service = match (served, &process) {
             (Ok(service), _) => service,
-            (Err(mut refusal), Some(process)) => {
-                refusal.why.push_str(&process.end_told().await);
+            (Err(error), process) => {
+                let mut refusal = Refusal::of(&error, &ledger);
+                match &process {
+                    // A process that has not ended is ended with its connection, which explains nothing.
+                    Some(process) if ledger.has_ended() || reasons::is_closed(&error) => {
+                        refusal.why.push_str(&process.end_told().await);
+                    }
+                    Some(process) if ledger.rejection().is_none() => refusal.why.push_str(&process.told()),
+                    _ => {}
+                }
                 return Err(refusal);
             }
-            (Err(refusal), None) => return Err(refusal),
         };
         let peer = service.peer().clone();
         let (service, is_silent) = (Mutex::new(service), AtomicBool::new(false));
-        let mut connection = Connection { service, peer, process, tools: Vec::new(), is_silent };
-        match connection.list().await {
-            Ok(tools) => connection.tools = tools,
-            Err(why) => {
-                let over = connection.why_over();
-                connection.close().await;
-                return Err(format!("{why}{over}").into());
-            }
+        let tools = std::sync::Mutex::default();
+        let connection = Connection { service, peer, process, ledger, tools, is_silent };
+        if let Err(why) = connection.update_tools().await {
+            let over = match &connection.process {
+                Some(process) if connection.ledger.has_ended() => process.end_told().await,
+                _ => String::new(),
+            };
+            connection.close().await;
+            return Err(format!("{why}{over}").into());
         }
         Ok(connection)
     }
 
+    /// Returns the tools that the server has, as it last listed them.
+    pub fn tools(&self) -> Arc<[ToolSpec]> {
+        Arc::clone(&self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Lists the tools again if the server has announced that they changed.
+    pub async fn follow_changes(&self) {
+        if self.ledger.take_list_changed()
+            && let Err(why) = self.update_tools().await
+        {
+            tracing::warn!(why, "an MCP server has announced other tools and does not list them");
+        }
+    }
+
+    async fn update_tools(&self) -> Result<(), String> {
+        // What is announced from here on is listed by the next update.
+        self.ledger.take_list_changed();
+        let tools = self.list().await?;
+        *self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = tools.into();
+        Ok(())
+    }
+
     async fn list(&self) -> Result<Vec<ToolSpec>, String> {
-        let mut tools = Vec::new();
+        let mut tools: Vec<ToolSpec> = Vec::new();
         let mut cursor = None;
         loop {
             let page = PaginatedRequestParams::default().with_cursor(cursor.take());
             let listed = self.peer.list_tools(Some(page)).await;
             let listed = listed.map_err(|error| {
-                format!("it does not say which tools it has: {}", dressage_http::causes(&error))
+                format!("it does not say which tools it has: {}", reasons::of_call(&error))
             })?;
-            tools.extend(listed.tools.into_iter().map(|tool| ToolSpec {
-                name: tool.name.into_owned(),
-                description: tool.description.or(tool.title.map(Into::into)).unwrap_or_default().into_owned(),
-                parameters: Value::Object(Arc::unwrap_or_clone(tool.input_schema)),
-            }));
+            for tool in listed.tools {
+                let name = tool.name.into_owned();
+                if tools.iter().any(|known| known.name == name) {
+                    // Calls go by name, so the server itself cannot tell them apart.
+                    tracing::warn!(
+                        tool = name,
+                        "an MCP server lists two tools of one name; the first is used"
+                    );
+                    continue;
+                }
+                tools.push(ToolSpec {
+                    name,
+                    description: tool.description.unwrap_or_default().into_owned(),
+                    parameters: Value::Object(Arc::unwrap_or_clone(tool.input_schema)),
+                });
+            }
             if tools.len() > MOST_TOOLS {
                 return Err(format!("it has more than {MOST_TOOLS} tools"));
             }
@@ -202,12 +249,35 @@ impl Connection {
         }
     }
 
-    /// Calls a tool. The server is told where the call is given up.
-    pub async fn call(&self, request: CallToolRequestParams) -> Result<CallToolResult, Failed> {
-        let given_up = Call(self);
-        let answer = self.peer.call_tool(request).await;
+    /// Calls a tool. A call that is dropped is cancelled at the server. If `prolonged` is set, a call that
+    /// reports progress may take longer, and ends with [`ServiceError::Timeout`] when it reports none.
+    pub async fn call(
+        &self,
+        request: CallToolRequestParams,
+        prolonged: Option<Prolonged>,
+    ) -> Result<CallToolResult, Failed> {
+        let mut given_up = Call { connection: self, id: None };
+        let mut options = PeerRequestOptions::no_options();
+        if let Some(Prolonged { idle, longest }) = prolonged {
+            options = PeerRequestOptions::with_timeout(idle).with_max_total_timeout(longest);
+            options = options.reset_timeout_on_progress();
+        }
+        let request = ClientRequest::CallToolRequest(CallToolRequest::new(request));
+        let answer = match self.peer.send_cancellable_request(request, options).await {
+            Ok(handle) => {
+                given_up.id = Some(handle.id.clone());
+                handle.await_response().await
+            }
+            Err(error) => Err(error),
+        };
         std::mem::forget(given_up);
-        self.is_silent.store(false, Ordering::Relaxed);
+        let is_late = matches!(answer, Err(ServiceError::Timeout { .. }));
+        self.is_silent.store(is_late, Ordering::Relaxed);
+        let answer = match answer {
+            Ok(ServerResult::CallToolResult(result)) => Ok(result),
+            Ok(_) => Err(ServiceError::UnexpectedResponse),
+            Err(error) => Err(error),
+        };
         match answer {
             Ok(result) => Ok(result),
             Err(error) => {
@@ -264,6 +334,7 @@ impl Connection {
 impl Process {
     fn new(mut keeper: Child) -> Self {
         let said = Arc::new(std::sync::Mutex::new(String::new()));
+        let (read, reading) = watch::channel(());
         if let Some(mut stderr) = keeper.stderr.take() {
             let said = Arc::clone(&said);
             tokio::spawn(async move {
@@ -276,9 +347,10 @@ impl Process {
                         said.drain(..from);
                     }
                 }
+                drop(read);
             });
         }
-        Process { keeper: Arc::new(Mutex::new(keeper)), said }
+        Process { keeper: Arc::new(Mutex::new(keeper)), said, reading }
     }
 
     /// The end of a process that has closed its output, in words, once it has come.
@@ -286,6 +358,10 @@ impl Process {
         let ended =
             tokio::time::timeout(Duration::from_secs(2), async { self.keeper.lock().await.wait().await });
         let ended = ended.await.ok().and_then(Result::ok);
+        if ended.is_some() {
+            // The last lines may still be on their way.
+            let _ = tokio::time::timeout(PATIENCE, self.reading.clone().changed()).await;
+        }
         let ended = ended.map(|status: ExitStatus| match status.code() {
             Some(code) if code > 128 => format!("; its process was ended by signal {}", code - 128),
             Some(code) => format!("; its process ended with code {code}"),
@@ -294,33 +370,8 @@ impl Process {
         format!("{}{}", ended.unwrap_or_default(), self.told())
     }
 
-    /// The last line that it wrote to its standard error.
+    /// Returns what it printed on its standard error, to append to a reason; empty if that is nothing.
     fn told(&self) -> String {
-        let said = self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let last = said.lines().rfind(|line| !line.trim().is_empty());
-        last.map(|line| format!("; the last that it said is {:?}", line.trim())).unwrap_or_default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_of_the_sdk_are_told_plainly() {
-        let sent = "Send message error Transport [a::b<c::D<e::F>>] error: ";
-        for (why, want) in [
-            (
-                format!("{sent}Client error: cannot connect to h:1: no, when send discover request"),
-                "cannot connect to h:1: no",
-            ),
-            (
-                format!("{sent}unexpected server response: HTTP 500: x, when send initialize request"),
-                "HTTP 500: x",
-            ),
-            ("connection closed: discover response".into(), "connection closed: discover response"),
-        ] {
-            assert_eq!(plainly(&why), want);
-        }
+        reasons::printed(&self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }

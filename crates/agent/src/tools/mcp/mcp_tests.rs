@@ -37,7 +37,7 @@ async fn ask(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput 
 async fn a_server_is_asked_and_its_answers_are_read() {
     let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
     let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
-    assert_eq!(names.len(), 11, "all pages are read: {names:?}");
+    assert_eq!(names.len(), 14, "all pages are read: {names:?}");
     let s = &*session;
     assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("1"));
     assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("2"));
@@ -93,6 +93,115 @@ async fn a_call_that_hangs_costs_that_call_alone() {
 }
 
 #[tokio::test]
+async fn unreadable_answers_fail_the_call_at_once() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    for (line, why) in [
+        (r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text"#, "its answer is no JSON: EOF"),
+        (
+            r#"{"jsonrpc":"2.0","id":ID,"result":{"a":undefined}}"#,
+            "its answer is no JSON: expected value at column",
+        ),
+        (r#"{"jsonrpc":"2.0","id":ID,"error":{"code":-1}}"#, "an error without a message, code -1"),
+        (r#"{"jsonrpc":"2.0","id":ID,"error":"boom"}"#, "boom"),
+        (r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}"#, "Parse error"),
+    ] {
+        let answer = ask(&*session, "odd", json!({ "line": line })).await;
+        assert!(answer.is_error() && answer.read().contains(why), "{line}: {answer:?}");
+    }
+    let deep = format!(r#"{{"jsonrpc":"2.0","id":ID,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
+    let answer = ask(&*session, "odd", json!({ "line": deep })).await;
+    assert_eq!(answer.error, Some(CallError::Unavailable));
+    assert!(answer.read().contains("recursion limit exceeded"), "{answer:?}");
+    for (line, text) in [
+        (
+            r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"x":NaN}}}"#,
+            "{\"x\":null}",
+        ),
+        (
+            r#"{"id":"ID","result":{"content":[{"type":"text","text":"caf\u{e9} \ud83d"}]}}"#,
+            "caf\u{fffd} \u{fffd}",
+        ),
+        (r#"[{"jsonrpc":"2.0","id":ID,"result":"batch"}]"#, "batch"),
+    ] {
+        let line = line.replace("\\u{e9}", "\u{e9}");
+        let answer = ask(&*session, "odd", json!({ "line": line })).await;
+        assert_eq!((answer.error, answer.read()), (None, text.to_owned()), "{line}");
+    }
+    assert_eq!(ask(&*session, "count", json!({})).await, ToolOutput::text("1"), "all this was one server");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn announced_tool_can_be_called_in_the_same_attempt() {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", bad()).denying(vec!["dies".into()]));
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    let call = |name: &str| {
+        let call = dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new() };
+        dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+    };
+    let unknown = open.answer(&call("grown"), true).await;
+    assert_eq!(unknown[0].kind, ObservationKind::UnknownTool);
+    let grows = open.answer(&call("grows"), true).await;
+    assert!(
+        grows[0].text.starts_with("grown is there\n[The tools have changed. New: {\"name\":\"grown\""),
+        "{grows:?}"
+    );
+    assert!(!grows[0].text.contains("dies"), "{grows:?}");
+    let grown = open.answer(&call("grown"), true).await;
+    assert_eq!(grown[0].text, "it grew");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn progress_prolongs_the_deadline_up_to_its_bound() {
+    let (idle, longest) = (Duration::from_secs(3), Duration::from_secs(8));
+    let toolbox = Mcp::new("tests", bad()).prolonging(Prolonged { idle, longest });
+    let set = ToolSet::new(vec![Arc::new(toolbox) as Arc<dyn Toolbox>], idle).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    let mut works = async |name: &str, steps: u32| {
+        let arguments = json!({ "length": steps }).as_object().unwrap().clone();
+        let call = dressage_text::ToolCall { id: String::new(), name: name.into(), arguments };
+        let reply = dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+        open.answer(&reply, true).await.remove(0)
+    };
+    let done = works("works", 9).await;
+    assert_eq!((done.kind, done.text.as_str()), (ObservationKind::Ok, "done"), "longer than it may be idle");
+    let endless = works("works", 1000).await;
+    assert_eq!(endless.kind, ObservationKind::Timeout, "{endless:?}");
+    assert!(endless.text.contains("did not answer within 8s"), "{endless:?}");
+    let next = works("count", 0).await;
+    assert!(next.text.ends_with("did not answer any more]\n1"), "{next:?}");
+    let idle = works("hangs", 0).await;
+    assert_eq!(idle.kind, ObservationKind::Timeout, "{idle:?}");
+    assert!(idle.text.contains("did not answer within 3s"), "{idle:?}");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn tools_are_renamed_for_agents() {
+    let names =
+        BTreeMap::from([("echo".to_owned(), "say".to_owned()), ("count".to_owned(), "echo".to_owned())]);
+    let renamed = Mcp::new("tests", bad()).renaming(names).allowing(vec!["echo".into(), "count".into()]);
+    let mut session = renamed.clone().open(&context("a")).await.unwrap();
+    let specs: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
+    assert_eq!(specs, ["echo", "say"]);
+    assert_eq!(ask(&*session, "echo", json!({})).await.read(), "1");
+    assert_eq!(ask(&*session, "say", json!({})).await.read(), "[{}, null, null]");
+    session.close().await.unwrap();
+    let clash = BTreeMap::from([("echo".to_owned(), "count".to_owned())]);
+    let error = Mcp::new("tests", bad()).renaming(clash).open(&context("a")).await.err().unwrap().to_string();
+    assert!(
+        error.contains("two of its tools would be named \"count\"") && error.contains("rename"),
+        "{error}"
+    );
+    let missing = BTreeMap::from([("ecko".to_owned(), "x".to_owned())]);
+    let error =
+        Mcp::new("tests", bad()).renaming(missing).open(&context("a")).await.err().unwrap().to_string();
+    assert!(error.contains("it has no tool \"ecko\""), "{error}");
+}
+
+#[tokio::test]
 async fn attempts_share_a_server_or_have_their_own() {
     let own = Mcp::new("tests", bad());
     let (mut a, mut b) = (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
@@ -132,7 +241,19 @@ async fn servers_that_do_not_start_say_why() {
     let error = open("import nothing_of_this_name").await;
     assert!(error.contains("code 1") && error.contains("ModuleNotFoundError"), "{error}");
     let error = open("import sys; sys.stdin.readline(); print('hello')").await;
-    assert!(error.contains("tool \"tests\" could not be opened"), "{error}");
+    assert!(error.contains("tool \"tests\" could not be opened") && error.contains("hello"), "{error}");
+    let error =
+        open("import sys\nfor line in range(40): print('step', line, file=sys.stderr)\nsys.exit(4)").await;
+    assert!(error.contains("code 4") && error.contains("step 30\n") && !error.contains("step 29"), "{error}");
+    let refuses = "
+import json, sys
+for line in sys.stdin:
+    error = {'code': -32602, 'message': 'Unsupported protocol version', 'data': {'supported': ['2024-11-05']}}
+    print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line).get('id'), 'error': error}), flush=True)
+";
+    let error = open(refuses).await;
+    assert!(error.contains("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"), "{error}");
+    assert!(!error.contains("signal") && !error.contains("::"), "{error}");
 }
 
 #[tokio::test]

@@ -4,17 +4,24 @@
 //! and output, a process of its own; or all share one, for servers that keep nothing between calls. Both
 //! generations of the protocol are spoken: with a handshake (up to 2025-11-25), and without one (2026-07-28).
 //!
-//! Guarantees: a server that dies, hangs, says too much or nonsense spoils the call at hand. The next one
+//! Guarantees: whatever a server sends in the place of a response, or an HTTP status, ends the call at once,
+//! with the reason; only silence is waited out. A server that dies, hangs, says too much or nonsense spoils the call at hand. The next one
 //! finds a server that was started anew, and says so, since what the old one held is lost. A server is told
 //! of no environment variables but those named for it, and offers nothing to the model but its tools: it
 //! cannot ask it for anything.
 
 mod answer;
 mod connection;
+mod ledger;
+mod lenient;
+mod lines;
+mod reasons;
 mod web;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use dressage_http::Client;
@@ -30,6 +37,9 @@ use connection::Connection;
 
 /// Most bytes of a message of a server.
 pub(super) const MOST_BYTES: usize = 64 << 20;
+
+/// Time before the deadline of a call at which a call that reports progress ends by its own.
+const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Where a server is.
 #[derive(Clone)]
@@ -56,6 +66,15 @@ pub enum McpServer {
     },
 }
 
+/// Deadlines of a call that reports progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prolonged {
+    /// Longest time without a report.
+    pub idle: Duration,
+    /// Longest time in all.
+    pub longest: Duration,
+}
+
 /// A server of the Model Context Protocol, each of whose attempts has a connection of its own, or all one.
 #[derive(Clone)]
 pub struct Mcp {
@@ -63,13 +82,17 @@ pub struct Mcp {
     server: McpServer,
     allow: Option<Vec<String>>,
     deny: Vec<String>,
+    /// Names that agents have for tools, by the server's.
+    rename: BTreeMap<String, String>,
+    prolonged: Option<Prolonged>,
     shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
 }
 
 impl Mcp {
     /// The toolbox `name`, with all tools of a server, and a connection for each attempt.
     pub fn new(name: impl Into<String>, server: McpServer) -> Self {
-        Mcp { name: name.into(), server, allow: None, deny: Vec::new(), shared: None }
+        let (name, deny, rename) = (name.into(), Vec::new(), BTreeMap::new());
+        Mcp { name, server, allow: None, deny, rename, prolonged: None, shared: None }
     }
 
     /// With these tools alone.
@@ -82,6 +105,18 @@ impl Mcp {
     #[must_use]
     pub fn denying(self, tools: Vec<String>) -> Self {
         Mcp { deny: tools, ..self }
+    }
+
+    /// Names tools, by the server's names, as these.
+    #[must_use]
+    pub fn renaming(self, names: BTreeMap<String, String>) -> Self {
+        Mcp { rename: names, ..self }
+    }
+
+    /// Lets calls that report progress take longer.
+    #[must_use]
+    pub fn prolonging(self, prolonged: Prolonged) -> Self {
+        Mcp { prolonged: Some(prolonged), ..self }
     }
 
     /// With one connection for all attempts.
@@ -108,20 +143,43 @@ impl Mcp {
         Ok((connection, is_new))
     }
 
-    /// The tools that agents are told of.
+    /// Returns the tools that agents have, by their names.
     ///
     /// # Errors
-    /// When one that is named is not there.
+    /// Returns an error if a tool that is named is not there, or two would have one name.
     fn offered(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
         let is_there = |name: &&String| tools.iter().any(|tool| tool.name == **name);
-        let named = self.allow.iter().flatten().chain(&self.deny);
+        let named = self.allow.iter().flatten().chain(&self.deny).chain(self.rename.keys());
         if let Some(missing) = named.into_iter().find(|name| !is_there(name)) {
             let all: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
             return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
         }
+        let mut offered: Vec<ToolSpec> = Vec::new();
+        for spec in self.selected(tools) {
+            if offered.iter().any(|earlier| earlier.name == spec.name) {
+                return Err(format!(
+                    "two of its tools would be named {:?}: give one another name with rename",
+                    spec.name
+                ));
+            }
+            offered.push(spec);
+        }
+        Ok(offered)
+    }
+
+    /// Returns the tools that `allow` and `deny` leave, by their names for agents.
+    fn selected<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
         let is_allowed = |name: &String| self.allow.as_ref().is_none_or(|allow| allow.contains(name));
-        let offered = tools.iter().filter(|tool| is_allowed(&tool.name) && !self.deny.contains(&tool.name));
-        Ok(offered.cloned().collect())
+        let kept = tools.iter().filter(move |tool| is_allowed(&tool.name) && !self.deny.contains(&tool.name));
+        kept.map(|tool| {
+            let name = self.rename.get(&tool.name).unwrap_or(&tool.name).clone();
+            ToolSpec { name, ..tool.clone() }
+        })
+    }
+
+    /// Returns the server's name of a tool.
+    fn server_name<'a>(&'a self, tool: &'a str) -> &'a str {
+        self.rename.iter().find(|(_, name)| *name == tool).map_or(tool, |(own, _)| own)
     }
 }
 
@@ -134,15 +192,17 @@ impl Toolbox for Mcp {
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let wrong = |why| ToolError::Open { tool: self.name.clone(), why };
         let (connection, _) = self.connect(None).await.map_err(wrong)?;
-        let specs = self.offered(&connection.tools).map_err(wrong)?;
-        Ok(Box::new(McpSession { toolbox: self.clone(), specs, connection: Mutex::new(Some(connection)) }))
+        let specs = self.offered(&connection.tools()).map_err(wrong)?;
+        let (toolbox, specs) = (self.clone(), std::sync::Mutex::new(specs));
+        Ok(Box::new(McpSession { toolbox, specs, connection: Mutex::new(Some(connection)) }))
     }
 }
 
 /// A server in use by one attempt.
 struct McpSession {
     toolbox: Mcp,
-    specs: Vec<ToolSpec>,
+    /// Tools as of the last call.
+    specs: std::sync::Mutex<Vec<ToolSpec>>,
     connection: Mutex<Option<Arc<Connection>>>,
 }
 
@@ -168,7 +228,11 @@ impl McpSession {
 #[async_trait]
 impl Session for McpSession {
     fn specs(&self) -> Vec<ToolSpec> {
-        self.specs.clone()
+        self.specs.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn longest_call(&self) -> Option<Duration> {
+        self.toolbox.prolonged.map(|prolonged| prolonged.longest + BEFORE_DEADLINE)
     }
 
     /// Answers are told apart by their ids, and a server that keeps something decides itself what is done
@@ -183,9 +247,13 @@ impl Session for McpSession {
             Ok(found) => found,
             Err(why) => return answer::unavailable(&self.toolbox.name, &why),
         };
-        let request = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
-        let answer = connection.call(request).await;
-        let mut output = answer::output(&self.toolbox.name, answer);
+        let name = self.toolbox.server_name(tool).to_owned();
+        let request = CallToolRequestParams::new(name).with_arguments(arguments.clone());
+        let answer = connection.call(request, self.toolbox.prolonged).await;
+        let mut output = answer::output(&self.toolbox.name, tool, answer);
+        connection.follow_changes().await;
+        let now = self.toolbox.selected(&connection.tools()).collect();
+        *self.specs.lock().unwrap_or_else(PoisonError::into_inner) = now;
         if let Some(told) = told {
             output.parts.insert(0, dressage_text::ContentPart::Text(format!("{told}\n")));
             output.metrics.insert("restarts".into(), 1.0);

@@ -17,7 +17,7 @@ def text(value: str, **more) -> dict:
     return {"content": [{"type": "text", "text": value}], **more}
 
 
-TOOLS = ["count", "echo", "fails", "dies", "hangs", "long", "image", "floods", "changes", "structured", "garbage"]
+TOOLS = ["count", "echo", "fails", "dies", "hangs", "long", "image", "floods", "changes", "structured", "garbage", "odd", "grows", "works"]
 count = 0
 
 
@@ -55,6 +55,22 @@ def call(name: str, arguments: dict) -> dict | None:
         print("this is no JSON", flush=True)
         print('{"jsonrpc": "2.0", "id": 12345, "result": {}}', flush=True)
         return text("after garbage")
+    if name == "odd":
+        # The response is written as it is given, whatever it is.
+        sys.stdout.buffer.write(arguments["line"].encode("latin-1") + b"\n")
+        sys.stdout.flush()
+        return None
+    if name == "grows":
+        TOOLS.append("grown")
+        send({"method": "notifications/tools/list_changed"})
+        return text("grown is there")
+    if name == "grown":
+        return text("it grew")
+    if name == "works":
+        for step in range(arguments["length"]):
+            send({"method": "notifications/progress", "params": {"progressToken": arguments["token"], "progress": step}})
+            time.sleep(0.5)
+        return text("done")
     raise LookupError(f"Unknown tool: {name}")
 
 
@@ -77,7 +93,14 @@ for line in sys.stdin:
         send({"id": identity, "result": page(params.get("cursor"))})
     elif method == "tools/call":
         try:
-            send({"id": identity, "result": call(params["name"], params.get("arguments", {}))})
+            arguments = {**params.get("arguments", {})}
+            if params["name"] == "works":
+                arguments["token"] = params["_meta"]["progressToken"]
+            if params["name"] == "odd":
+                arguments["line"] = arguments["line"].replace("ID", str(identity))
+            result = call(params["name"], arguments)
+            if result is not None:
+                send({"id": identity, "result": result})
         except LookupError as error:
             send({"id": identity, "error": {"code": -32602, "message": str(error)}})
     else:

@@ -1,20 +1,18 @@
 //! Streamable HTTP, asked through the room `http`.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use dressage_http::{Client, HttpError};
-use futures_util::stream::{BoxStream, StreamExt};
+use futures_util::stream::{self, BoxStream, StreamExt};
 use futures_util::{Stream, TryStreamExt, future};
 use http_body_util::{BodyExt, BodyStream, Full};
 use hyper::body::Incoming;
-use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, WWW_AUTHENTICATE,
-};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use hyper::{Method, Request, Response, StatusCode};
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorData, JsonRpcMessage, ServerJsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::common::http_header::{
     EVENT_STREAM_MIME_TYPE, HEADER_LAST_EVENT_ID, HEADER_SESSION_ID, JSON_MIME_TYPE,
 };
@@ -22,6 +20,10 @@ use rmcp::transport::streamable_http_client::{
     StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
 };
 use sse_stream::{Error as SseError, Sse, SseStream};
+
+use super::super::web::{FIRST_WAIT, LONGEST_WAIT, retry_after};
+use super::ledger::Ledger;
+use super::lenient;
 
 type Error = StreamableHttpError<HttpError>;
 type Headers = HashMap<HeaderName, HeaderValue>;
@@ -32,11 +34,27 @@ const MOST_ERROR_BYTES: usize = 64 << 10;
 /// Characters of one that are shown.
 const MOST_SHOWN: usize = 400;
 
-/// The client, as the SDK asks it.
+/// How often a message is sent again that a busy server has not taken.
+const RETRIES: u32 = 2;
+
+/// HTTP client of one connection.
 #[derive(Clone)]
-pub(super) struct Web(pub Client);
+pub(super) struct Web {
+    client: Client,
+    /// Whether requests carry a key.
+    has_key: bool,
+    ledger: Arc<Ledger>,
+    /// The last request for which a new session was opened because of a 400.
+    renewed: Arc<Mutex<Option<RequestId>>>,
+}
 
 impl Web {
+    /// Creates a client whose requests have these headers, and whose messages are noted in `ledger`.
+    pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
+        let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
+        Web { client, has_key, ledger, renewed: Arc::default() }
+    }
+
     async fn send(
         &self,
         (method, uri, accept): (Method, &str, &'static str),
@@ -48,7 +66,7 @@ impl Web {
         let invalid = |error: &dyn std::fmt::Display| {
             StreamableHttpError::Client(HttpError::Invalid(format!("{uri} cannot be asked: {error}")))
         };
-        let mut request = Request::builder().method(method).uri(uri).header(ACCEPT, accept);
+        let mut request = Request::builder().method(&method).uri(uri).header(ACCEPT, accept);
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, JSON_MIME_TYPE);
         }
@@ -62,8 +80,190 @@ impl Web {
             request = request.header(name, value);
         }
         let request = request.body(Full::new(body)).map_err(|error| invalid(&error))?;
-        self.0.request(request).await.map_err(StreamableHttpError::Client)
+        let (mut wait, mut tries) = (FIRST_WAIT, 0);
+        loop {
+            let response = self.client.request(request.clone()).await.map_err(StreamableHttpError::Client)?;
+            let is_busy =
+                matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+            let asked = retry_after(response.headers());
+            if !is_busy || method != Method::POST || tries == RETRIES || asked > Some(LONGEST_WAIT) {
+                return Ok(response);
+            }
+            tokio::time::sleep(asked.unwrap_or(wait)).await;
+            wait = wait.mul_f64(1.5);
+            tries += 1;
+        }
     }
+
+    /// Posts a request, and returns what the server answers, or an error response with the reason.
+    async fn ask(
+        &self,
+        id: RequestId,
+        in_session: bool,
+        response: Response<Incoming>,
+        limits: StreamableHttpResponseLimits,
+    ) -> Result<StreamableHttpPostResponse, Error> {
+        let (head, body) = response.into_parts();
+        let session = head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
+        let fail =
+            |why: String| Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()));
+        if head.status == StatusCode::NOT_FOUND && in_session {
+            return Err(StreamableHttpError::SessionExpired);
+        }
+        if !head.status.is_success() {
+            let (text, _) = read(body, MOST_ERROR_BYTES).await.unwrap_or_default();
+            let error = lenient::parse(&text).ok().filter(|error| error.get("error").is_some());
+            let is_key = matches!(head.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+            let is_own = error.as_ref().is_some_and(|error| error["id"].is_number());
+            if head.status == StatusCode::BAD_REQUEST && in_session && !is_own && self.renews(&id) {
+                return Err(StreamableHttpError::SessionExpired);
+            }
+            if error.is_some_and(|error| error.get("jsonrpc").is_some()) && !is_key {
+                let read = self.ledger.read(&text, Some(&id));
+                if let Some(message) = read.into_iter().find(|message| answers(message, &id)) {
+                    return Ok(StreamableHttpPostResponse::Json(message, session));
+                }
+            }
+            return fail(self.rejected(head.status, &head.headers, &text));
+        }
+        if matches!(head.status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
+            return fail(format!("it takes the request and gives no answer (HTTP {})", head.status));
+        }
+        if is(&head.headers, EVENT_STREAM_MIME_TYPE) {
+            let events = self.answers(events(body, limits.max_sse_event_size), Some(id));
+            return Ok(StreamableHttpPostResponse::Sse(events, session));
+        }
+        let text = match read(body, limits.max_json_response_size).await {
+            Ok((text, true)) => text,
+            Ok((_, false)) => {
+                return fail(format!("its answer is longer than {} bytes", limits.max_json_response_size));
+            }
+            Err(StreamableHttpError::Client(error)) => return fail(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        let read = self.ledger.read(&text, Some(&id));
+        if let Some(message) = read.into_iter().find(|message| answers(message, &id)) {
+            return Ok(StreamableHttpPostResponse::Json(message, session));
+        }
+        if text.trim_ascii().is_empty() {
+            return fail(format!("its answer is empty (HTTP {})", head.status));
+        }
+        match (lenient::parse(&text), is(&head.headers, JSON_MIME_TYPE)) {
+            (Ok(_), _) => fail(format!("its answer is none to the request {id}: {}", shown(&text))),
+            (Err(why), true) => fail(format!("its answer is no JSON: {why}: {}", shown(&text))),
+            (Err(_), false) => {
+                let kind = content_type(&head.headers).unwrap_or_else(|| "no content type".into());
+                fail(format!(
+                    "it answers with {kind}, which is no message of this protocol (is `url` the address of its MCP \
+                     endpoint?): {}",
+                    shown(&text)
+                ))
+            }
+        }
+    }
+
+    /// Whether a 400 may mean that the session is over: once for each request.
+    fn renews(&self, id: &RequestId) -> bool {
+        let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        renewed.replace(id.clone()).as_ref() != Some(id)
+    }
+
+    /// Returns what a status of failure means, and the way out.
+    fn rejected(&self, status: StatusCode, headers: &HeaderMap, text: &[u8]) -> String {
+        let text = match shown(text) {
+            text if text.is_empty() => String::new(),
+            text => format!(": {text}"),
+        };
+        let way_out = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.has_key => {
+                "; it does not accept the key in the environment variable that key_env names".to_owned()
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                "; set key_env to the environment variable that holds its key".to_owned()
+            }
+            status if status.is_redirection() => match headers.get(LOCATION) {
+                Some(to) => format!(
+                    "; it redirects to {:?}: set url to that address",
+                    String::from_utf8_lossy(to.as_bytes())
+                ),
+                None => String::new(),
+            },
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+                "; is `url` the address of its MCP endpoint?".to_owned()
+            }
+            _ => String::new(),
+        };
+        format!("HTTP {status}{text}{way_out}")
+    }
+
+    /// Reads the messages within events. If `request` has no answer when they end, and they cannot be resumed,
+    /// an error response to it follows.
+    fn answers(
+        &self,
+        events: BoxStream<'static, Result<Sse, SseError>>,
+        request: Option<RequestId>,
+    ) -> BoxStream<'static, Result<Sse, SseError>> {
+        let reading = Reading {
+            events,
+            request,
+            ledger: Arc::clone(&self.ledger),
+            read: VecDeque::new(),
+            can_resume: false,
+        };
+        stream::unfold(reading, |mut reading| async { Some((reading.next().await?, reading)) }).boxed()
+    }
+}
+
+/// Events of a response whose messages are read.
+struct Reading {
+    events: BoxStream<'static, Result<Sse, SseError>>,
+    /// Request that the events answer, until they end.
+    request: Option<RequestId>,
+    ledger: Arc<Ledger>,
+    /// Events that were read and not yet passed on.
+    read: VecDeque<Sse>,
+    /// Whether the server gives the events ids, by which the SDK resumes them.
+    can_resume: bool,
+}
+
+impl Reading {
+    async fn next(&mut self) -> Option<Result<Sse, SseError>> {
+        if let Some(event) = self.read.pop_front() {
+            return Some(Ok(event));
+        }
+        let event = match self.events.next().await {
+            Some(Ok(event)) => event,
+            ended => {
+                let pending = self.request.take().filter(|id| self.ledger.is_pending(id) && !self.can_resume);
+                let Some(id) = pending else { return ended };
+                let why = match ended {
+                    Some(Err(error)) => format!("its answer broke off: {}", dressage_http::causes(&error)),
+                    _ => "its events ended without the answer".to_owned(),
+                };
+                return Some(Ok(Sse::default().data(text_of(&self.ledger.fail(&id, why)))));
+            }
+        };
+        self.can_resume |= event.id.as_ref().is_some_and(|id| !id.is_empty());
+        let data = event.data.as_deref().unwrap_or_default();
+        let messages = self.ledger.read(data.as_bytes(), self.request.as_ref());
+        self.read =
+            messages.iter().map(|message| Sse { data: Some(text_of(message)), ..event.clone() }).collect();
+        // Without a message it still names the place to resume from.
+        Some(Ok(self.read.pop_front().unwrap_or(Sse { data: None, ..event })))
+    }
+}
+
+/// Whether a message is the answer to a request.
+fn answers(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
+    match message {
+        JsonRpcMessage::Response(response) => response.id == *id,
+        JsonRpcMessage::Error(error) => error.id.as_ref() == Some(id),
+        _ => false,
+    }
+}
+
+fn text_of(message: &ServerJsonRpcMessage) -> String {
+    serde_json::to_string(message).unwrap_or_default()
 }
 
 impl StreamableHttpClient for Web {
@@ -94,41 +294,20 @@ impl StreamableHttpClient for Web {
         let body = serde_json::to_vec(&message)?.into();
         let accept = "application/json, text/event-stream";
         let session = session_id.as_deref();
+        self.ledger.sent(&message);
         let sent = (Method::POST, &*uri, accept);
         let response = self.send(sent, session, auth_header, custom_headers, body).await?;
-        let (head, body) = response.into_parts();
-        if matches!(head.status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
-            return Ok(StreamableHttpPostResponse::Accepted);
+        if let JsonRpcMessage::Request(request) = message {
+            return self.ask(request.id, session.is_some(), response, limits).await;
         }
-        if head.status == StatusCode::NOT_FOUND && session.is_some() {
-            return Err(StreamableHttpError::SessionExpired);
-        }
-        let answered = head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
-        if !head.status.is_success() {
-            return refused(&message, session.is_some(), (head.status, &head.headers), body, answered).await;
-        }
-        if is(&head.headers, EVENT_STREAM_MIME_TYPE) {
-            return Ok(StreamableHttpPostResponse::Sse(events(body, limits.max_sse_event_size), answered));
-        }
-        let is_request = matches!(message, JsonRpcMessage::Request(_));
-        if !is(&head.headers, JSON_MIME_TYPE) {
-            // What needs no answer is taken, whatever is said to it.
-            return match is_request {
-                true => Err(StreamableHttpError::UnexpectedContentType(content_type(&head.headers))),
-                false => Ok(StreamableHttpPostResponse::Accepted),
-            };
-        }
-        let (text, is_whole) = read(body, limits.max_json_response_size).await?;
-        if !is_whole {
-            return Err(StreamableHttpError::ResponseBodyTooLarge {
-                max_size: limits.max_json_response_size,
-            });
-        }
-        match serde_json::from_slice::<ServerJsonRpcMessage>(&text) {
-            Ok(answer) => Ok(StreamableHttpPostResponse::Json(answer, answered)),
-            Err(_) if !is_request => Ok(StreamableHttpPostResponse::Accepted),
-            Err(error) => {
-                let why = format!("it is no message of this protocol ({error}): {}", shown(&text));
+        // What needs no answer is taken, whatever the answer is.
+        match response.status() {
+            status if status.is_success() => Ok(StreamableHttpPostResponse::Accepted),
+            StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
+            status => {
+                let headers = response.headers().clone();
+                let (text, _) = read(response.into_body(), MOST_ERROR_BYTES).await.unwrap_or_default();
+                let why = self.rejected(status, &headers, &text);
                 Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(why)))
             }
         }
@@ -173,52 +352,13 @@ impl StreamableHttpClient for Web {
             _ if !is(response.headers(), EVENT_STREAM_MIME_TYPE) => {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
             }
-            _ => Ok(events(response.into_body(), super::MOST_BYTES)),
+            _ => Ok(self.answers(events(response.into_body(), super::MOST_BYTES), None)),
         }
     }
 }
 
 fn told(status: StatusCode, what: &str) -> Error {
     StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("{what} (HTTP {status})")))
-}
-
-/// Reads the answer to a message that was turned away.
-async fn refused(
-    message: &ClientJsonRpcMessage,
-    in_session: bool,
-    (status, headers): (StatusCode, &HeaderMap),
-    body: Incoming,
-    answered: Option<String>,
-) -> Result<StreamableHttpPostResponse, Error> {
-    let (text, _) = read(body, MOST_ERROR_BYTES).await.unwrap_or_default();
-    let is_key = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-    let error = match serde_json::from_slice::<ServerJsonRpcMessage>(&text) {
-        Ok(JsonRpcMessage::Error(error)) if !is_key => Some(error),
-        _ => None,
-    };
-    // Servers of the older generation turn the question away that only the newer one knows, in whatever way,
-    // and without its id.
-    if let JsonRpcMessage::Request(request) = message
-        && matches!(request.request, ClientRequest::DiscoverRequest(_))
-        && !in_session
-        && status.is_client_error()
-        && !is_key
-    {
-        let error = error.map(|error| error.error);
-        let error = error
-            .unwrap_or_else(|| ErrorData::invalid_request(format!("HTTP {status}: {}", shown(&text)), None));
-        let answer = ServerJsonRpcMessage::error(error, Some(request.id.clone()));
-        return Ok(StreamableHttpPostResponse::Json(answer, None));
-    }
-    if let Some(error) = error {
-        return Ok(StreamableHttpPostResponse::Json(JsonRpcMessage::Error(error), answered));
-    }
-    let wants = match headers.get(WWW_AUTHENTICATE) {
-        Some(_) if is_key => "; it wants a key",
-        _ => "",
-    };
-    let why = format!("HTTP {status}{wants}: {}", shown(&text));
-    Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(why)))
 }
 
 fn content_type(headers: &HeaderMap) -> Option<String> {
@@ -291,21 +431,5 @@ fn bounded(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    async fn passes(chunks: &[&'static str], most: usize) -> usize {
-        let chunks: Vec<std::io::Result<Bytes>> = chunks.iter().map(|text| Ok(Bytes::from(*text))).collect();
-        let passed = bounded(futures_util::stream::iter(chunks), most);
-        passed.take_while(|chunk| future::ready(chunk.is_ok())).count().await
-    }
-
-    #[tokio::test]
-    async fn events_are_bounded_and_streams_are_not() {
-        assert_eq!(passes(&["data: 12\n\n", "data: 34\n", "\n", "data: 56\n\n"], 10).await, 4);
-        assert_eq!(passes(&["data: 12\r\n\r\n", "data: 34\r", "\n\r\n"], 12).await, 3);
-        assert_eq!(passes(&["data: 12\n", "data: 34\n", "\n"], 10).await, 1, "two lines are one event");
-        assert_eq!(passes(&["data: 12\r\n", "data: 34\r\n", "\r\n"], 12).await, 1, "with CRLF, too");
-        assert_eq!(passes(&["data: ", "12345"], 10).await, 1, "no end of a line is needed");
-    }
-}
+#[path = "web_tests.rs"]
+mod tests;

@@ -21,6 +21,8 @@ pub(super) struct Pinned {
     worker: Arc<Worker>,
     session: String,
     is_closed: bool,
+    /// Texts with which the instances begin the attempt.
+    pub opening: Option<String>,
 }
 
 impl Pinned {
@@ -32,10 +34,14 @@ impl Pinned {
         let session = format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed));
         worker.sessions.fetch_add(1, Ordering::Relaxed);
         // From here on it is closed on every way out, also where nobody waits any more.
-        let mut pinned = Pinned { worker, session, is_closed: false };
+        let mut pinned = Pinned { worker, session, is_closed: false, opening: None };
         let opened = pinned.ask("open", |order| order["task"] = task).await.and_then(refused);
         match opened {
-            Ok(_) => Ok(pinned),
+            Ok(answer) => {
+                let opening = answer["opening"].as_str().filter(|text| !text.trim().is_empty());
+                pinned.opening = opening.map(str::to_owned);
+                Ok(pinned)
+            }
             Err(why) => {
                 pinned.is_closed = true;
                 Err(why)
@@ -79,6 +85,10 @@ impl PythonSession {
 impl Session for PythonSession {
     fn specs(&self) -> Vec<ToolSpec> {
         self.offered.specs()
+    }
+
+    fn opening(&self) -> Option<String> {
+        self.pinned.as_ref()?.opening.clone()
     }
 
     fn parallel(&self, tool: &str) -> bool {

@@ -90,7 +90,9 @@ impl Endpoint {
         for (text, name) in places(&self.options.url) {
             url.push_str(text);
             let Some(name) = name else { continue };
-            let value = arguments.get(name).or_else(|| default(name));
+            // An address has no place for null.
+            let given = arguments.get(name).filter(|value| !value.is_null());
+            let value = given.or_else(|| default(name).filter(|value| !value.is_null()));
             let value = plain(value.ok_or_else(|| format!("{name:?} is missing"))?);
             rest.shift_remove(name);
             url.push_str(&if is_whole { value } else { encoded(&value) });
@@ -249,10 +251,10 @@ mod tests {
         assert_eq!(ask(&post, json!({"id": 3, "n": 2})).await, ToolOutput::text("found"));
         post.options.pointer = "/a/c".into();
         assert_eq!(ask(&post, json!({"id": 3})).await.error, Some(CallError::Failed));
-        assert_eq!(
-            ask(&post, json!({"n": 2})).await,
-            ToolOutput::error(CallError::BadArguments, "\"id\" is missing")
-        );
+        for given in [json!({"n": 2}), json!({"id": null, "n": 2})] {
+            let missing = ToolOutput::error(CallError::BadArguments, "\"id\" is missing");
+            assert_eq!(ask(&post, given).await, missing);
+        }
         let heard = heard.lock().await;
         assert_eq!(heard[0].0, "GET /items/a%2F..%2Fb%20c?fixed=1&n=2&q=%C3%BC%26x%3D1");
         assert_eq!((heard[1].0.as_str(), heard[1].1.as_str()), ("POST /items/3", "{\"n\":2}"));

@@ -24,10 +24,10 @@ const MOST_BYTES: usize = 64 << 20;
 const REDIRECTS: u32 = 5;
 
 /// Wait before the first repetition; it grows by half each time.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
+pub(super) const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 /// Longest wait before a repetition: a service that asks for more has said no.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How a service is asked.
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ impl Asks {
             let asked = match &answer {
                 Ok(reply) => match reply.status {
                     StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                        Some(retry_after(reply))
+                        Some(retry_after(&reply.headers))
                     }
                     status if status.is_server_error() && changes_nothing => Some(None),
                     _ => None,
@@ -79,9 +79,9 @@ impl Asks {
     }
 }
 
-/// For how long a service asks to be left alone.
-fn retry_after(reply: &Reply) -> Option<Duration> {
-    let seconds = reply.headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+/// Returns how long a service asks to be left alone.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Duration::try_from_secs_f64(seconds).ok()
 }
 

@@ -9,6 +9,8 @@ import math
 import os
 import traceback
 
+from dressage_worker.schema import sound
+
 # Most characters of an answer. Longer ones lose their middle: no model reads them.
 MOST = 1_000_000
 # Most items that are taken from what gives them one by one, which may have no end.
@@ -80,11 +82,6 @@ def text_of(value):
     return shorten(sound(value))
 
 
-def sound(text):
-    """A text without halves of surrogate pairs, which no encoding has."""
-    return str(text).encode("utf-8", "replace").decode()
-
-
 def shorten(text):
     if len(text) <= MOST:
         return text
@@ -131,10 +128,10 @@ def number(value):
     return value if math.isfinite(value) else str(value)
 
 
-def answer(value, stateful):
-    """The answer of a call. Tools with state may give a reward and metrics with it."""
+def answer(value, gives_reward):
+    """The answer of a call. Some tools give a reward and metrics with it."""
     reward, metrics = None, {}
-    if stateful and isinstance(value, tuple) and 2 <= len(value) <= 3:
+    if gives_reward and isinstance(value, tuple) and 2 <= len(value) <= 3:
         value, reward, *rest = value
         metrics = rest[0] if rest else {}
     if isinstance(value, dict) and set(value) == {"content", "success"}:

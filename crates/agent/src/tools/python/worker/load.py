@@ -31,12 +31,15 @@ def load(file, config, functions):
     by_name = {}
     for tool in found:
         if tool.name in by_name:
-            raise Fault(f"two of its tools are called {tool.name!r}: a model could not tell them apart")
+            raise Fault(
+                f"two of its tools are called {tool.name!r}: a model could not tell them apart. Name in `functions` "
+                "the functions and classes that are tools"
+            )
         by_name[tool.name] = tool
     if not by_name:
         raise Fault(
             f"{os.path.basename(file or config)} has no tools: "
-            "no public function or class of tools is defined in it"
+            "no public function is defined in it, nor a class with public methods that have docstrings"
         )
     return by_name
 
@@ -90,32 +93,71 @@ def of_file(file, functions):
     members = {
         name: value for name, value in vars(module).items() if not (name in MARKS and value is shims.mark)
     }
+    marks = marked(file)
     if functions:
         names = functions
         for name in names:
             if name not in members:
-                known = sorted(name for name, value in members.items() if is_tool(value, module, name))
+                known = sorted(
+                    name
+                    for name, value in members.items()
+                    if is_tool(value, module, name) or (inspect.isclass(value) and tools.is_toolbox(value))
+                )
                 raise Fault(
                     f"`functions` names {name!r}, which is not defined in {os.path.basename(file)}; "
                     f"there is {', '.join(known) or 'no function'}"
                 )
     else:
-        names = marked(file) or [name for name, value in members.items() if is_tool(value, module, name)]
-    return [tool_of(name, members.get(name), module) for name in names]
+        names = list(marks) or [name for name, value in members.items() if is_tool(value, module, name)]
+        names = names or toolboxes(members, module)
+    tools = []
+    for name in names:
+        tools += tools_of(name, members.get(name), module, marks.get(name, ()))
+    return tools
+
+
+def toolboxes(members, module):
+    """Names of the classes of a file whose methods are tools: those alone that no other one derives from."""
+    found = {
+        name: value
+        for name, value in members.items()
+        if not name.startswith("_")
+        and getattr(value, "__module__", None) == module.__name__
+        and tools.is_toolbox(value)
+    }
+    last = [
+        name
+        for name, value in found.items()
+        if not any(other is not value and issubclass(other, value) for other in found.values())
+    ]
+    if len(last) > 1:
+        raise Fault(
+            f"{os.path.basename(module.__file__)} has several classes whose methods could be tools: "
+            f"{', '.join(last)}; name in `functions` those that are, or mark them with @tool"
+        )
+    return last
 
 
 def marked(file):
-    """Names of the functions and classes that a decorator marks as tools, in their order."""
+    """Names of the functions and classes that a decorator marks as tools, in their order; of a class with the
+    methods that are marked."""
     with open(file, "rb") as source:
         tree = ast.parse(source.read())
-    found = []
+    found = {}
     for node in tree.body:
-        for decorator in getattr(node, "decorator_list", []):
-            mark = decorator.func if isinstance(decorator, ast.Call) else decorator
-            name = mark.attr if isinstance(mark, ast.Attribute) else getattr(mark, "id", None)
-            if name in MARKS and node.name not in found:
-                found.append(node.name)
+        methods = [inner.name for inner in node.body if is_marked(inner)] if isinstance(node, ast.ClassDef) else []
+        if is_marked(node) or methods:
+            found.setdefault(node.name, tuple(methods))
     return found
+
+
+def is_marked(node):
+    for decorator in getattr(node, "decorator_list", []):
+        mark = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = mark.attr if isinstance(mark, ast.Attribute) else getattr(mark, "id", None)
+        if name in MARKS:
+            return True
+    return False
 
 
 def is_tool(value, module, name):
@@ -125,11 +167,13 @@ def is_tool(value, module, name):
     return tools.is_function(value) or tools.is_class(value)
 
 
-def tool_of(name, value, module):
+def tools_of(name, value, module, marks):
     try:
+        if inspect.isclass(value) and not tools.is_class(value):
+            return tools.of_toolbox(name, value, marks)
         if inspect.isclass(value):
-            return tools.of_class(value, {}, None, name)
-        return tools.of_function(name, value)
+            return [tools.of_class(value, {}, None, name)]
+        return [tools.of_function(name, value)]
     except Exception as error:
         folder = os.path.dirname(os.path.abspath(module.__file__))
         raise Fault(f"{name} cannot be a tool: {why(error, folder)}") from error

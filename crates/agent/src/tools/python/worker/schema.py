@@ -7,7 +7,9 @@ import decimal
 import enum
 import functools
 import inspect
+import json
 import pathlib
+import re
 import typing
 import uuid
 
@@ -58,6 +60,18 @@ FRAMEWORKS = (
     "pydantic_ai",
     "workflows",
 )
+HALVES = re.compile("[\ud800-\udfff]")
+# Bounds of a value by the attributes that pydantic's `Field` and annotated_types give them.
+BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+    "pattern": "pattern",
+    "regex": "pattern",
+}
+LENGTHS = {"min_length": ("minLength", "minItems"), "max_length": ("maxLength", "maxItems")}
 UNIONS = tuple(filter(None, [typing.Union, getattr(__import__("types"), "UnionType", None)]))
 
 
@@ -166,6 +180,7 @@ class Schemas:
             text = extra if isinstance(extra, str) else getattr(extra, "description", None)
             if isinstance(text, str) and text:
                 schema = {**schema, "description": text}
+            schema = {**schema, **bounds_of(extra, schema)}
         return schema
 
     def union(self, members):
@@ -247,7 +262,63 @@ def choice(values):
 
 def value_of(member):
     """The value of a member of an enumeration, or its name where that is nothing that JSON has."""
-    return member.value if type(member.value) in PLAIN else member.name
+    return member.value if type(member.value) in PLAIN and is_json(member.value) else member.name
+
+
+def sound(text):
+    """A text with U+FFFD for halves of surrogate pairs, which no encoding has."""
+    return HALVES.sub("\ufffd", str(text))
+
+
+def is_json(value):
+    """Whether a value can be written as JSON that every reader takes: finite numbers, integers of 64 bits, and
+    texts without halves of surrogate pairs."""
+    if isinstance(value, (list, tuple)):
+        return all(is_json(item) for item in value)
+    if isinstance(value, dict):
+        return all(is_json(key) and is_json(item) for key, item in value.items())
+    if type(value) is int:
+        return -(2**63) <= value < 2**64
+    try:
+        json.dumps(value, allow_nan=False).encode()
+        return not isinstance(value, str) or bool(value.encode()) or value == ""
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def writable(schema):
+    """A schema without the keywords whose values cannot be written as JSON: a default that is infinite, say.
+    The parameter can be left out all the same, and the function then uses its own."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs") and isinstance(value, dict):
+            value = {name: writable(item) for name, item in value.items()}
+        elif key in ("items", "additionalProperties"):
+            value = writable(value)
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
+            value = [writable(item) for item in value]
+        elif key in ("description", "title") and isinstance(value, str):
+            value = sound(value)
+        if is_json(value):
+            found[key] = value
+    return found
+
+
+def bounds_of(mark, schema):
+    """The bounds that a mark of a parameter sets, as keywords of its schema."""
+    found = {}
+    for at in (mark, *(getattr(mark, "metadata", None) or ())):
+        for name, keyword in BOUNDS.items():
+            value = getattr(at, name, None)
+            if isinstance(value, (int, float, str)) and not isinstance(value, bool) and is_json(value):
+                found[keyword] = value
+        for name, (of_text, of_list) in LENGTHS.items():
+            value = getattr(at, name, None)
+            if isinstance(value, int):
+                found[of_list if schema.get("type") == "array" else of_text] = value
+    return found
 
 
 def parameters_of(function, skip=()):
@@ -281,6 +352,8 @@ def parameters_of(function, skip=()):
             schema = {**schema, "description": texts[name]}
         if about:
             schema = {**schema, "description": about}
+        if default is not parameter.default:
+            schema = {**schema, **bounds_of(parameter.default, schema)}
         if default is inspect.Parameter.empty:
             required.append(name)
         elif type(default) in (str, int, float, bool):
@@ -294,7 +367,7 @@ def parameters_of(function, skip=()):
     }
     if schemas.definitions:
         schema["$defs"] = schemas.definitions
-    return schema, description
+    return writable(schema), sound(description)
 
 
 def is_context(hint):

@@ -44,6 +44,8 @@ class Job:
                 error = RuntimeError(f"StopIteration: {stop.value!r}")
             except BaseException as raised:
                 error = raised
+            # What the function holds, an object of an attempt say, ends no later than its call.
+            self.function = None
             # A call may be given up at any moment, this one included.
             while True:
                 try:
@@ -94,11 +96,12 @@ async def run(function, is_async):
 
 
 class Session:
-    """An attempt: an instance of every tool with state."""
+    """An attempt: an instance of every tool with state, or of the class whose methods tools are."""
 
     def __init__(self, name, task):
         self.name, self.instances, self.lock = name, {}, asyncio.Lock()
-        extra = (task.get("row") or {}).get("extra_info")
+        self.row = task.get("row") or {}
+        extra = self.row.get("extra_info")
         if isinstance(extra, str):
             try:
                 extra = json.loads(extra)
@@ -106,38 +109,37 @@ class Session:
                 extra = None
         given = extra.get("tools_kwargs") if isinstance(extra, dict) else None
         self.given = given if isinstance(given, dict) else {}
-        self.told = shims.AgentData(name, task.get("row") or {}, self.given)
+        self.told = shims.AgentData(name, self.row, self.given)
 
-    async def open(self, tools):
-        for tool in tools:
-            given = self.given.get(tool.name)
-            create = getattr(tool.tool, "create", None)
-            created = await run(lambda: tool.create(self.name, given), is_async(create))
-            self.instances[tool.name] = tool.instance(self.name, created)
+    async def open(self, holders):
+        """Makes the instances. Returns the texts that they begin with."""
+        said = []
+        for holder in holders:
+            instance, text = await holder.open(self.name, self.given.get(holder.name), self.row, run)
+            self.instances[holder.name] = instance
+            if text:
+                said.append(text)
+        return said
 
-    async def evidence(self, tools):
+    async def evidence(self, holders):
         found = {}
-        for tool in tools:
-            instance, given = self.instances[tool.name], self.given.get(tool.name)
-            reward = await run(
-                lambda: tool.reward(instance, given), is_async(getattr(tool.tool, "calc_reward", None))
-            )
+        for holder in holders:
+            instance, given = self.instances[holder.name], self.given.get(holder.name)
+            reward = await holder.evaluate(instance, given, run)
             if reward is not None:
                 value = answers.number(reward)
-                found[tool.name] = {"reward": answers.text_of(reward) if value is None else value}
+                found[holder.name] = {"reward": answers.text_of(reward) if value is None else value}
         return found
 
-    async def close(self, tools):
+    async def close(self, holders):
         """Releases every instance, also after one that would not be."""
         first = None
-        for tool in tools:
-            if tool.name not in self.instances:
+        for holder in holders:
+            if holder.name not in self.instances:
                 continue
-            instance, given = self.instances.pop(tool.name), self.given.get(tool.name)
+            instance, given = self.instances.pop(holder.name), self.given.get(holder.name)
             try:
-                await run(
-                    lambda: tool.release(instance, given), is_async(getattr(tool.tool, "release", None))
-                )
+                await holder.close(instance, given, run)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
@@ -146,14 +148,11 @@ class Session:
             raise first
 
 
-def is_async(function):
-    return function is not None and inspect.iscoroutinefunction(inspect.unwrap(function))
-
-
 class Server:
     def __init__(self, tools, out, folder):
         self.tools, self.out, self.folder = tools, out, folder
-        self.stateful = [tool for tool in tools.values() if tool.stateful]
+        holders = {id(tool.holder): tool.holder for tool in tools.values() if tool.stateful}
+        self.holders = list(holders.values())
         self.sessions, self.running = {}, {}
 
     def say(self, reply):
@@ -176,6 +175,8 @@ class Server:
             reply = answers.failed("it was given up")
         except schema.Unfit as unfit:
             reply = answers.bad_arguments(str(unfit))
+        except schema.Unusable as unusable:
+            reply = answers.failed(str(unusable))
         except SystemExit as error:
             reply = answers.failed(f"it called exit({error.code!r})")
         except BaseException as error:
@@ -186,13 +187,13 @@ class Server:
         session = self.sessions[order["session"]] = Session(order["session"], order["task"])
         async with session.lock:
             try:
-                await session.open(self.stateful)
+                said = await session.open(self.holders)
             except BaseException:
                 self.sessions.pop(order["session"], None)
                 # Nobody else knows of those that were created before.
-                await asyncio.shield(session.close(self.stateful))
+                await asyncio.shield(session.close(self.holders))
                 raise
-        return {}
+        return {"opening": "\n\n".join(said)}
 
     async def call(self, order):
         tool, arguments = self.tools[order["tool"]], order["arguments"]
@@ -200,21 +201,23 @@ class Server:
             session = self.sessions.get(order["session"])
             if session is None:
                 return answers.failed("its instance is gone")
-            instance, given = session.instances[tool.name], session.given.get(tool.name)
+            name = tool.holder.name
+            instance, given = session.instances[name], session.given.get(name)
             value = await run(lambda: tool.call(instance, arguments, given, session.told), tool.is_async)
         else:
             value = await run(lambda: tool.call(arguments), tool.is_async)
-        return await asyncio.get_running_loop().run_in_executor(None, answers.answer, value, tool.stateful)
+        gives_reward = tool.stateful and tool.gives_reward
+        return await asyncio.get_running_loop().run_in_executor(None, answers.answer, value, gives_reward)
 
     async def evidence(self, order):
         session = self.sessions.get(order["session"])
-        return {"found": await session.evidence(self.stateful) if session is not None else {}}
+        return {"found": await session.evidence(self.holders) if session is not None else {}}
 
     async def close(self, order):
         session = self.sessions.pop(order["session"], None)
         if session is not None:
             async with session.lock:
-                await session.close(self.stateful)
+                await session.close(self.holders)
         return {}
 
 
@@ -232,14 +235,21 @@ def main(first, orders, out):
         out.flush()
         return
     server = Server(tools, out, folder)
-    described = [
-        {"name": t.name, "description": t.description, "parameters": t.parameters, "stateful": t.stateful}
-        for t in tools.values()
-    ]
-    try:
-        server.say({"ready": {"python": platform.python_version(), "tools": described}})
-    except (TypeError, ValueError) as error:
-        return server.say({"failed": f"the schemas of its tools cannot be written as JSON: {error}"})
+    described = []
+    for tool in tools.values():
+        about = {
+            "name": answers.sound(tool.name),
+            "description": answers.sound(tool.description),
+            "parameters": tool.parameters,
+            "stateful": tool.stateful,
+        }
+        try:
+            json.dumps(about, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            why = f"the schema of {tool.name} cannot be written as JSON: {error}"
+            return server.say({"failed": answers.sound(why)})
+        described.append(about)
+    server.say({"ready": {"python": platform.python_version(), "tools": described}})
     asyncio.run(serve(server, orders))
     if os.getpid() == own:
         os._exit(0)

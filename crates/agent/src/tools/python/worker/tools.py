@@ -1,7 +1,12 @@
 """Tools: functions, and classes of which each attempt has an instance of its own."""
 
+import collections
+import contextlib
+import copy
 import difflib
+import enum
 import inspect
+import sys
 
 from dressage_worker import answers, schema, shims
 
@@ -122,6 +127,8 @@ class Stateful:
     """An object that makes an instance for each attempt, under a name of its own."""
 
     stateful = True
+    # A result may be (response, reward, metrics).
+    gives_reward = True
 
     def __init__(self, tool, description, name):
         self.tool = tool
@@ -132,6 +139,21 @@ class Stateful:
         execute = inspect.unwrap(tool.execute)
         self.is_async = inspect.iscoroutinefunction(execute)
         self.takes_instance = len(positional(execute)) >= 2 or hasattr(tool, "create")
+        # What has the state of an attempt: this tool alone.
+        self.holder = self
+
+    async def open(self, session, given, _row, run):
+        created = await run(
+            lambda: self.create(session, given), is_coroutine(getattr(self.tool, "create", None))
+        )
+        return self.instance(session, created), None
+
+    async def evaluate(self, instance, given, run):
+        found = getattr(self.tool, "calc_reward", None)
+        return await run(lambda: self.reward(instance, given), is_coroutine(found))
+
+    async def close(self, instance, given, run):
+        await run(lambda: self.release(instance, given), is_coroutine(getattr(self.tool, "release", None)))
 
     def create(self, session, given):
         if not hasattr(self.tool, "create"):
@@ -159,6 +181,159 @@ class Stateful:
         if not hasattr(self.tool, "release"):
             return None
         return self.tool.release(instance, **kwargs_of(given, "release_kwargs"))
+
+
+# Methods of a class of tools that begin and end an attempt, and so are no tools.
+LIFECYCLE = ("reset", "close", "calc_reward")
+# Types whose values an object changes in place.
+MUTABLE = (list, dict, set, bytearray, collections.deque)
+
+
+class Box:
+    """A class whose methods are tools. Each attempt has an object of it."""
+
+    def __init__(self, kind, name):
+        self.kind, self.name = kind, name
+        # Values of the class itself that its methods may change: each object gets copies of its own.
+        self.shared = {}
+        for base in reversed(own_bases(kind)):
+            for attribute, value in vars(base).items():
+                if isinstance(value, MUTABLE) and not attribute.startswith("__"):
+                    with contextlib.suppress(Exception):
+                        self.shared[attribute] = copy.deepcopy(value)
+
+    async def open(self, _session, given, row, run):
+        """Makes the object of an attempt. Returns what its `reset` says, too."""
+        made = await run(lambda: self.make(kwargs_of(given, "create_kwargs"), row), False)
+        reset, said = getattr(made, "reset", None), None
+        if callable(reset):
+            try:
+                said = await run(lambda: reset(**self.fields(reset, {}, row, row)), is_coroutine(reset))
+            except BaseException:
+                await self.close(made, given, run)
+                raise
+        return made, answers.text_of(said) if isinstance(said, str) else None
+
+    def make(self, named, row):
+        fields = self.fields(self.kind, named, row, named)
+        if self.kind.__new__ is not object.__new__:
+            return self.kind(**fields)
+        made = object.__new__(self.kind)
+        for attribute, value in self.shared.items():
+            # With slots it has no values of the class that its methods could change.
+            with contextlib.suppress(AttributeError):
+                object.__setattr__(made, attribute, copy.deepcopy(value))
+        made.__init__(**fields)
+        return made
+
+    def fields(self, function, named, row, others):
+        """Arguments for a function: those that are named for it, or else fields of the row by name; `others` are
+        for one that takes any."""
+        found = {}
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                found.update({key: value for key, value in others.items() if key not in found})
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                continue
+            elif name in named or name in row:
+                found[name] = named[name] if name in named else row[name]
+            elif name == "row":
+                found[name] = row
+            elif isinstance(parameter.default, MUTABLE):
+                with contextlib.suppress(Exception):
+                    found[name] = copy.deepcopy(parameter.default)
+            elif parameter.default is parameter.empty:
+                what = self.name if inspect.isclass(function) else f"{self.name}.{function.__name__}"
+                there = ", ".join(map(str, row)) or "none"
+                raise schema.Unusable(
+                    f"{what} needs {name!r}, and the row of the task has no such field; its fields: {there}"
+                )
+        return found
+
+    async def evaluate(self, instance, _given, run):
+        found = getattr(instance, "calc_reward", None)
+        return await run(found, is_coroutine(found)) if callable(found) else None
+
+    async def close(self, instance, _given, run):
+        found = getattr(instance, "close", None)
+        if callable(found):
+            await run(found, is_coroutine(found))
+
+
+class Method:
+    """A method of the object that an attempt has."""
+
+    stateful = True
+    gives_reward = False
+
+    def __init__(self, box, name, function):
+        self.holder, self.name, self.method = box, name, name
+        skip = () if inspect.ismethod(function) else tuple(inspect.signature(function).parameters)[:1]
+        if isinstance(inspect.getattr_static(box.kind, name), staticmethod):
+            skip = ()
+        self.parameters, self.description = schema.parameters_of(function, skip)
+        self.is_async = is_later(inspect.unwrap(function))
+
+    def call(self, instance, arguments, _given, _told):
+        function = getattr(instance, self.method)
+        positional, named = schema.bind(function, arguments)
+        return drawn(function(*positional, **named))
+
+
+def is_coroutine(function):
+    return function is not None and inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
+def own_bases(kind):
+    """A class and those above it that are not of the standard library."""
+    known = getattr(sys, "stdlib_module_names", ("abc", "builtins", "collections", "enum", "threading", "typing"))
+    return [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in known]
+
+
+def methods_of(kind, marks=()):
+    """Methods of a class that are tools: those that are marked, or else the public ones that have a docstring
+    or annotations."""
+    found = {}
+    for base in reversed(own_bases(kind)):
+        for name, value in vars(base).items():
+            inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if name.startswith("_") or name in LIFECYCLE or not is_function(inner):
+                found.pop(name, None)
+                continue
+            found[name] = inner
+    marked = {name: value for name, value in found.items() if name in marks}
+    told = {
+        name: value
+        for name, value in found.items()
+        if inspect.getdoc(value) or getattr(inspect.unwrap(value), "__annotations__", None)
+    }
+    return {name: getattr(kind, name) for name in (marked or told)}
+
+
+def is_toolbox(kind):
+    """Whether the methods of a class can be tools: it is none of errors, values or other tools."""
+    return (
+        inspect.isclass(kind)
+        and not is_class(kind)
+        and not issubclass(kind, (BaseException, enum.Enum, tuple, dict))
+        and not schema.is_pydantic(kind)
+        and not getattr(kind, "_is_protocol", False)
+        and not inspect.isabstract(kind)
+        and bool(methods_of(kind))
+    )
+
+
+def of_toolbox(name, kind, marks=()):
+    """The tools of a class."""
+    methods = methods_of(kind, marks)
+    if not methods:
+        raise schema.Unusable(
+            "no method of it is a tool: give public methods docstrings or annotations, or give it `execute`"
+        )
+    if inspect.isabstract(kind):
+        raise schema.Unusable(f"it is abstract: it lacks {', '.join(sorted(kind.__abstractmethods__))}")
+    box = Box(kind, name)
+    return [Method(box, method, function) for method, function in methods.items()]
 
 
 def positional(function):

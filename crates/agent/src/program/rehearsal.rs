@@ -1,0 +1,98 @@
+//! A first start of a program, to see whether it loads and calls the model.
+
+use dressage_gateway::{Recorded, SessionLimits, SessionOptions};
+use dressage_policy::within;
+
+use super::process::{self, Ended};
+use super::{PATIENCE, Program, environment, in_url, workers};
+use crate::AttemptContext;
+
+/// What a program did when it was started once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rehearsal {
+    /// Calls of the model that were answered.
+    pub answered: usize,
+    /// Calls that were refused, by reason.
+    pub refused: Vec<String>,
+    /// Exit code, beyond 128 with the signal that ended it; `None` if the program was still running and was
+    /// stopped.
+    pub code: Option<i32>,
+    /// Last lines that it printed, on standard error if it wrote there.
+    pub printed: String,
+}
+
+/// Most lines of a program that a rehearsal keeps.
+const LINES: usize = 12;
+
+impl Program {
+    /// Starts the program for a task as in an attempt, and stops it at the latest when `enough` is done or its
+    /// time is over. Nothing is recorded.
+    ///
+    /// # Errors
+    /// Returns an error if the program cannot be started, or its policies are not there.
+    pub async fn rehearse(
+        &self,
+        context: AttemptContext,
+        enough: impl Future<Output = ()>,
+    ) -> Result<Rehearsal, String> {
+        let routes = self.routes(&context)?;
+        let first = self.agents.first().ok_or("the program has no agent to call as")?;
+        let sampler = context.samplers.get(&first.policy).cloned();
+        let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", first.policy))?;
+        let session = self.gateway.open(SessionOptions {
+            rollout: in_url(&context.task.id),
+            attempt: in_url(&context.name),
+            seed: context.seed,
+            stream: context.stream,
+            routes,
+            limits: SessionLimits {
+                calls: self.limits.turns,
+                tokens: self.limits.tokens,
+                reply: self.limits.reply,
+            },
+            rewards: self.rewards,
+        });
+        let variables = self.environment(&session, &context, &first.policy);
+        let (longest, task) = (self.limits.attempt, environment::task_of(&context));
+        let ended = match &self.workers {
+            Some(workers) => {
+                let order = workers::order_of(self, &variables, &context.name, &task);
+                let mut taken = workers.take(&context.name, order).await?;
+                let said = tokio::select! {
+                    said = within(&*sampler, longest, taken.wait()) => said,
+                    () = enough => None,
+                };
+                match said {
+                    Some(said) => said.map(Ended::of_worker),
+                    None => {
+                        taken.stop().await;
+                        Ok(Ended::stopped())
+                    }
+                }
+            }
+            None => {
+                let mut process = process::start(self, variables, &task)?;
+                let ended = tokio::select! {
+                    ended = within(&*sampler, longest, process.wait()) => ended,
+                    () = enough => None,
+                };
+                match ended {
+                    Some(ended) => ended,
+                    None => Ok(process.stop().await),
+                }
+            }
+        };
+        let Recorded { calls, refused, .. } = session.close(PATIENCE).await;
+        self.gateway.forget(&session);
+        let answered = calls.iter().filter(|call| call.fault.is_none()).count();
+        let refused = refused.into_keys().map(|kind| kind.to_string()).collect();
+        let Ended { code, stdout, stderr } = match ended {
+            Ok(ended) => ended,
+            // A worker that ended has said how.
+            Err(why) => return Ok(Rehearsal { answered, refused, code: Some(1), printed: why }),
+        };
+        let printed =
+            [stderr, stdout].iter().map(|stream| stream.last_lines(LINES)).find(|text| !text.is_empty());
+        Ok(Rehearsal { answered, refused, code, printed: printed.unwrap_or_default() })
+    }
+}

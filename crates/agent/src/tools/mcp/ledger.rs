@@ -1,0 +1,352 @@
+//! Requests to a server that await a response, and messages of the server as the SDK takes them.
+//!
+//! The SDK drops a message that its types do not fit, and the request waits for its whole deadline. Here each
+//! message is read first, leniently (see [`lenient`]): a response that cannot be read becomes an error
+//! response to its request, with the reason. Results of `tools/call` pass through as they are, since
+//! [`answer`](super::answer) reads every form of them; descriptions of tools are reduced to what is used.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rmcp::model::{
+    CallToolResult, ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, ErrorData,
+    InitializeResult, JsonRpcMessage, ListToolsResult, RequestId, ServerJsonRpcMessage, ServerResult,
+};
+use serde_json::{Map, Value, json};
+use tracing::{debug, warn};
+
+use super::lenient;
+
+/// Code of an error response that stands for one that could not be read, or for none at all. No server sends
+/// it: codes of JSON-RPC and MCP are small.
+pub(super) const UNREADABLE: ErrorCode = ErrorCode(i32::MIN + 47);
+
+/// Key of the result of a call as the server sent it, within `structuredContent`.
+pub(super) const RAW: &str = "raw";
+
+/// Characters of a message that are shown.
+const SHOWN: usize = 200;
+
+/// Requests without a response, and what the server did besides responding.
+#[derive(Debug, Default)]
+pub(super) struct Ledger(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    pending: BTreeMap<i64, Method>,
+    rejection: Option<String>,
+    noise: Option<String>,
+    list_changed: bool,
+    has_ended: bool,
+}
+
+/// Methods whose results differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    Discover,
+    Initialize,
+    ListTools,
+    CallTool,
+    Other,
+}
+
+impl Ledger {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a message to the server.
+    pub fn sent(&self, message: &ClientJsonRpcMessage) {
+        match message {
+            JsonRpcMessage::Request(request) => {
+                let RequestId::Number(id) = request.id else { return };
+                let method = match &request.request {
+                    ClientRequest::DiscoverRequest(_) => Method::Discover,
+                    ClientRequest::InitializeRequest(_) => Method::Initialize,
+                    ClientRequest::ListToolsRequest(_) => Method::ListTools,
+                    ClientRequest::CallToolRequest(_) => Method::CallTool,
+                    _ => Method::Other,
+                };
+                let mut state = self.state();
+                if method == Method::Initialize {
+                    state.rejection = None;
+                }
+                state.pending.insert(id, method);
+            }
+            JsonRpcMessage::Notification(notification) => {
+                if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
+                    && let Some(RequestId::Number(id)) = cancelled.params.request_id
+                {
+                    self.state().pending.remove(&id);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns why the server rejected the start of the connection, if it did.
+    pub fn rejection(&self) -> Option<String> {
+        self.state().rejection.clone()
+    }
+
+    /// Returns the last text that the server sent and that is no message, shortened.
+    pub fn noise(&self) -> Option<String> {
+        self.state().noise.clone()
+    }
+
+    /// Returns whether the server has announced other tools since the last call of this function.
+    pub fn take_list_changed(&self) -> bool {
+        std::mem::take(&mut self.state().list_changed)
+    }
+
+    /// Notes that the server has closed its output.
+    pub fn end(&self) {
+        self.state().has_ended = true;
+    }
+
+    /// Whether the server has closed its output.
+    pub fn has_ended(&self) -> bool {
+        self.state().has_ended
+    }
+
+    /// Whether a request still awaits its response.
+    pub fn is_pending(&self, id: &RequestId) -> bool {
+        matches!(id, RequestId::Number(id) if self.state().pending.contains_key(id))
+    }
+
+    /// Reads what a server has sent: a message, a list of messages, or noise. `request` is the request whose
+    /// HTTP response this is.
+    pub fn read(&self, bytes: &[u8], request: Option<&RequestId>) -> Vec<ServerJsonRpcMessage> {
+        match lenient::parse(bytes) {
+            Ok(Value::Array(messages)) => {
+                messages.into_iter().filter_map(|message| self.message(message, request)).collect()
+            }
+            Ok(message) => self.message(message, request).into_iter().collect(),
+            Err(why) => self.broken(bytes, &why, request).into_iter().collect(),
+        }
+    }
+
+    /// Returns the error response that ends a request without a readable response.
+    pub fn fail(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
+        let why = why.into();
+        if let RequestId::Number(id) = id {
+            let mut state = self.state();
+            if let Some(Method::Discover | Method::Initialize) = state.pending.remove(id) {
+                state.rejection = Some(why.clone());
+            }
+        }
+        ServerJsonRpcMessage::error(ErrorData::new(UNREADABLE, why, None), Some(id.clone()))
+    }
+
+    /// Returns the error responses to all requests that a line too long to be kept may belong to.
+    pub fn fail_oversized(&self, start: &[u8], most: usize) -> Vec<ServerJsonRpcMessage> {
+        let named = lenient::outer_id(start).and_then(|id| self.pending_id(&id));
+        let ids = match named {
+            Some(id) => vec![id],
+            None => self.state().pending.keys().copied().collect(),
+        };
+        let why = format!("its message is longer than {most} bytes");
+        ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
+    }
+
+    fn note_noise(&self, text: &str) {
+        debug!("an MCP server printed what is no message: {text}");
+        self.state().noise = Some(text.to_owned());
+    }
+
+    /// Returns the request that an id names, which servers write as a number or as a text.
+    fn pending_id(&self, id: &Value) -> Option<i64> {
+        let id = id.as_i64().or_else(|| id.as_str()?.trim().parse().ok())?;
+        self.state().pending.contains_key(&id).then_some(id)
+    }
+
+    /// Reads one message that is JSON.
+    fn message(&self, message: Value, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
+        let Value::Object(mut fields) = message else {
+            self.note_noise(&shown(&message.to_string()));
+            return None;
+        };
+        if fields.get("method").is_some_and(Value::is_string) {
+            return self.from_server(fields);
+        }
+        let is_error = fields.get("error").is_some_and(|error| !error.is_null());
+        if !is_error && !fields.contains_key("result") {
+            self.note_noise(&shown(&Value::Object(fields).to_string()));
+            return None;
+        }
+        let id = fields.get("id").cloned().unwrap_or_default();
+        let id = match self.pending_id(&id) {
+            Some(id) => id,
+            // An error whose request could not be read has no id. It is the only request's, or the first's.
+            None if is_error && !id.is_number() => match request {
+                Some(RequestId::Number(request)) => *request,
+                _ => *self.state().pending.keys().next()?,
+            },
+            None => {
+                debug!(%id, "an MCP server answered a request that awaits no response");
+                self.state().noise = Some(format!("a response to the id {id}"));
+                return None;
+            }
+        };
+        let method = self.state().pending.remove(&id).unwrap_or(Method::Other);
+        let id = RequestId::Number(id);
+        if is_error {
+            let error = error_data(fields.remove("error").unwrap_or_default());
+            if matches!(method, Method::Discover | Method::Initialize) {
+                self.state().rejection = Some(in_words(&error));
+            }
+            return Some(ServerJsonRpcMessage::error(error, Some(id)));
+        }
+        let result = fields.remove("result").unwrap_or_default();
+        let read = match crate::nested::too_deep(&result) {
+            None => typed(method, result, &id),
+            Some(why) => Err(why),
+        };
+        Some(read.unwrap_or_else(|why| {
+            if matches!(method, Method::Discover | Method::Initialize) {
+                self.state().rejection = Some(format!("its answer to the handshake is none: {why}"));
+            }
+            self.fail(&id, format!("its answer cannot be read: {why}"))
+        }))
+    }
+
+    /// Reads a request or notification of the server.
+    fn from_server(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
+        if fields["method"] == "notifications/tools/list_changed" {
+            self.state().list_changed = true;
+        }
+        fields.insert("jsonrpc".into(), "2.0".into());
+        let read = serde_json::from_value(Value::Object(fields));
+        read.inspect_err(|error| debug!(%error, "an MCP server sent a message that cannot be read")).ok()
+    }
+
+    /// Reads one message that is no JSON: the end of the request that it answers, if it answers any.
+    fn broken(&self, bytes: &[u8], why: &str, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
+        let text = String::from_utf8_lossy(bytes);
+        let text = text.trim_start_matches('\u{feff}').trim();
+        let excerpt = shown(text);
+        let only = || match *self.state().pending.keys().collect::<Vec<_>>() {
+            [only] => Some(*only),
+            _ => None,
+        };
+        let is_message = text.contains("\"jsonrpc\"");
+        let id = match request {
+            Some(request) if text.starts_with(['{', '[']) => Some(request.clone()),
+            None if text.starts_with(['{', '[']) => lenient::outer_id(text.as_bytes())
+                .and_then(|id| self.pending_id(&id))
+                .or_else(|| only().filter(|_| is_message))
+                .map(RequestId::Number),
+            // A line within a message that is spread over several.
+            _ => only().filter(|_| text.starts_with("\"jsonrpc\"")).map(RequestId::Number),
+        };
+        let Some(id) = id else {
+            if !text.is_empty() {
+                self.note_noise(&excerpt);
+            }
+            return None;
+        };
+        let hint = match text.starts_with("\"jsonrpc\"") {
+            true => " (each message must be one line)",
+            false => "",
+        };
+        Some(self.fail(&id, format!("its answer is no JSON: {why}{hint}: {excerpt}")))
+    }
+}
+
+/// Returns the result of a request with the type that the SDK expects.
+fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcMessage, String> {
+    let respond = |result| Ok(ServerJsonRpcMessage::response(result, id.clone()));
+    match method {
+        Method::CallTool => {
+            let mut wrapped = CallToolResult::default();
+            wrapped.structured_content = Some(json!({ RAW: result }));
+            respond(ServerResult::CallToolResult(wrapped))
+        }
+        Method::ListTools => respond(ServerResult::ListToolsResult(listed(result)?)),
+        Method::Initialize => respond(ServerResult::InitializeResult(initialized(result)?)),
+        Method::Discover | Method::Other => {
+            let message = json!({ "jsonrpc": "2.0", "id": id, "result": result });
+            serde_json::from_value(message).map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Returns a handshake's result. What a server leaves out besides the version is not needed.
+fn initialized(result: Value) -> Result<InitializeResult, String> {
+    if let Ok(read) = serde_json::from_value(result.clone()) {
+        return Ok(read);
+    }
+    let version = result["protocolVersion"].as_str().ok_or("it has no `protocolVersion`")?;
+    let text = |name: &str| result["serverInfo"][name].as_str().unwrap_or("unknown").to_owned();
+    let least = json!({
+        "protocolVersion": version,
+        "capabilities": { "tools": {} },
+        "serverInfo": { "name": text("name"), "version": text("version") },
+    });
+    serde_json::from_value(least).map_err(|error| error.to_string())
+}
+
+/// Returns a list of tools. A tool without a usable schema takes no arguments; one without a name is left out.
+fn listed(mut result: Value) -> Result<ListToolsResult, String> {
+    let Some(tools) = result["tools"].as_array_mut().map(std::mem::take) else {
+        return Err("it has no list `tools`".into());
+    };
+    let mut kept = Vec::with_capacity(tools.len());
+    for tool in tools {
+        let Some(name) = tool["name"].as_str().filter(|name| !name.is_empty()) else {
+            warn!(tool = %shown(&tool.to_string()), "left out a tool of an MCP server that has no name");
+            continue;
+        };
+        let description = ["description", "title"].into_iter().find_map(|key| tool[key].as_str());
+        let schema = match &tool["inputSchema"] {
+            schema @ Value::Object(_) => schema.clone(),
+            _ => {
+                warn!(tool = name, "a tool of an MCP server has no inputSchema, and takes no arguments");
+                json!({ "type": "object", "properties": {} })
+            }
+        };
+        kept.push(json!({ "name": name, "description": description, "inputSchema": schema }));
+    }
+    let list = json!({ "tools": kept, "nextCursor": result["nextCursor"].as_str() });
+    serde_json::from_value(list).map_err(|error| error.to_string())
+}
+
+/// Returns an error of JSON-RPC, whose message servers leave out or send as the whole error.
+fn error_data(error: Value) -> ErrorData {
+    let Value::Object(mut fields) = error else {
+        let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
+        return ErrorData::new(ErrorCode::INTERNAL_ERROR, text, None);
+    };
+    let code = fields.get("code").and_then(|code| code.as_i64().or_else(|| code.as_str()?.parse().ok()));
+    let code = code.and_then(|code| i32::try_from(code).ok());
+    let message = match fields.remove("message") {
+        Some(Value::String(message)) if !message.trim().is_empty() => message,
+        Some(Value::Null | Value::String(_)) | None => {
+            format!("an error without a message, code {}", fields.get("code").unwrap_or(&Value::Null))
+        }
+        Some(message) => message.to_string(),
+    };
+    let data = fields.remove("data").filter(|data| !data.is_null());
+    ErrorData::new(ErrorCode(code.unwrap_or(ErrorCode::INTERNAL_ERROR.0)), message, data)
+}
+
+/// Returns an error of JSON-RPC as one text: its message, and its data if the message does not contain them.
+pub(super) fn in_words(error: &ErrorData) -> String {
+    let data = error.data.as_ref().map(|data| data.as_str().map_or_else(|| data.to_string(), str::to_owned));
+    match data.filter(|data| !data.trim().is_empty() && !error.message.contains(data.as_str())) {
+        Some(data) => format!("{} ({})", error.message, data.trim()),
+        None => error.message.to_string(),
+    }
+}
+
+/// Returns the start of a text.
+pub(super) fn shown(text: &str) -> String {
+    match text.trim().char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text.trim()[..end]),
+        None => text.trim().to_owned(),
+    }
+}
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

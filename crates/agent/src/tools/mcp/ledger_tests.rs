@@ -1,0 +1,209 @@
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, InitializeRequest, InitializeRequestParams, ListToolsRequest,
+};
+
+use super::*;
+
+/// A ledger in which calls with these ids await their responses.
+fn calling(ids: &[i64]) -> Ledger {
+    let ledger = Ledger::default();
+    for id in ids {
+        let call = CallToolRequest::new(CallToolRequestParams::new("x"));
+        sent(&ledger, ClientRequest::CallToolRequest(call), *id);
+    }
+    ledger
+}
+
+fn sent(ledger: &Ledger, request: ClientRequest, id: i64) {
+    ledger.sent(&ClientJsonRpcMessage::request(request, RequestId::Number(id)));
+}
+
+/// Returns each response as its id and the result of the call, or the error's message.
+fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<Value, String>)> {
+    let number = |id: &RequestId| match id {
+        RequestId::Number(id) => *id,
+        RequestId::String(id) => panic!("{id}"),
+    };
+    let messages = ledger.read(text, request.map(RequestId::Number).as_ref());
+    let each = messages.into_iter().filter_map(|message| match message {
+        JsonRpcMessage::Response(response) => {
+            let ServerResult::CallToolResult(result) = response.result else {
+                panic!("{:?}", response.result)
+            };
+            Some((number(&response.id), Ok(result.structured_content.unwrap()[RAW].clone())))
+        }
+        JsonRpcMessage::Error(error) => {
+            Some((number(error.id.as_ref().unwrap()), Err(in_words(&error.error))))
+        }
+        _ => None,
+    });
+    each.collect()
+}
+
+#[test]
+fn responses_are_read_in_every_form() {
+    let result = json!({ "content": [], "structuredContent": { "x": null } });
+    for text in [
+        r#"{"jsonrpc":"2.0","id":7,"result":{"content":[],"structuredContent":{"x":NaN}}}"#,
+        r#"{"id":7,"result":{"content":[],"structuredContent":{"x":null}}}"#,
+        r#"{"jsonrpc":"2.0","id":"7","result":{"content":[],"structuredContent":{"x":null}}}"#,
+        r#"[{"jsonrpc":"2.0","id":7,"result":{"content":[],"structuredContent":{"x":null}}}]"#,
+        r#"{"jsonrpc":"1.0","id":7,"error":null,"result":{"content":[],"structuredContent":{"x":-Infinity}}}"#,
+    ] {
+        let ledger = calling(&[6, 7]);
+        assert_eq!(read(&ledger, text.as_bytes(), None), [(7, Ok(result.clone()))], "{text}");
+        assert!(!ledger.is_pending(&RequestId::Number(7)) && ledger.is_pending(&RequestId::Number(6)));
+    }
+    let ledger = calling(&[1]);
+    let two = r#"{"jsonrpc":"2.0","id":1,"result":"one"}"#;
+    assert_eq!(read(&ledger, two.as_bytes(), None), [(1, Ok(json!("one")))]);
+    assert_eq!(read(&ledger, two.as_bytes(), None), [], "a second response is dropped");
+}
+
+#[test]
+fn unreadable_responses_fail_their_request() {
+    let deep = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
+    let nested = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(110), "]".repeat(110));
+    for (text, why) in [
+        (
+            r#"{"jsonrpc":"2.0","id":7,"result":{"content":[{"#,
+            "no JSON: EOF while parsing an object at column 46",
+        ),
+        (r#"{"jsonrpc":"2.0","id":7,"result":{"a":Nope}}"#, "no JSON: expected value at column 39"),
+        (r#"{"result":{"id":6,"a":},"jsonrpc":"2.0","id":7}"#, "no JSON: expected value at column 23"),
+        (deep.as_str(), "no JSON: recursion limit exceeded"),
+        (nested.as_str(), "nested 110 deep"),
+    ] {
+        let ledger = calling(&[7]);
+        let found = read(&ledger, text.as_bytes(), None);
+        let [(7, Err(found))] = &found[..] else { panic!("{text}: {found:?}") };
+        assert!(found.contains(why), "{found}");
+    }
+    let spread = "{\n  \"jsonrpc\": \"2.0\",\n  \"id\": 7,\n  \"result\": {}\n}";
+    let ledger = calling(&[7]);
+    let found: Vec<_> = spread.lines().flat_map(|line| read(&ledger, line.as_bytes(), None)).collect();
+    let [(7, Err(why))] = &found[..] else { panic!("{found:?}") };
+    assert!(why.contains("each message must be one line"), "{why}");
+}
+
+#[test]
+fn errors_are_read_in_every_form() {
+    for (error, want) in [
+        (r#"{"code":-1}"#, "an error without a message, code -1"),
+        (r#"{"code":-1,"message":null,"data":{"a":1}}"#, "an error without a message, code -1 ({\"a\":1})"),
+        (r#""boom""#, "boom"),
+        (r#"["a"]"#, "[\"a\"]"),
+        (r#"{"message":{"text":"x"}}"#, "{\"text\":\"x\"}"),
+        (r#"{"code":"-32602","message":"bad"}"#, "bad"),
+        (r#"{"code":1e300,"message":"bad"}"#, "bad"),
+        (r#"{"code":-32000,"message":"Rate limit","data":{"retry":5}}"#, "Rate limit ({\"retry\":5})"),
+        (r#"{"code":-32000,"message":"no city Rom","data":"Rom"}"#, "no city Rom"),
+    ] {
+        for id in ["7", "\"7\"", "null", "\"server-error\""] {
+            let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
+            assert_eq!(read(&calling(&[7]), text.as_bytes(), None), [(7, Err(want.to_owned()))], "{text}");
+        }
+        let text = format!(r#"{{"error":{error}}}"#);
+        assert_eq!(read(&calling(&[6, 7]), text.as_bytes(), Some(7)), [(7, Err(want.to_owned()))]);
+    }
+}
+
+#[test]
+fn noise_answers_no_request() {
+    for text in [
+        "Server running on stdio",
+        "",
+        "[1,2]",
+        "\"str\"",
+        "42",
+        "{}",
+        "null",
+        "Response: [",
+        "{\"level\":\"info\",\"msg\":\"x\"}",
+        "{\"level\":\"info\",\"msg\":",
+        "{",
+        "\u{1b}[32mReady\u{1b}[0m",
+        r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/nonsense","params":5}"#,
+    ] {
+        let ledger = calling(&[7]);
+        assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
+        assert!(ledger.is_pending(&RequestId::Number(7)), "{text}");
+    }
+}
+
+#[test]
+fn oversized_line_fails_its_request() {
+    let ledger = calling(&[6, 7]);
+    assert_eq!(ledger.fail_oversized(br#"{"jsonrpc":"2.0","id":7,"result":"zzz"#, 9).len(), 1);
+    assert!(ledger.is_pending(&RequestId::Number(6)) && !ledger.is_pending(&RequestId::Number(7)));
+    assert_eq!(calling(&[6, 7]).fail_oversized(b"zzzz", 9).len(), 2);
+}
+
+#[test]
+fn tools_without_schema_take_no_arguments() {
+    let ledger = Ledger::default();
+    sent(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 3);
+    let tools = json!([
+        { "name": "a", "inputSchema": null },
+        { "name": "b", "description": 5, "title": "B", "annotations": "none", "outputSchema": [] },
+        { "name": "c", "description": "C", "inputSchema": { "type": "object", "properties": { "q": {} } } },
+        { "description": "no name" },
+        { "name": "" },
+        { "name": "d", "inputSchema": "text" },
+    ]);
+    let text = json!({ "id": 3, "result": { "tools": tools, "nextCursor": null } }).to_string();
+    let [JsonRpcMessage::Response(response)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
+    let ServerResult::ListToolsResult(list) = &response.result else { panic!() };
+    let seen: Vec<(&str, Option<&str>, usize)> = list
+        .tools
+        .iter()
+        .map(|tool| {
+            let properties = tool.input_schema["properties"].as_object().map_or(0, Map::len);
+            (&*tool.name, tool.description.as_deref(), properties)
+        })
+        .collect();
+    assert_eq!(seen, [("a", None, 0), ("b", Some("B"), 0), ("c", Some("C"), 1), ("d", None, 0)]);
+    sent(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 4);
+    let [JsonRpcMessage::Error(error)] = &ledger.read(br#"{"id":4,"result":{}}"#, None)[..] else { panic!() };
+    assert!(error.error.message.contains("no list `tools`"), "{error:?}");
+}
+
+#[test]
+fn rejected_handshake_keeps_its_reason() {
+    let initialize = || {
+        let params =
+            InitializeRequestParams::new(Default::default(), rmcp::model::Implementation::new("x", "1"));
+        ClientRequest::InitializeRequest(InitializeRequest::new(params))
+    };
+    for (answer, want) in [
+        (
+            r#"{"id":2,"error":{"code":-32602,"message":"Unsupported protocol version","data":{"supported":["2024-11-05"]}}}"#,
+            Some("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"),
+        ),
+        (r#"{"id":2,"result":{"capabilities":{}}}"#, Some("it has no `protocolVersion`")),
+        (r#"{"jsonrpc":"2.0","id":2,"result":"#, Some("its answer is no JSON")),
+        (r#"{"id":2,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":true}}}"#, None),
+        (r#"{"id":2,"result":{"protocolVersion":"2025-06-18"}}"#, None),
+    ] {
+        let ledger = Ledger::default();
+        sent(&ledger, initialize(), 2);
+        let read = ledger.read(answer.as_bytes(), None);
+        match want {
+            Some(want) => assert!(ledger.rejection().unwrap().contains(want), "{:?}", ledger.rejection()),
+            None => assert!(matches!(read[..], [JsonRpcMessage::Response(_)]), "{read:?}"),
+        }
+        sent(&ledger, initialize(), 3);
+        assert_eq!(ledger.rejection(), None, "a new handshake forgets it");
+    }
+}
+
+#[test]
+fn announced_tools_are_noted_once() {
+    let ledger = Ledger::default();
+    assert!(!ledger.take_list_changed());
+    ledger.read(br#"{"method":"notifications/tools/list_changed"}"#, None);
+    assert!(ledger.take_list_changed());
+    assert!(!ledger.take_list_changed());
+}

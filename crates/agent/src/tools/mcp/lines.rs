@@ -1,0 +1,113 @@
+//! Messages over the standard input and output of a server's process, one a line.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use rmcp::RoleClient;
+use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
+use rmcp::transport::Transport;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{ChildStdin, ChildStdout};
+use tokio::sync::Mutex;
+
+use super::ledger::Ledger;
+
+/// Bytes of a line that is too long from which its request is found.
+const START: usize = 4096;
+
+/// The two streams of a server.
+pub(super) struct Lines {
+    stdout: BufReader<ChildStdout>,
+    /// Line so far. A cancelled [`Transport::receive`] leaves it for the next one.
+    line: Vec<u8>,
+    /// Whether the rest of the line is dropped, since it is too long.
+    is_oversized: bool,
+    max_bytes: usize,
+    /// Messages that were read and not yet received.
+    received: VecDeque<ServerJsonRpcMessage>,
+    stdin: Arc<Mutex<Option<ChildStdin>>>,
+    ledger: Arc<Ledger>,
+}
+
+impl Lines {
+    /// Creates a transport over the streams of a process, whose lines have at most `max_bytes`.
+    pub fn new(stdout: ChildStdout, stdin: ChildStdin, max_bytes: usize, ledger: Arc<Ledger>) -> Self {
+        Lines {
+            stdout: BufReader::with_capacity(64 << 10, stdout),
+            line: Vec::new(),
+            is_oversized: false,
+            max_bytes,
+            received: VecDeque::new(),
+            stdin: Arc::new(Mutex::new(Some(stdin))),
+            ledger,
+        }
+    }
+
+    /// Takes bytes of a line.
+    fn take(&mut self, count: usize, is_end: bool) {
+        if !self.is_oversized {
+            let available = &self.stdout.buffer()[..count];
+            if self.line.len() + count > self.max_bytes {
+                self.is_oversized = true;
+                let start = &self.line[..self.line.len().min(START)];
+                self.received.extend(self.ledger.fail_oversized(start, self.max_bytes));
+                self.line = Vec::new();
+            } else {
+                self.line.extend_from_slice(available);
+            }
+        }
+        self.stdout.consume(count);
+        if is_end {
+            if !self.is_oversized {
+                self.received.extend(self.ledger.read(&self.line, None));
+                self.line.clear();
+            }
+            self.is_oversized = false;
+        }
+    }
+}
+
+impl Transport<RoleClient> for Lines {
+    type Error = io::Error;
+
+    fn send(
+        &mut self,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+        self.ledger.sent(&message);
+        let stdin = Arc::clone(&self.stdin);
+        async move {
+            let mut line = serde_json::to_vec(&message)?;
+            line.push(b'\n');
+            let mut stdin = stdin.lock().await;
+            let stdin = stdin.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+            stdin.write_all(&line).await?;
+            stdin.flush().await
+        }
+    }
+
+    async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
+        loop {
+            if let Some(message) = self.received.pop_front() {
+                return Some(message);
+            }
+            let available = self.stdout.fill_buf().await.unwrap_or_default();
+            if available.is_empty() {
+                // The last line may lack its end.
+                let last = std::mem::take(&mut self.line);
+                self.received.extend(self.ledger.read(&last, None));
+                self.ledger.end();
+                return self.received.pop_front();
+            }
+            let end = available.iter().position(|byte| *byte == b'\n');
+            let count = end.map_or(available.len(), |end| end + 1);
+            self.take(count, end.is_some());
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), Self::Error> {
+        self.stdin.lock().await.take();
+        Ok(())
+    }
+}

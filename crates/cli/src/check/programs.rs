@@ -1,0 +1,160 @@
+//! Programs that are agents: whether they are there, load, and call the model.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dressage_agent::program::{Rehearsal, Replies};
+use dressage_agent::tasks::Task;
+use dressage_agent::{AttemptContext, ProgramAgent, Samplers};
+use dressage_policy::{Sampler, SamplingParams};
+use dressage_text::Chat;
+use dressage_trainer::recipe::{AgentKeys, AgentKind, Recipe};
+
+use super::report::Report;
+use super::scripted::Scripted;
+use crate::failure::unusable;
+use crate::policies::Planned;
+use crate::programs::{self, Started};
+
+/// Maximum time in which a program must call the model.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Time that a program has to end by itself after its first call was answered.
+const END_GRACE: Duration = Duration::from_secs(3);
+
+/// Looks for the programs of all agents, and starts each once if the chats of agents are given.
+pub async fn check(
+    recipe: &Recipe,
+    planned: Option<&Planned>,
+    chats: Option<&[(String, Arc<Chat>)]>,
+    task: &Task,
+    report: &mut Report,
+) {
+    for (name, keys) in recipe.agents() {
+        let Some(program) = keys.command.first().filter(|_| keys.kind == AgentKind::Program) else {
+            continue;
+        };
+        let Some(path) = report.quiet("program", find(program, &keys.folder)) else { continue };
+        let path = path.display();
+        let (Some(planned), Some(chats)) = (planned, chats) else {
+            report.fine("program", &format!("{name}: {path}"));
+            continue;
+        };
+        if !chats.iter().any(|(of, _)| of == name) {
+            report.fine(
+                "program",
+                &format!("{name}: {path}; not started, since its policy is served elsewhere"),
+            );
+            continue;
+        }
+        match started(recipe, planned, chats, (name, keys), task).await {
+            Err(error) => report.fault("program", &format!("{name}: {}", crate::failure::message(&error))),
+            Ok(rehearsal) => match judged(&rehearsal) {
+                Verdict::Well(text) => report.fine("program", &format!("{name}: {path}; {text}")),
+                Verdict::Unclear(text) => report.note("program", &format!("{name}: {path}; {text}")),
+                Verdict::Broken(text) => report.fault("program", &format!("{name}: {path} {text}")),
+            },
+        }
+    }
+}
+
+/// Returns the file of a program: a path is relative to its folder, a name is looked for on the PATH.
+///
+/// # Errors
+/// Returns an error if there is no such file.
+pub fn find(program: &str, folder: &Path) -> anyhow::Result<PathBuf> {
+    let found = if program.contains('/') {
+        Some(folder.join(program)).filter(|path| path.is_file())
+    } else {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+    };
+    let missing =
+        || format!("there is no program {program:?}, neither in {} nor on the PATH", folder.display());
+    found.ok_or_else(|| unusable(missing()))
+}
+
+/// What a start says of a program.
+enum Verdict {
+    Well(String),
+    Unclear(String),
+    Broken(String),
+}
+
+fn judged(rehearsal: &Rehearsal) -> Verdict {
+    let Rehearsal { answered, refused, code, printed } = rehearsal;
+    let printed = match printed.as_str() {
+        "" => "it printed nothing".to_owned(),
+        text => format!("it printed:\n{text}"),
+    };
+    match (answered, code) {
+        (1.., None | Some(0)) => Verdict::Well("it called the model".into()),
+        // The scripted reply may be none that it can go on with.
+        (1.., Some(code)) => Verdict::Unclear(format!(
+            "it called the model, and ended with code {code} after a scripted reply; {printed}"
+        )),
+        (0, _) if !refused.is_empty() => Verdict::Unclear(format!(
+            "no call of it was answered; refused: {}; {printed}",
+            refused.join(", ")
+        )),
+        (0, None) => {
+            Verdict::Unclear(format!("it has not called the model within {START_TIMEOUT:?}; {printed}"))
+        }
+        (0, Some(0)) => Verdict::Broken(format!(
+            "ended without a call of the model: it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key; \
+             {printed}"
+        )),
+        (0, Some(code)) => {
+            let way_out = match printed.contains("ModuleNotFoundError") || printed.contains("Cannot find") {
+                true => "\ninstall what it lacks where this program runs",
+                false => "",
+            };
+            Verdict::Broken(format!("ended with code {code} before it called the model; {printed}{way_out}"))
+        }
+    }
+}
+
+/// Starts the program of an agent for a task, with a scripted reply for whatever it asks.
+async fn started(
+    recipe: &Recipe,
+    planned: &Planned,
+    chats: &[(String, Arc<Chat>)],
+    (name, keys): (&str, &AgentKeys),
+    task: &Task,
+) -> anyhow::Result<Rehearsal> {
+    let context = planned.context();
+    let (mut callers, mut samplers) = (Vec::<ProgramAgent>::new(), BTreeMap::new());
+    let first = Arc::new(tokio::sync::Notify::new());
+    for (other, keys) in recipe.agents() {
+        let Some((_, chat)) = chats.iter().find(|(of, _)| of == other) else { continue };
+        let Some(policy) = recipe.policy_of(keys) else { continue };
+        let replies = Replies::Tokens { format: keys.format(Arc::clone(chat)), context };
+        let caller = programs::caller(other, keys, &policy, replies, true, context)?;
+        // The first of the agents is the program's own.
+        let place = if other == name { 0 } else { callers.len() };
+        callers.insert(place, caller);
+        let sampler: Arc<dyn Sampler> = Arc::new(Scripted::new(chat, Arc::clone(&first)));
+        samplers.entry(policy).or_insert(sampler);
+    }
+    let mut limits = keys.limits(context);
+    limits.attempt = limits.attempt.min(START_TIMEOUT);
+    let samplers: Samplers = Arc::new(samplers);
+    let program = Started::start().await?.program(keys, callers, limits, true);
+    let params = SamplingParams { max_tokens: context, ..SamplingParams::default() };
+    let context = AttemptContext {
+        name: "check".to_owned(),
+        task: task.clone(),
+        messages: keys.opening(task),
+        seed: recipe.run.seed,
+        stream: 0,
+        params,
+        samplers,
+    };
+    let enough = async {
+        first.notified().await;
+        tokio::time::sleep(END_GRACE).await;
+    };
+    program.rehearse(context, enough).await.map_err(unusable)
+}

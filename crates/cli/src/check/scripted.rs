@@ -1,0 +1,64 @@
+//! A sampler whose every reply is the same text.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use dressage_policy::{
+    FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler, TopLogprobs,
+};
+use dressage_text::Chat;
+use tokio::sync::Notify;
+
+/// The reply.
+const REPLY: &str = "This is a scripted reply.";
+
+/// Sampler without a model, for programs that are started to see whether they work.
+pub struct Scripted {
+    tokens: Vec<u32>,
+    /// Notified of every reply.
+    replied: Arc<Notify>,
+}
+
+impl Scripted {
+    /// Creates a sampler whose reply this chat can read.
+    pub fn new(chat: &Chat, replied: Arc<Notify>) -> Self {
+        let mut tokens = chat.tokenizer().encode(REPLY);
+        tokens.extend(chat.stop_ids().first());
+        Scripted { tokens, replied }
+    }
+}
+
+#[async_trait]
+impl Sampler for Scripted {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        let (sender, stream) = SampleStream::channel();
+        let most = request.params.max_tokens.min(self.tokens.len());
+        let tokens = self.tokens[..most].to_vec();
+        // A token that is certain has no other one in its place.
+        let top = |ids: &[u32]| ids.iter().map(|id| vec![(*id, 0.0)]).collect::<Vec<TopLogprobs>>();
+        if let Some(count) = request.params.prompt_logprobs {
+            let ids = request.prompt.get(1..).unwrap_or_default();
+            let top = if count > 0 { top(ids) } else { Vec::new() };
+            let _ = sender.send(Ok(SampleEvent::Prompt { logprobs: vec![0.0; ids.len()], top }));
+        }
+        let top = if request.params.top_logprobs > 0 { top(&tokens) } else { Vec::new() };
+        let logprobs = vec![0.0; tokens.len()];
+        let _ = sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 }));
+        let reason = if most < self.tokens.len() { FinishReason::Length } else { FinishReason::StopId };
+        let _ = sender.send(Ok(SampleEvent::Finished(reason)));
+        self.replied.notify_one();
+        Ok(stream)
+    }
+
+    async fn abort(&self, _stream: Option<u64>) -> Result<usize, PolicyError> {
+        Ok(0)
+    }
+
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Ok(Load::default())
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        Ok(0)
+    }
+}

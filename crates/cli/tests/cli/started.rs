@@ -1,0 +1,120 @@
+//! Processes that the binary starts for a run: how they end, and how `check` starts them once.
+#![cfg(unix)]
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Place, stdout};
+
+/// Whether a process runs that is no zombie.
+fn runs(pid: &str) -> bool {
+    let found = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap();
+    !stdout(&found).trim().is_empty() && !stdout(&found).starts_with('Z')
+}
+
+/// Waits until a condition holds.
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !holds() {
+        assert!(since.elapsed() < Duration::from_secs(60), "timed out after a minute: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Trains until a scorer has written the ids of its process and of one that it has detached, kills the trainer,
+/// and waits until both are gone.
+fn killed_trainer_leaves_nothing(scorer: &str) {
+    let place = Place::new();
+    place.replace("recipe.toml", "[reward]\n", &format!("[reward]\nscorer = {scorer}\n"));
+    place.write(
+        "score.py",
+        "import os, subprocess, time\n\
+         def compute_score(**_):\n    \
+             child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n    \
+             open('pids', 'w').write(f'{os.getpid()}\\n{child.pid}\\n')\n    \
+             time.sleep(300)\n",
+    );
+    let mut run = Command::new(env!("CARGO_BIN_EXE_dressage"))
+        .current_dir(place.path(""))
+        .args(["train", "recipe.toml"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pids = || fs::read_to_string(place.path("pids")).unwrap_or_default();
+    wait_until("the scorer starts", || pids().lines().count() == 2);
+    assert!(pids().lines().all(runs));
+    // SIGKILL, of which the trainer itself learns nothing.
+    run.kill().unwrap();
+    run.wait().unwrap();
+    wait_until("the scorer and its child end", || !pids().lines().any(runs));
+}
+
+#[test]
+fn command_scorer_ends_with_killed_trainer() {
+    let script = "setsid sleep 300 >/dev/null 2>&1 & printf '%s\\\\n%s\\\\n' $$ $! > pids; sleep 300";
+    killed_trainer_leaves_nothing(&format!(r#"{{ kind = "command", command = ["sh", "-c", "{script}"] }}"#));
+}
+
+#[test]
+fn python_scorer_ends_with_killed_trainer() {
+    killed_trainer_leaves_nothing(r#"{ kind = "python", file = "score.py" }"#);
+}
+
+/// Checks a recipe whose agent is a program with this text, and returns the line of the program and the code.
+fn checked(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
+    let place = Place::new();
+    place.write("agent.py", program);
+    let agent = "[agent]\nkind = \"program\"\ncommand = [\"python3\", \"agent.py\"]\n";
+    place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]\ntool_prompt = \"compact\"\n", agent);
+    let scorer = "[reward]\nscorer = { kind = \"program\", from = \"last_line\" }\n";
+    place.replace("recipe.toml", "[reward]\n", scorer);
+    let output = place.dressage().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+    let text = stdout(&output);
+    let from = text.lines().position(|line| line.contains(" program ")).expect(&text);
+    let line =
+        text.lines().skip(from).enumerate().take_while(|(at, line)| *at == 0 || line.starts_with("   "));
+    (line.map(|(_, line)| line).collect::<Vec<_>>().join("\n"), output.status.code())
+}
+
+/// A program that calls the model once and goes on with this text.
+fn calling(rest: &str) -> String {
+    format!(
+        "import json, os, sys, time, urllib.request\n\
+         body = json.dumps({{'model': os.environ['OPENAI_MODEL'], 'messages': [{{'role': 'user', 'content': 'hi'}}]}})\n\
+         key = {{'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'Content-Type': 'application/json'}}\n\
+         url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n\
+         reply = json.load(urllib.request.urlopen(urllib.request.Request(url, body.encode(), key)))\n\
+         text = reply['choices'][0]['message']['content']\n{rest}\n"
+    )
+}
+
+#[test]
+fn check_starts_program_against_scripted_reply() {
+    let (line, code) = checked(&calling("print(json.dumps({'reward': len(text)}))"), &[]);
+    assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
+    assert_eq!(code, Some(0), "{line}");
+    // One that goes on is stopped.
+    let (line, code) = checked(&calling("time.sleep(300)"), &[]);
+    assert!(line.starts_with('✓'), "{line}");
+    assert_eq!(code, Some(0));
+    // The scripted reply may be none that a program can use.
+    let (line, code) = checked(&calling("json.loads(text)"), &[]);
+    assert!(line.starts_with('·') && line.contains("JSONDecodeError"), "{line}");
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn check_names_what_a_program_lacks() {
+    let (line, code) = checked("import no_package_of_this_name\n", &[]);
+    assert!(line.starts_with('✗') && line.contains("No module named 'no_package_of_this_name'"), "{line}");
+    assert!(line.contains("install what it lacks") && line.contains("agent.py"), "{line}");
+    assert_eq!(code, Some(2));
+    let (line, code) = checked("print('done')\n", &[]);
+    assert!(line.starts_with('✗') && line.contains("without a call of the model"), "{line}");
+    assert_eq!(code, Some(2));
+    let (line, code) = checked("import no_package_of_this_name\n", &["--no-start"]);
+    assert!(line.starts_with('✓'), "{line}");
+    assert_eq!(code, Some(0));
+}
