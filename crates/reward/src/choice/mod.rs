@@ -205,6 +205,69 @@ mod tests {
     }
 
     #[test]
+    fn option_is_found_where_it_is_stated() {
+        let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
+        let mut apart = Vec::new();
+        for (text, want) in [
+            ("We get \\boxed{42}.\nAnswer: D", Some("D")),
+            ("The answer is A. No: \\boxed{D}", Some("D")),
+            ("\\boxed{A} is wrong. \\boxed{B}", Some("B")),
+            ("\\boxed{A} or \\boxed{B}", None),
+            ("It is not $\\boxed{A}$.\nAnswer: C", Some("C")),
+            ("\\boxed{84}", None),
+            ("\\boxed{-84}", Some("-84")),
+            ("\\boxed{1.1\\text{ cm}}", None),
+            ("\\boxed{11\\text{ cm}}", Some("{11{ cm}")),
+            ("<answer>\nIt fits.\nThe answer is B.\n</answer>", Some("B")),
+            ("Answer: B\n\nThe answer is not A because it is too small.", Some("B")),
+            ("B) cheesecake\n\nExplanation: A is too small.", Some("B")),
+            ("A) 11 cm\nB) cheesecake\nC) -84\nD) Paris", None),
+            ("A) 11 cm\nB) cheesecake\n\nThe correct answer is:\n\nB) cheesecake", Some("B")),
+            ("Which option is:\nA) 11 cm\nB) cheesecake", None),
+            ("(A) 11 cm (B) cheesecake (C) -84 (D) Paris", None),
+            ("I was going to choose A, but the answer is B.", Some("B")),
+            ("At first I thought the answer is A.", None),
+            ("I would have said the answer is A.", None),
+            ("Many students pick A.", None),
+            ("The answer is not A but B.", Some("B")),
+            ("The answer is B, not A.", Some("B")),
+            ("The answer is A (not B).", Some("A")),
+            ("The answer is B and it fits.", Some("B")),
+            ("Answer: B C", None),
+            ("Answer: (A), (C)", None),
+            ("Answer: A, C, and D", None),
+            ("Option B and C are correct.", None),
+            ("(B) and (C) are correct.", None),
+            ("The answer is c, the speed of light.", None),
+            ("Statement B is correct.", None),
+            ("Vitamin B is right.", None),
+            ("Vitamin D is best taken daily.", None),
+            ("The ball leaves A, and hits B.", None),
+            ("**A**\ntoo small\n**B**\nfits\nso so", None),
+            ("A\nB\nC\nD", None),
+            ("The answer is Paris, since it fits.", Some("Paris")),
+            ("The answer is not Paris.", None),
+            ("The answer is Paris or cheesecake.", None),
+            ("There is no doubt that the answer is B.", Some("B")),
+            ("It is not A, so the answer is B.", Some("B")),
+            ("None of A, B is correct.", None),
+            ("I hope it is correct: the final answer is (B).", Some("B")),
+            ("If A is correct, nothing fits.", None),
+            ("Answer: B\nConfidence: 0.9", Some("B")),
+            ("Wenn A stimmt, ist die Antwort nicht D. Die Antwort ist B.", Some("B")),
+            ("La respuesta no es la A.", None),
+            ("答案不是A。", None),
+            ("不选A，选择B。", Some("B")),
+        ] {
+            let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
+            if score.extracted.as_deref() != want {
+                apart.push((text, score.extracted));
+            }
+        }
+        assert!(apart.is_empty(), "{apart:#?}");
+    }
+
+    #[test]
     fn expected_options_are_letters_numbers_or_texts() {
         let options = texts(&["red", "green", "blue"]);
         for expected in [json!("B"), json!("(b)"), json!(1), json!("1"), json!("Green")] {

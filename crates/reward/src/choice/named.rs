@@ -25,9 +25,11 @@ type Named = (usize, String);
 pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named> {
     let text = plain(text);
     let reader = Reader { count, options };
+    if let Some(boxed) = reader.in_box(&text) {
+        return boxed;
+    }
     reader
-        .in_box(&text)
-        .or_else(|| reader.in_tag(&text))
+        .in_tag(&text)
         .or_else(|| reader.stated(&text))
         .or_else(|| reader.on_an_edge(&text))
         .or_else(|| reader.in_brackets(&text))
@@ -75,16 +77,26 @@ struct Reader<'o> {
 }
 
 impl Reader<'_> {
-    /// Returns the option in the last box that names one.
-    fn in_box(&self, text: &str) -> Option<Named> {
+    /// Returns the option in the last box that names one: `None` within it if the box before it is joined to it
+    /// ("or") and names another one.
+    fn in_box(&self, text: &str) -> Option<Option<Named>> {
+        let mut boxes = Vec::new();
         let mut end = text.len();
         while let Some((inside, place)) = last_box_and_place(&text[..end]) {
-            if let Some(found) = self.inside(inside, &text[..place.start]) {
-                return Some(found);
-            }
             end = place.start;
+            if let Some(found) = self.inside(inside, &text[..place.start]) {
+                boxes.push((found, place));
+                if boxes.len() == 2 {
+                    break;
+                }
+            }
         }
-        None
+        let mut boxes = boxes.into_iter();
+        let ((last, place), before) = (boxes.next()?, boxes.next());
+        let is_one = before.is_none_or(|(other, before)| {
+            other.0 == last.0 || !JOINS.is_match(&text[before.end..place.start])
+        });
+        Some(is_one.then_some(last))
     }
 
     /// Returns the option in the last `<answer>` that names one.
@@ -128,7 +140,8 @@ impl Reader<'_> {
             let (Some(all), gap) = (found.get(0), found.get(1).map_or("", |gap| gap.as_str())) else {
                 continue;
             };
-            if is_stated(&text[..all.start()], gap) {
+            let is_list = all.as_str().contains('\n') && self.is_list(&text[all.end()..]);
+            if is_stated(&text[..all.start()], gap) && !is_list {
                 take(all.end(), self.short(&text[all.end()..], Case::Any));
             }
         }
@@ -144,25 +157,41 @@ impl Reader<'_> {
         for found in IS_CORRECT.captures_iter(text) {
             let Some(letter) = found.get(1) else { continue };
             let before = text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
-            let is_one = !AFTER_ANOTHER.is_match(before) && is_stated(before, "");
+            let is_one =
+                !AFTER_ANOTHER.is_match(before) && BEFORE_OPTION.is_match(before) && is_stated(before, "");
             take(letter.start(), self.letter(letter.as_str()).filter(|_| is_one));
         }
         let mut alone = Vec::new();
         let mut at = 0;
         for line in text.split_inclusive('\n') {
-            if let Some(letter) = ALONE.captures(line.trim()).and_then(|found| found.get(1)) {
-                alone.extend(self.letter(letter.as_str()).map(|found| (at, found)));
+            if !line.trim().is_empty() {
+                let letter = ALONE.captures(line.trim()).and_then(|found| found.get(1));
+                alone.push((at, letter.and_then(|letter| self.letter(letter.as_str()))));
             }
             at += line.len();
         }
-        // A list of options states none.
-        let mut distinct: Vec<usize> = alone.iter().map(|(_, (number, _))| *number).collect();
+        // Headings and lists of options state none.
+        let mut distinct: Vec<usize> =
+            alone.iter().filter_map(|(_, found)| Some(found.as_ref()?.0)).collect();
         distinct.sort_unstable();
         distinct.dedup();
-        if distinct.len() < 3 {
-            alone.into_iter().for_each(|(at, found)| take(at, Some(found)));
+        let is_answer = match &alone[..] {
+            [.., (_, None), (_, Some(_))] => true,
+            _ => distinct.len() == 1,
+        };
+        if let Some((at, found)) = alone.into_iter().rev().find(|(_, found)| found.is_some())
+            && is_answer
+        {
+            take(at, found);
         }
         last.map(|(_, found)| found)
+    }
+
+    /// Returns whether a text begins with lines of several options.
+    fn is_list(&self, text: &str) -> bool {
+        let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+        lines.next().is_some_and(|line| ITEM.is_match(line))
+            && lines.next().is_some_and(|line| ITEM.is_match(line))
     }
 
     /// Returns the option that the last line begins with or is, or else the first, unless several lines begin
@@ -217,7 +246,7 @@ impl Reader<'_> {
         let line = text.lines().next()?;
         let open = line.trim_start().trim_start_matches(OPENS);
         let is_marked = line.trim_start().starts_with(OPENS);
-        if let Some(lead) = LEAD.find(open) {
+        if let Some(lead) = LEAD.find(open).or_else(|| INSTEAD.find(open)) {
             return self.short(&open[lead.end()..], case);
         }
         let whole = || self.of_text(line);
@@ -265,6 +294,7 @@ impl Reader<'_> {
         }
         let follows = closed[next.len_utf8()..].chars().next();
         match next {
+            ',' if letter.is_ascii_lowercase() => false,
             '.' | ':' | ',' => !follows.is_some_and(char::is_alphanumeric),
             '!' | '?' | ';' | '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' | '\\' => true,
             '\'' => false,
@@ -337,12 +367,23 @@ const BEHIND: [&str; 17] = [
 
 static BEHIND_CAPITAL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)^(?:which|for|here|in\s+this|by|from|i\s+(?:think|believe)|indeed|according|so|though|while|and\s+not|not\s)\b",
+        r"(?i)^(?:which|for|here|in\s+this|by|from|i\s+(?:think|believe)|indeed|according|so|though|while|and\s+(?:not|it|this|that|i|we|the\s+others?)|not)\b",
     )
 });
 static LEAD: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:option|choice|letter|answer|alternative)(?:\s+is)?[\s:*_]+",
+    )
+});
+/// "not B but", before the option that is meant.
+static INSTEAD: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^not\s+\(?[A-Z]\)?\s*,?\s+but\s+(?:rather\s+)?"));
+/// What joins two boxes.
+static JOINS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s$,.()]*(?i:or|and|,|/|;)?[\s$()]*$"));
+/// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
+static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)(?:^|[^\w\s-]|\n|\b(?:option|choice|answer|letter|that|so|therefore|thus|hence|then|only|and|but|because|since|conclude|clearly))\s*$",
     )
 });
 static BOUNDARY: LazyLock<Regex> = LazyLock::new(|| {

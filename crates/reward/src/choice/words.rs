@@ -9,7 +9,7 @@ use crate::pattern::pattern;
 /// "The answer is", "answer:", "a good choice here is", up to the option. Group 1 has the words between.
 pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:answer|option|choice|letter|solution)\b[\x22'*_`)\]]*((?:\s+[a-z]+){0,7}?)\s*(?:",
+        r"(?i)\b(?:answer|option|choice|letter)\b[\x22'*_`)\]]*((?:\s+[a-z]+){0,7}?)\s*(?:",
         r"\b(?:is|(?:should|would|must|will|has\s+to|have\s+to|ought\s+to|seems\s+to|appears\s+to|turns\s+out\s+to)\s+be)\b",
         r"(?:\s+(?:therefore|thus|clearly|indeed|definitely|simply|then|hence|obviously|given\s+by|most\s+likely))*\s*:?",
         r"|:|=|→|->|\s[-–—]\s)\s*",
@@ -19,12 +19,14 @@ pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
 /// "I choose", "I'd say", "so it is", "matches": behind these only a capital letter is an option.
 pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:i(?:'d|\s+would|\s+will|'ll|'m|\s+am)?\s+(?:choose|chose|pick|picked|select|selected|say|answer|guess|conclude",
-        r"|opt\s+for|vote\s+for|think\s+(?:that\s+)?(?:it\s+is|it's)|think|believe\s+(?:it\s+is|it's)|(?:going\s+)?with)",
+        r"(?im)\b(?:i(?:'d|\s+would|\s+will|'ll|'m|\s+am)?\s+(?:choose|chose|pick|picked|select|selected|say|answer",
+        r"|guess|conclude|opt\s+for|vote\s+for|think\s+(?:that\s+)?(?:it\s+is|it's)|believe\s+(?:it\s+is|it's))",
         r"|(?:go|going|went)\s+(?:with|for)|(?:we|you)\s+(?:should\s+|must\s+|can\s+)?(?:choose|pick|select)",
-        r"|choose|select|pick|leaves(?:\s+us\s+with)?|matches|matching|corresponds\s+to|corresponding\s+to|agrees\s+with",
+        r"|choose|select|pick|(?:that|this|which)\s+leaves(?:\s+us\s+with|\s+only)?",
+        r"|matches|matching|corresponds\s+to|corresponding\s+to|agrees\s+with",
         r"|(?:it|this|that|which)(?:'s|\s+is|\s+must\s+be|\s+should\s+be|\s+has\s+to\s+be|\s+would\s+be)",
-        r"|(?:so|therefore|thus|hence|consequently|accordingly|finally),?|final\s+answer|answer)\s*:?\s+",
+        r"|(?:so|therefore|thus|hence|consequently|accordingly|finally),?",
+        r"|(?:final|correct|right|best|my)\s+answer|^[*_#\s]*answer)\s*:?\s+",
     ))
 });
 
@@ -33,7 +35,7 @@ pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be|seems|looks)",
         r"(?i:\s+(?:therefore|thus|hence|clearly|indeed|definitely|obviously|the|my|our|only|most\s+likely|best|final))*",
-        r"\s+[\x22'*_`]*(?i:correct|right|answer|choice|best|true)(?i:\s+(?:answer|option|choice|one))?[\x22'*_`]*",
+        r"\s+[\x22'*_`]*(?i:correct|right|answer|choice|best)(?i:\s+(?:answer|option|choice|one))?[\x22'*_`]*",
         r"(?:[.,;:!)]|$|\s*\n|\s+(?i:because|since|as|here)\b|\s+[-–—(])",
     ))
 });
@@ -42,7 +44,7 @@ pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         // Languages that separate words: an adjective, a verb and an article may stand between.
-        r"(?i)(?:\b(?:antwort|lösung|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
+        r"(?i)(?:\b(?:antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
         r"|ответ(?:ом)?|alternativa|opción|opção|opzione)\b[*_]*",
         r"(?:\s+(?:richtige|korrekte|endgültige|correcta|correcte|correta|corretta|final|finale|yang|benar|tepat|sahihi",
         r"|náà|naa|tó|tọ́|правильный|верный|lautet|ist|wäre|es|est|è|é|sería|serait|sarebbe|seria|ni|adalah|ialah|это",
@@ -73,7 +75,9 @@ pub(super) static ENDS_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|suppose|supposing|assum\w+|whether|unless|not|never|\w+n't|cannot|doubt|doubtful|neither|nor|wrong",
-        r"|incorrect|false|impossible|unlikely|could|might|may|why|than|instead\s+of|unlike|had|claims?|claimed",
+        r"|incorrect|false|impossible|unlikely|could|might|may|why|than|instead\s+of|unlike|had|claims?|claimed|none",
+        r"|initially|originally|tempt\w+|almost|nearly|at\s+first|going\s+to|would\s+have|thought|many|some|most\s+people",
+        r"|students|people|others",
         r"|wenn|falls|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
         r"|如果|若|假如|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
         r"|\b(?:falsche|incorrecta|incorrecte|mauvaise|fausse|salah|sbagliata|errada|incorreta|equivocada)\b",
@@ -108,7 +112,7 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^[)\]}\x22'*_`$.]*\s*(?:[,/&|+;]|,?\s*\b(?i:or|and|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
-        r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also)\s+)*[(\[{\x22'*_`$]*([A-Z])\b",
+        r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z])\b",
         r"[)\]}\x22'*_`$]*\s*(?:[.,;:!?/&|)]|$|\n|\b(?i:or|and|und|oder)\b)",
     ))
 });

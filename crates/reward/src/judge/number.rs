@@ -73,25 +73,31 @@ impl Scale {
         let mut labels: Vec<(Rank, Option<f64>)> = Vec::new();
         for found in LABEL.captures_iter(text) {
             let (Some(all), Some(name)) = (found.get(0), found.get(2)) else { continue };
-            let Some(rank) = Rank::of(found.get(1).map_or("", |word| word.as_str())) else { continue };
             let (before, behind) = (&text[..all.start()], &text[all.end()..]);
-            let has_sign = found.get(3).is_some();
+            let sign = found.get(3).map(|sign| sign.as_str().trim());
+            let has_colon = sign.is_some_and(|sign| !sign.starts_with(['i', 'I']));
             let is_weak = WEAK.contains(&name.as_str().to_lowercase().as_str());
+            let Some(rank) = Rank::of(found.get(1).map_or("", |word| word.as_str()), sign, has_colon) else {
+                continue;
+            };
             let line = before.rsplit('\n').next().unwrap_or_default();
             let is_label = match (rank, is_weak) {
-                (Rank::Part, true) => false,
-                (_, true) => has_sign && !line.contains(char::is_alphanumeric),
-                (Rank::Part, false) => has_sign,
+                (Rank::Part, _) => has_colon && !is_weak,
+                (_, true) => has_colon && !line.contains(char::is_alphanumeric),
                 _ => true,
             };
-            let is_score = SIGN_OF_NUMBER.is_match(behind) && ((has_sign && !is_weak) || is_apart(behind));
+            let is_score = SIGN_OF_NUMBER.is_match(behind) && ((has_colon && !is_weak) || is_apart(behind));
             if is_label && is_score && !before.ends_with(['-', '_']) {
-                labels.push((rank, self.value(behind)));
+                let value = self.value(behind);
+                let line = behind.trim_start().lines().next().unwrap_or_default();
+                // "10/10 for style, 2/10 for substance".
+                let differs = self.of_most(line).is_some_and(|other| other != value);
+                labels.push((rank, value.filter(|_| !differs)));
             }
         }
         let given = GIVES.find_iter(text).map(|found| &text[found.end()..]);
         let given = given.filter(|behind| SIGN_OF_NUMBER.is_match(behind) && is_apart(behind));
-        labels.extend(given.map(|behind| (Rank::Plain, self.value(behind))));
+        labels.extend(given.map(|behind| (Rank::Said, self.value(behind))));
         let rank = labels.iter().map(|(rank, _)| *rank).max()?;
         let mut values = labels.into_iter().filter(|(of, _)| *of == rank).map(|(_, value)| value);
         match rank {
@@ -153,28 +159,36 @@ impl Scale {
     }
 }
 
-/// How much a label says that its number is the score.
+/// How much a label says that its number is the score, the least first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// "Style score", one of several.
+    /// "Style score: 7", one of several.
     Part,
-    /// "Score".
-    Plain,
-    /// "Final score".
+    /// "A score of 7", "I give it a 7".
+    Said,
+    /// "The score is 7".
+    Is,
+    /// "Score: 7".
+    Colon,
+    /// "Final score: 7".
     Total,
 }
 
 impl Rank {
-    /// Returns the rank of a label with this word before it; `None` if it names another number than the score
-    /// ("maximum score").
-    fn of(word: &str) -> Option<Rank> {
+    /// Returns the rank of a label with this word before it and this sign behind it; `None` if it names another
+    /// number than the score ("maximum score").
+    fn of(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
         let word = word.trim().to_lowercase();
+        let plain = match (sign, has_colon) {
+            (None, _) => Rank::Said,
+            (_, false) => Rank::Is,
+            (_, true) => Rank::Colon,
+        };
         match &*word {
             word if OTHERS.contains(&word) => None,
-            "final" | "overall" | "total" => Some(Rank::Total),
-            "" | "the" | "my" | "a" | "this" | "its" | "and" | "so" | "answer" | "response" | "quality" => {
-                Some(Rank::Plain)
-            }
+            "final" | "overall" | "total" if sign.is_some() => Some(Rank::Total),
+            "" | "the" | "my" | "a" | "this" | "its" | "and" | "so" | "answer" | "response" | "quality"
+            | "final" | "overall" | "total" => Some(plain),
             _ => Some(Rank::Part),
         }
     }
@@ -276,8 +290,8 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b[a-z]+(?:['’]s)?\s+)?\b(score|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
         r"|assessment|final)s?\b(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
-        r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s)|[*_\x22'`)\]]*\s+(?:is|of|would\s+be|should\s+be)\b:?",
-        r"(?:\s+(?:an?|only|just)\b)?)?",
+        r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
+        r"(?:\s+(?:an?|only|just)\b)?",
     ))
 });
 /// Words in which a judge gives a score.
@@ -322,6 +336,11 @@ mod tests {
             ("Score: 3? No.\nScore: 4", Some(4.0)),
             ("Score: 7\nMaximum score: 10", Some(7.0)),
             ("Final: 7/10", Some(7.0)),
+            ("Score: 7. To get a score of 10, it must name all.", Some(7.0)),
+            ("Score: 7. If it named all, the score is 10.", Some(7.0)),
+            ("The final score is 7.", Some(7.0)),
+            ("My rating is: **7**", Some(7.0)),
+            ("Score\n7", Some(7.0)),
             ("Score: 7,5", Some(7.5)),
             ("Score: 7, 5 of them are good", Some(7.0)),
             ("Score: 4/5", Some(8.0)),
@@ -372,6 +391,8 @@ mod tests {
             "8 on a scale from 1 to 100",
             "Accuracy score: 3\nStyle score: 9",
             "6/10 for style, 9/10 for accuracy",
+            "Score: 10/10 for style, 2/10 for substance",
+            "The answer scores 3 on clarity and 9 on depth.",
             "Step 3 is wrong",
             "Is it 7?",
         ] {

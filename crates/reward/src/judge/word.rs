@@ -30,7 +30,6 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
     let sentences = sentences(&plain);
     if let Some(&(at, _)) = sentences.first()
         && let Some(said) = opening(&plain[at..], false)
-        && !sentences.get(1).is_some_and(|(_, next)| said && TAKES_BACK.is_match(next))
     {
         explicit.add(at, Some(said));
     }
@@ -80,7 +79,10 @@ impl Explicit {
         if text.starts_with('>') {
             return;
         }
-        if let Some(said) = opening(text, true) {
+        let before = reply[..offset].lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        if let Some(said) = opening(text, true)
+            && !QUOTES.is_match(before)
+        {
             self.add(offset, Some(said));
         }
         for label in LABEL.captures_iter(line) {
@@ -147,7 +149,8 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
         _ => false,
     };
     if is_over || closed.trim().is_empty() || (is_quoted && closed.starts_with(',')) {
-        return Some(said);
+        let after = closed.trim_start_matches(|c| ENDS.contains(&c));
+        return (!said || !TAKES_BACK.is_match(after)).then_some(said);
     }
     let end = closed.find(['.', '!', '?', '。']).unwrap_or(closed.len());
     let open = if said { &LIMITS } else { &LEAVES_OPEN };
@@ -229,8 +232,16 @@ static LEAVES_OPEN: LazyLock<Regex> =
 /// Sentences right behind a first word that take it back.
 static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^\W*(?:but|however|although|though|except|only|partially|partly|mostly|almost|wait|not|no\b|actually",
-        r"|or\b|on\s+second\s+thought)\b|\bpartially\b|\bpartly\b|\bwould\s+be\b",
+        r"(?i)^\W*(?:(?:but|however|although|though|except|only|partially|partly|mostly|almost|wait|actually|or)\b",
+        r"|not\s+(?:quite|really|entirely|fully|completely)\b|not?\s*[.,:;!-]|on\s+second\s+thought)",
+        r"|^[^.]*\b(?:partially|partly|would\s+be)\b",
+    ))
+});
+/// Lines before one that is not what the judge says: "The student wrote:".
+static QUOTES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:if|would|student|wrote|writes|says?|said|claims?|states?|stated|example|expected|reference|instead",
+        r"|given|answer|response|output|question|options?|reply|one\s+of|either)\b[^.!?]*[:：][*_\s]*$",
     ))
 });
 /// Words anywhere beside a statement that contradict it.
@@ -317,6 +328,10 @@ mod tests {
             ("First I thought incorrect. Correct.", true),
             ("Is it correct? No: it has another sign.\nIncorrect", false),
             ("❌ Incorrect", false),
+            ("Correct. Not a single error was found.", true),
+            ("Correct. No errors.", true),
+            ("My assessment is:\n\n**Correct**", true),
+            ("Student's answer:\nIncorrect\n\nThe statement is true, so:\nCorrect", true),
         ] {
             if verdict(reply) != Some(want) {
                 apart.push((reply, verdict(reply)));
@@ -394,6 +409,11 @@ mod tests {
             "Correctness: unclear",
             "Verdict: Correct, otherwise Incorrect",
             "Correct. Or would be, with another sign.",
+            "Verdict: Correct. But only in part.",
+            "Student's answer:\nIncorrect\n\nExpected answer:\nCorrect\n\nThey differ.",
+            "If the sign were positive:\nCorrect\n\nBut it is not.",
+            "Reply with one of:\nCorrect\nIncorrect",
+            "The judgement is that the answer is correct in part.",
         ] {
             if verdict(reply).is_some() {
                 apart.push((reply, verdict(reply)));
