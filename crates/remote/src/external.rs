@@ -174,23 +174,29 @@ impl External {
         let what = format!("a place among {} calls", options.most_running);
         let place = waits.wait(what, self.0.places.clone().acquire_owned()).await?;
         let place = Arc::new(place.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
+        let (per_minute, limit) = (options.requests_per_minute, self.0.requests.as_ref());
+        let what = format!("the limit requests_per_minute = {per_minute}");
+        await_limit(&mut waits, what.clone(), limit, 1).await?;
         let guessed = request.tokens(request.body(&servers[0].model, stream).to_string().as_bytes());
-        let (per_minute, limit) = (options.tokens_per_minute, self.0.tokens.as_ref());
-        await_limit(&mut waits, format!("the limit tokens_per_minute = {per_minute}"), limit, guessed)
+        let (per_minute, tokens) = (options.tokens_per_minute, self.0.tokens.as_ref());
+        await_limit(&mut waits, format!("the limit tokens_per_minute = {per_minute}"), tokens, guessed)
             .await?;
         let mut course = Course::new(servers.len());
         let mut running = FuturesUnordered::new();
         loop {
             if let Some(number) = course.next(servers, options.tries, waits.left()) {
                 course.asked(number);
-                let (place, waits, finish) = (place.clone(), waits.clone(), &finish);
+                let (place, mut waits, finish) = (place.clone(), waits.clone(), &finish);
+                // The first request has waited for the limit before any endpoint's time began.
+                let (is_again, what) = (course.asked.iter().sum::<usize>() > 1, what.clone());
                 running.push(async move {
-                    let stream = self.ask(request, stream, number, (place, guessed), waits).await;
-                    let done = match stream {
-                        Ok(stream) => finish(stream).await,
-                        Err(error) => Err(error),
+                    let asked = async {
+                        if is_again {
+                            await_limit(&mut waits, what, limit, 1).await?;
+                        }
+                        finish(self.ask(request, stream, number, (place, guessed), waits).await?).await
                     };
-                    (number, done)
+                    (number, asked.await)
                 });
             } else if running.is_empty() {
                 break;
@@ -226,12 +232,9 @@ impl External {
         (place, guessed): (Arc<OwnedSemaphorePermit>, u64),
         mut waits: Waits,
     ) -> Result<ChatStream, ExternalError> {
-        let Inner { options, servers, .. } = &*self.0;
-        let server = &servers[number];
+        let server = &self.0.servers[number];
         let running = server.begun();
         waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
-        let (per_minute, limit) = (options.requests_per_minute, self.0.requests.as_ref());
-        await_limit(&mut waits, format!("the limit requests_per_minute = {per_minute}"), limit, 1).await?;
         waits.endpoint.clone_from(&server.name);
         let body = request.body(&server.model, stream).to_string();
         let (answer, first) = self.begin(server, Bytes::from(body), &mut waits).await?;

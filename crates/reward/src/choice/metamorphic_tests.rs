@@ -98,7 +98,7 @@ const STATED: [&str; 96] = [
     "Answer @",
     "Answer: @ (see above)",
     "That leaves @.",
-    "The solution is @.",
+    "It can only be @, so the answer is @.",
     "Answer: Option @",
     "The answer is choice @.",
     "Correct answer: @",

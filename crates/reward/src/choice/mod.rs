@@ -217,7 +217,7 @@ mod tests {
             ("\\boxed{84}", None),
             ("\\boxed{-84}", Some("-84")),
             ("\\boxed{1.1\\text{ cm}}", None),
-            ("\\boxed{11\\text{ cm}}", Some("{11{ cm}")),
+            ("\\boxed{11\\text{ cm}}", Some("11{ cm}")),
             ("<answer>\nIt fits.\nThe answer is B.\n</answer>", Some("B")),
             ("Answer: B\n\nThe answer is not A because it is too small.", Some("B")),
             ("B) cheesecake\n\nExplanation: A is too small.", Some("B")),

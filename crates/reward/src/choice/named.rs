@@ -116,7 +116,7 @@ impl Reader<'_> {
     fn inside(&self, inside: &str, before: &str) -> Option<Named> {
         let before = before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']);
         let line = before.rsplit('\n').next().unwrap_or_default();
-        if RULED_OUT.is_match(line) {
+        if RULED_OUT.is_match(&format!("{line} ")) {
             return None;
         }
         let inside = inside.trim().trim_start_matches(['{', '$', '*']);
@@ -198,11 +198,11 @@ impl Reader<'_> {
     /// with options.
     fn on_an_edge(&self, text: &str) -> Option<Named> {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-        let mut begun: Vec<usize> = lines
-            .clone()
-            .filter_map(|line| self.letter(ITEM.captures(line.trim())?.get(1)?.as_str()))
-            .map(|(number, _)| number)
-            .collect();
+        let begins = |line: &str| {
+            let found = ITEM.captures(line.trim()).or_else(|| ALONE.captures(line.trim()))?;
+            Some(self.letter(found.get(1)?.as_str())?.0)
+        };
+        let mut begun: Vec<usize> = lines.clone().filter_map(begins).collect();
         begun.sort_unstable();
         begun.dedup();
         if begun.len() > 1 {
@@ -210,7 +210,10 @@ impl Reader<'_> {
         }
         let (first, last) = (lines.next()?, lines.next_back());
         let last = last.unwrap_or(first);
-        self.short(last, Case::Any).or_else(|| self.capital(first))
+        // A line of several options states none.
+        let is_one = |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
+        let short = Some(last).filter(is_one).and_then(|line| self.short(line, Case::Any));
+        short.or_else(|| Some(first).filter(is_one).and_then(|line| self.capital(line)))
     }
 
     /// Returns the only option in brackets of the last sentence that has one which is not denied.
@@ -407,6 +410,8 @@ static ALONE: LazyLock<Regex> = LazyLock::new(|| {
 });
 static ITEM: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^[*_\x22(\[{`$\s-]*([A-Z])[*_`]*(?:[)\].:]|\s[-–—])[*_`]*\s*\S"));
+static ITEMS: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?:^|[\s*_(\[])([A-Z])[*_]*(?:[)\]]|[.:](?:\s|$))"));
 static BRACKETED: LazyLock<Regex> = LazyLock::new(|| pattern(r"\(\s*\*{0,2}([A-Za-z])\*{0,2}\s*\)"));
 static TAG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)</?(?:b|i|u|em|strong|span|p|mark|code|center|font|sub|sup)(?:\s[^<>]*)?>|<br\s*/?>")

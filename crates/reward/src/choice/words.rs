@@ -95,7 +95,7 @@ pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
 /// What follows an option that is denied.
 pub(super) static DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^\W*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
+        r"(?i)^[^\w(]*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
         r"|false|excluded|eliminated|impossible|out|too|ruled|implausible|unlikely)\b",
     ))
 });

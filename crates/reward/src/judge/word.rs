@@ -33,7 +33,9 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
     {
         explicit.add(at, Some(said));
     }
+    // One that begins a line was taken with its line.
     if let Some(&(at, last)) = sentences.last()
+        && !plain[..at].trim_end_matches(' ').ends_with('\n')
         && let Some(said) = opening(last, true)
     {
         explicit.add(at, Some(said));
@@ -83,7 +85,9 @@ impl Explicit {
         if let Some(said) = opening(text, true)
             && !QUOTES.is_match(before)
         {
-            self.add(offset, Some(said));
+            // Two lines that differ are a list of what a verdict may be.
+            let is_list = opening(before.trim(), true).is_some_and(|other| other != said);
+            self.add(offset, Some(said).filter(|_| !is_list));
         }
         for label in LABEL.captures_iter(line) {
             let Some(all) = label.get(0) else { continue };
@@ -413,6 +417,7 @@ mod tests {
             "Student's answer:\nIncorrect\n\nExpected answer:\nCorrect\n\nThey differ.",
             "If the sign were positive:\nCorrect\n\nBut it is not.",
             "Reply with one of:\nCorrect\nIncorrect",
+            "The student wrote:\nCorrect",
             "The judgement is that the answer is correct in part.",
         ] {
             if verdict(reply).is_some() {
