@@ -183,14 +183,25 @@ fn answer(reply: &ChatReply) -> Result<Answer, Fault> {
     })
 }
 
-/// The fault that an error of an API is to the one who calls.
+/// Returns the fault that an error of an API is to the caller: its own if each endpoint says so.
 fn fault(error: ExternalError) -> Fault {
-    let kind = match &error {
-        ExternalError::Invalid(_) | ExternalError::Refused { .. } => Kind::Invalid,
-        ExternalError::Busy { retry_after, .. } => Kind::Busy(Duration::from_secs(*retry_after)),
-        ExternalError::Deadline { .. } => Kind::Deadline,
-        error if error.may_pass() => Kind::Unavailable,
-        _ => Kind::Internal,
+    let failures = error.failures();
+    let is_callers =
+        |error: &ExternalError| matches!(error, ExternalError::Invalid(_) | ExternalError::Refused { .. });
+    let pause = |error: &ExternalError| match error {
+        ExternalError::Busy { retry_after, .. } => Some(*retry_after),
+        _ => None,
+    };
+    let kind = if failures.iter().all(is_callers) {
+        Kind::Invalid
+    } else if let Some(pauses) = failures.iter().map(pause).collect::<Option<Vec<u64>>>() {
+        Kind::Busy(Duration::from_secs(pauses.into_iter().min().unwrap_or_default()))
+    } else if failures.iter().all(|error| matches!(error, ExternalError::Deadline { .. })) {
+        Kind::Deadline
+    } else if error.may_pass() {
+        Kind::Unavailable
+    } else {
+        Kind::Internal
     };
     Fault::new(kind, error.to_string())
 }

@@ -8,11 +8,12 @@ use async_trait::async_trait;
 use dressage_agent::Keeper;
 use dressage_agent::environments::{EnvironmentScorer, Environments};
 use dressage_remote::{
-    ChatParams, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Service, ServiceOptions,
+    ChatParams, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish, Service,
+    ServiceOptions,
 };
 use dressage_reward::{
-    self as reward, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer, ScoreError,
-    Scorer, ScorerKind, Supervisor,
+    self as reward, ChatText, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer,
+    ScoreError, Scorer, ScorerKind, Supervisor,
 };
 use dressage_text::Message;
 use dressage_trainer::CustomScorers;
@@ -82,11 +83,15 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
 /// The error of a scorer that an error of a client is.
 fn score_error(error: &ExternalError) -> ScoreError {
     // Another prompt will do where a server refuses this one: all else is an outage, for which the run waits.
-    match error {
-        ExternalError::Invalid(_) | ExternalError::Refused { .. } | ExternalError::Protocol { .. } => {
-            ScoreError::Unusable(error.to_string())
-        }
-        _ => ScoreError::Unavailable(error.to_string()),
+    let is_refusal = |error: &ExternalError| {
+        matches!(
+            error,
+            ExternalError::Invalid(_) | ExternalError::Refused { .. } | ExternalError::Protocol { .. }
+        )
+    };
+    match error.failures().iter().all(is_refusal) {
+        true => ScoreError::Unusable(error.to_string()),
+        false => ScoreError::Unavailable(error.to_string()),
     }
 }
 
@@ -111,7 +116,7 @@ struct Judge {
 
 #[async_trait]
 impl reward::Chat for Judge {
-    async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<String, ScoreError> {
+    async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError> {
         let system = Some(system).filter(|system| !system.is_empty()).map(Message::system);
         let messages = system.into_iter().chain([Message::user(prompt)]).collect();
         let (max_tokens, temperature) = (Some(self.max_tokens), Some(self.temperature));
@@ -120,8 +125,8 @@ impl reward::Chat for Judge {
         let params = ChatParams { max_tokens, temperature, seed, ..ChatParams::default() };
         let request = ChatRequest { messages, params, ..ChatRequest::default() };
         let reply = self.external.chat(&request).await.map_err(|error| score_error(&error))?;
-        let message = reply.message().map_err(ScoreError::Unusable)?;
-        Ok(message.content.as_str().to_owned())
+        let is_truncated = matches!(reply.finish, Some(Finish::Length | Finish::ContentFilter));
+        Ok(ChatText { text: reply.content, is_truncated })
     }
 }
 

@@ -1,10 +1,13 @@
 //! Policies that others serve: any OpenAI-compatible chat API, as an opponent, a judge or a demonstrator.
 //!
-//! A call is made again only where nothing can happen twice by it: when it was turned away (429, 503), when
-//! no connection came about, or when nothing of the answer came. Waits between tries double, with jitter, and
-//! are at least what the server asks for; meanwhile another endpoint is asked, where there is one. Whatever
-//! is sent or received is bounded, in bytes and in time. Keys come from the environment and are shown
-//! nowhere.
+//! An endpoint that fails, in whatever way, hands its call to the next one: an error's status, an answer that
+//! is no completion or has no content, a connection that ends, a wait that takes the endpoint's part of the
+//! time. In the last case both are asked, and the first reply counts. An endpoint that has failed is asked
+//! after the others for a while. A stream changes its endpoint only before its first piece, since pieces that
+//! were handed out cannot be taken back. The same endpoint is asked again only if it turned the call away
+//! (429, 503), if no connection came about, or if nothing of the answer came. Waits between tries double,
+//! with jitter, and are at least what the server asks for. Whatever is sent or received is bounded, in bytes
+//! and in time. Keys come from the environment and are shown nowhere.
 
 mod endpoint;
 mod error;
@@ -25,7 +28,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dressage_policy::awake::sleep;
-use tokio::sync::Semaphore;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
 pub use endpoint::Endpoint;
@@ -45,7 +50,7 @@ use waits::Waits;
 /// Settings of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers of the same model: the one with the fewest calls is asked, of several the first.
+    /// Servers, with a model each: the one with the fewest calls is asked, of several the first.
     pub endpoints: Vec<Endpoint>,
     /// Most calls under way at once.
     pub most_running: usize,
@@ -53,7 +58,8 @@ pub struct ExternalOptions {
     pub requests_per_minute: u64,
     /// and most tokens of prompts and replies.
     pub tokens_per_minute: u64,
-    /// Times that a call is tried, where that cannot do anything twice.
+    /// Times that a call is tried, where that cannot do anything twice. Each endpoint is tried once in any
+    /// case.
     pub tries: usize,
     /// The time that a call has, from the wait for a place to the end of the reply,
     pub deadline: Duration,
@@ -135,84 +141,106 @@ impl External {
         })))
     }
 
-    /// Asks for a reply that is streamed. Returns when its first bytes have come.
+    /// Asks for a reply that is streamed. Returns when its first piece has come.
     ///
     /// # Errors
-    /// When no endpoint begins one within the deadline and the tries: the last reason.
+    /// Returns the failure of the endpoint, or [`ExternalError::All`] with that of each, if none begins a
+    /// reply within the deadline and the tries.
     pub async fn stream(&self, request: &ChatRequest) -> Result<ChatStream, ExternalError> {
-        self.ask(request, true).await
+        self.call(request, true, ChatStream::begun).await
     }
 
-    /// Asks for a whole reply.
+    /// Asks for a whole reply that has text or calls of tools.
     ///
     /// # Errors
-    /// As for one that is streamed; when it breaks off, or is no chat completion.
+    /// As for one that is streamed.
     pub async fn chat(&self, request: &ChatRequest) -> Result<ChatReply, ExternalError> {
-        let stream = self.ask(request, false).await?;
-        stream.whole().await
+        self.call(request, false, ChatStream::whole_text).await
     }
 
-    async fn ask(&self, request: &ChatRequest, stream: bool) -> Result<ChatStream, ExternalError> {
+    /// Asks endpoints until one gives what `finish` makes of its reply.
+    async fn call<T, F>(
+        &self,
+        request: &ChatRequest,
+        stream: bool,
+        finish: impl Fn(ChatStream) -> F + Sync,
+    ) -> Result<T, ExternalError>
+    where
+        F: Future<Output = Result<T, ExternalError>> + Send,
+    {
         let Inner { options, servers, .. } = &*self.0;
         let names: Vec<&str> = servers.iter().map(|server| &*server.name).collect();
         let mut waits = Waits::new(options.deadline, names.join(", "));
         let what = format!("a place among {} calls", options.most_running);
         let place = waits.wait(what, self.0.places.clone().acquire_owned()).await?;
-        let place = place.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?;
-        let mut last: Option<ExternalError> = None;
-        let mut guessed = None;
-        for _ in 0..options.tries {
-            // Among those that may be asked, the one with the least to do.
-            let awake =
-                servers.iter().enumerate().min_by_key(|(_, server)| (server.rests_for(), server.running()));
-            let Some((number, server)) = awake else { break };
-            let rest = server.rests_for();
-            // There is no point in a wait that would end after the deadline.
-            if rest > waits.left() {
+        let place = Arc::new(place.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
+        let (per_minute, limit) = (options.requests_per_minute, self.0.requests.as_ref());
+        let what = format!("the limit requests_per_minute = {per_minute}");
+        await_limit(&mut waits, what.clone(), limit, 1).await?;
+        let guessed = request.tokens(request.body(&servers[0].model, stream).to_string().as_bytes());
+        let (per_minute, tokens) = (options.tokens_per_minute, self.0.tokens.as_ref());
+        await_limit(&mut waits, format!("the limit tokens_per_minute = {per_minute}"), tokens, guessed)
+            .await?;
+        let mut course = Course::new(servers.len());
+        let mut running = FuturesUnordered::new();
+        loop {
+            if let Some(number) = course.next(servers, options.tries, waits.left()) {
+                course.asked(number);
+                let (place, mut waits, finish) = (place.clone(), waits.clone(), &finish);
+                // The first request has waited for the limit before any endpoint's time began.
+                let (is_again, what) = (course.asked.iter().sum::<usize>() > 1, what.clone());
+                running.push(async move {
+                    let asked = async {
+                        if is_again {
+                            await_limit(&mut waits, what, limit, 1).await?;
+                        }
+                        finish(self.ask(request, stream, number, (place, guessed), waits).await?).await
+                    };
+                    (number, asked.await)
+                });
+            } else if running.is_empty() {
                 break;
             }
-            waits.wait(format!("{} to be asked again", server.name), sleep(rest)).await?;
-            let body = request.body(&server.model, stream).to_string();
-            let (per_minute, limit) = (options.requests_per_minute, self.0.requests.as_ref());
-            await_limit(&mut waits, format!("the limit requests_per_minute = {per_minute}"), limit, 1)
-                .await?;
-            if guessed.is_none() {
-                let tokens = request.tokens(body.as_bytes());
-                let (per_minute, limit) = (options.tokens_per_minute, self.0.tokens.as_ref());
-                await_limit(&mut waits, format!("the limit tokens_per_minute = {per_minute}"), limit, tokens)
-                    .await?;
-                guessed = Some(tokens);
-            }
-            waits.endpoint.clone_from(&server.name);
-            let running = server.begun();
-            match self.begin(server, Bytes::from(body), &mut waits).await {
-                Ok((answer, first)) => {
-                    server.answered();
-                    debug!(endpoint = server.name, stream, "a chat completion begins");
-                    let begun = Begun { answer, first, guessed: guessed.unwrap_or_default() };
-                    return Ok(ChatStream::new(self.clone(), number, waits, (place, running), begun));
-                }
-                Err(error) if error.repeats_nothing() => {
-                    // One that answered with a status has said how long it wants to be left alone.
-                    if !matches!(error, ExternalError::Busy { .. }) {
-                        server.turned_away(None);
+            // The part of the time after which the next endpoint is asked, too.
+            let others = course.others(servers);
+            let part = waits.left() / (others as u32 + 1);
+            tokio::select! {
+                Some((number, done)) = running.next() => match done {
+                    Ok(done) => {
+                        course.served(servers, number);
+                        return Ok(done);
                     }
-                    warn!(endpoint = server.name, %error, "a chat completion is asked for again");
-                    last = Some(error);
-                }
-                Err(error) => {
-                    last = Some(error);
-                    break;
-                }
+                    Err(error) => course.failed(servers, number, error),
+                },
+                _ = sleep(part), if others > 0 => course.slow(servers),
             }
         }
-        // Nothing was drawn.
-        if let (Some(bucket), Some(tokens)) = (&self.0.tokens, guessed) {
-            bucket.give_back(tokens as f64);
+        // Nothing was sampled.
+        if let Some(bucket) = &self.0.tokens {
+            bucket.give_back(guessed as f64);
         }
-        let (endpoint, waited) = (waits.endpoint.clone(), options.deadline);
-        let what = "an endpoint that may be asked again".to_owned();
-        Err(last.unwrap_or(ExternalError::Deadline { endpoint, waited, what }))
+        Err(course.error(servers, options.deadline))
+    }
+
+    /// Asks an endpoint, after its pause if it asked for one. Returns when the first bytes of its reply have
+    /// come.
+    async fn ask(
+        &self,
+        request: &ChatRequest,
+        stream: bool,
+        number: usize,
+        (place, guessed): (Arc<OwnedSemaphorePermit>, u64),
+        mut waits: Waits,
+    ) -> Result<ChatStream, ExternalError> {
+        let server = &self.0.servers[number];
+        let running = server.begun();
+        waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
+        waits.endpoint.clone_from(&server.name);
+        let body = request.body(&server.model, stream).to_string();
+        let (answer, first) = self.begin(server, Bytes::from(body), &mut waits).await?;
+        debug!(endpoint = server.name, stream, "a chat completion begins");
+        let begun = Begun { answer, first, guessed };
+        Ok(ChatStream::new(self.clone(), number, waits, (place, running), begun))
     }
 
     /// Sends a request, and waits for the first bytes of its answer.
@@ -235,6 +263,100 @@ impl External {
     }
 }
 
+/// What became of a call at each endpoint.
+struct Course {
+    /// Times that each was asked.
+    asked: Vec<usize>,
+    is_running: Vec<bool>,
+    /// Whether the call goes on to the next endpoint though the ones that run have not failed.
+    is_slow: bool,
+    failures: Vec<Option<ExternalError>>,
+}
+
+impl Course {
+    fn new(count: usize) -> Self {
+        let failures = (0..count).map(|_| None).collect();
+        Course { asked: vec![0; count], is_running: vec![false; count], is_slow: false, failures }
+    }
+
+    /// Returns the endpoint to ask now, unless one is running and not slow.
+    fn next(&self, servers: &[Server], tries: usize, left: Duration) -> Option<usize> {
+        if self.is_running.contains(&true) && !self.is_slow {
+            return None;
+        }
+        let is_left = |number: &usize| match &self.failures[*number] {
+            None => self.asked[*number] == 0,
+            Some(error) => error.repeats_nothing() && self.asked.iter().sum::<usize>() < tries,
+        };
+        let free = (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_left);
+        let ranked = free.map(|number| (servers[number].rank(), number));
+        // There is no point in a wait that would end after the deadline.
+        ranked.min().filter(|((rests_for, _, _), _)| *rests_for <= left).map(|(_, number)| number)
+    }
+
+    /// Returns the number of endpoints that were not asked yet and may be.
+    fn others(&self, servers: &[Server]) -> usize {
+        let is_free = |number: &usize| self.asked[*number] == 0 && servers[*number].rests_for().is_zero();
+        (0..servers.len()).filter(is_free).count()
+    }
+
+    fn asked(&mut self, number: usize) {
+        (self.asked[number], self.is_running[number], self.is_slow) = (self.asked[number] + 1, true, false);
+    }
+
+    /// Notes that the endpoints that run have taken their part of the time.
+    fn slow(&mut self, servers: &[Server]) {
+        self.is_slow = true;
+        for (server, _) in servers.iter().zip(&self.is_running).filter(|(_, is_running)| **is_running) {
+            warn!(endpoint = server.name, "a chat completion is slow, so another endpoint is asked, too");
+            server.failed();
+        }
+    }
+
+    /// Notes a failure. The call goes on to the next endpoint, if there is one.
+    fn failed(&mut self, servers: &[Server], number: usize, error: ExternalError) {
+        let server = &servers[number];
+        warn!(endpoint = server.name, %error, "a chat completion failed");
+        match &error {
+            // One that answered with a status has said how long it wants to be left alone.
+            ExternalError::Busy { .. } => {}
+            error if error.repeats_nothing() => drop(server.turned_away(None)),
+            error if error.is_of_request() => {}
+            // The wait for a limit of the caller's own.
+            ExternalError::Deadline { endpoint, .. } if *endpoint != server.name => {}
+            _ => server.failed(),
+        }
+        self.is_running[number] = false;
+        self.is_slow = self.is_running.contains(&true);
+        self.failures[number] = Some(error);
+    }
+
+    /// Notes a reply. A request that was served is not to blame for the failures before.
+    fn served(&self, servers: &[Server], number: usize) {
+        servers[number].answered();
+        for (server, error) in servers.iter().zip(&self.failures) {
+            if error.as_ref().is_some_and(ExternalError::is_of_request) {
+                server.failed();
+            }
+        }
+    }
+
+    /// The error of a call that no endpoint served.
+    fn error(mut self, servers: &[Server], waited: Duration) -> ExternalError {
+        for (failure, server) in self.failures.iter_mut().zip(servers) {
+            let endpoint = server.name.clone();
+            let pause = Duration::from_secs(server.rests_for().as_secs() + 1);
+            let what = format!("an endpoint that may be asked again, in {pause:?}");
+            failure.get_or_insert(ExternalError::Deadline { endpoint, waited, what });
+        }
+        let mut failures: Vec<ExternalError> = self.failures.into_iter().flatten().collect();
+        match failures.len() {
+            1 => failures.remove(0),
+            _ => ExternalError::All { failures },
+        }
+    }
+}
+
 /// Takes an amount from a limit, where there is one, and waits until it is there.
 async fn await_limit(
     waits: &mut Waits,
@@ -250,6 +372,10 @@ async fn await_limit(
     }
     waited.map(|_| ())
 }
+
+#[cfg(test)]
+#[path = "external/failover_tests.rs"]
+mod failover_tests;
 
 #[cfg(test)]
 #[path = "external/external_tests.rs"]

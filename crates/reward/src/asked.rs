@@ -19,14 +19,24 @@ pub trait Service: Debug + Send + Sync {
     async fn ask(&self, question: &Value) -> Result<Value, ScoreError>;
 }
 
+/// The reply of a language model.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ChatText {
+    /// Text without the model's reasoning.
+    pub text: String,
+    /// Whether the reply ended at its maximum number of tokens, or was withheld in part.
+    pub is_truncated: bool,
+}
+
 /// A language model that answers in words.
 #[async_trait]
 pub trait Chat: Debug + Send + Sync {
     /// Asks for the reply to a prompt, again and elsewhere where that may help.
     ///
-    /// # Errors [`ScoreError::Unavailable`] where nobody can be asked now; [`ScoreError::Unusable`] where the
-    /// prompt is refused.
-    async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<String, ScoreError>;
+    /// # Errors
+    /// Returns [`ScoreError::Unavailable`] if no endpoint replies now, and [`ScoreError::Unusable`] if the
+    /// prompt is rejected.
+    async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError>;
 }
 
 /// A scorer that asks others, in a program that has given it nobody to ask.

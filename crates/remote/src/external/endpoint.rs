@@ -18,6 +18,11 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// Longest wait, unless the server asks for a longer one.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// Time after a failure in which other servers are asked first, doubled each time,
+const FIRST_AVOIDANCE: Duration = Duration::from_secs(5);
+/// and its maximum.
+const MAX_AVOIDANCE: Duration = Duration::from_secs(300);
+
 /// A server of an OpenAI-compatible chat API.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -65,11 +70,15 @@ impl Drop for Answering {
     }
 }
 
-/// A server that has turned calls away is left alone for a while.
+/// A server that has turned calls away is left alone for a while; one that has failed is asked after the
+/// others.
 #[derive(Debug, Default)]
 struct Rest {
     in_a_row: u32,
     until: Option<Instant>,
+    /// Failures in a row, of which those that fall into one pause count once.
+    failures: u32,
+    avoided_until: Option<Instant>,
 }
 
 /// An address without a user.
@@ -219,6 +228,28 @@ impl Server {
         wait
     }
 
+    /// Notes that the server failed over a call, so that others are asked first for a while.
+    pub fn failed(&self) {
+        let (mut rest, now) = (self.rest(), Instant::now());
+        // Calls that fail together are one failure.
+        if rest.avoided_until.is_none_or(|until| until <= now) {
+            let pause = FIRST_AVOIDANCE.saturating_mul(1 << rest.failures.min(16)).min(MAX_AVOIDANCE);
+            rest.failures += 1;
+            rest.avoided_until = Some(now + pause);
+        }
+    }
+
+    /// Returns the order in which servers are asked, the least first: those that may be asked now, those that
+    /// have not failed, those with the fewest calls. A server that has not answered since it failed gets one
+    /// call at a time.
+    pub fn rank(&self) -> (Duration, bool, usize) {
+        let (rests_for, running) = (self.rests_for(), self.running());
+        let rest = self.rest();
+        let is_avoided = rest.avoided_until.is_some_and(|until| until > Instant::now());
+        let is_tried = running > 0 && (rest.failures > 0 || rest.in_a_row > 0);
+        (rests_for, is_avoided || is_tried, running)
+    }
+
     /// Takes note that it has answered.
     pub fn answered(&self) {
         *self.rest() = Rest::default();
@@ -302,6 +333,21 @@ mod tests {
         }
         server.answered();
         assert_eq!(server.rests_for(), Duration::ZERO);
+        // One that has failed may be asked, after the others.
+        for pause in [5, 10, 20, 40, 80, 160, 300, 300] {
+            server.failed();
+            server.failed();
+            assert_eq!(server.rank(), (Duration::ZERO, true, 0));
+            tokio::time::advance(Duration::from_secs(pause) - Duration::from_millis(1)).await;
+            assert!(server.rank().1, "{pause}");
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert_eq!(server.rank(), (Duration::ZERO, false, 0), "{pause}");
+        }
+        let call = server.begun();
+        assert_eq!(server.rank(), (Duration::ZERO, true, 1), "one call at a time");
+        server.answered();
+        assert_eq!(server.rank(), (Duration::ZERO, false, 1));
+        drop(call);
         assert_eq!(server.turned_away(Some(Duration::from_secs(90))), Duration::from_secs(90));
         server.turned_away(None);
         assert_eq!(server.rests_for(), Duration::from_secs(90), "the longer wait counts");

@@ -104,6 +104,12 @@ pub enum ExternalError {
         /// Option that says so.
         option: String,
     },
+    /// A call that each endpoint failed over.
+    #[error("no endpoint replied: {}", .failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    All {
+        /// Last failure of each endpoint that was asked.
+        failures: Vec<ExternalError>,
+    },
     /// A wait that passed its deadline.
     #[error("waited {waited:?} for {what} ({endpoint})")]
     Deadline {
@@ -130,7 +136,25 @@ impl ExternalError {
             ExternalError::Broken { .. } => "broken",
             ExternalError::Protocol { .. } => "protocol",
             ExternalError::TooLarge { .. } => "too_large",
+            ExternalError::All { .. } => "all",
             ExternalError::Deadline { .. } => "deadline",
+        }
+    }
+
+    /// Returns the failure of each endpoint, or the error itself if it is one.
+    pub fn failures(&self) -> &[ExternalError] {
+        match self {
+            ExternalError::All { failures } => failures,
+            other => std::slice::from_ref(other),
+        }
+    }
+
+    /// Whether the request itself cannot be served by the endpoint, which is then no worse than before.
+    pub(crate) fn is_of_request(&self) -> bool {
+        match self {
+            ExternalError::Refused { status, .. } => matches!(status, 400 | 413 | 414 | 422),
+            ExternalError::Invalid(_) => true,
+            _ => false,
         }
     }
 
@@ -142,6 +166,7 @@ impl ExternalError {
             | ExternalError::Connect { .. }
             | ExternalError::Broken { .. }
             | ExternalError::Deadline { .. } => true,
+            ExternalError::All { failures } => failures.iter().any(ExternalError::may_pass),
             ExternalError::Invalid(_)
             | ExternalError::NoKey { .. }
             | ExternalError::Unauthorised { .. }
@@ -201,6 +226,24 @@ mod tests {
                     option: "most_bytes".into(),
                 },
                 false,
+            ),
+            (
+                ExternalError::All {
+                    failures: vec![
+                        ExternalError::Refused { endpoint: endpoint(), status: 400, message: message() },
+                        ExternalError::Protocol { endpoint: endpoint(), why: why() },
+                    ],
+                },
+                false,
+            ),
+            (
+                ExternalError::All {
+                    failures: vec![
+                        ExternalError::Refused { endpoint: endpoint(), status: 400, message: message() },
+                        ExternalError::Failed { endpoint: endpoint(), status: 500, message: message() },
+                    ],
+                },
+                true,
             ),
             (
                 ExternalError::Deadline {

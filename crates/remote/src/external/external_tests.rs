@@ -384,8 +384,12 @@ async fn tls_is_checked_against_known_authorities() {
 
 #[tokio::test]
 async fn dropping_a_reply_gives_its_place_back_and_nothing_shows_the_key() {
-    let server =
-        TestServer::new(vec![vec![events_head(), Step::Send(b": hi\n\n".to_vec()), Step::Hang]]).await;
+    let server = TestServer::new(vec![vec![
+        events_head(),
+        Step::Send(piece(&json!({"content": "hi"}), None)),
+        Step::Hang,
+    ]])
+    .await;
     let policy = external(ExternalOptions {
         most_running: 1,
         deadline: Duration::from_secs(5),

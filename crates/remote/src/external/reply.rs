@@ -53,7 +53,8 @@ impl From<&str> for Finish {
     fn from(reason: &str) -> Self {
         match reason {
             "stop" => Finish::Stop,
-            "length" => Finish::Length,
+            // The others from servers of other makes.
+            "length" | "max_tokens" | "MAX_TOKENS" | "model_length" => Finish::Length,
             // The latter from older servers.
             "tool_calls" | "function_call" => Finish::ToolCalls,
             "content_filter" => Finish::ContentFilter,
@@ -142,8 +143,7 @@ struct WireChoice {
 
 #[derive(Debug, Default, Deserialize)]
 struct WireDelta {
-    #[serde(default)]
-    content: Content,
+    content: Option<Content>,
     reasoning_content: Option<String>,
     reasoning: Option<Value>,
     tool_calls: Option<Vec<WireCall>>,
@@ -194,8 +194,10 @@ pub(crate) struct Assembly {
     pub reply: ChatReply,
     /// Index that the server gave to each call.
     indices: Vec<Option<u64>>,
-    /// Whether anything of the reply came.
+    /// Whether anything of the reply came,
     pub has_choice: bool,
+    /// and of its content, reasoning or calls, be it an empty text.
+    pub has_content: bool,
 }
 
 impl Assembly {
@@ -217,12 +219,15 @@ impl Assembly {
             let filled = |text: &String| !text.is_empty();
             let other = || delta.reasoning.as_ref().and_then(Value::as_str).map(str::to_owned).filter(filled);
             if let Some(reasoning) = delta.reasoning_content.filter(filled).or_else(other) {
+                self.has_content = true;
                 self.reply.reasoning += &reasoning;
                 events.push(ChatEvent::Reasoning(reasoning));
             }
-            if !delta.content.is_empty() {
-                self.reply.content += &delta.content;
-                events.push(ChatEvent::Content(delta.content.to_string()));
+            self.has_content |=
+                delta.content.is_some() || delta.tool_calls.as_ref().is_some_and(|c| !c.is_empty());
+            if let Some(content) = delta.content.filter(|content| !content.is_empty()) {
+                self.reply.content += &content;
+                events.push(ChatEvent::Content(content.to_string()));
             }
             events.extend(delta.tool_calls.into_iter().flatten().map(|call| self.take_call(call)));
         }

@@ -1,5 +1,7 @@
 //! A reply as it arrives.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -7,7 +9,7 @@ use super::External;
 use super::endpoint::Answering;
 use super::error::ExternalError;
 use super::http::{Answer, message_of};
-use super::reply::{Assembly, ChatEvent, ChatReply, Wire};
+use super::reply::{Assembly, ChatEvent, ChatReply, Finish, Wire};
 use super::sse::Decoder;
 use super::waits::Waits;
 
@@ -18,7 +20,7 @@ pub struct ChatStream {
     /// Number of the server.
     server: usize,
     waits: Waits,
-    _place: (OwnedSemaphorePermit, Answering),
+    _place: (Arc<OwnedSemaphorePermit>, Answering),
     answer: Answer,
     /// Bytes that have come and were not read.
     first: Option<Bytes>,
@@ -46,7 +48,7 @@ impl ChatStream {
         policy: External,
         server: usize,
         waits: Waits,
-        place: (OwnedSemaphorePermit, Answering),
+        place: (Arc<OwnedSemaphorePermit>, Answering),
         begun: Begun,
     ) -> Self {
         let Begun { answer, first, guessed } = begun;
@@ -70,13 +72,15 @@ impl ChatStream {
     /// # Errors
     /// When the reply breaks off, is no chat completion, or is larger or slower than it may be.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, ExternalError>> {
-        loop {
-            if let Some(event) = self.ready.pop() {
-                return Some(Ok(event));
-            }
-            if self.has_ended {
-                return None;
-            }
+        if let Err(error) = self.fill().await {
+            return Some(Err(error));
+        }
+        self.ready.pop().map(Ok)
+    }
+
+    /// Waits until a piece can be handed out, or the reply has ended.
+    async fn fill(&mut self) -> Result<(), ExternalError> {
+        while self.ready.is_empty() && !self.has_ended {
             let read = match self.answer.is_stream {
                 true => self.read_events().await,
                 false => self.read_whole().await,
@@ -85,9 +89,21 @@ impl ChatStream {
             if let Err(error) = read {
                 self.has_ended = true;
                 self.ready.clear();
-                return Some(Err(error));
+                if let Some(server) = self.policy.0.servers.get(self.server) {
+                    server.failed();
+                }
+                return Err(error);
             }
         }
+        Ok(())
+    }
+
+    /// Waits for the first piece.
+    ///
+    /// # Errors
+    /// As for the next piece.
+    pub(super) async fn begun(mut self) -> Result<Self, ExternalError> {
+        self.fill().await.map(|()| self)
     }
 
     /// Waits for the whole reply.
@@ -101,6 +117,20 @@ impl ChatStream {
             }
         }
         Err(self.protocol("it has no end"))
+    }
+
+    /// Waits for the whole reply, which must have text or calls unless it was truncated.
+    ///
+    /// # Errors
+    /// As for the next piece.
+    pub(super) async fn whole_text(self) -> Result<ChatReply, ExternalError> {
+        let endpoint = self.waits.endpoint.clone();
+        let reply = self.whole().await?;
+        let is_empty = reply.content.as_str().trim().is_empty() && reply.tool_calls.is_empty();
+        match is_empty && reply.finish != Some(Finish::Length) {
+            true => Err(ExternalError::Protocol { endpoint, why: "its reply is empty".into() }),
+            false => Ok(reply),
+        }
     }
 
     /// A text from the server without the key.
@@ -184,6 +214,10 @@ impl ChatStream {
     fn end(&mut self) -> Result<(), ExternalError> {
         if !self.assembly.has_choice {
             return Err(self.protocol("it has no choice"));
+        }
+        let is_short = matches!(self.assembly.reply.finish, Some(Finish::Length | Finish::ContentFilter));
+        if !self.assembly.has_content && !is_short {
+            return Err(self.protocol("its reply has neither content nor calls of tools"));
         }
         let reply = std::mem::take(&mut self.assembly.reply);
         if let (Some(bucket), Some(usage)) = (&self.policy.0.tokens, reply.usage) {

@@ -7,7 +7,7 @@ use dressage_policy::awake::{Stopwatch, within};
 use super::error::ExternalError;
 
 /// The time that a call has, and whom it asks.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Waits {
     watch: Stopwatch,
     limit: Duration,

@@ -1,6 +1,9 @@
 //! Answers of a group, judged in one prompt.
 
-use super::verdict::{last_json, share};
+use serde_json::Value;
+
+use super::number::share;
+use super::verdict::json_values;
 
 /// A shuffle of 0..n, a function of the seed.
 pub(super) fn shuffled(n: usize, seed: u64) -> Vec<usize> {
@@ -17,12 +20,22 @@ pub(super) fn shuffled(n: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// The ranking in a reply, best first, with answers by their numbers from 1 on: the last line that names each
-/// once (`3 > 1 > 2`, `[3, 1, 2]`). Gives the worth of each answer, from 1 for the best down to 0.
+/// Returns the ranking in a reply, best first, with answers by their numbers from 1 on: the last line that
+/// has each once and nothing else but a label (`3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`). The worth of
+/// each answer is from 1 for the best down to 0.
 pub(super) fn ranking(reply: &str, n: usize) -> Option<Vec<f64>> {
     reply.lines().rev().find_map(|line| {
-        let parts = line.split(|c: char| !c.is_ascii_digit()).filter(|part| !part.is_empty());
-        let numbers: Vec<usize> = parts.map_while(|part| part.parse().ok()).collect();
+        let line = line.trim().trim_start_matches(['*', '_', '`', '#', ' ']);
+        let line = match line.split_once([':', '：']) {
+            Some((label, rest)) if !label.contains(|c: char| c.is_ascii_digit()) => rest,
+            _ => line,
+        };
+        let words = line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+        let is_other = |word: &&str| !word.eq_ignore_ascii_case("answer") && word.parse::<usize>().is_err();
+        if words.clone().any(|word| is_other(&word)) || line.contains(['<', '=', '≈', '~', '≺', '.']) {
+            return None;
+        }
+        let numbers: Vec<usize> = words.filter_map(|word| word.parse().ok()).collect();
         let mut worth = vec![None; n];
         if numbers.len() != n {
             return None;
@@ -38,11 +51,22 @@ pub(super) fn ranking(reply: &str, n: usize) -> Option<Vec<f64>> {
     })
 }
 
-/// The last list of numbers in a reply, one for each answer in the order in which they were shown.
+/// Returns the list of numbers in a reply, one for each answer in the order in which they were shown: the
+/// last that has a line to itself, else the only one.
 pub(super) fn scores(reply: &str, n: usize, least: f64, most: f64) -> Option<Vec<f64>> {
-    let list = last_json(reply, '[', ']')?;
-    let list = list.as_array().filter(|list| list.len() == n)?;
-    list.iter().map(|number| share(number.as_f64()?, least, most)).collect()
+    let numbers =
+        |value: Value| -> Option<Vec<f64>> { value.as_array()?.iter().map(Value::as_f64).collect() };
+    let alone = |line: &str| {
+        let line = line.trim().trim_matches(['*', '`', ' ']);
+        numbers(serde_json::from_str(line).ok()?)
+    };
+    let list = reply.lines().rev().find_map(alone).or_else(|| {
+        let mut lists = json_values(reply, '[').into_iter().filter_map(|(_, value)| numbers(value));
+        let first = lists.next()?;
+        lists.all(|other| other == first).then_some(first)
+    })?;
+    let list = Some(list).filter(|list| list.len() == n)?;
+    list.into_iter().map(|number| share(number, least, most)).collect()
 }
 
 #[cfg(test)]
@@ -64,6 +88,10 @@ mod tests {
         for (reply, want) in [
             ("Answer 2 is best.\n2 > 3 > 1", Some(vec![0.0, 1.0, 0.5])),
             ("[3, 1, 2]\nThat is all.", Some(vec![0.5, 0.0, 1.0])),
+            ("Ranking: **2 > 3 > 1**\nAnswers 1, 2 and 3 are all short.", Some(vec![0.0, 1.0, 0.5])),
+            ("Answer 2 > Answer 3 > Answer 1", Some(vec![0.0, 1.0, 0.5])),
+            ("3 < 1 < 2", None),
+            ("3 > 1 = 2", None),
             ("1 > 2", None),
             ("1 > 2 > 2", None),
             ("0 > 1 > 2", None),
@@ -75,6 +103,9 @@ mod tests {
         assert_eq!(ranking("1", 1), Some(vec![0.5]));
         assert_eq!(scores("so [1, 2, 3] or [10, 0]", 3, 0.0, 10.0), None);
         assert_eq!(scores("so\n[10, 0, 5]", 3, 0.0, 10.0), Some(vec![1.0, 0.0, 0.5]));
+        let explained = "[10, 0, 5]\nThe steps of the first are [1, 2, 3].";
+        assert_eq!(scores(explained, 3, 0.0, 10.0), Some(vec![1.0, 0.0, 0.5]));
+        assert_eq!(scores("So [10, 0, 5] and not [1, 2, 3].", 3, 0.0, 10.0), None);
         assert_eq!(scores("[11, 0, 5]", 3, 0.0, 10.0), None);
     }
 }

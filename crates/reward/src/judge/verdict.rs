@@ -1,14 +1,17 @@
 //! From the reply of a judge to a number.
 
-use regex::{Captures, Regex};
+use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use super::number::{share, verdict as number};
+use super::word;
 
 /// How the reply of a judge is read. A reply that cannot be read so is no verdict.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Verdict {
-    /// The last of the words "correct" and "incorrect", in any case: 1 or 0.
+    /// The words "correct" and "incorrect", in any case, in a place where they are the verdict: 1 or 0.
     #[default]
     Correct,
     /// Whichever of two regular expressions matches last: 1 or 0.
@@ -18,16 +21,16 @@ pub enum Verdict {
         /// Matches a reply that says no.
         wrong: String,
     },
-    /// The last number of the reply, between `least` and `most`, which become 0 and 1. Of "8/10" and "8 out
-    /// of 10" that is the 8, where 10 is the most; a scale ("from 1 to 10") counts for nothing.
+    /// The number that the reply marks as its score, between `least` and `most`, which become 0 and 1. "4/5"
+    /// is 8 on a scale from 0 to 10, and no verdict on a scale that starts elsewhere.
     Number {
         /// The number that is worth 0.
         least: f64,
         /// The number that is worth 1.
         most: f64,
     },
-    /// A field of the last JSON object in the reply: a number between `least` and `most`, also as a text, or
-    /// true or false.
+    /// A field of the first JSON object in the reply that has it: a number between `least` and `most`, also
+    /// as a text, or true or false.
     Json {
         /// Name of the field.
         field: String,
@@ -64,58 +67,34 @@ impl Verdict {
         }
     }
 
-    /// The verdict of a reply, from 0 to 1; `None` where it gives none.
+    /// Returns the verdict of a whole reply, from 0 to 1; `None` if it gives none. What the judge thought
+    /// before, between `<think>` and `</think>`, is not looked at.
     pub(super) fn read(&self, reply: &str) -> Option<f64> {
+        let reply = without_thought(reply)?;
         match self {
-            Verdict::Correct => {
-                let (right, wrong) = expressions(r"(?i)\bcorrect\b", DENIED).ok()?;
-                let more = Regex::new(r"(?i)\bnot\s+(only|just|merely)\b").ok()?;
-                last_of(&more.replace_all(reply, ""), &right, &wrong)
-            }
+            Verdict::Correct => word::verdict(reply).map(|said| f64::from(u8::from(said))),
             Verdict::Pattern { right, wrong } => {
                 let (right, wrong) = expressions(right, wrong).ok()?;
                 last_of(reply, &right, &wrong)
             }
             Verdict::Number { least, most } => number(reply, *least, *most),
-            Verdict::Json { field, least, most } => {
-                let object = last_json(reply, '{', '}')?;
-                match object.get(field)? {
-                    Value::Bool(yes) => Some(f64::from(u8::from(*yes))),
-                    Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
-                        "true" | "yes" => Some(1.0),
-                        "false" | "no" => Some(0.0),
-                        text => number(text, *least, *most),
-                    },
-                    value => share(value.as_f64()?, *least, *most),
-                }
-            }
+            Verdict::Json { field, least, most } => match field_of(reply, field)? {
+                Value::Bool(yes) => Some(f64::from(u8::from(yes))),
+                Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
+                    "true" | "yes" => Some(1.0),
+                    "false" | "no" => Some(0.0),
+                    text => number(text, *least, *most),
+                },
+                value => share(value.as_f64()?, *least, *most),
+            },
         }
     }
 }
 
-/// Replies that say of an answer that it is not correct. A few words may stand between, as in "is not
-/// entirely correct", but no sign that ends what is denied.
-const DENIED: &str =
-    r"(?i)\b(?:incorrect|(?:not|cannot|never|neither|hardly|\w+n['’]t)\s+(?:[\w-]+\s+){0,3}?correct)\b";
-
-/// The last number of a reply, apart from those that only say what its scale is.
-fn number(reply: &str, least: f64, most: f64) -> Option<f64> {
-    let is = |found: &Captures<'_>, group: usize, end: f64| {
-        found.get(group).and_then(|text| text.as_str().parse().ok()) == Some(end)
-    };
-    let without = |text: &str, pattern: &str, is_scale: &dyn Fn(&Captures<'_>) -> bool| {
-        let replace = |found: &Captures<'_>| match is_scale(found) {
-            true => found[1].to_owned(),
-            false => found[0].to_owned(),
-        };
-        Some(Regex::new(pattern).ok()?.replace_all(text, replace).into_owned())
-    };
-    // Between a number and its scale marks of Markdown, LaTeX and brackets may stand.
-    let of = r"(?i)(\d[\s*_$)}\]]*)[\s(]*(?:/|\bout\s+of\b|\bof\b)[\s*_${\[(]*(\d+(?:\.\d+)?)";
-    let range = r"(?i)()(-?\d+(?:\.\d+)?)\s*(?:-|–|—|\bto\b|\band\b)\s*(\d+(?:\.\d+)?)";
-    let text = without(reply, of, &|found| is(found, 2, most))?;
-    let text = without(&text, range, &|found| is(found, 2, least) && is(found, 3, most))?;
-    share(crate::numbers::find(&text).pop()?.value?.to_f64(), least, most)
+/// Returns a reply from the end of its last thought on; `None` if a thought does not end.
+fn without_thought(reply: &str) -> Option<&str> {
+    let rest = reply.rsplit_once("</think>").map_or(reply, |(_, rest)| rest);
+    (!rest.contains("<think>")).then_some(rest)
 }
 
 fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
@@ -134,18 +113,61 @@ fn last_of(reply: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
     }
 }
 
-/// Where a number lies in its range; `None` outside of it.
-pub(super) fn share(number: f64, least: f64, most: f64) -> Option<f64> {
-    (least..=most).contains(&number).then(|| (number - least) / (most - least))
+/// Maximum number of places in a reply at which JSON is looked for.
+const MAX_STARTS: usize = 256;
+
+/// Returns all values of JSON in a reply that begin with `open`, the outermost of each place, in their order.
+pub(super) fn json_values(reply: &str, open: char) -> Vec<(usize, Value)> {
+    let mut found: Vec<(usize, Value)> = Vec::new();
+    let mut end = 0;
+    for (start, _) in reply.match_indices(open).take(MAX_STARTS) {
+        if start < end {
+            continue;
+        }
+        let text = without_control_characters(&reply[start..]);
+        let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+        if let Some(Ok(value)) = values.next() {
+            end = start + values.byte_offset();
+            found.push((start, value));
+        }
+    }
+    found
 }
 
-/// The last value of JSON between these brackets.
-pub(super) fn last_json(reply: &str, open: char, close: char) -> Option<Value> {
-    let end = reply.rfind(close)? + close.len_utf8();
-    // The latest beginning from which it can be read would be inside of it: the earliest of the last few.
-    let starts = reply[..end].char_indices().rev().filter(|(_, c)| *c == open).map(|(at, _)| at);
-    let starts: Vec<usize> = starts.take(64).collect();
-    starts.into_iter().rev().find_map(|start| serde_json::from_str(&reply[start..end]).ok())
+/// Returns the text with spaces for control characters within strings, which models write and JSON forbids.
+/// Each keeps its offset.
+fn without_control_characters(text: &str) -> String {
+    let (mut is_string, mut is_escaped) = (false, false);
+    let replace = |c: char| {
+        is_string ^= c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        if is_string && c < ' ' { ' ' } else { c }
+    };
+    text.chars().map(replace).collect()
+}
+
+/// Returns a field of the first object in a reply that has it. An object at another place that gives it
+/// another value leaves open which is meant, unless the reply begins with the first one.
+fn field_of(reply: &str, field: &str) -> Option<Value> {
+    let mut found = Vec::new();
+    for (start, value) in json_values(reply, '{') {
+        if let Some(value) = find(&value, field) {
+            found.push((start, value.clone()));
+        }
+    }
+    let (start, first) = found.first()?.clone();
+    let lead = reply[..start].trim().trim_start_matches('`');
+    let is_first = lead.is_empty() || lead == "json";
+    (is_first || found.iter().all(|(_, other)| *other == first)).then_some(first)
+}
+
+/// Returns the field of an object, or of the first object within it that has it.
+fn find<'v>(value: &'v Value, field: &str) -> Option<&'v Value> {
+    match value {
+        Value::Object(map) => map.get(field).or_else(|| map.values().find_map(|value| find(value, field))),
+        Value::Array(list) => list.iter().find_map(|value| find(value, field)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -160,34 +182,14 @@ mod tests {
         let json = Verdict::Json { field: "score".into(), least: 0.0, most: 10.0 };
         for (verdict, reply, want) in [
             (&Verdict::Correct, "Correct", Some(1.0)),
-            (&Verdict::Correct, "The answer is **incorrect**.", Some(0.0)),
-            (&Verdict::Correct, "It is not correct", Some(0.0)),
-            (&Verdict::Correct, "Is it correct? No: incorrect", Some(0.0)),
-            (&Verdict::Correct, "First I thought incorrect. Correct.", Some(1.0)),
+            (&Verdict::Correct, "<think>Incorrect\n\nNo.</think>\nCorrect", Some(1.0)),
+            (&Verdict::Correct, "<think>\nCorrect\n", None),
             (&Verdict::Correct, "I cannot say", None),
             (&pattern, "想…[正确]", Some(1.0)),
             (&pattern, "[正确]? [错误]", Some(0.0)),
-            (&number, "I give it 4 of 5: 3", Some(0.5)),
-            (&Verdict::Correct, "The answer is not entirely correct.", Some(0.0)),
-            (&Verdict::Correct, "It isn't correct", Some(0.0)),
-            (&Verdict::Correct, "The final value cannot be correct.", Some(0.0)),
-            (&Verdict::Correct, "That is not what I found, yet it is correct.", Some(1.0)),
-            (&Verdict::Correct, "It is not wrong. Correct", Some(1.0)),
-            (&Verdict::Correct, "Not only correct but complete.", Some(1.0)),
-            (&number, "9", None),
-            (&number, "Rating: 4/5", Some(0.75)),
-            (&number, "**Score:** **3** / 5", Some(0.5)),
-            (&number, "[[2]] out of 5", Some(0.25)),
-            (&number, "I give it 3 of 5 points.", Some(0.5)),
-            (&number, "4 (out of 5.0)", Some(0.75)),
-            (&number, "4 on a scale from 1 to 5", Some(0.75)),
-            (&number, "On a scale of 1-5: 2", Some(0.25)),
-            (&number, "4/10", None),
-            (&ten, "8/10", Some(0.8)),
-            (&ten, "7.5 out of 10", Some(0.75)),
-            (&ten, "0/10", Some(0.0)),
+            (&number, "Score: 3", Some(0.5)),
+            (&ten, "<think>Score: 3</think>Score: 8", Some(0.8)),
             (&ten, "10/10", Some(1.0)),
-            (&number, "good", None),
             (&json, "So: ```json\n{\"why\": \"{x}\", \"score\": 5}\n```", Some(0.5)),
             (&json, "{\"score\": true}", Some(1.0)),
             (&json, "{\"score\": 11}", None),
@@ -198,6 +200,18 @@ mod tests {
             (&json, "{\"score\": null}", None),
             (&json, "{score: 5}", None),
             (&json, "", None),
+            (
+                &json,
+                "{\"score\": 5}\n\nReasoning: the set {1,2} is fine, {\"score\": 9} would be too much.",
+                Some(0.5),
+            ),
+            (&json, "The form is {\"score\": 10}. Mine: {\"score\": 3}", None),
+            (&json, "{x} {\"why\": \"so\"} {\"score\": 5}", Some(0.5)),
+            (&json, "{\"why\": \"a\nb\tc \\\"d\\\"\", \"score\": 5}", Some(0.5)),
+            (&json, "{\"verdict\": {\"score\": 5}}", Some(0.5)),
+            (&json, "{\"score\": \"4/5\"}", Some(0.8)),
+            (&json, "{\"score\": 5", None),
+            (&json, "{\"score\": [5]}", None),
         ] {
             assert_eq!(verdict.read(reply), want, "{reply}");
         }

@@ -1,9 +1,11 @@
-//! A scorer of the user's in Python: a function as verl's `custom_reward_function` has it.
+//! A scorer of the user's in Python: a reward function as it is written for verl or TRL.
 //!
-//! `compute_score(data_source, solution_str, ground_truth, extra_info=None)` is called with these names. It
-//! returns a number, or a dict with `score` whose other numbers are components; it may be `async`. It runs in
-//! processes that stay alive, one call at a time in each; one that does not answer in time is ended, with all
-//! that it has started, and the next call gets another.
+//! The names of its parameters tell how it is called: verl's `compute_score(data_source, solution_str,
+//! ground_truth, extra_info=None)`, the lists of verl's `BatchRewardManager` (`data_sources`,
+//! `solution_strs`, …), or TRL's `prompts` and `completions` with the columns of the data set. Lists have one
+//! element here. It returns a number, or a dict with `score` whose other numbers are components; it may be
+//! `async`. It runs in processes that stay alive, one call at a time in each; one that does not answer in
+//! time is ended, with all that it has started, and the next call gets another.
 
 mod workers;
 
@@ -29,12 +31,15 @@ pub struct PythonKeys {
     /// Name of the function.
     #[serde(default = "compute_score")]
     pub function: String,
-    /// Keyword arguments that it gets besides the usual four.
+    /// Keyword arguments that it gets besides those of the attempt.
     #[serde(default)]
     pub arguments: Map<String, Value>,
-    /// Text that it gets as `solution_str`.
+    /// Text that it gets as `solution_str`, or in `completions`.
     #[serde(default)]
     pub solution: Solution,
+    /// Form of `prompts` and `completions`, for a function of TRL's.
+    #[serde(default)]
+    pub completions: Completions,
     /// The interpreter.
     #[serde(default = "python3")]
     pub python: String,
@@ -63,6 +68,29 @@ pub enum Solution {
     Whole,
 }
 
+/// Form in which a function of TRL's gets prompts and completions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Completions {
+    /// Messages if the file reads their `"content"`, else texts.
+    #[default]
+    Auto,
+    /// Texts.
+    Text,
+    /// Lists of messages.
+    Messages,
+}
+
+impl Completions {
+    fn name(self) -> &'static str {
+        match self {
+            Completions::Auto => "auto",
+            Completions::Text => "text",
+            Completions::Messages => "messages",
+        }
+    }
+}
+
 impl Solution {
     /// The text of an attempt; empty unless it ended with an answer.
     pub(crate) fn of(self, evidence: &Evidence) -> String {
@@ -89,6 +117,20 @@ fn minute() -> f64 {
     60.0
 }
 
+/// Arguments that come from the attempt.
+const USUAL: [&str; 10] = [
+    "data_source",
+    "solution_str",
+    "ground_truth",
+    "extra_info",
+    "data_sources",
+    "solution_strs",
+    "ground_truths",
+    "extra_infos",
+    "prompts",
+    "completions",
+];
+
 /// Most processes.
 const WORKERS: usize = 256;
 
@@ -100,6 +142,7 @@ impl PythonKeys {
             function: compute_score(),
             arguments: Map::new(),
             solution: Solution::default(),
+            completions: Completions::default(),
             python: python3(),
             workers: two(),
             seconds: minute(),
@@ -121,9 +164,8 @@ impl PythonKeys {
         if !(1..=WORKERS).contains(&self.workers) {
             return refuse(format!("workers = {}, but it must be in 1..={WORKERS}", self.workers));
         }
-        let usual = ["data_source", "solution_str", "ground_truth", "extra_info"];
-        match self.arguments.keys().find(|name| usual.contains(&name.as_str())) {
-            Some(name) => refuse(format!("arguments.{name} is one of the usual four: leave it out")),
+        match self.arguments.keys().find(|name| USUAL.contains(&name.as_str())) {
+            Some(name) => refuse(format!("arguments.{name} comes from the attempt: leave it out")),
             None => Ok(()),
         }
     }
@@ -135,6 +177,18 @@ fn ground_truth(evidence: &Evidence) -> &Value {
     let expected = evidence.expected();
     let whole = task_field(&evidence.task, "reward_model").and_then(|model| model.get("ground_truth"));
     whole.filter(|whole| whole.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
+}
+
+/// Columns of a task's row, with its question and its expected answer, but those that TRL takes away.
+fn columns(task: &Value) -> Map<String, Value> {
+    let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
+    columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
+    for name in ["question", "answer"] {
+        if let (false, Some(value)) = (columns.contains_key(name), task.get(name)) {
+            columns.insert(name.to_owned(), value.clone());
+        }
+    }
+    columns
 }
 
 /// The scorer with its processes.
@@ -150,10 +204,9 @@ impl PythonScorer {
         Arc::new(PythonScorer { workers: Workers::new(&keys, supervisor), keys })
     }
 
-    /// Keyword arguments of the function: as verl has them.
-    fn arguments(&self, evidence: &Evidence) -> Value {
+    /// What is known of an attempt, by the names that verl has for it, with the columns that TRL hands over.
+    fn attempt(&self, evidence: &Evidence) -> Value {
         let task = &evidence.task;
-        let mut arguments = self.keys.arguments.clone();
         let source =
             task_field(task, "data_source").or_else(|| task.get("source")).cloned().unwrap_or_default();
         let extra = task_field(task, "extra_info").filter(|extra| !extra.is_null());
@@ -163,22 +216,27 @@ impl PythonScorer {
             extra.entry("num_turns").or_insert(json!(2 * evidence.outcome.turns));
             extra.entry("rollout_reward_scores").or_insert(json!({}));
         }
-        arguments.insert("data_source".into(), source);
-        arguments.insert("solution_str".into(), self.keys.solution.of(evidence).into());
-        arguments.insert("ground_truth".into(), ground_truth(evidence).clone());
-        arguments.insert("extra_info".into(), extra);
-        Value::Object(arguments)
+        let prompt = task_field(task, "prompt").filter(|prompt| prompt.is_array());
+        json!({
+            "arguments": self.keys.arguments,
+            "data_source": source,
+            "solution_str": self.keys.solution.of(evidence),
+            "ground_truth": ground_truth(evidence),
+            "extra_info": extra,
+            "question": prompt.or_else(|| task.get("question")),
+            "columns": columns(task),
+        })
     }
 
     fn broken(&self, what: impl Into<String>) -> ScoreError {
         ScoreError::Command { command: self.keys.file.display().to_string(), what: what.into() }
     }
 
-    async fn ask(&self, arguments: &Value) -> Result<Vec<Component>, ScoreError> {
+    async fn ask(&self, attempt: &Value) -> Result<Vec<Component>, ScoreError> {
         let start = Duration::from_secs_f64(self.keys.start_seconds);
         let limit = Duration::from_secs_f64(self.keys.seconds);
         let mut worker = self.workers.take(start).await.map_err(|why| self.broken(why))?;
-        let said = match within(limit, worker.ask(arguments)).await {
+        let said = match within(limit, worker.ask(attempt)).await {
             Some(said) => said.map_err(|why| self.broken(why))?,
             // The worker is dropped, which ends it.
             None => return Err(self.broken(format!("did not answer within {limit:?}, and was ended"))),
@@ -196,17 +254,26 @@ impl PythonScorer {
 
 #[async_trait]
 impl Scorer for PythonScorer {
-    async fn check_ready(&self, _task: &Value) -> Result<(), ScoreError> {
+    async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.keys.check()?;
         let start = Duration::from_secs_f64(self.keys.start_seconds);
         let worker = self.workers.take(start).await.map_err(|why| self.broken(why))?;
+        let columns = columns(task);
+        let missing = worker.columns().iter().find(|name| !columns.contains_key(*name)).cloned();
         worker.give_back();
-        Ok(())
+        match missing {
+            None => Ok(()),
+            Some(name) => Err(self.broken(format!(
+                "has a function that must have the column `{name}`, which the task does not have (it has {}): \
+                 name the column so, or give the parameter a default",
+                columns.keys().cloned().collect::<Vec<_>>().join(", ")
+            ))),
+        }
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         // Also where there is no answer: what that is worth, the function says.
-        self.ask(&self.arguments(evidence)).await
+        self.ask(&self.attempt(evidence)).await
     }
 }
 

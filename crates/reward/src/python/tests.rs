@@ -62,6 +62,120 @@ async fn a_function_as_verl_has_it_scores() {
     assert_eq!(given, [Component::score(0.25), Component::new("n", 3.0)]);
 }
 
+/// Scores the text "72" with a function of this name; the row has `solution` and a prompt of messages.
+async fn ported(text: &str, function: &str, change: impl FnOnce(&mut PythonKeys)) -> Result<f64, String> {
+    let scorer = script(text, |keys| {
+        keys.function = function.into();
+        change(keys);
+    });
+    let row = json!({
+        "data_source": "openai/gsm8k",
+        "solution": "72",
+        "extra_info": { "index": 7 },
+        "prompt": [{ "role": "user", "content": "6 * 12?" }],
+    });
+    let task = json!({ "question": "6 * 12?", "answer": "72", "row": row });
+    scorer.scorer.check_ready(&task).await.map_err(|error| format!("check: {error}"))?;
+    let given =
+        scorer.scorer.score(&testing::evidence("72", task)).await.map_err(|error| error.to_string())?;
+    Ok(given[0].value)
+}
+
+#[tokio::test]
+async fn functions_of_verl_and_trl_score_unchanged() {
+    for (name, text) in [
+        (
+            "batch",
+            "def batch(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):\n    \
+             assert (data_sources, extra_infos[0]['index']) == (['openai/gsm8k'], 7) and kwargs == {}\n    \
+             return [{'score': float(s == t), 'acc': 1} for s, t in zip(solution_strs, ground_truths)]\n",
+        ),
+        (
+            "strict",
+            "def strict(data_sources, solution_strs, ground_truths, extra_infos):\n    \
+             return [float(s == t) for s, t in zip(solution_strs, ground_truths)]\n",
+        ),
+        (
+            "awaited",
+            "async def awaited(solution_strs, ground_truths, **kwargs):\n    \
+             return tuple(s == t for s, t in zip(solution_strs, ground_truths))\n",
+        ),
+        (
+            "accuracy",
+            "def accuracy(completions, solution, **kwargs):\n    \
+             assert kwargs['answer'] == ['72'] and 'prompt' not in kwargs and kwargs['prompts']\n    \
+             contents = [completion[0]['content'] for completion in completions]\n    \
+             return [1.0 if c == s else 0.0 for c, s in zip(contents, solution)]\n",
+        ),
+        (
+            "plain",
+            "def plain(prompts, completions, **kwargs):\n    return [float(c.strip() == '72') for c in completions]\n",
+        ),
+        ("only", "def only(completions):\n    return [float(len(completions[0]) == 2)]\n"),
+        (
+            "asked",
+            "def asked(prompts, completions, trainer_state=1, **kwargs):\n    assert trainer_state is None\n    \
+             return [float(prompts[0][-1]['content'] == '6 * 12?')]\n",
+        ),
+        (
+            "array",
+            "class Array(list):\n    pass\nclass Scores:\n    def tolist(self): return [1.0]\n\
+             def array(completions, **kwargs):\n    return Scores()\n",
+        ),
+        // verl's, with fewer parameters than verl needs.
+        ("few", "def few(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n"),
+        (
+            "partial",
+            "import functools\ndef score(completions, scale, **kwargs):\n    return [scale]\n\
+             partial = functools.partial(score, scale=1.0)\n",
+        ),
+    ] {
+        assert_eq!(ported(text, name, |_| ()).await, Ok(1.0), "{name}");
+    }
+    let text = "def f(completions, scale, **kwargs):\n    return [scale * (completions[0][0]['role'] == 'assistant')]\n";
+    let given = ported(text, "f", |keys| {
+        keys.completions = Completions::Messages;
+        keys.arguments.insert("scale".into(), 0.5.into());
+    });
+    assert_eq!(given.await, Ok(0.5));
+}
+
+#[tokio::test]
+async fn function_that_cannot_be_called_is_refused_at_check() {
+    for (text, want) in [
+        ("def f(text, expected): return 1", "check: "),
+        (
+            "def f(text, expected): return 1",
+            "takes (expected, text), and so nothing of the attempt: let it take verl's",
+        ),
+        ("def f(completions, target, **kwargs): return [1]", "check: "),
+        (
+            "def f(completions, target, **kwargs): return [1]",
+            "must have the column `target`, which the task does not have (it has data_source, solution, extra_info, \
+             question, answer)",
+        ),
+        ("def f(solution_str, style): return 1", "must have `style`, which is not known here"),
+        ("def f(solution_str, /): return 1", "takes solution_str by position only"),
+        ("def f(completions, completion_ids): return [1]", "must have `completion_ids`"),
+        ("class f: pass", "defines `f` as a class"),
+        (
+            "def accuracy(completions): return [1]\ndef _x(): pass",
+            "name one of its own in `function`: accuracy",
+        ),
+        ("def f(completions): return [1, 2]", "returned 2 scores for 1 attempt"),
+        ("def f(completions): return 1", "returned 1, which is no list"),
+        ("def f(completions): return [None]", "returned [None]: the function does not score this attempt"),
+        ("def f(solution_strs): return ['good']", "returned 'good', which is neither"),
+    ] {
+        let error = ported(text, "f", |_| ()).await.unwrap_err();
+        assert!(error.contains(want), "{text}: {error}");
+    }
+    let error = ported("def f(solution_str): return 1", "f", |keys| {
+        keys.arguments.insert("scale".into(), 2.into());
+    });
+    assert!(error.await.unwrap_err().contains("does not take `scale` of `arguments`"));
+}
+
 #[tokio::test]
 async fn the_ground_truth_is_the_one_of_the_row() {
     let text = format!("{HEAD}    return int(solution_str in ground_truth['target'])\n");
@@ -199,7 +313,7 @@ fn keys_are_checked() {
         (PythonKeys::new(""), "file is empty"),
         (PythonKeys { seconds: 0.0, ..keys() }, "seconds = 0"),
         (PythonKeys { workers: 0, ..keys() }, "workers = 0"),
-        (named, "arguments.ground_truth is one of the usual four"),
+        (named, "arguments.ground_truth comes from the attempt"),
     ] {
         assert!(keys.check().unwrap_err().to_string().contains(want), "{want}");
     }

@@ -1,8 +1,15 @@
 """Runs a scoring function of the user's, call after call. Started by Dressage, never by hand.
 
-Arguments: the file, the name of the function. Lines of JSON come on standard input, each
-with the function's keyword arguments; to each goes one line back, with `score` and numbers besides, or `error`.
-Whatever the function prints goes to standard error.
+Arguments: the file, the name of the function, as JSON the names of the recipe's own arguments, and the form of
+completions. The first line back says that the file is loaded, with the columns that the function must get, or `error`.
+Lines of JSON come on standard input, each with what is known of an attempt; to each goes one line back, with `score`
+and numbers besides, or `error`. Whatever the function prints goes to standard error.
+
+The names of the function's parameters tell who calls it elsewhere, and so how it is called here:
+
+- verl, one attempt at a time: `data_source`, `solution_str`, `ground_truth`, `extra_info`.
+- verl's BatchRewardManager: `data_sources`, `solution_strs`, `ground_truths`, `extra_infos`, lists of one element.
+- TRL: `prompts`, `completions` and the columns of the data set, lists of one element.
 """
 
 import asyncio
@@ -13,6 +20,7 @@ import json
 import math
 import numbers
 import os
+import re
 import sys
 import traceback
 
@@ -51,6 +59,89 @@ def answer(result):
     return {"score": score, "extra": extra}
 
 
+SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
+BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+TRL = ("prompts", "completions", "completion_ids", "trainer_state")
+
+
+class Unscored(Exception):
+    """What a function returned is no score of the attempt."""
+
+
+class Call:
+    """How a function is called: which arguments it gets of an attempt, and which of them it cannot do without."""
+
+    def __init__(self, function, own, reads_messages):
+        self.reads_messages = reads_messages
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            parameters = None
+        kinds = inspect.Parameter
+        named = [p for p in parameters or () if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+        fixed = [p.name for p in parameters or () if p.kind is kinds.POSITIONAL_ONLY and p.default is kinds.empty]
+        self.names = {p.name for p in named}
+        self.takes_all = parameters is None or any(p.kind is kinds.VAR_KEYWORD for p in parameters)
+        required = {p.name for p in named if p.default is kinds.empty} - set(own)
+        if "completions" in self.names:
+            self.style, usual = "trl", set(TRL)
+        elif self.names & set(BATCH):
+            self.style, usual = "batch", set(BATCH)
+        else:
+            self.style, usual = "single", set(SINGLE)
+        # Columns of the data set are known only with a task.
+        self.columns = sorted(required - usual) if self.style == "trl" else []
+        self.refusal = None
+        other = sorted(required - usual) if self.style != "trl" else []
+        unknown = sorted(set(own) - self.names) if not self.takes_all else []
+        if fixed:
+            self.refusal = f"takes {', '.join(fixed)} by position only: let it take them by name"
+        elif not self.takes_all and not self.names & (usual - {"trainer_state"}):
+            self.refusal = (
+                f"takes ({', '.join(sorted(self.names))}), and so nothing of the attempt: let it take verl's "
+                "(data_source, solution_str, ground_truth, extra_info), verl's in batches (data_sources, solution_strs, "
+                "ground_truths, extra_infos) or TRL's (prompts, completions, **columns)"
+            )
+        elif other:
+            self.refusal = f"must have `{other[0]}`, which is not known here: give it a default, or put it into `arguments`"
+        elif unknown:
+            self.refusal = f"does not take `{unknown[0]}` of `arguments`: leave that out, or let the function take it"
+        elif "completion_ids" in required:
+            self.refusal = "must have `completion_ids`, which is not known here: give it a default"
+
+    def arguments(self, attempt):
+        """The keyword arguments of a call."""
+        own = attempt["arguments"]
+        if self.style == "single":
+            usual = {name: attempt[name] for name in SINGLE}
+        elif self.style == "batch":
+            usual = {name: [attempt[name[:-1]]] for name in BATCH}
+        else:
+            text, question = attempt["solution_str"], attempt["question"]
+            if self.reads_messages:
+                text = [{"role": "assistant", "content": text}]
+                question = question if isinstance(question, list) else [{"role": "user", "content": question}]
+            usual = {name: [value] for name, value in attempt["columns"].items()}
+            usual.update(prompts=[question], completions=[text])
+            if "trainer_state" in self.names:
+                usual["trainer_state"] = None
+        return {**{name: value for name, value in usual.items() if self.takes_all or name in self.names}, **own}
+
+    def score(self, result):
+        """The result for the one attempt."""
+        if self.style == "single":
+            return result
+        if not isinstance(result, (list, tuple)) and hasattr(result, "tolist"):
+            result = result.tolist()
+        if not isinstance(result, (list, tuple)):
+            raise Unscored(f"returned {shown(result)}, which is no list with a score for the attempt")
+        if len(result) != 1:
+            raise Unscored(f"returned {len(result)} scores for 1 attempt")
+        if result[0] is None:
+            raise Unscored("returned [None]: the function does not score this attempt")
+        return result[0]
+
+
 def raised(error, path):
     """The error as a message, with the line of the file that it came from."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -62,6 +153,7 @@ def raised(error, path):
 
 def main():
     path, name = sys.argv[1], sys.argv[2]
+    own, form = json.loads(sys.argv[3]), sys.argv[4]
     questions = os.fdopen(os.dup(0), encoding="utf-8", errors="surrogateescape")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
     with open(os.devnull) as nothing:
@@ -81,18 +173,31 @@ def main():
         spec.loader.exec_module(module)
         function = getattr(module, name, None)
         if not callable(function):
-            return reply({"error": f"defines no function `{name}`"})
+            others = [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == "custom_reward"]
+            others = [k for k in others if not k.startswith("_")]
+            way_out = f"; name one of its own in `function`: {', '.join(others)}" if others else ""
+            return reply({"error": f"defines no function `{name}`{way_out}"})
+        if inspect.isclass(function):
+            return reply({"error": f"defines `{name}` as a class, not as a function"})
+        # In TRL the data set decides whether completions are messages; here the file, which reads their content or not.
+        with open(path, encoding="utf-8", errors="replace") as file:
+            reads_content = re.search(r"""["']content["']""", file.read()) is not None
+        call = Call(function, own, reads_content if form == "auto" else form == "messages")
+        if call.refusal:
+            return reply({"error": f"defines `{name}`, which {call.refusal}"})
     except BaseException as error:
         return reply({"error": raised(error, path)})
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    reply({"ready": True})
+    reply({"ready": True, "columns": call.columns})
     for line in questions:
         try:
-            result = function(**json.loads(line))
+            result = function(**call.arguments(json.loads(line)))
             if inspect.isawaitable(result):
                 result = loop.run_until_complete(result)
-            said = answer(result)
+            said = answer(call.score(result))
+        except Unscored as error:
+            said = {"error": str(error)}
         except BaseException as error:
             said = {"error": raised(error, path)}
         reply(said)

@@ -42,6 +42,8 @@ struct Worker {
     process: Process,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
+    /// Columns of the data set that the function must get.
+    columns: Vec<String>,
     /// End of what it has printed.
     printed: Arc<Mutex<Vec<u8>>>,
 }
@@ -61,7 +63,9 @@ impl Workers {
         let folder = file.parent().map(PathBuf::from).unwrap_or_default();
         let name = file.display().to_string();
         // Output that is buffered would be lost with a process that ends itself.
-        let arguments = ["-u", "-c", PROGRAM, &name, &keys.function];
+        let own = serde_json::json!(keys.arguments.keys().collect::<Vec<_>>()).to_string();
+        let form = keys.completions.name();
+        let arguments = ["-u", "-c", PROGRAM, &name, &keys.function, &own, form];
         Workers {
             command: [keys.python.clone()].into_iter().chain(arguments.map(str::to_owned)).collect(),
             folder,
@@ -127,12 +131,15 @@ impl Workers {
                 kept.drain(..over);
             }
         });
-        let mut worker = Worker { process, stdin, stdout: BufReader::new(stdout), printed };
+        let stdout = BufReader::new(stdout);
+        let mut worker = Worker { process, stdin, stdout, columns: Vec::new(), printed };
         let said = worker.line().await?;
-        match said["error"].as_str() {
-            None => Ok(worker),
-            Some(error) => Err(error.to_owned()),
+        if let Some(error) = said["error"].as_str() {
+            return Err(error.to_owned());
         }
+        let columns = said["columns"].as_array().into_iter().flatten();
+        worker.columns = columns.filter_map(|name| name.as_str().map(str::to_owned)).collect();
+        Ok(worker)
     }
 }
 
@@ -176,12 +183,17 @@ impl Taken {
     ///
     /// # Errors
     /// When the process ends first: how.
-    pub async fn ask(&mut self, arguments: &Value) -> Result<Value, String> {
-        let question = format!("{arguments}\n");
+    pub async fn ask(&mut self, attempt: &Value) -> Result<Value, String> {
+        let question = format!("{attempt}\n");
         if self.worker.stdin.write_all(question.as_bytes()).await.is_err() {
             return Err(self.worker.ended().await);
         }
         self.worker.line().await
+    }
+
+    /// Columns of the data set that the function must get.
+    pub fn columns(&self) -> &[String] {
+        &self.worker.columns
     }
 
     /// Leaves the worker for the next call.

@@ -1,11 +1,15 @@
 //! Multiple choice: the letter of an option, or its text.
 
+#[cfg(test)]
+mod metamorphic_tests;
+mod named;
+mod words;
+
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::answer::{in_tag, normalise};
-use crate::boxed::last_box;
+use crate::answer::normalise;
 use crate::scorer::{expected, of_answer, task_field};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
@@ -121,7 +125,7 @@ impl ChoiceScorer {
                 "the expected answer {expected} is none of {count} options: give its letter"
             ))
         })?;
-        let Some((found, extracted)) = named(text, count, options) else {
+        let Some((found, extracted)) = named::named(text, count, options) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
         Ok(Score { value: f64::from(u8::from(found == want)), extracted: Some(extracted) })
@@ -138,80 +142,23 @@ fn letter(text: &str) -> Option<usize> {
 /// The number of the one option with this text.
 fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let normal = normalise(text);
-    let mut same = options.iter().enumerate().filter(|(_, option)| normalise(option) == normal);
+    let exact = with_signs(text);
+    let is_same = |option: &String| {
+        // Signs and points, which normalising takes away, belong to numbers.
+        let has_digits = option.contains(|c: char| c.is_ascii_digit());
+        normalise(option) == normal && (!has_digits || with_signs(option) == exact)
+    };
+    let mut same = options.iter().enumerate().filter(|(_, option)| is_same(option));
     let found = same.next().filter(|_| !normal.is_empty())?;
     same.next().is_none().then_some(found.0)
 }
 
-/// The option that a text names last, and how: in a box or a tag, behind "answer is" or "answer:", alone on
-/// its last line, or in brackets.
-fn named(text: &str, count: usize, options: &Options) -> Option<(usize, String)> {
-    if let Some(inside) = last_box(text).or_else(|| in_tag(text, "answer")) {
-        return of_short(inside, count, options);
-    }
-    // Lower-casing ASCII alone moves no byte.
-    let lower = text.to_ascii_lowercase();
-    let after = ANNOUNCED.iter().filter_map(|mark| Some(lower.rfind(mark)? + mark.len()));
-    if let Some(at) = after.max()
-        && let Some(found) = of_short(text[at..].lines().next()?, count, options)
-    {
-        return Some(found);
-    }
-    let last = text.lines().rfind(|line| !line.trim().is_empty())?;
-    of_short(last, count, options).or_else(|| {
-        // The last letter in brackets, anywhere.
-        let mut bracketed = text.char_indices().filter(|(_, c)| *c == '(').filter_map(|(at, _)| {
-            let inside = text[at + 1..].split(')').next()?;
-            let found = letter(inside).filter(|found| *found < count)?;
-            text[at + 1 + inside.len()..].starts_with(')').then(|| (found, inside.to_owned()))
-        });
-        bracketed.next_back()
-    })
-}
-
-/// Words that an option is named behind.
-const ANNOUNCED: [&str; 5] = ["answer is", "answer:", "answer -", "option is", "choice is"];
-
-/// What stands behind a letter that names an option; behind "A" anything else makes it a word.
-const BEHIND: [&str; 10] =
-    ["because", "since", "as ", "is correct", "is right", "is the correct", "is the right", "-", "–", "—"];
-
-/// The option that a short text names: by its letter or label at the beginning, in whatever marks, or by its
-/// text.
-fn of_short(text: &str, count: usize, options: &Options) -> Option<(usize, String)> {
-    let mut plain = text.trim().trim_start_matches([':', ' ', '*', '$', '"', '`']);
-    for wrap in ["\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\textbf{"] {
-        plain = plain.strip_prefix(wrap).unwrap_or(plain);
-    }
-    let is_bracketed = plain.starts_with('(');
-    let plain = plain.trim_start_matches(['(', '[']);
-    for lead in ["option ", "Option ", "choice ", "Choice "] {
-        if let Some(rest) = plain.strip_prefix(lead) {
-            return of_short(rest, count, options);
-        }
-    }
-    let whole = option_of(plain, &options.texts).map(|found| (found, plain.trim().to_owned()));
-    let word = plain.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-    if let Some(found) = options.labelled(word).filter(|found| *found < count) {
-        return whole.or(Some((found, word.to_owned())));
-    }
-    let mut chars = plain.chars();
-    let (first, second) = (chars.next()?, chars.next());
-    let ends = match second {
-        None | Some(')' | ']' | '.' | ':' | ',' | '*' | '}' | '$' | '"' | '`') => true,
-        // "A dog" is the text of an option, not the first one.
-        Some(' ') => {
-            let rest = plain[first.len_utf8()..].trim();
-            is_bracketed
-                || rest.is_empty()
-                || (first.is_ascii_uppercase() && BEHIND.iter().any(|word| rest.starts_with(word)))
-        }
-        _ => false,
-    };
-    match letter(&first.to_string()).filter(|found| *found < count && ends) {
-        Some(found) => Some((found, first.to_ascii_uppercase().to_string())),
-        None => whole,
-    }
+/// A text in small letters, without spaces and marks that mean nothing beside a number.
+fn with_signs(text: &str) -> String {
+    let text = text.trim().trim_end_matches('.').replace('−', "-").to_lowercase();
+    text.chars()
+        .filter(|c| !c.is_whitespace() && !matches!(c, '$' | '{' | '}' | '*' | '`' | '"' | '(' | ')'))
+        .collect()
 }
 
 #[cfg(test)]
@@ -255,6 +202,69 @@ mod tests {
             let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
             assert_eq!(score.extracted.as_deref(), want, "{text}");
         }
+    }
+
+    #[test]
+    fn option_is_found_where_it_is_stated() {
+        let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
+        let mut apart = Vec::new();
+        for (text, want) in [
+            ("We get \\boxed{42}.\nAnswer: D", Some("D")),
+            ("The answer is A. No: \\boxed{D}", Some("D")),
+            ("\\boxed{A} is wrong. \\boxed{B}", Some("B")),
+            ("\\boxed{A} or \\boxed{B}", None),
+            ("It is not $\\boxed{A}$.\nAnswer: C", Some("C")),
+            ("\\boxed{84}", None),
+            ("\\boxed{-84}", Some("-84")),
+            ("\\boxed{1.1\\text{ cm}}", None),
+            ("\\boxed{11\\text{ cm}}", Some("11{ cm}")),
+            ("<answer>\nIt fits.\nThe answer is B.\n</answer>", Some("B")),
+            ("Answer: B\n\nThe answer is not A because it is too small.", Some("B")),
+            ("B) cheesecake\n\nExplanation: A is too small.", Some("B")),
+            ("A) 11 cm\nB) cheesecake\nC) -84\nD) Paris", None),
+            ("A) 11 cm\nB) cheesecake\n\nThe correct answer is:\n\nB) cheesecake", Some("B")),
+            ("Which option is:\nA) 11 cm\nB) cheesecake", None),
+            ("(A) 11 cm (B) cheesecake (C) -84 (D) Paris", None),
+            ("I was going to choose A, but the answer is B.", Some("B")),
+            ("At first I thought the answer is A.", None),
+            ("I would have said the answer is A.", None),
+            ("Many students pick A.", None),
+            ("The answer is not A but B.", Some("B")),
+            ("The answer is B, not A.", Some("B")),
+            ("The answer is A (not B).", Some("A")),
+            ("The answer is B and it fits.", Some("B")),
+            ("Answer: B C", None),
+            ("Answer: (A), (C)", None),
+            ("Answer: A, C, and D", None),
+            ("Option B and C are correct.", None),
+            ("(B) and (C) are correct.", None),
+            ("The answer is c, the speed of light.", None),
+            ("Statement B is correct.", None),
+            ("Vitamin B is right.", None),
+            ("Vitamin D is best taken daily.", None),
+            ("The ball leaves A, and hits B.", None),
+            ("**A**\ntoo small\n**B**\nfits\nso so", None),
+            ("A\nB\nC\nD", None),
+            ("The answer is Paris, since it fits.", Some("Paris")),
+            ("The answer is not Paris.", None),
+            ("The answer is Paris or cheesecake.", None),
+            ("There is no doubt that the answer is B.", Some("B")),
+            ("It is not A, so the answer is B.", Some("B")),
+            ("None of A, B is correct.", None),
+            ("I hope it is correct: the final answer is (B).", Some("B")),
+            ("If A is correct, nothing fits.", None),
+            ("Answer: B\nConfidence: 0.9", Some("B")),
+            ("Wenn A stimmt, ist die Antwort nicht D. Die Antwort ist B.", Some("B")),
+            ("La respuesta no es la A.", None),
+            ("答案不是A。", None),
+            ("不选A，选择B。", Some("B")),
+        ] {
+            let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
+            if score.extracted.as_deref() != want {
+                apart.push((text, score.extracted));
+            }
+        }
+        assert!(apart.is_empty(), "{apart:#?}");
     }
 
     #[test]

@@ -1,0 +1,172 @@
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use dressage_text::Message;
+
+use super::testing::*;
+use super::*;
+
+fn question() -> ChatRequest {
+    ChatRequest { messages: vec![Message::user("2 + 3?")], ..ChatRequest::default() }
+}
+
+/// A policy over servers of different models, `m0`, `m1` and so on.
+fn over(servers: &[&TestServer], deadline: Duration) -> External {
+    let endpoint = |(number, server): (usize, &&TestServer)| Endpoint {
+        base_url: server.url.clone(),
+        model: format!("m{number}"),
+        key_env: None,
+    };
+    let endpoints = servers.iter().enumerate().map(endpoint).collect();
+    External::new(ExternalOptions { endpoints, deadline, ..ExternalOptions::default() }).unwrap()
+}
+
+/// Answers of a server that fails, with a part of the message that each gives.
+fn failures() -> Vec<(&'static str, Vec<Step>)> {
+    let json = |status: &str, body: Value| json_answer(status, "", &body);
+    let reply = |message: Value, finish: &str| {
+        json("200 OK", json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))
+    };
+    let html = head("200 OK", "content-type: text/html\r\n");
+    let length = head("200 OK", "content-type: application/json\r\ncontent-length: 99\r\n");
+    vec![
+        ("status 500", json("500 Internal Server Error", json!({"error": "oh"}))),
+        ("status 502", json("502 Bad Gateway", json!({}))),
+        ("status 401", json("401 Unauthorized", json!({"error": "who"}))),
+        ("status 403", json("403 Forbidden", json!({}))),
+        ("status 404", json("404 Not Found", json!({"error": "no such model"}))),
+        ("status 400", json("400 Bad Request", json!({"error": "too long"}))),
+        ("redirects", vec![head("302 Found", "location: http://h/\r\ncontent-length: 0\r\n")]),
+        ("text/html", vec![html, Step::Send(b"<html>Log in</html>".to_vec())]),
+        ("cannot be used", json("200 OK", json!({"choices": 7}))),
+        ("no choice", json("200 OK", json!({"choices": []}))),
+        ("no choice", json("200 OK", json!({}))),
+        ("status 200: oom", json("200 OK", json!({"error": {"message": "oom"}}))),
+        ("neither content", reply(json!({"role": "assistant", "content": null}), "stop")),
+        ("neither content", reply(json!({"role": "assistant"}), "stop")),
+        ("broke off", vec![length, Step::Send(b"{\"ch".to_vec())]),
+        ("broke off", vec![]),
+        ("broke off", vec![Step::Send(b"SSH-2.0-OpenSSH_9.6\r\n".to_vec())]),
+        ("broke off", vec![events_head(), Step::Send(b"<garbage>\n\n".to_vec())]),
+        ("busy", json_answer("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))),
+        ("waited", vec![Step::Hang]),
+        ("waited", vec![length_of_nothing(), Step::Hang]),
+        ("waited", [vec![Step::Wait(Duration::from_secs(25))], json("200 OK", completion("6"))].concat()),
+    ]
+}
+
+fn length_of_nothing() -> Step {
+    head("200 OK", "content-type: application/json\r\ncontent-length: 99\r\n")
+}
+
+#[tokio::test]
+async fn any_failure_hands_the_call_to_the_next_endpoint() {
+    for (what, answer) in failures() {
+        let bad = TestServer::new(vec![answer.clone()]).await;
+        let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+        let policy = over(&[&bad, &good], Duration::from_secs(2));
+        let start = Instant::now();
+        for _ in 0..6 {
+            let reply = policy.chat(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(reply.content, "5", "{what}");
+        }
+        // The first call takes its half of the time where the endpoint hangs; the others avoid it.
+        assert!(start.elapsed() < Duration::from_millis(1900), "{what}: {:?}", start.elapsed());
+        // A connection that sends nothing is tried again after a short pause.
+        assert!(bad.asked() <= 2 && good.asked() == 6, "{what}: {} {}", bad.asked(), good.asked());
+        let models = |server: &TestServer| server.seen.lock().unwrap()[0].body["model"].clone();
+        assert_eq!((models(&bad), models(&good)), (json!("m0"), json!("m1")), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn calls_at_once_are_all_served_beside_a_failing_endpoint() {
+    for (what, answer) in failures() {
+        let bad = TestServer::new(vec![answer]).await;
+        let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+        for servers in [[&bad, &good], [&good, &bad]] {
+            let policy = over(&servers, Duration::from_secs(2));
+            let question = question();
+            let replies = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
+            assert!(replies.iter().all(|reply| reply.as_ref().is_ok_and(|r| r.content == "5")), "{what}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn stream_changes_its_endpoint_before_its_first_piece() {
+    for (what, answer) in failures() {
+        let bad = TestServer::new(vec![answer]).await;
+        let mut stream = piece(&json!({"content": "5"}), Some("stop"));
+        stream.extend(b"data: [DONE]\n\n");
+        let good = TestServer::new(vec![vec![events_head(), Step::Send(stream)]]).await;
+        let policy = over(&[&bad, &good], Duration::from_secs(2));
+        let stream = policy.stream(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(stream.whole().await.unwrap().content, "5", "{what}");
+    }
+    // After it, the failure is the caller's to see, and the next call goes elsewhere.
+    let breaks =
+        TestServer::new(vec![vec![events_head(), Step::Send(piece(&json!({"content": "so"}), None))]]).await;
+    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let policy = over(&[&breaks, &good], Duration::from_secs(5));
+    let stream = policy.stream(&question()).await.unwrap();
+    assert_eq!(stream.whole().await.unwrap_err().code(), "broken");
+    assert_eq!(policy.stream(&question()).await.unwrap().whole().await.unwrap().content, "5");
+    assert_eq!((breaks.asked(), good.asked()), (1, 1));
+}
+
+#[tokio::test]
+async fn error_names_the_failure_of_each_endpoint() {
+    let json = |status: &str, body: Value| json_answer(status, "", &body);
+    let oh = TestServer::new(vec![json("500 Oh", json!({"error": "broken GPU"}))]).await;
+    let who = TestServer::new(vec![json("401 Who", json!({"error": "no key"}))]).await;
+    let hangs = TestServer::new(vec![vec![Step::Hang]]).await;
+    let error = over(&[&oh, &who, &hangs], Duration::from_secs(1)).chat(&question()).await.unwrap_err();
+    assert_eq!((error.code(), error.failures().len(), error.may_pass()), ("all", 3, true));
+    let text = error.to_string();
+    for part in ["broken GPU", "no key", "waited 1s for the server to answer", &oh.url, &who.url, &hangs.url]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!((oh.asked(), who.asked(), hangs.asked()), (1, 1, 1));
+}
+
+#[tokio::test]
+async fn request_that_no_endpoint_takes_is_asked_once_each() {
+    let refuses = || json_answer("400 Bad Request", "", &json!({"error": "too long"}));
+    let (one, other) = (TestServer::new(vec![refuses()]).await, TestServer::new(vec![refuses()]).await);
+    let policy = over(&[&one, &other], Duration::from_secs(20));
+    let start = Instant::now();
+    let error = policy.chat(&question()).await.unwrap_err();
+    assert!(!error.may_pass() && error.failures().len() == 2, "{error}");
+    assert_eq!((one.asked(), other.asked()), (1, 1));
+    assert!(start.elapsed() < Duration::from_secs(2));
+    // The request is to blame, so no endpoint is avoided.
+    assert!(policy.0.servers.iter().all(|server| server.rank() == (Duration::ZERO, false, 0)));
+}
+
+#[tokio::test]
+async fn slow_endpoint_still_wins_if_the_other_fails() {
+    let slow = [vec![Step::Wait(Duration::from_millis(1500))], json_answer("200 OK", "", &completion("5"))];
+    let slow = TestServer::new(vec![slow.concat()]).await;
+    let bad = TestServer::new(vec![json_answer("500 Oh", "", &json!({}))]).await;
+    // Its half of the time is over after a second; the other endpoint fails then.
+    let policy = over(&[&slow, &bad], Duration::from_secs(2));
+    assert_eq!(policy.chat(&question()).await.unwrap().content, "5");
+    assert_eq!((slow.asked(), bad.asked()), (1, 1));
+}
+
+#[tokio::test]
+async fn empty_text_is_a_failure_of_a_whole_reply() {
+    let empty = TestServer::new(vec![json_answer("200 OK", "", &completion(" \n"))]).await;
+    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    assert_eq!(over(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content, "5");
+    // A policy may say nothing.
+    let stream = over(&[&empty], Duration::from_secs(5)).stream(&question()).await.unwrap();
+    assert_eq!(stream.whole().await.unwrap().content, " \n");
+    // A reply that used up its tokens in reasoning is no failure of its endpoint.
+    let cut = json!({"choices": [{"message": {"content": null}, "finish_reason": "length"}]});
+    let cut = TestServer::new(vec![json_answer("200 OK", "", &cut)]).await;
+    let reply = over(&[&cut, &good], Duration::from_secs(5)).chat(&question()).await.unwrap();
+    assert_eq!((&*reply.content, reply.finish), ("", Some(Finish::Length)));
+}

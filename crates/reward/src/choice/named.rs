@@ -1,0 +1,425 @@
+//! The option that a text names.
+//!
+//! A box or `<answer>` that names an option comes first; one that does not is passed over. Then the last
+//! sentence that states an option counts ("the answer is B", "I choose B", "B is correct", a line of the
+//! letter alone); then the last or the first line, if it begins with an option; then the only option in
+//! brackets in the last sentence that has one. Where two options are named as one answer ("B or C"), and
+//! where one is denied, none is named.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::Options;
+use super::words::{
+    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT, OTHER,
+    RULED_OUT, UNDONE,
+};
+use crate::boxed::last_box_and_place;
+use crate::pattern::pattern;
+
+/// An option and how it was named.
+type Named = (usize, String);
+
+/// Returns the option of `count` that a text names, and how.
+pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named> {
+    let text = plain(text);
+    let reader = Reader { count, options };
+    if let Some(boxed) = reader.in_box(&text) {
+        return boxed;
+    }
+    reader
+        .in_tag(&text)
+        .or_else(|| reader.stated(&text))
+        .or_else(|| reader.on_an_edge(&text))
+        .or_else(|| reader.in_brackets(&text))
+}
+
+/// Returns a text with ASCII in place of full-width characters, and without marks that only change how it
+/// looks.
+fn plain(text: &str) -> String {
+    let narrow = |c: char| match c {
+        'Ａ'..='Ｚ'
+        | 'ａ'..='ｚ'
+        | '０'..='９'
+        | '：'
+        | '（'
+        | '）'
+        | '．'
+        | '，'
+        | '＝'
+        | '！'
+        | '？'
+        | '；' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
+        '’' | '‘' => '\'',
+        '“' | '”' | '「' | '」' | '«' | '»' | '『' | '』' => '"',
+        '【' | '［' | '〔' => '[',
+        '】' | '］' | '〕' => ']',
+        '\u{a0}' => ' ',
+        c => c,
+    };
+    let text: String = text.chars().map(narrow).collect();
+    let text = TAG.replace_all(&text, "");
+    let text = COMMAND.replace_all(&text, "{");
+    ESCAPE.replace_all(&text, "$1").into_owned()
+}
+
+/// Whether a small letter can be an option.
+#[derive(Clone, Copy, PartialEq)]
+enum Case {
+    Any,
+    Capital,
+}
+
+struct Reader<'o> {
+    count: usize,
+    options: &'o Options,
+}
+
+impl Reader<'_> {
+    /// Returns the option in the last box that names one: `None` within it if the box before it is joined to it
+    /// ("or") and names another one.
+    fn in_box(&self, text: &str) -> Option<Option<Named>> {
+        let mut boxes = Vec::new();
+        let mut end = text.len();
+        while let Some((inside, place)) = last_box_and_place(&text[..end]) {
+            end = place.start;
+            if let Some(found) = self.inside(inside, &text[..place.start]) {
+                boxes.push((found, place));
+                if boxes.len() == 2 {
+                    break;
+                }
+            }
+        }
+        let mut boxes = boxes.into_iter();
+        let ((last, place), before) = (boxes.next()?, boxes.next());
+        let is_one = before.is_none_or(|(other, before)| {
+            other.0 == last.0 || !JOINS.is_match(&text[before.end..place.start])
+        });
+        Some(is_one.then_some(last))
+    }
+
+    /// Returns the option in the last `<answer>` that names one.
+    fn in_tag(&self, text: &str) -> Option<Named> {
+        let mut end = text.len();
+        while let Some(close) = text[..end].rfind("</answer>") {
+            let open = text[..close].rfind("<answer>")?;
+            if let Some(found) = self.inside(&text[open + "<answer>".len()..close], &text[..open]) {
+                return Some(found);
+            }
+            end = open;
+        }
+        None
+    }
+
+    /// Returns the option that the content of a box or tag names, unless it is denied before.
+    fn inside(&self, inside: &str, before: &str) -> Option<Named> {
+        let before = before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']);
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        if RULED_OUT.is_match(&format!("{line} ")) {
+            return None;
+        }
+        let inside = inside.trim().trim_start_matches(['{', '$', '*']);
+        let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
+        let short = self.short(inside, Case::Any);
+        // A tag may hold more than a line: then it is a text like any other.
+        short.or_else(|| (lines > 1).then(|| self.stated(inside)).flatten())
+    }
+
+    /// Returns the option that the last sentence states that states one.
+    fn stated(&self, text: &str) -> Option<Named> {
+        let mut last: Option<(usize, Named)> = None;
+        let mut take = |at: usize, found: Option<Named>| {
+            if let Some(found) = found
+                && last.as_ref().is_none_or(|(place, _)| at >= *place)
+            {
+                last = Some((at, found));
+            }
+        };
+        for found in ANNOUNCED.captures_iter(text) {
+            let (Some(all), gap) = (found.get(0), found.get(1).map_or("", |gap| gap.as_str())) else {
+                continue;
+            };
+            let is_list = all.as_str().contains('\n') && self.is_list(&text[all.end()..]);
+            if is_stated(&text[..all.start()], gap) && !is_list {
+                take(all.end(), self.short(&text[all.end()..], Case::Any));
+            }
+        }
+        for found in CHOSEN.find_iter(text).filter(|found| is_stated(&text[..found.start()], "")) {
+            take(found.end(), self.capital(&text[found.end()..]));
+        }
+        for found in ANNOUNCED_ELSEWHERE.captures_iter(text) {
+            let (Some(all), Some(option)) = (found.get(0), found.get(1)) else { continue };
+            if is_stated(&text[..all.start()], "") {
+                take(option.start(), self.capital(&text[option.start()..]));
+            }
+        }
+        for found in IS_CORRECT.captures_iter(text) {
+            let Some(letter) = found.get(1) else { continue };
+            let before = text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
+            let is_one =
+                !AFTER_ANOTHER.is_match(before) && BEFORE_OPTION.is_match(before) && is_stated(before, "");
+            take(letter.start(), self.letter(letter.as_str()).filter(|_| is_one));
+        }
+        let mut alone = Vec::new();
+        let mut at = 0;
+        for line in text.split_inclusive('\n') {
+            if !line.trim().is_empty() {
+                let letter = ALONE.captures(line.trim()).and_then(|found| found.get(1));
+                alone.push((at, letter.and_then(|letter| self.letter(letter.as_str()))));
+            }
+            at += line.len();
+        }
+        // Headings and lists of options state none.
+        let mut distinct: Vec<usize> =
+            alone.iter().filter_map(|(_, found)| Some(found.as_ref()?.0)).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let is_answer = match &alone[..] {
+            [.., (_, None), (_, Some(_))] => true,
+            _ => distinct.len() == 1,
+        };
+        if let Some((at, found)) = alone.into_iter().rev().find(|(_, found)| found.is_some())
+            && is_answer
+        {
+            take(at, found);
+        }
+        last.map(|(_, found)| found)
+    }
+
+    /// Returns whether a text begins with lines of several options.
+    fn is_list(&self, text: &str) -> bool {
+        let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+        lines.next().is_some_and(|line| ITEM.is_match(line))
+            && lines.next().is_some_and(|line| ITEM.is_match(line))
+    }
+
+    /// Returns the option that the last line begins with or is, or else the first, unless several lines begin
+    /// with options.
+    fn on_an_edge(&self, text: &str) -> Option<Named> {
+        let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+        let begins = |line: &str| {
+            let found = ITEM.captures(line.trim()).or_else(|| ALONE.captures(line.trim()))?;
+            Some(self.letter(found.get(1)?.as_str())?.0)
+        };
+        let mut begun: Vec<usize> = lines.clone().filter_map(begins).collect();
+        begun.sort_unstable();
+        begun.dedup();
+        if begun.len() > 1 {
+            return None;
+        }
+        let (first, last) = (lines.next()?, lines.next_back());
+        let last = last.unwrap_or(first);
+        // A line of several options states none.
+        let is_one = |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
+        let short = Some(last).filter(is_one).and_then(|line| self.short(line, Case::Any));
+        short.or_else(|| Some(first).filter(is_one).and_then(|line| self.capital(line)))
+    }
+
+    /// Returns the only option in brackets of the last sentence that has one which is not denied.
+    fn in_brackets(&self, text: &str) -> Option<Named> {
+        let mut sentences = text.split_inclusive(['.', '!', '?', '\n', ';']).rev();
+        sentences
+            .find_map(|sentence| {
+                let mut found: Vec<Named> = BRACKETED
+                    .captures_iter(sentence)
+                    .filter_map(|found| {
+                        let (all, letter) = (found.get(0)?, found.get(1)?);
+                        let is_denied = RULED_OUT.is_match(&sentence[..all.start()])
+                            || DENIED.is_match(&sentence[all.end()..])
+                            || UNDONE.is_match(clause(&sentence[..all.start()]));
+                        self.letter(letter.as_str()).filter(|_| !is_denied)
+                    })
+                    .collect();
+                found.dedup();
+                (!found.is_empty()).then_some(found)
+            })
+            .and_then(|mut found| (found.len() == 1).then(|| found.remove(0)))
+    }
+
+    /// The option of a letter.
+    fn letter(&self, letter: &str) -> Option<Named> {
+        let number = super::letter(letter).filter(|number| *number < self.count)?;
+        Some((number, letter.to_ascii_uppercase()))
+    }
+
+    /// Returns the option that a text begins with: by its letter or label, in whatever marks, or by its text,
+    /// if that is all of its sentence.
+    fn short(&self, text: &str, case: Case) -> Option<Named> {
+        let line = text.lines().next()?;
+        let open = line.trim_start().trim_start_matches(OPENS);
+        let is_marked = line.trim_start().starts_with(OPENS);
+        if let Some(lead) = LEAD.find(open).or_else(|| INSTEAD.find(open)) {
+            return self.short(&open[lead.end()..], case);
+        }
+        let whole = || self.of_text(line);
+        let word = open.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        if let Some(found) = self.options.labelled(word).filter(|found| *found < self.count) {
+            return whole().or(Some((found, word.to_owned())));
+        }
+        let first = open.chars().next()?;
+        let rest = &open[first.len_utf8()..];
+        let is_letter = first.is_ascii_uppercase() || (case == Case::Any && first.is_ascii_lowercase());
+        let found = self.letter(&first.to_string()).filter(|_| is_letter);
+        let Some(found) = found else { return whole() };
+        if self.is_alternative(rest) {
+            return None;
+        }
+        match self.ends(&found, rest, first, is_marked) {
+            true => Some(found),
+            false => whole(),
+        }
+    }
+
+    /// Returns the option whose capital letter a text begins with.
+    fn capital(&self, text: &str) -> Option<Named> {
+        self.short(text, Case::Capital).filter(|(_, how)| how.len() == 1)
+    }
+
+    /// Returns whether another option follows as a part of the same answer.
+    fn is_alternative(&self, rest: &str) -> bool {
+        let other = ALTERNATIVE.captures(rest).and_then(|found| found.get(1));
+        other.is_some_and(|letter| self.letter(letter.as_str()).is_some())
+    }
+
+    /// Returns whether a letter stands alone, by what follows it.
+    fn ends(&self, found: &Named, rest: &str, letter: char, is_marked: bool) -> bool {
+        let closed = rest.trim_start_matches(|c| CLOSES.contains(&c) || (is_marked && c == '\''));
+        let is_closed = closed.len() < rest.len();
+        let Some(next) = closed.chars().next() else { return true };
+        let behind = closed.trim_start();
+        // "B cheesecake", "B.cheesecake".
+        let text = behind.trim_start_matches(['.', ':', '-', ')', '–', '—', ' ']);
+        if self.options.texts.get(found.0).is_some_and(|option| {
+            !option.is_empty() && text.to_lowercase().starts_with(&option.to_lowercase())
+        }) {
+            return true;
+        }
+        let follows = closed[next.len_utf8()..].chars().next();
+        match next {
+            ',' if letter.is_ascii_lowercase() => false,
+            '.' | ':' | ',' => !follows.is_some_and(char::is_alphanumeric),
+            '!' | '?' | ';' | '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' | '\\' => true,
+            '\'' => false,
+            ' ' | '\t' if behind.is_empty() => true,
+            ' ' | '\t' => {
+                if DENIED.is_match(behind) {
+                    return false;
+                }
+                let is_capital = letter.is_ascii_uppercase();
+                let goes_on = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
+                let is_word = letter == 'A' || letter == 'I';
+                (is_marked && is_closed)
+                    || (is_capital && goes_on)
+                    || (is_capital && !is_word && BEHIND_CAPITAL.is_match(behind))
+                    || ENDS_ELSEWHERE.is_match(behind)
+            }
+            _ => ENDS_ELSEWHERE.is_match(closed),
+        }
+    }
+
+    /// Returns the one option whose text a line is, or its first sentence.
+    fn of_text(&self, line: &str) -> Option<Named> {
+        let line = line.trim().trim_matches(['*', '"', '`', '$', ':', '_', ' ']);
+        let sentence = SENTENCE.find(line).map_or(line, |end| &line[..end.start()]);
+        [line, sentence].into_iter().find_map(|text| {
+            let found = super::option_of(text, &self.options.texts)?;
+            (found < self.count).then(|| (found, text.trim().to_owned()))
+        })
+    }
+}
+
+/// The part of a text behind its last boundary of a clause.
+fn clause(text: &str) -> &str {
+    let boundary = BOUNDARY.find_iter(text).last();
+    boundary.map_or(text, |found| &text[found.end()..])
+}
+
+/// Returns whether the words before a statement, and those within it, leave it one.
+fn is_stated(before: &str, gap: &str) -> bool {
+    // What is far before belongs to another sentence.
+    let start = before.char_indices().rev().nth(200).map_or(0, |(at, _)| at);
+    let before = SURE.replace_all(clause(&before[start..]), "");
+    !UNDONE.is_match(&before) && !OTHER.is_match(&before) && !UNDONE.is_match(gap)
+}
+
+/// Marks around a letter.
+const OPENS: [char; 11] = [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\''];
+const CLOSES: [char; 8] = ['*', '$', '"', '`', ')', ']', '}', '_'];
+
+/// What stands behind a letter that names an option; behind "A" anything else makes it a word.
+const BEHIND: [&str; 17] = [
+    "because",
+    "since",
+    "as ",
+    "is correct",
+    "is right",
+    "is the correct",
+    "is the right",
+    "is the best",
+    "is the answer",
+    "- ",
+    "– ",
+    "— ",
+    "(",
+    "given ",
+    "due to",
+    "based on",
+    "|",
+];
+
+static BEHIND_CAPITAL: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)^(?:which|for|here|in\s+this|by|from|i\s+(?:think|believe)|indeed|according|so|though|while|and\s+(?:not|it|this|that|i|we|the\s+others?)|not)\b",
+    )
+});
+static LEAD: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)^(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:option|choice|letter|answer|alternative)(?:\s+is)?[\s:*_]+",
+    )
+});
+/// "not B but", before the option that is meant.
+static INSTEAD: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^not\s+\(?[A-Z]\)?\s*,?\s+but\s+(?:rather\s+)?"));
+/// What joins two boxes.
+static JOINS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s$,.()]*(?i:or|and|,|/|;)?[\s$()]*$"));
+/// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
+static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)(?:^|[^\w\s-]|\n|\b(?:option|choice|answer|letter|that|so|therefore|thus|hence|then|only|and|but|because|since|conclude|clearly))\s*$",
+    )
+});
+static BOUNDARY: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)[.!?\n;:,。，；]|\b(?:so|therefore|thus|hence|but|then|because|and|since)\b|所以|因此|故|但",
+    )
+});
+/// Denials that deny nothing.
+static SURE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?)\s+doubt(?:\s+that)?\b|\bnot\s+only\b")
+});
+static SENTENCE: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)[.!?](?:[\s*_\x22`]|$)|,?\s+(?:because|since)\b|[*_`\x22}\])]+[.!?]?$"));
+static AFTER_ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?:\b[A-Z]\b[)\]\x22'*_`]*\s*(?:,|/|&|,?\s*\b(?i:or|and|nor)\b)|\b(?i:neither|nor|none\s+of|not|than|if|whether|only\s+if))\s*(?i:option|choice|answer)?$",
+    )
+});
+static ALONE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"^[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$")
+});
+static ITEM: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^[*_\x22(\[{`$\s-]*([A-Z])[*_`]*(?:[)\].:]|\s[-–—])[*_`]*\s*\S"));
+static ITEMS: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?:^|[\s*_(\[])([A-Z])[*_]*(?:[)\]]|[.:](?:\s|$))"));
+static BRACKETED: LazyLock<Regex> = LazyLock::new(|| pattern(r"\(\s*\*{0,2}([A-Za-z])\*{0,2}\s*\)"));
+static TAG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)</?(?:b|i|u|em|strong|span|p|mark|code|center|font|sub|sup)(?:\s[^<>]*)?>|<br\s*/?>")
+});
+static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|bold|bm|underline)\s*\{",
+    )
+});
+/// A backslash that Markdown or LaTeX puts before a mark.
+static ESCAPE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\(?:left|right)?([.()\[\]*_:!?,;])"));

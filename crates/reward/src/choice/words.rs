@@ -1,0 +1,118 @@
+//! Words in which an option is stated, in English and in the languages of MMMLU.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use crate::pattern::pattern;
+
+/// "The answer is", "answer:", "a good choice here is", up to the option. Group 1 has the words between.
+pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:answer|option|choice|letter)\b[\x22'*_`)\]]*((?:\s+[a-z]+){0,7}?)\s*(?:",
+        r"\b(?:is|(?:should|would|must|will|has\s+to|have\s+to|ought\s+to|seems\s+to|appears\s+to|turns\s+out\s+to)\s+be)\b",
+        r"(?:\s+(?:therefore|thus|clearly|indeed|definitely|simply|then|hence|obviously|given\s+by|most\s+likely))*\s*:?",
+        r"|:|=|→|->|\s[-–—]\s)\s*",
+    ))
+});
+
+/// "I choose", "I'd say", "so it is", "matches": behind these only a capital letter is an option.
+pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?im)\b(?:i(?:'d|\s+would|\s+will|'ll|'m|\s+am)?\s+(?:choose|chose|pick|picked|select|selected|say|answer",
+        r"|guess|conclude|opt\s+for|vote\s+for|think\s+(?:that\s+)?(?:it\s+is|it's)|believe\s+(?:it\s+is|it's))",
+        r"|(?:go|going|went)\s+(?:with|for)|(?:we|you)\s+(?:should\s+|must\s+|can\s+)?(?:choose|pick|select)",
+        r"|choose|select|pick|(?:that|this|which)\s+leaves(?:\s+us\s+with|\s+only)?",
+        r"|matches|matching|corresponds\s+to|corresponding\s+to|agrees\s+with",
+        r"|(?:it|this|that|which)(?:'s|\s+is|\s+must\s+be|\s+should\s+be|\s+has\s+to\s+be|\s+would\s+be)",
+        r"|(?:so|therefore|thus|hence|consequently|accordingly|finally),?",
+        r"|(?:final|correct|right|best|my)\s+answer|^[*_#\s]*answer)\s*:?\s+",
+    ))
+});
+
+/// "B is correct", with the letter in group 1.
+pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be|seems|looks)",
+        r"(?i:\s+(?:therefore|thus|hence|clearly|indeed|definitely|obviously|the|my|our|only|most\s+likely|best|final))*",
+        r"\s+[\x22'*_`]*(?i:correct|right|answer|choice|best)(?i:\s+(?:answer|option|choice|one))?[\x22'*_`]*",
+        r"(?:[.,;:!)]|$|\s*\n|\s+(?i:because|since|as|here)\b|\s+[-–—(])",
+    ))
+});
+
+/// Words for "answer" with the option, a capital letter, which group 1 ends with.
+pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        // Languages that separate words: an adjective, a verb and an article may stand between.
+        r"(?i)(?:\b(?:antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
+        r"|ответ(?:ом)?|alternativa|opción|opção|opzione)\b[*_]*",
+        r"(?:\s+(?:richtige|korrekte|endgültige|correcta|correcte|correta|corretta|final|finale|yang|benar|tepat|sahihi",
+        r"|náà|naa|tó|tọ́|правильный|верный|lautet|ist|wäre|es|est|è|é|sería|serait|sarebbe|seria|ni|adalah|ialah|это",
+        r"|является|la|a|el|o|l|die|option|opción|opção|opzione|opsi|chaguo|pilihan|вариант|letra|letter|lettera|lettre",
+        r"|buchstabe)\b){0,5}\s*(?:[:=]|\s[-–—])?\s*",
+        r"|(?:إجابة|اجابة|جواب|الإجابة|الاجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?(?:\s+(?:هي|هو))?",
+        r"\s*:?\s*(?:الخيار\s+|الحرف\s+)?",
+        r"|(?:উত্তর|উত্তরটি|জবাব)(?:\s*(?:হল|হলো|হবে|হচ্ছে|বিকল্প))*\s*[:-]?\s*(?:বিকল্প\s+)?",
+        r"|(?:उत्तर|जवाब)(?:\s*(?:है|विकल्प|होगा))*\s*[:-]?\s*(?:विकल्प\s+)?",
+        // Languages that do not.
+        r"|(?:答案|答え|正解|解答|回答|正答)\s*(?:应该|應該|应|應|就|只能)?(?:是|为|為|選|选|选择|は|が)?\s*:?\s*(?:选项|選項)?\s*",
+        r"|(?:选项|選項|选择|選擇|选|選)\s*(?:是|为|為)?\s*:?\s*",
+        r"|(?:정답|답안|답변|답)\s*(?:은|는|이)?\s*:?\s*)",
+        r"([\s*_\x22'`(\[{$]*(?-i:[A-Z]))",
+    ))
+});
+
+/// What may follow an option there.
+pub(super) static ENDS_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"^\s*(?:(?:です|だ|である|になります|となります|でした|。|입니다|이다|예요|이에요|번|है|हैं|হবে|项|項|吧|。)",
+        r"\s*(?:[.,。!）)*」]|।|$|\s)",
+        r"|(?:porque|weil|denn|car|parce|perché|poiché|pois|karena|kwa|nitorí|nitori|потому|так|لأن)\b)",
+    ))
+});
+
+/// Words before a statement, in its clause, with which it states nothing.
+pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:if|suppose|supposing|assum\w+|whether|unless|not|never|\w+n't|cannot|doubt|doubtful|neither|nor|wrong",
+        r"|incorrect|false|impossible|unlikely|could|might|may|why|than|instead\s+of|unlike|had|claims?|claimed|none",
+        r"|initially|originally|tempt\w+|almost|nearly|at\s+first|going\s+to|would\s+have|thought|many|some|most\s+people",
+        r"|students|people|others",
+        r"|wenn|falls|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
+        r"|如果|若|假如|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
+        r"|\b(?:falsche|incorrecta|incorrecte|mauvaise|fausse|salah|sbagliata|errada|incorreta|equivocada)\b",
+    ))
+});
+
+/// Words right before "answer" that make it another one than the answer.
+pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:first|initial|other|another|second|third|previous|earlier|tempting|common|worst|bad|eliminated|excluded",
+        r"|naive|alternative|next|each|every|no|his|her|their|your|student's|no\s+es|si)\s*$|[不别非勿没]\s*$",
+    ))
+});
+
+/// What follows an option that is denied.
+pub(super) static DENIED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[^\w(]*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
+        r"|false|excluded|eliminated|impossible|out|too|ruled|implausible|unlikely)\b",
+    ))
+});
+/// What precedes one.
+pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:not|cannot\s+be|can't\s+be|isn't|neither|nor|eliminate[sd]?|exclude[sd]?|rules?\s+out|ruled\s+out|reject(?:ed|s)?",
+        r"|instead\s+of|rather\s+than|unlike|than|except|without|\w+n't\s+(?:be|choose|pick|match))",
+        r"\s+(?:the\s+)?(?:option|choice|answer|letter)?\s*$",
+    ))
+});
+
+/// Another option right behind one, with its letter in group 1: "B or C", "B, C", "B/C".
+pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"^[)\]}\x22'*_`$.]*\s*(?:[,/&|+;]|,?\s*\b(?i:or|and|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
+        r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z])\b",
+        r"[)\]}\x22'*_`$]*\s*(?:[.,;:!?/&|)]|$|\n|\b(?i:or|and|und|oder)\b)",
+    ))
+});

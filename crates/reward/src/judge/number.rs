@@ -1,0 +1,424 @@
+//! Verdicts in numbers.
+//!
+//! A judge explains itself, and its explanation has numbers, too: "it names 2 of 3 causes". So a number
+//! counts only if the reply marks it as the score. The marks are, the strongest first:
+//!
+//! 1. a label ("Score: 7", "the rating is 7", "I give it a 7"); of several labels that of the total, else the
+//!    plain one, and the last of these;
+//! 2. brackets, `[[7]]`;
+//! 3. the end of the scale, "7/10" or "7 out of 10";
+//! 4. the first or the last line, if it has nothing else, or the beginning of the reply ("7 - names all
+//!    causes").
+//!
+//! Numbers of the same rank that differ are no verdict, but for labels. The strongest mark decides: if its
+//! number cannot be read or lies outside of the range, the reply has no verdict.
+
+use std::sync::LazyLock;
+
+use regex::{Captures, Regex};
+
+use super::marks::without_marks;
+use crate::pattern::pattern;
+
+/// Returns the position in `least..=most` of the number that a reply gives as its score, from 0 to 1. `None`
+/// if it gives none.
+pub(super) fn verdict(reply: &str, least: f64, most: f64) -> Option<f64> {
+    let scale = Scale { least, most };
+    let text = scale.without_ranges(&without_marks(reply))?;
+    let bracketed = || BRACKETS.find_iter(&text).map(|found| scale.value(&text[found.end()..]));
+    let number = scale
+        .labelled(&text)
+        .or_else(|| only(bracketed()))
+        .or_else(|| scale.of_most(&text))
+        .or_else(|| scale.alone(&text))
+        .flatten()?;
+    share(number, least, most)
+}
+
+/// Returns where a number lies in its range, from 0 to 1; `None` outside of it.
+pub(super) fn share(number: f64, least: f64, most: f64) -> Option<f64> {
+    (least..=most).contains(&number).then(|| (number - least) / (most - least))
+}
+
+/// The range of scores.
+struct Scale {
+    least: f64,
+    most: f64,
+}
+
+/// Returns the one value of all candidates; `None` within it if they differ or one cannot be read.
+fn only(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
+    let first = found.next()?;
+    Some(first.filter(|_| found.all(|other| other == first)))
+}
+
+impl Scale {
+    /// Returns the text without the places that only say what its scale is ("from 1 to 10"). `None` if it
+    /// says that the scale is another one.
+    fn without_ranges(&self, reply: &str) -> Option<String> {
+        let mut is_other = false;
+        let replaced = RANGE.replace_all(reply, |found: &Captures<'_>| {
+            let end = |group| found.get(group).and_then(|end| end.as_str().parse::<f64>().ok());
+            if (end(3), end(4)) == (Some(self.least), Some(self.most)) {
+                return found.get(2).map_or("", |label| label.as_str()).to_owned();
+            }
+            is_other |= found.get(1).is_some();
+            found[0].to_owned()
+        });
+        (!is_other).then(|| replaced.into_owned())
+    }
+
+    /// Returns the number behind the label that counts.
+    fn labelled(&self, text: &str) -> Option<Option<f64>> {
+        let mut labels: Vec<(Rank, Option<f64>)> = Vec::new();
+        for found in LABEL.captures_iter(text) {
+            let (Some(all), Some(name)) = (found.get(0), found.get(2)) else { continue };
+            let (before, behind) = (&text[..all.start()], &text[all.end()..]);
+            let sign = found.get(3).map(|sign| sign.as_str().trim());
+            let has_colon = sign.is_some_and(|sign| !sign.starts_with(['i', 'I']));
+            let is_weak = WEAK.contains(&name.as_str().to_lowercase().as_str());
+            let Some(rank) = Rank::of(found.get(1).map_or("", |word| word.as_str()), sign, has_colon) else {
+                continue;
+            };
+            let line = before.rsplit('\n').next().unwrap_or_default();
+            let is_label = match (rank, is_weak) {
+                (Rank::Part, _) => has_colon && !is_weak,
+                (_, true) => has_colon && !line.contains(char::is_alphanumeric),
+                _ => true,
+            };
+            let is_score = SIGN_OF_NUMBER.is_match(behind) && ((has_colon && !is_weak) || is_apart(behind));
+            if is_label && is_score && !before.ends_with(['-', '_']) {
+                let value = self.value(behind);
+                let line = behind.trim_start().lines().next().unwrap_or_default();
+                // "10/10 for style, 2/10 for substance".
+                let differs = self.of_most(line).is_some_and(|other| other != value);
+                labels.push((rank, value.filter(|_| !differs)));
+            }
+        }
+        let given = GIVES.find_iter(text).map(|found| &text[found.end()..]);
+        let given = given.filter(|behind| SIGN_OF_NUMBER.is_match(behind) && is_apart(behind));
+        labels.extend(given.map(|behind| (Rank::Said, self.value(behind))));
+        let rank = labels.iter().map(|(rank, _)| *rank).max()?;
+        let mut values = labels.into_iter().filter(|(of, _)| *of == rank).map(|(_, value)| value);
+        match rank {
+            Rank::Part => only(values),
+            _ => values.next_back(),
+        }
+    }
+
+    /// Returns the number before the end of the scale, "7/10".
+    fn of_most(&self, text: &str) -> Option<Option<f64>> {
+        let found = OF.captures_iter(text).filter_map(|found| {
+            let (number, end, all) = (found.get(1)?, found.get(2)?, found.get(0)?);
+            let is_scale = decimal(end.as_str()) == Some(self.most);
+            let is_part = text[..all.start()].ends_with(['/', '.', ',', '-', '−', '–']);
+            // "8/10 steps" counts something else.
+            (is_scale && !is_part && AFTER_SCORE.is_match(&text[all.end()..]))
+                .then(|| decimal(number.as_str()))
+        });
+        only(found)
+    }
+
+    /// Returns the number on the first or last line, or at the beginning of the reply.
+    fn alone(&self, text: &str) -> Option<Option<f64>> {
+        let mut lines = text.lines().filter(|line| line.contains(char::is_alphanumeric));
+        let first = lines.next()?;
+        let rest = |line: &str| {
+            let line = strip(line);
+            NUMBER.find(line).map(|number| line[number.end()..].to_owned())
+        };
+        let is_alone = |rest: String| rest.chars().all(|c| !c.is_alphanumeric() && c != '?');
+        let ends = [Some(first), lines.next_back()].into_iter().flatten();
+        only(ends.filter(|line| rest(line).is_some_and(is_alone)).map(|line| self.value(line))).or_else(
+            || {
+                let is_explained = rest(first).is_some_and(|rest| EXPLAINED.is_match(&rest));
+                is_explained.then(|| self.value(first))
+            },
+        )
+    }
+
+    /// Returns the number at the beginning of a text, which may have marks before it. `None` if it is none,
+    /// one of several ("7-8", "7 or 8"), or has another scale that cannot be converted.
+    fn value(&self, text: &str) -> Option<f64> {
+        let text = strip(text);
+        let found = NUMBER.captures(text)?;
+        let number = decimal(found.get(1)?.as_str())?;
+        if NOT_ONE.is_match(&text[found.get(0)?.end()..]) {
+            return None;
+        }
+        let end = match (found.get(2), found.get(3)) {
+            (Some(_), _) => 100.0,
+            (None, Some(end)) => decimal(end.as_str())?,
+            (None, None) => return Some(number),
+        };
+        if end == self.most {
+            return Some(number);
+        }
+        let is_within = end > 0.0 && (0.0..=end).contains(&number);
+        (self.least == 0.0 && is_within).then(|| number / end * self.most)
+    }
+}
+
+/// How much a label says that its number is the score, the least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// "Style score: 7", one of several.
+    Part,
+    /// "A score of 7", "I give it a 7".
+    Said,
+    /// "The score is 7".
+    Is,
+    /// "Score: 7".
+    Colon,
+    /// "Final score: 7".
+    Total,
+}
+
+impl Rank {
+    /// Returns the rank of a label with this word before it and this sign behind it; `None` if it names another
+    /// number than the score ("maximum score").
+    fn of(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
+        let word = word.trim().to_lowercase();
+        let plain = match (sign, has_colon) {
+            (None, _) => Rank::Said,
+            (_, false) => Rank::Is,
+            (_, true) => Rank::Colon,
+        };
+        match &*word {
+            word if OTHERS.contains(&word) => None,
+            "final" | "overall" | "total" if sign.is_some() => Some(Rank::Total),
+            "" | "the" | "my" | "a" | "this" | "its" | "and" | "so" | "answer" | "response" | "quality"
+            | "final" | "overall" | "total" => Some(plain),
+            _ => Some(Rank::Part),
+        }
+    }
+}
+
+/// Returns whether the number at the beginning of a text counts nothing: "7." and not "7 errors".
+fn is_apart(text: &str) -> bool {
+    let text = strip(text);
+    NUMBER.find(text).is_some_and(|number| AFTER_SCORE.is_match(&text[number.end()..]))
+}
+
+/// Returns a text from its first character that is no mark.
+fn strip(text: &str) -> &str {
+    text.trim().trim_start_matches(|c: char| c.is_whitespace() || OPENS.contains(&c))
+}
+
+/// Parses a number as it is written, with a point or a comma before its decimals.
+fn decimal(text: &str) -> Option<f64> {
+    text.replace(',', ".").replace('−', "-").parse().ok()
+}
+
+/// Words before a label that name something else than the score that is given.
+const OTHERS: [&str; 22] = [
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "perfect",
+    "highest",
+    "lowest",
+    "possible",
+    "full",
+    "top",
+    "passing",
+    "best",
+    "worst",
+    "previous",
+    "reference",
+    "expected",
+    "average",
+    "mean",
+    "threshold",
+    "confidence",
+    "no",
+    "initial",
+];
+/// Labels that mark a score only at the beginning of a line.
+const WEAK: [&str; 9] =
+    ["verdict", "point", "total", "overall", "judgement", "judgment", "evaluation", "assessment", "final"];
+/// Marks before a number.
+const OPENS: [char; 11] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', ':'];
+
+/// The number of a score, with a percent sign in group 2 or the end of its scale in group 3.
+static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^([-−]?\d+(?:\.\d{1,15}|,\d{1,2})?)[*_$)}\]\x22'`]*",
+        r"(?:\s*(%|\\%|percent\b)|[\s(]*(?:/|\bout\s+of\b|\bof\b)[\s*_${\[(]*(\d+(?:[.,]\d+)?))?",
+    ))
+});
+/// What may not follow it: more digits, a letter, the end of a range, another number.
+static NOT_ONE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|\s*±",
+        r"|\s*(?:/|\bof\b)\s*(?:the|these|those|them|its|all)\b)",
+    ))
+});
+static SIGN_OF_NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r#"^[\s*_"'“`(\[{$:]*[-−]?\d"#));
+static BRACKETS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[\[\s*(?:[A-Za-z]+\s*[:=]\s*)?"));
+/// "7/10", with the number in group 1.
+static OF: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)([-−]?\b\d+(?:[.,]\d+)?)[\s*_$)}\]\x22'`]*(?:/|[(\s]*\bout\s+of\b|\s+of\b)[\s*_${\[(]*",
+        r"(\d+(?:[.,]\d+)?)\b",
+    ))
+});
+/// What may follow a score that no colon marks.
+static AFTER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[*_$)}\]\x22'`]*(?:$|[.,:;!)](?:\s|$)|\s*\n|\s*[–—(]|\s+-+\s",
+        r"|\s+(?:points?|pts|marks|stars?|because|since|as|for|overall|in\s+total)\b)",
+    ))
+});
+/// What may follow a number that begins a reply.
+static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)^[*_)\]\x22'`]*(?:\s*[–—(]|\s+-+\s|:\s|\s*,?\s*(?:because|since)\b|\s+(?:points?|stars?)\b)",
+    )
+});
+/// A scale, with the words that say so in group 1; a label before it, in group 2, stays.
+static RANGE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)((?:\bon\s+)?(?:\ba\s+)?\bscale\s*(?:of|from|:)?\s*|\brange\s*(?:of|from|:)?\s*",
+        r"|(\b(?:score|rating|grade)\s*[(\[]\s*))?(?:\bfrom\s+|\bbetween\s+)?",
+        r"(-?\b\d+(?:\.\d+)?)\s*(?:-|–|—|\.\.+|\bto\b|\band\b)\s*(\d+(?:\.\d+)?)\b",
+    ))
+});
+/// The label of a score: the word before it, its name, and the sign before its number.
+static LABEL: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(\b[a-z]+(?:['’]s)?\s+)?\b(score|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
+        r"|assessment|final)s?\b(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
+        r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
+        r"(?:\s+(?:an?|only|just)\b)?",
+    ))
+});
+/// Words in which a judge gives a score.
+static GIVES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:(?:i|we)(?:\s+would|\s+will|['’]d|['’]ll)?\s+(?:give|rate|score|grade|assign|award)",
+        r"|scores|deserves|earns|rated|scored|graded)\b",
+        r"(?:\s+(?:it|this|that|them|the|answer|response|reply|solution|an?|at|as|score|rating|of|only|with|grade)\b)*",
+    ))
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The score that is read with a scale from 0 to 10.
+    fn read(reply: &str) -> Option<f64> {
+        verdict(reply, 0.0, 10.0).map(|share| (share * 1e6).round() / 1e5)
+    }
+
+    #[test]
+    fn number_counts_only_if_marked() {
+        for (reply, want) in [
+            ("Score: 8/10. The answer has 2 errors.", Some(8.0)),
+            ("6/10, since step 3 is wrong", Some(6.0)),
+            ("Rating: 4\n\nExplanation: it lists 3 of 5 items.", Some(4.0)),
+            ("the score is [[7]]. The reason: 3 facts of 5 are right", Some(7.0)),
+            ("[[7]]\n\n3 facts of 5 are right", Some(7.0)),
+            ("**Score:** 6/10\nConfidence: 90%", Some(6.0)),
+            ("**Score**: 6/10\nConfidence: 90%", Some(6.0)),
+            ("Score (0-10): 8", Some(8.0)),
+            ("Score (out of 10): 8", Some(8.0)),
+            ("Score:\n\n**8**\n\nIt names 2 causes.", Some(8.0)),
+            ("Score 8. It names 2 causes.", Some(8.0)),
+            ("I would give it an 8 because it names 2 of 3 causes.", Some(8.0)),
+            ("The response deserves a 6. There are 4 flaws.", Some(6.0)),
+            ("8\n\nThe answer names 2 of 3 causes.", Some(8.0)),
+            ("8 - names 2 of 3 causes", Some(8.0)),
+            ("It names 2 of 3 causes.\n\n8", Some(8.0)),
+            ("It names 2 causes, so 8 out of 10.", Some(8.0)),
+            ("Accuracy score: 3\nStyle score: 9\nOverall score: 5", Some(5.0)),
+            ("Score: 3? No.\nScore: 4", Some(4.0)),
+            ("Score: 7\nMaximum score: 10", Some(7.0)),
+            ("Final: 7/10", Some(7.0)),
+            ("Score: 7. To get a score of 10, it must name all.", Some(7.0)),
+            ("Score: 7. If it named all, the score is 10.", Some(7.0)),
+            ("The final score is 7.", Some(7.0)),
+            ("My rating is: **7**", Some(7.0)),
+            ("Score\n7", Some(7.0)),
+            ("Score: 7,5", Some(7.5)),
+            ("Score: 7, 5 of them are good", Some(7.0)),
+            ("Score: 4/5", Some(8.0)),
+            ("Score: 80%", Some(8.0)),
+            ("4/5", Some(8.0)),
+            ("Rating: 4 out of 5 stars", Some(8.0)),
+            ("7 on a scale from 0 to 10", Some(7.0)),
+        ] {
+            assert_eq!(read(reply), want, "{reply}");
+        }
+    }
+
+    #[test]
+    fn number_of_an_explanation_is_no_verdict() {
+        for reply in [
+            "",
+            "good",
+            "The answer has 2 errors.",
+            "It names 3 of 5 causes",
+            "It lists 10 of 10 items",
+            "7 errors were found",
+            "10/10 steps are listed, but wrong ones",
+            "5 is expected, the response says 6",
+            "Expected:\n5\nGiven:\n6\nThat is wrong.",
+            "1. The answer names X.\n2. It lacks Y.",
+            "1. The answer is right.",
+            "The z-score is 2.",
+            "The test score is 3.",
+            "The total is 5.",
+            "Key points: 3",
+            "Total: 3 errors",
+            "Overall: 3 of 5 items are right",
+            "I rate 3 of the claims as wrong.",
+            "Verdict: 2 of the 3 causes are named",
+            "Maximum score: 10",
+            "Confidence: 9",
+            "Score: 12",
+            "Score: -3",
+            "Score: 12/10",
+            "Score: 5/0",
+            "Score: 7-8",
+            "Score: 7 to 8",
+            "Score: 7 or 8",
+            "Score: 7x",
+            "Score: 1,234",
+            "Score: 4,5,6",
+            "Score (0-100): 8",
+            "8 on a scale from 1 to 100",
+            "Accuracy score: 3\nStyle score: 9",
+            "6/10 for style, 9/10 for accuracy",
+            "Score: 10/10 for style, 2/10 for substance",
+            "The answer scores 3 on clarity and 9 on depth.",
+            "Step 3 is wrong",
+            "Is it 7?",
+        ] {
+            assert_eq!(read(reply), None, "{reply}");
+        }
+    }
+
+    #[test]
+    fn other_scale_is_converted_only_from_zero() {
+        let five = |reply| verdict(reply, 1.0, 5.0);
+        for (reply, want) in [
+            ("4/5", Some(0.75)),
+            ("Score: 4/10", None),
+            ("Score: 80%", None),
+            ("4 on a scale from 1 to 5", Some(0.75)),
+            ("On a scale of 1-5: 2", Some(0.25)),
+            ("I give it 3 of 5 points.", Some(0.5)),
+            ("4 (out of 5.0)", Some(0.75)),
+            ("[[2]] out of 5", Some(0.25)),
+            ("**Score:** **3** / 5", Some(0.5)),
+            ("9", None),
+        ] {
+            assert_eq!(five(reply), want, "{reply}");
+        }
+        assert_eq!(verdict("Score: 0.25", 0.0, 1.0), Some(0.25));
+        assert_eq!(verdict("Score: 80/100", 0.0, 1.0), Some(0.8));
+        assert_eq!(verdict("Score: -1", -1.0, 1.0), Some(0.0));
+    }
+}

@@ -1,0 +1,429 @@
+//! Verdicts in the words "correct" and "incorrect".
+//!
+//! A judge explains itself, and its explanation has the same words: "the correct answer is 5". So a word
+//! counts only in a place where it is the verdict:
+//!
+//! 1. on a line of its own, as the last sentence of one word, behind a label ("Verdict:"), or as the first
+//!    word of the reply. The last of these counts;
+//! 2. else in a sentence that says nothing but "the answer is correct", if it is the first or the last one
+//!    and nothing in the reply contradicts it.
+//!
+//! Half verdicts ("partially correct"), denied denials ("not incorrect") and verdicts that a later sentence
+//! takes back are no verdict.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::marks::{is_mark, without_marks};
+use crate::pattern::pattern;
+
+/// Returns whether a reply says that the answer is correct, or `None` if it has no verdict.
+pub(super) fn verdict(reply: &str) -> Option<bool> {
+    let plain = without_marks(reply);
+    let mut explicit = Explicit::default();
+    let mut offset = 0;
+    for line in plain.split_inclusive('\n') {
+        explicit.take_line(line, offset, &plain);
+        offset += line.len();
+    }
+    let sentences = sentences(&plain);
+    if let Some(&(at, _)) = sentences.first()
+        && let Some(said) = opening(&plain[at..], false)
+    {
+        explicit.add(at, Some(said));
+    }
+    // One that begins a line was taken with its line.
+    if let Some(&(at, last)) = sentences.last()
+        && !plain[..at].trim_end_matches(' ').ends_with('\n')
+        && let Some(said) = opening(last, true)
+    {
+        explicit.add(at, Some(said));
+    }
+    let statements: Vec<(usize, usize, bool)> = sentences
+        .iter()
+        .enumerate()
+        .filter_map(|(number, (at, text))| Some((number, *at, statement(text, number == 0)?)))
+        .collect();
+    if let Some((place, said)) = explicit.last {
+        let said = said?;
+        // A later statement of the opposite takes the verdict back.
+        let is_denied = statements.iter().any(|(_, at, other)| *at > place && *other != said);
+        return (!is_denied).then_some(said);
+    }
+    let (_, _, said) = *statements.first()?;
+    let ends = |number: usize| number == 0 || number + 1 == sentences.len();
+    let agree = statements.iter().all(|(_, _, other)| *other == said);
+    let counts = statements.iter().any(|(number, _, _)| ends(*number));
+    let is_statement = |number: usize| statements.iter().any(|(of, _, _)| *of == number);
+    let mut rest = sentences.iter().enumerate().filter(|(number, _)| !is_statement(*number));
+    let is_contradicted = said && rest.any(|(_, (_, text))| CONTRADICTS.is_match(text));
+    (agree && counts && !is_contradicted).then_some(said)
+}
+
+/// Verdicts in their own place, the last of which counts; `None` in it is one that is no clear verdict.
+#[derive(Default)]
+struct Explicit {
+    last: Option<(usize, Option<bool>)>,
+}
+
+impl Explicit {
+    fn add(&mut self, at: usize, said: Option<bool>) {
+        if self.last.is_none_or(|(last, _)| at >= last) {
+            self.last = Some((at, said));
+        }
+    }
+
+    /// Takes a line, which begins at `offset` of the reply.
+    fn take_line(&mut self, line: &str, offset: usize, reply: &str) {
+        let text = line.trim();
+        // A quotation of the answer is not what the judge says; an item of a list is about a part of it.
+        if text.starts_with('>') {
+            return;
+        }
+        let before = reply[..offset].lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        if let Some(said) = opening(text, true)
+            && !QUOTES.is_match(before)
+        {
+            // Two lines that differ are a list of what a verdict may be.
+            let is_list = opening(before.trim(), true).is_some_and(|other| other != said);
+            self.add(offset, Some(said).filter(|_| !is_list));
+        }
+        for label in LABEL.captures_iter(line) {
+            let Some(all) = label.get(0) else { continue };
+            if label.get(1).is_some() {
+                continue;
+            }
+            // The verdict may stand on the next line.
+            let behind = &line[all.end()..];
+            let behind = match is_mark(behind) {
+                true => reply[offset + all.end()..].lines().find(|line| !is_mark(line)).unwrap_or_default(),
+                false => behind,
+            };
+            let said = opening(behind, false).or_else(|| statement(behind.trim(), true));
+            if said.is_some() || ANY.is_match(behind) {
+                self.add(offset + all.start(), said);
+            }
+        }
+    }
+}
+
+/// The verdict at the beginning of a text, which must be nothing else if it stands `alone`.
+fn opening(text: &str, alone: bool) -> Option<bool> {
+    let start = text.trim_start();
+    // Items of a list and headings.
+    if start.starts_with(['-', '+', '#', '~', '>', '•', '·', '–', '—', '*']) && !start.starts_with("**")
+    {
+        let word = start.trim_start_matches('*');
+        if !start.starts_with('*') || word.starts_with(char::is_whitespace) {
+            return None;
+        }
+    }
+    let start = start.trim_start_matches(|c: char| c.is_whitespace() || OPENS.contains(&c));
+    let (start, sign) = match start.chars().next() {
+        Some(c) if YES.contains(&c) => (&start[c.len_utf8()..], Some(true)),
+        Some(c) if NO.contains(&c) => (&start[c.len_utf8()..], Some(false)),
+        _ => (start, None),
+    };
+    let start =
+        start.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{fe0f}' || OPENS.contains(&c));
+    let found = WORD.captures(start)?;
+    let said = found.get(1).is_none() && found.get(2).is_none();
+    if sign.is_some_and(|sign| sign != said) {
+        return None;
+    }
+    let rest = &start[found.get(0)?.end()..];
+    if rest.starts_with(char::is_alphanumeric) {
+        return None;
+    }
+    let rest = rest.split('\n').next().unwrap_or_default();
+    let closed = rest.trim_start_matches(|c: char| CLOSES.contains(&c));
+    let is_quoted = rest.starts_with('"');
+    let marks = closed.trim_end_matches(|c: char| {
+        c.is_whitespace() || CLOSES.contains(&c) || YES.contains(&c) || NO.contains(&c)
+    });
+    if alone {
+        return marks.chars().all(|c| ENDS.contains(&c) || c == ' ').then_some(said);
+    }
+    let next = closed.chars().next();
+    let is_over = match next {
+        None => true,
+        Some(c) if ENDS.contains(&c) => !closed[c.len_utf8()..].starts_with(char::is_alphanumeric),
+        Some(c) if YES.contains(&c) || NO.contains(&c) => true,
+        _ => false,
+    };
+    if is_over || closed.trim().is_empty() || (is_quoted && closed.starts_with(',')) {
+        let after = closed.trim_start_matches(|c| ENDS.contains(&c));
+        return (!said || !TAKES_BACK.is_match(after)).then_some(said);
+    }
+    let end = closed.find(['.', '!', '?', '。']).unwrap_or(closed.len());
+    let open = if said { &LIMITS } else { &LEAVES_OPEN };
+    (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(said)
+}
+
+/// The verdict of a sentence that says nothing else. "It" is the answer only in the `first` sentence.
+fn statement(sentence: &str, first: bool) -> Option<bool> {
+    let found = STATEMENT.captures(sentence.trim())?;
+    if !first && found.get(1).is_some() {
+        return None;
+    }
+    Some(found.get(2).is_none() && found.get(3).is_none())
+}
+
+/// Sentences with their offsets: up to a mark before white space, a semicolon or the end of a line.
+fn sentences(text: &str) -> Vec<(usize, &str)> {
+    let mut all = Vec::new();
+    let mut start = 0;
+    let mut chars = text.char_indices().peekable();
+    while let Some((at, c)) = chars.next() {
+        let next = chars.peek().map(|(_, c)| *c);
+        let ends = match c {
+            '\n' | ';' | '。' | '！' | '？' => true,
+            // The number of an item begins a sentence.
+            '.' if text[start..at].trim().parse::<u32>().is_ok() => false,
+            '.' | '!' | '?' | '…' => next.is_none_or(|next| next.is_whitespace() || CLOSES.contains(&next)),
+            _ => next.is_none(),
+        };
+        if ends {
+            let end = at + c.len_utf8();
+            if !is_mark(&text[start..end]) {
+                all.push((start, &text[start..end]));
+            }
+            start = end;
+        }
+    }
+    all
+}
+
+/// Marks before and behind a word.
+const OPENS: [char; 12] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', '«', ':'];
+const CLOSES: [char; 13] = ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
+/// Marks that end a verdict.
+const ENDS: [char; 5] = ['.', '!', '…', '。', '！'];
+/// Signs beside it.
+const YES: [char; 4] = ['✅', '✔', '☑', '✓'];
+const NO: [char; 4] = ['❌', '✗', '✘', '✖'];
+
+/// A label, unless it names somebody else's verdict (group 1).
+static LABEL: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(\b(?:expected|reference|previous|initial|first|original|if\s+the|\w+'s)\s+)?",
+        r"\b(?:final\s+(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result)",
+        r"|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion)",
+        r#"["'*_`)\]\s]*(?:[:：=]|–|—|\s-\s|\bis\b:?)"#,
+    ))
+});
+
+/// "correct", or a denial of it in group 1 or 2.
+static WORD: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^(?:(in)correct|(not\s+)?correct)"));
+static ANY: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)correct|\bwrong\b|\bright\b|\bpartial|\bhalf\b"));
+
+/// What may follow a verdict within its sentence.
+static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)^\s*(?:[,;，；]|\(|[-–—]+\s+(?:[^0-9\s])|\b(?:because|since|as|given\s+that)\b)")
+});
+/// Words that make a half verdict of "correct",
+const LIMITING: &str = concat!(
+    r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost",
+    r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
+    r"|mistaken|or|never\s*mind)\b|^\W*not\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
+);
+static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
+/// and that leave "incorrect" open.
+static LEAVES_OPEN: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:otherwise|unless|if|or\s+correct|partial|partially|partly|half)\b"));
+/// Sentences right behind a first word that take it back.
+static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^\W*(?:(?:but|however|although|though|except|only|partially|partly|mostly|almost|wait|actually|or)\b",
+        r"|not\s+(?:quite|really|entirely|fully|completely)\b|not?\s*[.,:;!-]|on\s+second\s+thought)",
+        r"|^[^.]*\b(?:partially|partly|would\s+be)\b",
+    ))
+});
+/// Lines before one that is not what the judge says: "The student wrote:".
+static QUOTES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:if|would|student|wrote|writes|says?|said|claims?|states?|stated|example|expected|reference|instead",
+        r"|given|answer|response|output|question|options?|reply|one\s+of|either)\b[^.!?]*[:：][*_\s]*$",
+    ))
+});
+/// Words anywhere beside a statement that contradict it.
+static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:incorrect|wrong|partial|partially|partly|mostly|nearly|almost|half|however|but|although|though",
+        r"|unless|except|only\s+if|wait|actually|not|cannot|never|hardly|\w+n't|no|if|would|assume|suppose|mistaken",
+        r"|incomplete|error|mistake|fails?)\b",
+    ))
+});
+
+/// A statement about the answer; group 1 is a pronoun, groups 2 and 3 deny.
+static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall|yes|no|finally|clearly|in\s+(?:conclusion|summary|short|total)",
+        r"|i\s+(?:conclude|judge|find)\s+that)\b[,:]?\s+)*",
+        r"(?:(it|this|that)|(?:the|this|their|his|her)\s+(?:(?:given|provided|submitted|proposed|final|judged",
+        r"|(?:student|model|candidate|assistant|user|respondent)(?:'s)?)\s+){0,2}",
+        r"(?:answer|response|solution|reply|result|submission|completion)",
+        r"(?:\s+(?:to\s+be\s+judged|given|provided))?)",
+        r"(?:(?:\s+(?:is|was)|'s)\s+(?:(?:clearly|indeed|therefore|thus|hence|completely|entirely|fully|totally",
+        r"|absolutely|definitely|exactly)\s+)?[*_\x22'`(\[{]*(?:(in)correct|correct)",
+        r"|(\s+(?:is\s+not|isn't|was\s+not|wasn't))\s+[*_\x22'`(\[{]*correct)",
+        r"[*_\x22'`)\]}]*[.!;。！…\s]*[*_\x22'`)\]}]*\s*$",
+    ))
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdict_counts_in_its_place() {
+        let mut apart = Vec::new();
+        for (reply, want) in [
+            ("Correct", true),
+            ("incorrect.", false),
+            ("**Correct**", true),
+            ("\"Incorrect\"", false),
+            ("✅ Correct", true),
+            ("Correct ✅", true),
+            ("\\boxed{\\text{Correct}}", true),
+            ("`CORRECT`", true),
+            ("Correct。", true),
+            ("The correct answer is 7.\n\nINCORRECT", false),
+            ("The correct answer is 5 and the student's is 5.\n\n**Correct**", true),
+            ("Verdict: INCORRECT\n\nThe correct answer is 5.", false),
+            ("Verdict: CORRECT\n\nAn incorrect unit was not used.", true),
+            ("My verdict: CORRECT\n\nReason: no incorrect step", true),
+            ("**Verdict:** Correct", true),
+            ("**Verdict**: *Incorrect*", false),
+            ("### Verdict: Correct", true),
+            ("Verdict:\n\nCorrect, because 2 + 3 = 5", true),
+            ("Grade: Incorrect - the sign is off", false),
+            ("Judgment: correct (5 equals 5.0)", true),
+            ("Judgement — incorrect", false),
+            ("Final: Correct", true),
+            ("Final verdict is: incorrect.", false),
+            ("The verdict is correct.", true),
+            ("{\"verdict\": \"correct\", \"reason\": \"it is not wrong, but terse\"}", true),
+            ("<verdict>incorrect</verdict>", false),
+            ("Verdict: Correct\nWait, the sign is off.\nVerdict: Incorrect", false),
+            ("Grade: incorrect? No.\nFinal: correct", true),
+            ("Incorrect. The correct answer is 5.", false),
+            ("Incorrect, the correct answer is 5, but close.", false),
+            ("Incorrect; correct would be 5", false),
+            ("Correct. The student's derivation has no error.", true),
+            ("Correct, since both are 5.", true),
+            ("Correct — both are 5", true),
+            ("Correct because it is not rounded.", true),
+            ("Correct!", true),
+            ("The answer is correct.", true),
+            ("The answer is **incorrect**.", false),
+            ("The student's answer is correct", true),
+            ("The given response is incorrect.", false),
+            ("It is incorrect; the correct answer is 5", false),
+            ("It is not correct", false),
+            ("It isn't correct.", false),
+            ("The final answer isn’t correct.", false),
+            ("Not correct.", false),
+            ("Verdict: not correct", false),
+            ("Both say 5. Therefore, the answer is correct.", true),
+            ("Expected 5, found 5.0. Correct.", true),
+            ("First I thought incorrect. Correct.", true),
+            ("Is it correct? No: it has another sign.\nIncorrect", false),
+            ("❌ Incorrect", false),
+            ("Correct. Not a single error was found.", true),
+            ("Correct. No errors.", true),
+            ("My assessment is:\n\n**Correct**", true),
+            ("Student's answer:\nIncorrect\n\nThe statement is true, so:\nCorrect", true),
+        ] {
+            if verdict(reply) != Some(want) {
+                apart.push((reply, verdict(reply)));
+            }
+        }
+        assert!(apart.is_empty(), "{apart:#?}");
+    }
+
+    #[test]
+    fn word_elsewhere_is_no_verdict() {
+        let mut apart = Vec::new();
+        for reply in [
+            "",
+            "I cannot say",
+            "The correct answer is 5; the response says 6, so it is wrong.",
+            "The correct answer is 5",
+            "The correct answer is 5.",
+            "Correct answer: 5. The response says 6.",
+            "Correct answer: 5",
+            "Correct: 5, given: 6",
+            "Correct me if I am wrong, but this is 6.",
+            "Correct would be 5.",
+            "Correct in part",
+            "Correct-ish",
+            "Correct?",
+            "Correct? I doubt it.",
+            "Correct or incorrect?",
+            "Correct/Incorrect",
+            "Verdict: Correct or Incorrect",
+            "Verdict: [Correct/Incorrect]",
+            "I cannot say it's correct",
+            "I can't say that the answer is correct.",
+            "It is far from correct",
+            "It is hardly correct.",
+            "The student's answer is partially correct",
+            "Partially correct.",
+            "Mostly correct",
+            "Verdict: partially correct",
+            "Verdict: Correct\nFinal: partially correct",
+            "Correct, but the unit is missing.",
+            "Correct, if the sign is ignored",
+            "Correct (partially)",
+            "Correct (1 of 2)",
+            "Correct. But only in part.",
+            "Correct. However, the sign is off.",
+            "Correct. Wait, the answer is incorrect.",
+            "The answer is correct if the sign is ignored.",
+            "The answer is correct; the unit is wrong.",
+            "The answer is correct. No, wait: 2 + 3 is 5.",
+            "The answer is not incorrect.",
+            "Not incorrect.",
+            "It is not entirely correct.",
+            "The answer would be correct.",
+            "The expected answer is correct.",
+            "The reference says Paris. It is correct.",
+            "If it says 5: Correct.",
+            "Is the answer correct?",
+            "> Correct",
+            "- Correct\n- Incorrect",
+            "1. Correct\n2. Correct",
+            "* Correct",
+            "# Correct",
+            "Correct:\n- the formula",
+            "~~Correct~~",
+            "❌ Correct",
+            "✗ Correct",
+            "<del>Correct</del>",
+            "The answer says \"Correct\" to deceive the judge.",
+            "The student's verdict: correct",
+            "Expected verdict: correct",
+            "Reply with one word: Correct or Incorrect.",
+            "Politically correct.",
+            "not sure whether this is correct.",
+            "Correction: it is 5.",
+            "Correctness: unclear",
+            "Verdict: Correct, otherwise Incorrect",
+            "Correct. Or would be, with another sign.",
+            "Verdict: Correct. But only in part.",
+            "Student's answer:\nIncorrect\n\nExpected answer:\nCorrect\n\nThey differ.",
+            "If the sign were positive:\nCorrect\n\nBut it is not.",
+            "Reply with one of:\nCorrect\nIncorrect",
+            "The student wrote:\nCorrect",
+            "The judgement is that the answer is correct in part.",
+        ] {
+            if verdict(reply).is_some() {
+                apart.push((reply, verdict(reply)));
+            }
+        }
+        assert!(apart.is_empty(), "{apart:#?}");
+    }
+}
