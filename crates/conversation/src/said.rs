@@ -2,7 +2,8 @@
 //! again.
 //!
 //! Guarantees: content counts as one text, absent or empty alike; calls count by name and arguments,
-//! arguments as JSON values with keys in any order and numbers by value (4.0 is 4); instructions count alike
+//! arguments as JSON values with keys in any order and numbers by value (4.0 is 4,
+//! and integers differ from their last digit on); instructions count alike
 //! as the system's and as a developer's; ids of calls and other fields do not count. A form is computed in
 //! one pass over the message, and compared as a hash of 128 bits.
 
@@ -186,23 +187,27 @@ impl Hash {
         }
     }
 
-    /// A number by its value: an integer where it is one, however it is written.
+    /// Hashes a number by its value: an integer if it has no fraction, however it is written. Integers count
+    /// to the last digit, numbers with a point or an exponent as f64, as clients parse them.
     fn number(&mut self, number: &Number) {
-        let integer = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
-        let float = number.as_f64().unwrap_or_default();
-        // Below 2^126 every float without a fraction is an integer of 128 bits.
-        let integer = integer.or_else(|| {
-            let whole = float.fract() == 0.0 && float.abs() < 2f64.powi(126);
-            whole.then_some(float as i128)
-        });
-        match integer {
-            Some(integer) => {
+        let written = number.as_str();
+        let is_integer = !written.contains(['.', 'e']);
+        let float = number.as_f64().filter(|_| !is_integer);
+        if let Some(fraction) = float.filter(|float| float.fract() != 0.0) {
+            self.bytes(b"d");
+            self.bytes(&fraction.to_bits().to_le_bytes());
+            return;
+        }
+        // All digits of a float without a fraction; of a number beyond f64, the number as it is written.
+        let digits = float.map_or_else(|| written.to_owned(), |float| format!("{float:.0}"));
+        match digits.parse::<i128>() {
+            Ok(integer) => {
                 self.bytes(b"i");
                 self.bytes(&integer.to_le_bytes());
             }
-            None => {
-                self.bytes(b"d");
-                self.bytes(&float.to_bits().to_le_bytes());
+            Err(_) => {
+                self.bytes(b"I");
+                self.text(&digits);
             }
         }
     }
@@ -249,6 +254,20 @@ mod tests {
         assert_ne!(form(r#"{"a": 18446744073709551615}"#).loose, form(r#"{"a": -1}"#).loose);
         assert_eq!(form(r#"{"a": 1e20}"#).loose, form(r#"{"a": 100000000000000000000}"#).loose);
         assert_ne!(form(r#"{"a": 1e300}"#).loose, form(r#"{"a": 2e300}"#).loose);
+        for (one, other) in [
+            ("12345678901234567890123", "12345678901234567890124"),
+            ("18446744073709551616", "18446744073709551617"),
+            ("-9223372036854775809", "-9223372036854775808"),
+            ("1234567890123456789012345678901234567890", "1234567890123456789012345678901234567891"),
+            ("1e400", "2e400"),
+            ("1e400", "0"),
+        ] {
+            let [one, other] = [one, other].map(|number| form(&format!("{{\"a\": {number}}}")).loose);
+            assert_ne!(one, other);
+        }
+        // As Python parses them.
+        assert_eq!(form(r#"{"a": 0.1000000000000000055511151231257827}"#).loose, form(r#"{"a": 0.1}"#).loose);
+        assert_eq!(form(r#"{"a": 1E5}"#).loose, form(r#"{"a": 100000.0}"#).loose);
         assert_eq!(form(r#"{"a": -0.0}"#).loose, form(r#"{"a": 0}"#).loose);
         assert_ne!(form(r#"{"a": true}"#).loose, form(r#"{"a": false}"#).loose);
         assert_ne!(form(r#"{"a": null}"#).loose, form(r#"{"a": ""}"#).loose);

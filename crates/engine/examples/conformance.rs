@@ -37,18 +37,33 @@ struct Request {
     adapter: Option<PathBuf>,
     /// A file with `value_head.weight` and `value_head.bias`.
     value_head: Option<PathBuf>,
-    #[serde(flatten)]
-    job: Job,
+    mode: Mode,
+    /// Of `logits`.
+    #[serde(default)]
+    sequences: Vec<Vec<u32>>,
+    /// Of `gradients`.
+    #[serde(default)]
+    batch: Vec<PathInput>,
+    loss: Option<Loss>,
+    /// Of `steps`.
+    #[serde(default)]
+    steps: Vec<Step>,
+    /// Of `tokens`.
+    #[serde(default)]
+    texts: Vec<String>,
+    #[serde(default)]
+    chats: Vec<Conversation>,
 }
 
+/// What to do. Fields of all modes stand side by side: serde's tagged enums lose numbers that keep their digits.
 #[derive(Deserialize)]
-#[serde(tag = "mode", rename_all = "snake_case")]
-enum Job {
-    Logits { sequences: Vec<Vec<u32>> },
-    Gradients { batch: Vec<PathInput>, loss: Loss },
-    Steps { steps: Vec<Step> },
+#[serde(rename_all = "snake_case")]
+enum Mode {
+    Logits,
+    Gradients,
+    Steps,
     Save,
-    Tokens { texts: Vec<String>, chats: Vec<Conversation> },
+    Tokens,
 }
 
 #[derive(Deserialize)]
@@ -75,20 +90,23 @@ async fn main() -> Result<()> {
     ensure!(request.format == FORMAT, "the job has format {}, this program reads {FORMAT}", request.format);
     let files = ModelFiles::open(&request.model)?;
     let out = request.out.as_path();
-    let result = match &request.job {
-        Job::Logits { sequences } => logits(&model(&files, &request)?, sequences, out)?,
-        Job::Gradients { batch, loss } => gradients(&model(&files, &request)?, batch, loss, out)?,
-        Job::Steps { steps } => {
+    let result = match request.mode {
+        Mode::Logits => logits(&model(&files, &request)?, &request.sequences, out)?,
+        Mode::Gradients => {
+            let loss = request.loss.as_ref().context("the job has no loss")?;
+            gradients(&model(&files, &request)?, &request.batch, loss, out)?
+        }
+        Mode::Steps => {
             let engine = engine(&files, &request).await?;
-            let result = train(&engine, steps).await?;
+            let result = train(&engine, &request.steps).await?;
             save(&engine, &files, out).await?;
             result
         }
-        Job::Save => {
+        Mode::Save => {
             save(&engine(&files, &request).await?, &files, out).await?;
             json!({})
         }
-        Job::Tokens { texts, chats } => tokens(&files, texts, chats)?,
+        Mode::Tokens => tokens(&files, &request.texts, &request.chats)?,
     };
     Ok(write_json(&out.join("result.json"), &result)?)
 }

@@ -181,6 +181,18 @@ fn json_of(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
     serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
 }
 
+/// Returns the parameters of a step as JSON, each number with all digits of its f32: a learner that computes in
+/// f64 gets the very value that is recorded, and not the decimal nearest to it.
+fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
+    let mut json = json_of(params)?;
+    for field in json.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
+        if let Some(value) = field.as_f64() {
+            *field = f64::from(value as f32).into();
+        }
+    }
+    Ok(json)
+}
+
 /// A folder as it goes over the wire.
 fn folder_of(folder: &Path) -> Result<String, PolicyError> {
     let absolute = std::path::absolute(folder).ok();
@@ -221,7 +233,7 @@ impl Learner for RemoteLearner {
         cut.check(paths.len(), ranks)?;
         let mut body = Body::new(json!({
             "loss": json_of(&loss)?,
-            "params": json_of(&params)?,
+            "params": json_of_params(&params)?,
             "cut": json_of(cut)?,
         }));
         put_paths(&mut body, &paths);
@@ -275,7 +287,7 @@ impl Learner for RemoteLearner {
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
-        let body = Body::new(json!({ "params": json_of(&params)? }));
+        let body = Body::new(json!({ "params": json_of_params(&params)? }));
         let mut answer = self.ask("optim_step", body, &|_| "a step of the optimiser".into()).await?;
         Ok(self.take::<Step>("optim_step", &mut answer, "step")?.into())
     }

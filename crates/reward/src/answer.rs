@@ -1,7 +1,8 @@
 //! Short answers in words, as question-answering sets score them.
 //!
 //! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1,
-//! verl and Agent-R1 use.
+//! verl and Agent-R1 use. In addition, equal answers have equal numbers: the punctuation that normalization removes
+//! may be a sign or a decimal point.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -83,6 +84,42 @@ pub fn normalise(text: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Returns the numbers of a text, with signs, decimal points and without marks of thousands. Normalization removes
+/// these: without a look at the numbers, `1.5` would be 15, `-3` be 3 and `1/2` be 12.
+fn numbers(text: &str) -> Vec<String> {
+    let chars: Vec<char> = text.chars().collect();
+    let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();
+    let (mut found, mut at) = (Vec::new(), 0);
+    while at < chars.len() {
+        if !chars[at].is_ascii_digit() {
+            at += 1;
+            continue;
+        }
+        let before = |back: usize| at.checked_sub(back).map(|at| chars[at]);
+        let after_value = |c: char| c.is_alphanumeric() || matches!(c, ')' | ']' | '-');
+        let is_fraction = before(1) == Some('.') && !before(2).is_some_and(char::is_alphanumeric);
+        let sign = if is_fraction { 2 } else { 1 };
+        let is_negative = before(sign) == Some('-') && !before(sign + 1).is_some_and(after_value);
+        let mut number = String::from(if is_negative { "-" } else { "" });
+        number.extend(is_fraction.then_some('.'));
+        loop {
+            let end = at + digits(at);
+            number.extend(&chars[at..end]);
+            at = end;
+            match chars.get(at) {
+                Some(',') if digits(at + 1) == 3 && !number.contains('.') => at += 1,
+                Some('.') if digits(at + 1) > 0 => {
+                    number.push('.');
+                    at += 1;
+                }
+                _ => break,
+            }
+        }
+        found.push(number);
+    }
+    found
+}
+
 /// 2 · precision · recall / (precision + recall) over the words of two normalised texts. Answers that are
 /// yes, no or noanswer must be equal: sharing words with them means nothing (as in HotpotQA's script).
 pub fn f1(found: &str, expected: &str) -> f64 {
@@ -147,10 +184,18 @@ impl AnswerScorer {
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let normal = normalise(found);
-        let agrees = |expected: &String| match self.compare {
-            Comparison::Exact => f64::from(u8::from(normal == *expected)),
-            Comparison::Contains => f64::from(u8::from(normal.contains(expected.as_str()))),
-            Comparison::F1 => f1(&normal, expected),
+        let found_numbers = numbers(found);
+        let agrees = |(expected, wanted): &(String, Vec<String>)| {
+            let same_numbers = found_numbers == *wanted;
+            match self.compare {
+                _ if normal == *expected => f64::from(u8::from(same_numbers)),
+                Comparison::Exact => 0.0,
+                Comparison::Contains => {
+                    let has_numbers = wanted.iter().all(|number| found_numbers.contains(number));
+                    f64::from(u8::from(has_numbers && normal.contains(expected.as_str())))
+                }
+                Comparison::F1 => f1(&normal, expected),
+            }
         };
         let best = expected.iter().map(agrees).fold(0.0, f64::max);
         let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
@@ -196,14 +241,15 @@ pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     before.rsplit_once(&format!("<{tag}>")).map(|(_, inside)| inside.trim())
 }
 
-/// One text or several, normalised.
-fn answers(expected: &Value) -> Result<Vec<String>, ScoreError> {
+/// One text or several, normalised, each with its numbers.
+fn answers(expected: &Value) -> Result<Vec<(String, Vec<String>)>, ScoreError> {
+    let both = |text: &str| (normalise(text), numbers(text));
     let text = |value: &Value| match value {
-        Value::String(text) => Some(normalise(text)),
-        Value::Number(number) => Some(normalise(&number.to_string())),
+        Value::String(text) => Some(both(text)),
+        Value::Number(number) => Some(both(number.as_str())),
         _ => None,
     };
-    let found: Option<Vec<String>> = match expected {
+    let found: Option<Vec<_>> = match expected {
         Value::Array(several) => several.iter().map(text).collect(),
         one => text(one).map(|text| vec![text]),
     };
@@ -242,6 +288,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::testing::{Dice, thousands};
 
     #[test]
     fn normalisation_is_that_of_the_reference() {
@@ -282,6 +329,75 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn equal_answers_have_equal_numbers() {
+        let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+        let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
+        for (expected, text) in [
+            ("1,844", "1844"),
+            ("1844", "1,844."),
+            ("$5", "5"),
+            ("-3", "-3."),
+            ("3.5 million", "The 3.5 million!"),
+            ("1990-1995", "1990-1995"),
+            ("Apollo-11", "apollo-11"),
+            ("12,345,678", "12345678"),
+            ("(5)", "5"),
+        ] {
+            assert_eq!(value(expected, text), 1.0, "{expected} {text}");
+        }
+        for (expected, text) in [
+            ("1.5", "15"),
+            ("-3", "3"),
+            ("3", "-3"),
+            ("1/2", "12"),
+            ("3:2", "32"),
+            ("2-1", "21"),
+            ("3.5 million", "35 million"),
+            ("1.844", "1844"),
+            ("1,5", "15"),
+            (".5", "5"),
+            ("-.5", ".5"),
+            ("2^10", "210"),
+            ("1,2,3", "123"),
+        ] {
+            assert_eq!(value(expected, text), 0.0, "{expected} {text}");
+        }
+        let contains = AnswerScorer { compare: Comparison::Contains, ..scorer };
+        let value = |expected: &str, text: &str| contains.grade(text, &expected.into()).unwrap().value;
+        assert_eq!((value("5", "It is 5."), value("in 1990", "in 1990-1995")), (1.0, 1.0));
+        assert_eq!((value("5", "It is 15."), value("5", "5,000"), value("5", "-5")), (0.0, 0.0, 0.0));
+    }
+
+    /// Pairs that are the same, or differ in one respect that changes the value.
+    #[test]
+    fn generated_answers_are_told_apart() {
+        let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+        let units = ["km", "metres", "dollars", "BC", "million", "°C", ""];
+        let frames = [
+            "{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},", "{}?",
+        ];
+        let (mut dice, mut right, mut found, mut wrong) = (Dice::new(1), 0, 0, 0);
+        for _ in 0..6_000 {
+            let (number, at) = (dice.number(40), dice.below(units.len()));
+            let frame = frames[dice.below(frames.len())];
+            let say = |number: &str, at: usize| format!("{number} {}", units[at]).trim().to_owned();
+            let expected = serde_json::Value::from(say(&number, at));
+            let value =
+                |answer: String| scorer.grade(&frame.replace("{}", &answer), &expected).unwrap().value;
+            let same = if dice.below(2) == 0 { thousands(&number) } else { number.clone() };
+            right += 1;
+            found += usize::from(value(say(&same, at)) == 1.0);
+            let other_unit = (at + 1 + dice.below(units.len() - 1)) % units.len();
+            for answer in [say(&dice.changed(&number), at), say(&number, other_unit)] {
+                wrong += 1;
+                assert_eq!(value(answer.clone()), 0.0, "{expected} {answer}");
+            }
+        }
+        println!("answer: {found} of {right} right, 0 of {wrong} wrong");
+        assert!(found * 100 >= right * 98 && right + wrong > 10_000);
     }
 
     #[test]

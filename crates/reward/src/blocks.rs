@@ -1,58 +1,285 @@
-//! Blocks of code in replies, between fences of three backticks.
+//! Blocks of code in replies, between fences as CommonMark 0.31, section 4.5, has them.
+//!
+//! A fence is three or more backticks or tildes at the beginning of a line, alone or after the marks of lists and
+//! quotations. The closing fence stands alone on its line, has the same character, is at least as long, and is
+//! indented by at most three columns more than the text around the block. Each line of the block loses the
+//! indentation of the opening fence. Replies are no perfect Markdown, so three things are more lenient: tags do
+//! not hide a fence, a line that is indented less does not end a block, and a closing fence may lack, or have text
+//! after it, if the fences of the text make no sense otherwise. A text without any such fence may have code between
+//! backticks in a line.
+
+use std::borrow::Cow;
 
 /// A block of code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Block<'t> {
-    /// Name of its language; empty where there is none.
+    /// Name of its language; empty if it has none.
     language: &'t str,
-    code: &'t str,
+    code: Cow<'t, str>,
 }
 
-impl<'t> Block<'t> {
-    /// A block from all that stands between its fences. `{python}` and `python title="x"` name a language,
-    /// too; one on a line of its code only where it is a known one.
-    fn new(inside: &'t str, known: &[&str]) -> Self {
-        let name = |text: &'t str| text.trim_matches(|c| matches!(c, '{' | '}' | '.'));
-        let lines = inside.split_once('\n');
-        if let Some((line, rest)) = lines.filter(|(line, _)| !line.trim().contains(char::is_whitespace)) {
-            return Block { language: name(line.trim()), code: rest };
-        }
-        let first = inside.split_whitespace().next().unwrap_or_default();
-        if !is_one_of(name(first), known) {
-            return Block { language: "", code: inside };
-        }
-        // In one line, code begins after the name; otherwise after the line of the name.
-        let after = &inside.trim_start()[first.len()..];
-        Block { language: name(first), code: lines.map_or(after, |(_, rest)| rest) }
+/// An opening fence.
+#[derive(Debug, Clone, Copy)]
+struct Fence<'t> {
+    mark: char,
+    length: usize,
+    /// Column of its first character.
+    column: usize,
+    /// Column of the text around it: that of the list item that it stands in, else 0.
+    around: usize,
+    /// Marks of quotation before it.
+    quotes: usize,
+    info: &'t str,
+}
+
+/// A place in a line, after its first columns. A tab leads to the next multiple of four.
+#[derive(Debug, Clone, Copy)]
+struct Cursor<'t> {
+    rest: &'t str,
+    column: usize,
+}
+
+impl<'t> Cursor<'t> {
+    fn new(line: &'t str) -> Self {
+        Cursor { rest: line, column: 0 }
     }
+
+    /// Skips white space up to a column, all of it by default.
+    fn skip_blanks(&mut self, most: usize) {
+        while self.column < most {
+            self.column += match self.rest.as_bytes().first() {
+                Some(b' ') => 1,
+                Some(b'\t') => 4 - self.column % 4,
+                _ => return,
+            };
+            self.rest = &self.rest[1..];
+        }
+    }
+
+    /// Skips one mark of quotation and the space after it, if there is one.
+    fn skip_quote(&mut self) -> bool {
+        let mut after = *self;
+        after.skip_blanks(usize::MAX);
+        let Some(rest) = after.rest.strip_prefix('>') else { return false };
+        *self = Cursor { rest, column: after.column + 1 };
+        self.skip_blanks(self.column + 1);
+        true
+    }
+
+    /// Skips the mark of a list item (`-`, `+`, `*`, `1.`, `1)`) and the white space after it.
+    fn skip_item(&mut self) -> bool {
+        let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
+        let mark = match self.rest.as_bytes().get(digits) {
+            Some(b'-' | b'+' | b'*') if digits == 0 => 1,
+            Some(b'.' | b')') if (1..=9).contains(&digits) => digits + 1,
+            _ => return false,
+        };
+        let rest = &self.rest[mark..];
+        if !rest.is_empty() && !rest.starts_with([' ', '\t']) {
+            return false;
+        }
+        *self = Cursor { rest, column: self.column + mark };
+        let start = self.column;
+        let mut after = *self;
+        after.skip_blanks(usize::MAX);
+        // More than four columns belong to the content; so does the end of the line.
+        let most = if after.rest.is_empty() || after.column > start + 4 { start + 1 } else { usize::MAX };
+        self.skip_blanks(most);
+        self.column = self.column.max(start + 1);
+        true
+    }
+}
+
+/// Length of the fence of this character that a text begins with; 0 if there is none.
+fn fence_length(text: &str, mark: char) -> usize {
+    Some(text.len() - text.trim_start_matches(mark).len()).filter(|length| *length >= 3).unwrap_or(0)
+}
+
+/// Finds the opening fence of a line. `items` has the columns of the list items around it, and is updated.
+fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
+    let mut cursor = Cursor::new(line);
+    let mut quotes = 0;
+    while cursor.skip_quote() {
+        quotes += 1;
+    }
+    cursor.skip_blanks(usize::MAX);
+    if cursor.rest.is_empty() {
+        return None;
+    }
+    items.retain(|item| *item <= cursor.column);
+    while cursor.skip_item() {
+        items.push(cursor.column);
+        cursor.skip_blanks(usize::MAX);
+    }
+    let mark = cursor.rest.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
+    let length = Some(fence_length(cursor.rest, mark)).filter(|length| *length > 0)?;
+    let info = cursor.rest[length..].trim();
+    // Between backticks on one line there is code in a line, no block.
+    if (mark == '`' && info.contains('`')) || info.starts_with("</") {
+        return None;
+    }
+    let around = items.last().copied().unwrap_or(0);
+    // What is indented deeper would be no fence for CommonMark; it is one here, where it stands.
+    let around = if cursor.column > around + 3 { cursor.column } else { around };
+    Some(Fence { mark, length, column: cursor.column, around, quotes, info })
+}
+
+impl<'t> Fence<'t> {
+    /// A line of the block without the marks of quotation before it; `None` if the quotation has ended.
+    fn inside(&self, line: &'t str) -> Option<Cursor<'t>> {
+        let mut cursor = Cursor::new(line);
+        (0..self.quotes).all(|_| cursor.skip_quote()).then_some(cursor)
+    }
+
+    /// The text after a closing fence on its line; `None` if the line has none.
+    fn closing(&self, mut cursor: Cursor<'t>) -> Option<&'t str> {
+        cursor.skip_blanks(usize::MAX);
+        let length = fence_length(cursor.rest, self.mark);
+        let fits = length >= self.length && cursor.column <= self.around + 3;
+        fits.then(|| cursor.rest[length..].trim_end())
+    }
+
+    /// Adds a line of the block, without the indentation of the opening fence.
+    fn add(&self, cursor: Cursor<'t>, code: &mut String) {
+        let mut after = cursor;
+        after.skip_blanks(self.column);
+        // The rest of a tab that is not removed as a whole.
+        code.extend(std::iter::repeat_n(' ', after.column.saturating_sub(self.column)));
+        code.push_str(after.rest);
+    }
+}
+
+/// Name of the language that an info string gives, and whether it is one: `python`, `{.python}`, `{python}` and
+/// `python title="x"` are, and a line of code is not.
+fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
+    let mut words = info.split_whitespace();
+    let name = words.next().unwrap_or_default().trim_matches(|c| matches!(c, '{' | '}' | '.'));
+    let is_attribute = |word: &str| {
+        let key = word.split('=').next().unwrap_or_default();
+        word.starts_with(['{', '.', '#'])
+            || (word.contains('=') && !key.is_empty() && word.len() > key.len() + 1)
+    };
+    (name, is_one_of(name, known) || words.all(is_attribute))
+}
+
+/// Returns the first of these lines with a fence and text after it if a block in a language begins after it: the
+/// reply meant to close its block there. Lines are what stands after their fences.
+fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> {
+    let is_name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "+-#_.{}".contains(c));
+    let mut first = None;
+    for (at, text) in lines.enumerate() {
+        match text.map(|text| (is_name(text), first)) {
+            Some((true, Some(first))) => return Some(first),
+            Some((false, None)) => first = Some(at),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The blocks between fences, in their order, and whether the last one has no closing fence. With `lenient`, any
+/// fence with text after it closes a block.
+fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, bool) {
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    let (mut blocks, mut items, mut at, mut is_open) = (Vec::new(), Vec::new(), 0, false);
+    // The last lines that could close a block: after them none is looked for.
+    let alone = |mark: char| {
+        let is_alone = |line: &&str| {
+            let line = line.trim_matches(|c: char| c.is_whitespace() || c == '>');
+            line.split("</")
+                .next()
+                .is_some_and(|fence| fence_length(fence, mark) == fence.len() && fence.len() > 2)
+        };
+        lines.iter().rposition(is_alone)
+    };
+    let (backticks, tildes) = (alone('`'), alone('~'));
+    let last_alone = |mark: char| if mark == '`' { backticks } else { tildes };
+    while at < lines.len() {
+        let line = lines[at];
+        at += 1;
+        let Some(fence) = opening(line.trim_end_matches(['\n', '\r']), &mut items) else { continue };
+        let body = || lines[at..].iter().copied().map_while(move |line| fence.inside(line));
+        let alone = |after: &str| lenient || after.is_empty() || after.starts_with("</");
+        let closed =
+            |fits: &dyn Fn(&str) -> bool| body().position(|line| fence.closing(line).is_some_and(fits));
+        let is_last = !lenient && last_alone(fence.mark).is_none_or(|last| last < at);
+        let end = if is_last { None } else { closed(&alone) }.or_else(|| closed(&|_| true));
+        let end = end.map(|end| with_text(body().take(end).map(|line| fence.closing(line))).unwrap_or(end));
+        let length = end.unwrap_or_else(|| body().count());
+        let mut code = String::new();
+        let (name, is_name) = language(fence.info, known);
+        if !is_name {
+            code.push_str(fence.info);
+            code.push('\n');
+        }
+        body().take(length).for_each(|line| fence.add(line, &mut code));
+        blocks.push(Block { language: if is_name { name } else { "" }, code: code.into() });
+        at += length + usize::from(end.is_some());
+        is_open = end.is_none();
+    }
+    (blocks, is_open)
+}
+
+/// Code between three backticks within lines, as replies write it that know no blocks.
+fn in_line<'t>(text: &'t str, known: &[&str]) -> Vec<Block<'t>> {
+    let block = |inside: &'t str| {
+        let (first, rest) =
+            inside.split_once('\n').map_or((inside, None), |(first, rest)| (first, Some(rest)));
+        let name = first.split_whitespace().next().unwrap_or_default();
+        let names = is_one_of(name, known) || (rest.is_some() && name == first.trim());
+        match rest {
+            Some(rest) if names => Block { language: name, code: rest.into() },
+            None if names => Block { language: name, code: inside.trim_start()[name.len()..].into() },
+            _ => Block { language: "", code: inside.into() },
+        }
+    };
+    text.split("```").skip(1).step_by(2).map(block).collect()
 }
 
 fn is_one_of(name: &str, known: &[&str]) -> bool {
     known.iter().any(|one| name.eq_ignore_ascii_case(one))
 }
 
-/// The code of the last block in one of these languages; where no block names one of them, of the last one
-/// that names none, for an answer often ends with a block of what its program prints; and of the last one
-/// where all name others. The last block need not be closed. Blocks without code count for nothing.
-pub(crate) fn last_in<'t>(text: &'t str, languages: &[&str]) -> Option<&'t str> {
-    let inside = text.split("```").skip(1).step_by(2);
-    let blocks: Vec<Block> = inside
-        .map(|inside| Block::new(inside, languages))
-        .filter(|block| !block.code.trim().is_empty())
-        .collect();
-    let last = |fits: &dyn Fn(&Block) -> bool| blocks.iter().rev().find(|block| fits(block));
-    last(&|block| is_one_of(block.language, languages))
+/// Returns whether a text has a fence, so that code stands in blocks if anywhere.
+pub(crate) fn has_fence(text: &str) -> bool {
+    text.contains("```") || text.lines().any(|line| opening(line, &mut Vec::new()).is_some())
+}
+
+/// Returns the code of the last block in one of these languages. If no block names one of them, returns the last
+/// block without a language, for an answer often ends with a block of what its program prints; and the last one
+/// if all name others. Blocks without code do not count.
+pub(crate) fn last_in<'t>(text: &'t str, languages: &[&str]) -> Option<Cow<'t, str>> {
+    let filled = |blocks: Vec<Block<'t>>| -> Vec<Block<'t>> {
+        blocks.into_iter().filter(|block| !block.code.trim().is_empty()).collect()
+    };
+    let (mut blocks, is_open) = fenced(text, languages, false);
+    // A fence that opens nothing at the end was to close a block: those before had text after theirs.
+    if is_open && blocks.last().is_some_and(|block| block.code.trim().is_empty()) {
+        blocks = fenced(text, languages, true).0;
+    }
+    let mut blocks = filled(blocks);
+    if blocks.is_empty() {
+        blocks = filled(in_line(text, languages));
+    }
+    let last = |fits: &dyn Fn(&Block) -> bool| blocks.iter().rposition(fits);
+    let at = last(&|block| is_one_of(block.language, languages))
         .or_else(|| last(&|block| block.language.is_empty()))
-        .or_else(|| last(&|_| true))
-        .map(|block| block.code)
+        .or_else(|| last(&|_| true))?;
+    Some(blocks.swap_remove(at).code)
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
+    fn last(text: &str) -> Option<String> {
+        last_in(text, &["python", "py"]).map(Cow::into_owned)
+    }
+
     #[test]
-    fn the_block_of_the_language_is_taken() {
+    fn last_block_of_the_language_is_returned() {
         for (text, want) in [
             ("no block", None),
             ("```x = 1```", Some("x = 1")),
@@ -65,15 +292,102 @@ mod tests {
             ("```python\nx\n```\nOutput:\n```\n5\n```", Some("x\n")),
             ("```py\nx\n```\nRun it:\n```bash\npython x.py\n```", Some("x\n")),
             ("```\nx\n```\nOutput:\n```text\n5\n```", Some("x\n")),
+            ("```\nx\n```\nOutput:\n```text title=\"out\"\n5\n```", Some("x\n")),
             ("```python\na\n```\n```python\nb\n```", Some("b\n")),
             ("```python\na\n```\n```python\n\n```", Some("a\n")),
             ("```c\na\n```\n```go\nb\n```", Some("b\n")),
             ("```{python}\na\n```", Some("a\n")),
+            ("```{.python .numberLines}\na\n```", Some("a\n")),
+            ("``` python {.x}\na\n```", Some("a\n")),
             ("```python title=\"x\"\na\n```", Some("a\n")),
             ("```x = 1\ny = 2\n```", Some("x = 1\ny = 2\n")),
-            ("```python\r\na\r\n```", Some("a\r\n")),
+            ("```python\r\na\r\n```\r\n", Some("a\r\n")),
+            ("a ```python\nx = 1\n``` b ```\ny = 2\n``` c", Some("x = 1\n")),
         ] {
-            assert_eq!(last_in(text, &["python", "py"]), want, "{text:?}");
+            assert_eq!(last(text).as_deref(), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn fences_are_those_of_commonmark() {
+        for (text, want) in [
+            // Tildes; longer fences; the other character and shorter fences are code.
+            ("~~~python\na\n~~~", Some("a\n")),
+            ("~~~ py\n```\na\n```\n~~~", Some("```\na\n```\n")),
+            ("````python\n```\na\n````", Some("```\na\n")),
+            ("```python\n~~~\na\n`````", Some("~~~\na\n")),
+            // A tilde fence may have backticks in its info string.
+            ("~~~python `x`\na\n~~~", Some("a\n")),
+            // Fences within the code's own texts.
+            ("```python\ns = '```'\n```", Some("s = '```'\n")),
+            ("```python\n\"\"\"Use ```f(1)```.\"\"\"\n```", Some("\"\"\"Use ```f(1)```.\"\"\"\n")),
+            ("```python\n# ``` no fence\na\n```", Some("# ``` no fence\na\n")),
+            (
+                "```python\ndef f():\n    \"\"\"\n    ```\n    x\n    ```\n    \"\"\"\n```",
+                Some("def f():\n    \"\"\"\n    ```\n    x\n    ```\n    \"\"\"\n"),
+            ),
+            ("```python\na\n``` b\nc\n```", Some("a\n``` b\nc\n")),
+            // Closing fences may be indented by three columns and have white space after them.
+            ("```python\na\n   ```  \t\nb", Some("a\n")),
+            ("  ```python\n  a\n ```\nb", Some("a\n")),
+            ("   ```python\na\n     b\n```", Some("a\n  b\n")),
+            // List items, nested ones, and quotations.
+            (
+                "1. Code:\n   ```python\n   def f():\n       return 1\n   ```\n",
+                Some("def f():\n    return 1\n"),
+            ),
+            ("1. Code:\n\n   ```python\n   a\n\n   b\n   ```\n2. More", Some("a\n\nb\n")),
+            ("- x\n  - y\n\n    ```python\n    if a:\n        b\n    ```\n", Some("if a:\n    b\n")),
+            ("- ```python\n  a\n  ```\n- b", Some("a\n")),
+            ("10) ~~~python\n    a\n    ~~~", Some("a\n")),
+            ("* x\n\n\t```python\n\ta\n\t\tb\n\t```", Some("a\n\tb\n")),
+            ("1. Code:\n   ```python\ndef f():\n    return 1\n   ```", Some("def f():\n return 1\n")),
+            ("> ```python\n> def f():\n>     return 1\n> ```\nsaid", Some("def f():\n    return 1\n")),
+            ("> ```python\n> a\nb", Some("a\n")),
+            // Fences that nothing but tags stand beside.
+            ("<solution>\n```python\na\n```\n</solution>", Some("a\n")),
+            ("<solution>\n```python\na\n```</solution> and more", Some("a\n")),
+            ("<solution>```python\na\n```</solution>", Some("a\n")),
+            // A block that is never closed.
+            ("So:\n```python\na\n\nb", Some("a\n\nb")),
+            ("1. x\n   ```python\n   a", Some("a")),
+            // Text after a fence closes its block if another one begins then.
+            ("```python\na\n``` gives\n```text\n5\n```", Some("a\n")),
+            ("```python\na\n``` b\n\"\"\"\nc\n```", Some("a\n``` b\n\"\"\"\nc\n")),
+            // Code in a line is no fence.
+            ("Call ```f(1)``` here:\n```python\na\n```", Some("a\n")),
+            ("```f(1)``` is called here:\n```python\na\n```", Some("a\n")),
+        ] {
+            assert_eq!(last(text).as_deref(), want, "{text:?}");
+        }
+        assert!(has_fence("~~~python\na\n~~~") && has_fence("- ~~~\n  a") && !has_fence("x = ~~a\n# ~~~"));
+    }
+
+    proptest! {
+        #[test]
+        fn code_survives_any_place_in_a_reply(
+            lines in prop::collection::vec("( {0,8}[a-z=~`\"']{0,9}|)", 1..8),
+            indent in 0usize..4,
+            place in 0usize..5,
+            longer in 0usize..3,
+            tilde: bool,
+        ) {
+            let code: String = lines.iter().map(|line| format!("{}\n", line.trim_end())).collect();
+            prop_assume!(!code.trim().is_empty());
+            let mark = if tilde { "~" } else { "`" };
+            let longest = code.lines().map(|line| line.matches(mark).count()).max().unwrap_or(0);
+            let fence = mark.repeat(longest.max(2) + 1 + longer);
+            let (first, further) = match place {
+                0 => (String::new(), String::new()),
+                1 => ("1. ".to_owned(), "   ".to_owned()),
+                2 => ("- x\n  - ".to_owned(), "    ".to_owned()),
+                3 => ("> ".to_owned(), "> ".to_owned()),
+                _ => ("x\n\n".to_owned(), String::new()),
+            };
+            let pad = " ".repeat(if matches!(place, 1 | 2) { 0 } else { indent });
+            let body: String = code.lines().map(|line| format!("{further}{pad}{line}\n")).collect();
+            let text = format!("{first}{pad}{fence}python\n{body}{further}{pad}{fence}\nEnd.\n");
+            prop_assert_eq!(last(&text), Some(code), "{:?}", text);
         }
     }
 }

@@ -46,12 +46,10 @@ pub struct CommandScorer {
     supervisor: Option<Arc<dyn Supervisor>>,
 }
 
-/// Line that the program prints.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Printed {
-    Number(f64),
-    Whole(Score),
+/// Parses the output of a program: a number, or an object with a score.
+fn printed(text: &str) -> Option<Score> {
+    let number = serde_json::from_str(text).map(|value| Score { value, extracted: None });
+    number.or_else(|_| serde_json::from_str(text)).ok()
 }
 
 #[async_trait]
@@ -125,13 +123,9 @@ impl CommandScorer {
             return Err(self.broken(format!("ended with {}: {last}", process::ending(output.status))));
         }
         let said = String::from_utf8_lossy(&output.stdout);
-        let score = match serde_json::from_str(said.trim()) {
-            Ok(Printed::Number(value)) => Score { value, extracted: None },
-            Ok(Printed::Whole(score)) => score,
-            Err(_) => {
-                let start = shown(&said);
-                return Err(self.broken(format!("printed {start:?}, which is neither a number nor a score")));
-            }
+        let Some(score) = printed(said.trim()) else {
+            let start = shown(&said);
+            return Err(self.broken(format!("printed {start:?}, which is neither a number nor a score")));
         };
         if !(0.0..=1.0).contains(&score.value) {
             return Err(self.broken(format!("printed {}, but a score is in 0..=1", score.value)));
@@ -168,6 +162,10 @@ mod tests {
         assert_eq!(scorer.grade("it is 72", &"73".into()).await.unwrap().value, 0.0);
         let whole = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).grade("", &Value::Null).await.unwrap();
         assert_eq!(whole, Score { value: 1.0, extracted: Some("72".into()) });
+        for number in ["0.50", "5e-1", r#"{"value": 0.50}"#, r#"{"extracted": null, "value": 5E-1}"#] {
+            let score = shell(&format!("echo '{number}'")).grade("", &Value::Null).await.unwrap();
+            assert_eq!(score, Score { value: 0.5, extracted: None }, "{number}");
+        }
         // One that never reads what it is told, however long that is.
         let deaf = shell("echo 1").grade(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
         assert_eq!(deaf.value, 1.0);

@@ -67,7 +67,7 @@ pub use python::{Completions, PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
 pub use schema::SchemaScorer;
 pub use scorer::{Evidence, Scorer, task_field};
-pub use sql::SqlScorer;
+pub use sql::{Columns, SqlScorer};
 
 /// A scorer as a recipe says it: its kind with its options.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,5 +1,7 @@
 //! JSON that keeps to a schema.
 
+use std::borrow::Cow;
+
 use async_trait::async_trait;
 use jsonschema::Validator;
 use serde::{Deserialize, Serialize};
@@ -75,7 +77,7 @@ impl SchemaScorer {
             return Ok(Score { value: 0.0, extracted: None });
         };
         let value = f64::from(u8::from(validator.is_valid(&json)));
-        Ok(Score { value, extracted: Some(written.to_owned()) })
+        Ok(Score { value, extracted: Some(written.trim().to_owned()) })
     }
 }
 
@@ -85,11 +87,11 @@ fn compiled(schema: &Value) -> Result<Validator, ScoreError> {
 }
 
 /// The JSON of a text, and how it is written: all of it, in a tag, or in the last block of code.
-fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, &'t str)> {
+fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
     let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
-    let places = [Some(text), in_tag(text, tag), block];
-    places.into_iter().flatten().map(str::trim).find_map(|written| {
-        let json = serde_json::from_str(written).ok()?;
+    let places: [Option<Cow<str>>; 3] = [Some(text.into()), in_tag(text, tag).map(Cow::from), block];
+    places.into_iter().flatten().find_map(|written| {
+        let json = serde_json::from_str(written.trim()).ok()?;
         Some((json, written))
     })
 }
@@ -99,6 +101,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::testing::Dice;
 
     fn scorer() -> SchemaScorer {
         let schema = json!({
@@ -135,6 +138,91 @@ mod tests {
         assert_eq!(scorer().grade(text, &Value::Null).unwrap().value, 0.0);
         // However deep it is, reading it ends.
         assert_eq!(scorer().grade(&"[".repeat(100_000), &Value::Null).unwrap().value, 0.0);
+    }
+
+    #[test]
+    fn numbers_of_any_length_are_exact() {
+        let own = SchemaScorer { field: Some("format".into()), schema: None };
+        for (schema, text, value) in [
+            (r#"{"multipleOf": 1e-08}"#, "0.00000003", 1.0),
+            (r#"{"multipleOf": 1e-08}"#, "0.000000035", 0.0),
+            (r#"{"minimum": 1e-06}"#, "0.000002", 1.0),
+            (r#"{"minimum": 1e-06}"#, "0.0000001", 0.0),
+            (r#"{"const": 1234567890123456789012345}"#, "1234567890123456789012345", 1.0),
+            (r#"{"const": 1234567890123456789012345}"#, "1234567890123456789012346", 0.0),
+            (r#"{"const": 1234567890123456789012345}"#, "1.234567890123456789012345e24", 1.0),
+            (r#"{"enum": [1, 1234567890123456789012345]}"#, "1234567890123456789012344", 0.0),
+            (r#"{"enum": [1.10]}"#, "1.1", 1.0),
+            (r#"{"type": "integer"}"#, "1234567890123456789012345", 1.0),
+            (r#"{"type": "integer"}"#, "3.0", 1.0),
+            (r#"{"type": "integer"}"#, "1234567890123456789012345.5", 0.0),
+            (r#"{"multipleOf": 1000000000000000000000003}"#, "3000000000000000000000009", 1.0),
+            (r#"{"multipleOf": 1000000000000000000000003}"#, "3000000000000000000000010", 0.0),
+            (r#"{"maximum": 18446744073709551616}"#, "18446744073709551617", 0.0),
+            (r#"{"exclusiveMaximum": 18446744073709551616}"#, "18446744073709551615", 1.0),
+        ] {
+            let row: Value = serde_json::from_str(&format!("{{\"row\": {{\"format\": {schema}}}}}")).unwrap();
+            own.check_task(&row).unwrap();
+            assert_eq!(own.grade(text, &row).unwrap().value, value, "{schema} {text}");
+        }
+    }
+
+    #[test]
+    fn json_is_found_in_any_fence() {
+        for text in [
+            "~~~json\n{\"name\": \"Ada\"}\n~~~",
+            "1. So:\n   ```json\n   {\n     \"name\": \"Ada\"\n   }\n   ```",
+            "```json {.x}\n{\"name\": \"use ``` here\"}\n```",
+            "````json\n{\"name\":\n\"```\"}\n````",
+            "> ```json\n> {\"name\": \"Ada\"}\n> ```",
+        ] {
+            assert_eq!(scorer().grade(text, &Value::Null).unwrap().value, 1.0, "{text}");
+        }
+    }
+
+    /// Numbers that are an expected constant, or differ in one respect that changes the value.
+    #[test]
+    fn generated_numbers_are_told_apart() {
+        let frames = [
+            "{}",
+            "```json\n{}\n```",
+            "So:\n~~~\n{}\n~~~",
+            "<answer>{}</answer>",
+            "- x\n  ```json\n  {}\n  ```",
+        ];
+        let own = SchemaScorer { field: Some("format".into()), schema: None };
+        let mut dice = Dice::new(4);
+        let (mut right, mut found, mut wrong) = (0, 0, 0);
+        for _ in 0..3_500 {
+            let number = dice.number(40);
+            let schema = [
+                format!("{{\"const\": {number}}}"),
+                format!("{{\"enum\": [\"x\", {number}]}}"),
+                format!("{{\"minimum\": {number}, \"maximum\": {number}}}"),
+                format!("{{\"items\": {{\"const\": {number}}}, \"minItems\": 1, \"type\": \"array\"}}"),
+            ];
+            let kind = dice.below(4);
+            let row: Value =
+                serde_json::from_str(&format!("{{\"row\": {{\"format\": {}}}}}", schema[kind])).unwrap();
+            let frame = frames[dice.below(frames.len())];
+            let value = |number: &str| {
+                let json = if kind == 3 { format!("[{number}]") } else { number.to_owned() };
+                own.grade(&frame.replace("{}", &json), &row).unwrap().value
+            };
+            let same = match number.contains('.') {
+                true => format!("{number}0"),
+                false if dice.below(2) == 0 => format!("{number}.0"),
+                false => number.clone(),
+            };
+            right += 1;
+            found += usize::from(value(&same) == 1.0);
+            for other in [dice.changed(&number), dice.changed(&number)] {
+                wrong += 1;
+                assert_eq!(value(&other), 0.0, "{} {other}", schema[kind]);
+            }
+        }
+        println!("json_schema: {found} of {right} right, 0 of {wrong} wrong");
+        assert!(found * 100 >= right * 98 && right + wrong > 10_000);
     }
 
     #[test]

@@ -13,3 +13,77 @@ pub(crate) fn evidence(text: &str, task: Value) -> Evidence {
     let trajectory = Arc::new(Trajectory::default());
     Evidence { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory }
 }
+
+/// Random choices of generated tests, the same in every run.
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        // xorshift64* (Vigna 2016).
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound.max(1)
+    }
+
+    /// Digits of an integer of at most so many, without leading zeros.
+    pub fn digits(&mut self, most: usize) -> String {
+        let count = 1 + self.below(most);
+        let first = char::from(b'1' + self.below(9) as u8);
+        let rest = (1..count).map(|_| char::from(b'0' + self.below(10) as u8));
+        std::iter::once(first).chain(rest).collect()
+    }
+
+    /// An integer or a decimal, half of the time with a sign.
+    pub fn number(&mut self, most: usize) -> String {
+        let sign = if self.below(2) == 0 { "-" } else { "" };
+        let whole = self.digits(most);
+        match self.below(3) {
+            0 => {
+                let decimals = self.digits(6);
+                format!("{sign}{whole}.{decimals}")
+            }
+            _ => format!("{sign}{whole}"),
+        }
+    }
+
+    /// Another number: a last digit one higher or lower, another sign, ten times as much, or a digit exchanged.
+    pub fn changed(&mut self, number: &str) -> String {
+        let (sign, size) = number.strip_prefix('-').map_or(("", number), |size| ("-", size));
+        let last = size.len() - 1;
+        let digit = size.as_bytes()[last] - b'0';
+        let with_last = |digit: u8| format!("{sign}{}{}", &size[..last], char::from(b'0' + digit));
+        match self.below(4) {
+            0 if digit < 9 => with_last(digit + 1),
+            1 if digit > 0 && (last > 0 || digit > 1) => with_last(digit - 1),
+            2 if !size.contains('.') => format!("{number}0"),
+            _ => {
+                if sign.is_empty() {
+                    format!("-{size}")
+                } else {
+                    size.to_owned()
+                }
+            }
+        }
+    }
+}
+
+/// A number with commas between groups of three digits.
+pub(crate) fn thousands(number: &str) -> String {
+    let (whole, decimals) =
+        number.split_once('.').map_or((number, None), |(whole, decimals)| (whole, Some(decimals)));
+    let (sign, whole) = whole.strip_prefix('-').map_or(("", whole), |whole| ("-", whole));
+    let mut grouped = String::new();
+    for (at, digit) in whole.chars().enumerate() {
+        if at > 0 && (whole.len() - at) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    format!("{sign}{grouped}{}", decimals.map(|decimals| format!(".{decimals}")).unwrap_or_default())
+}

@@ -4,7 +4,8 @@
 //! The engine is `minijinja`; what Python does otherwise is put right through its extension points (filters,
 //! tests, functions, the callback for methods, the formatter) and, where it has none, by rewriting the
 //! template before it is compiled ([`translate`]). Not here: `lipsum`, `urlize`, `xmlattr`, templates that
-//! include others, integers beyond 128 bits, and what Python prints for objects without a text of their own,
+//! include others, arithmetic with integers beyond 128 bits (they print
+//! their digits), and what Python prints for objects without a text of their own,
 //! such as generators.
 
 mod arguments;
@@ -12,6 +13,7 @@ mod containers;
 mod expression;
 mod filters;
 mod format;
+mod from_json;
 mod lexer;
 mod limits;
 mod names;
@@ -32,6 +34,7 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
 
 use crate::clock;
+pub(crate) use from_json::from_fields;
 pub(crate) use limits::STEPS;
 
 /// The variable that tells filters the guard character of a rendering.

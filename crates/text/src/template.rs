@@ -12,8 +12,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dressage_policy::caught;
-use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
 
 use crate::TextError;
@@ -102,7 +101,7 @@ impl ChatTemplate {
         }
         let template = self.environment.get_template(NAME).map_err(described)?;
         // The engine should not panic, but the template is a stranger's.
-        caught(|| template.render(Value::from(Serde(&variables))))
+        caught(|| template.render(jinja::from_fields(&variables)))
             .map_err(|what| TextError::Template(format!("the engine stops at {what:?}")))?
             .map_err(described)
     }
@@ -233,6 +232,32 @@ mod tests {
             "\"\\u00e9\"[1,2]"
         );
         assert_eq!(render("{{ strftime_now('%d %b %Y') }}"), "29 Feb 2000");
+    }
+
+    #[test]
+    fn numbers_print_as_python_reads_them() {
+        let message = r#"{"content": {"a": 12345678901234567890123, "b": 1234567890123456789012345678901234567890,
+            "c": [1.10, 1E5, 1e-5, 0.1000000000000000055511151231257827, -0.0], "d": 18446744073709551615, "e": 1e400}}"#;
+        let message: serde_json::Value = serde_json::from_str(message).unwrap();
+        let print = |source: &str| render_with(source, json!([message.clone()]), json!({})).unwrap();
+        let [a, b] = ["12345678901234567890123", "1234567890123456789012345678901234567890"];
+        let printed = format!(
+            "\"a\": {a}, \"b\": {b}, \"c\": [1.1, 100000.0, 1e-05, 0.1, -0.0], \"d\": 18446744073709551615, \"e\": 1e+400"
+        );
+        assert_eq!(print("{{ messages[0].content | tojson }}"), format!("{{{printed}}}"));
+        assert_eq!(print("{{ messages[0].content }}"), format!("{{{}}}", printed.replace('"', "'")));
+        assert_eq!(
+            print("{% for k, v in messages[0].content.items() %}{{ v }} {% endfor %}")
+                .split(' ')
+                .take(2)
+                .collect::<Vec<_>>(),
+            [a, b]
+        );
+        assert_eq!(print("{{ messages[0].content.a + 1 }}"), "12345678901234567890124");
+        assert_eq!(
+            print("{{ 'x' if messages[0].content.b is string else messages[0].content.b | string }}"),
+            b
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::packed;
 use crate::scorer::{expected, task_field};
 
 /// One test.
@@ -10,7 +11,11 @@ pub(super) enum Case {
     /// The program reads this input and must print this output.
     Prints { input: String, output: String },
     /// Code that runs after the program, with its names, and raises where that is wrong.
-    Asserts(String),
+    Asserts {
+        code: String,
+        /// Code of the row that the program completes, and the name that this code defines last.
+        start: Option<(String, String)>,
+    },
     /// A function of the program, or a method of its class `Solution`, must return one of these.
     Returns { function: String, arguments: Vec<Value>, values: Vec<Value> },
 }
@@ -35,7 +40,21 @@ fn read(given: &Value, task: &Value) -> Result<Vec<Case>, String> {
             // Tables have them as text.
             Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
             _ if text.trim().is_empty() => Ok(Vec::new()),
-            _ => Ok(vec![Case::Asserts(checked(text, task))]),
+            _ if packed::is_packed(text) => {
+                let tests = packed::unpack(text).and_then(|json| {
+                    serde_json::from_str(&json)
+                        .map_err(|error| format!("packed, but its text is no JSON: {error}"))
+                });
+                match tests {
+                    Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
+                    Ok(other) => Err(format!("are packed, but hold {}, no list and no table", shown(&other))),
+                    Err(why) => Err(format!(
+                        "are {}, which is {why}; give code, JSON, or tests as LiveCodeBench packs them",
+                        shown(given)
+                    )),
+                }
+            }
+            _ => Ok(vec![asserts(checked(text, task), task)]),
         },
         Value::Array(items) => items.iter().map(|item| one(item, task)).collect(),
         Value::Object(fields) => fields_of(fields, task),
@@ -46,7 +65,7 @@ fn read(given: &Value, task: &Value) -> Result<Vec<Case>, String> {
 /// One of a list: code, or an input with its output.
 fn one(item: &Value, task: &Value) -> Result<Case, String> {
     match item {
-        Value::String(code) => Ok(Case::Asserts(checked(code, task))),
+        Value::String(code) => Ok(asserts(checked(code, task), task)),
         Value::Object(fields) => {
             let (Some(input), Some(output)) = (fields.get("input"), fields.get("output")) else {
                 return Err(format!("have {}, which is no `input` with an `output`", shown(item)));
@@ -81,12 +100,12 @@ fn named_in(metadata: &Value) -> Option<String> {
 /// without; or lists of assertions.
 fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
     let before = fields.get("import_prefix").and_then(Value::as_str).unwrap_or_default();
-    if let Some(Value::Array(asserts)) = fields.get("assert_case") {
-        let code = |item: &Value| match item.as_str() {
-            Some(code) => Ok(Case::Asserts(format!("{before}\n{}", checked(code, task)))),
+    if let Some(Value::Array(list)) = fields.get("assert_case") {
+        let assertion = |item: &Value| match item.as_str() {
+            Some(code) => Ok(asserts(format!("{before}\n{}", checked(code, task)), task)),
             None => Err(format!("have the assertion {}, which is no code", shown(item))),
         };
-        return asserts.iter().map(code).collect();
+        return list.iter().map(assertion).collect();
     }
     let list = |name: &str| fields.get(name).and_then(Value::as_array);
     let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
@@ -127,6 +146,24 @@ fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Resul
     Ok(Case::Returns { function: function.to_owned(), arguments, values })
 }
 
+/// Assertions, with the start of the program that the row has in `prompt`, as HumanEval's rows do: code that defines
+/// the function of `entry_point` up to its documentation.
+fn asserts(code: String, task: &Value) -> Case {
+    let field = |name: &str| task_field(task, name).and_then(Value::as_str);
+    let entry = field("entry_point")
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty() && entry.chars().all(|c| c.is_alphanumeric() || c == '_'));
+    let start = entry.zip(field("prompt")).filter(|(entry, prompt)| {
+        let defines = |line: &str| {
+            let line = line.strip_prefix("async ").unwrap_or(line);
+            let rest = line.strip_prefix("def ").and_then(|rest| rest.trim_start().strip_prefix(*entry));
+            rest.is_some_and(|rest| rest.trim_start().starts_with('('))
+        };
+        prompt.lines().any(defines)
+    });
+    Case::Asserts { code, start: start.map(|(entry, prompt)| (prompt.to_owned(), entry.to_owned())) }
+}
+
 /// Code of tests, after that which MBPP has for the tests of a row. `check(candidate)`, as HumanEval has it,
 /// is called with the function that the row names.
 fn checked(code: &str, task: &Value) -> String {
@@ -152,33 +189,4 @@ fn text(value: &Value) -> String {
 
 fn shown(value: &Value) -> String {
     crate::process::shown(&value.to_string())
-}
-
-/// Whether an output is what was expected: the same lines, but for white space around words and empty lines
-/// at the end; numbers with a decimal point may differ by `tolerance`, relative to the expected one beyond 1.
-pub(super) fn same(found: &str, want: &str, tolerance: f64) -> bool {
-    let lines = |text: &str| -> Vec<Vec<String>> {
-        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
-        text.trim_end().lines().map(words).collect()
-    };
-    let (found, want) = (lines(found), lines(want));
-    let same_line = |(found, want): (&Vec<String>, &Vec<String>)| {
-        found.len() == want.len() && found.iter().zip(want).all(|(a, b)| same_word(a, b, tolerance))
-    };
-    found.len() == want.len() && found.iter().zip(&want).all(same_line)
-}
-
-fn same_word(found: &str, want: &str, tolerance: f64) -> bool {
-    if found == want {
-        return true;
-    }
-    // Whole numbers are exact, however long they are.
-    let is_decimal = |word: &str| word.contains(['.', 'e', 'E']);
-    if !is_decimal(found) && !is_decimal(want) {
-        return false;
-    }
-    match (found.parse::<f64>(), want.parse::<f64>()) {
-        (Ok(found), Ok(want)) => (found - want).abs() <= tolerance * want.abs().max(1.0),
-        _ => false,
-    }
 }

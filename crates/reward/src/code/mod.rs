@@ -5,7 +5,10 @@
 //! never a score of 0.
 
 mod case;
+mod compare;
+mod packed;
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -16,6 +19,7 @@ use serde_json::{Value, json};
 use crate::answer::in_tag;
 use crate::{Component, Evidence, ScoreError, Scorer, blocks};
 use case::Case;
+use compare::Tolerance;
 
 /// `kind = "code"`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,8 +38,11 @@ pub struct CodeKeys {
     pub seconds: f64,
     /// Most memory of a test's processes, in MiB.
     pub memory_mb: u64,
-    /// Difference that two numbers with a decimal point may have in an output, relative beyond 1.
+    /// Difference that a number may have from an expected one with a decimal point or an exponent. An integer
+    /// that is expected is met exactly.
     pub tolerance: f64,
+    /// The same difference, relative to the expected number; the larger of both counts. 0 for none.
+    pub relative_tolerance: f64,
     /// Protection without which nothing runs.
     pub protection: Walls,
     /// The interpreter: a name, a file, or the folder of a virtual environment.
@@ -60,6 +67,7 @@ impl Default for CodeKeys {
             seconds: 10.0,
             memory_mb: 1024,
             tolerance: 1e-6,
+            relative_tolerance: 0.0,
             protection: Walls::default(),
             python: "python3".into(),
             preload: Vec::new(),
@@ -172,8 +180,9 @@ impl CodeKeys {
         if !(32..=1 << 24).contains(&self.memory_mb) {
             return refuse(format!("memory_mb = {}, but it must be in 32..={}", self.memory_mb, 1 << 24));
         }
-        if !(0.0..1.0).contains(&self.tolerance) {
-            return refuse(format!("tolerance = {}, but it must be in 0..1", self.tolerance));
+        let tolerances = [("tolerance", self.tolerance), ("relative_tolerance", self.relative_tolerance)];
+        if let Some((name, value)) = tolerances.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
+            return refuse(format!("{name} = {value}, but it must be in 0..1"));
         }
         let known = [PYTHON, "bash"];
         match &self.url {
@@ -213,36 +222,66 @@ impl CodeScorer {
 
     /// Runs a test; `token` is what nobody else knows.
     async fn passes(&self, code: &str, case: &Case, token: &str) -> Result<(bool, ProgramEnd), ScoreError> {
-        let order = |mut test: Value, mut expected: Value| {
+        let order = |mut test: Value, output_bytes: usize| {
             test["program"] = code.into();
             test["sign"] = format!("end of {token}").into();
-            expected["token"] = token.into();
             Program {
                 language: PYTHON.into(),
                 code: RUNNER.to_owned(),
-                stdin: format!("{test}\n{expected}\n"),
-                output_bytes: OUTPUT,
+                stdin: format!("{test}\n{}\n", json!({ "token": token })),
+                output_bytes,
             }
         };
         let program = match case {
             Case::Prints { input, output } => Program {
                 language: self.keys.language.clone(),
-                code: code.to_owned(),
+                code: if self.keys.language == PYTHON { limited(code) } else { code.to_owned() },
                 stdin: input.clone(),
                 output_bytes: OUTPUT.max(2 * output.len()),
             },
-            Case::Asserts(asserts) => order(json!({ "asserts": asserts }), json!({})),
+            Case::Asserts { code, start } => {
+                let mut test = json!({ "asserts": code });
+                if let Some((start, entry)) = start {
+                    (test["start"], test["entry"]) = (start.as_str().into(), entry.as_str().into());
+                }
+                order(test, OUTPUT)
+            }
             Case::Returns { function, arguments, values } => {
-                order(json!({ "function": function, "arguments": arguments }), json!({ "values": values }))
+                // Half of the output is its end, and escapes take up to three times as many bytes.
+                let longest = values.iter().map(|value| value.to_string().len()).max().unwrap_or(0);
+                order(json!({ "function": function, "arguments": arguments }), OUTPUT.max(8 * longest))
             }
         };
         let Ran { stdout, is_whole, end } = self.runner.run(&program).await?;
+        let tolerance = Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
         let passed = end == ProgramEnd::Exit(0)
             && match case {
-                Case::Prints { output, .. } => is_whole && case::same(&stdout, output, self.keys.tolerance),
-                _ => stdout.trim_end().ends_with(token),
+                Case::Prints { output, .. } => is_whole && compare::same_output(&stdout, output, tolerance),
+                Case::Asserts { .. } => stdout.trim_end().ends_with(token),
+                Case::Returns { values, .. } => returned(&stdout, token).is_some_and(|found| {
+                    values.iter().any(|want| compare::same_value(&found, want, tolerance))
+                }),
             };
         Ok((passed, end))
+    }
+}
+
+/// Returns the value that the runner prints after the token.
+fn returned(stdout: &str, token: &str) -> Option<Value> {
+    let (_, after) = stdout.rsplit_once(token)?;
+    serde_json::from_str(after.lines().next()?).ok()
+}
+
+/// Returns a program of Python with the limits of LiveCodeBench's harness: integers of 50,000 digits are read and
+/// printed, and functions call each other 50,000 deep.
+fn limited(code: &str) -> String {
+    let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
+                  __import__(\"sys\").setrecursionlimit(50000)\n";
+    // Imports from `__future__` must come first.
+    if code.contains("__future__") {
+        format!("{limits}exec(compile({}, \"program.py\", \"exec\"))\n", Value::from(code))
+    } else {
+        format!("{limits}{code}")
     }
 }
 
@@ -261,7 +300,7 @@ impl Scorer for CodeScorer {
         let code = program_in(evidence.text(), &self.keys.language).filter(|_| evidence.is_answered());
         let (mut passed, mut limited) = (0, false);
         for (number, case) in cases.iter().enumerate() {
-            let Some(code) = code else { break };
+            let Some(code) = &code else { break };
             let token = format!("passed {} {number}", evidence.attempt);
             let (ok, end) = self.passes(code, case, &token).await?;
             passed += usize::from(ok);
@@ -276,25 +315,36 @@ impl Scorer for CodeScorer {
             Passing::Share => share,
             Passing::All => f64::from(u8::from(passed == cases.len())),
         };
-        let score = Component { extracted: code.map(str::to_owned), ..Component::score(value) };
+        let score = Component { extracted: code.map(Cow::into_owned), ..Component::score(value) };
         let limited = Component::new(LIMITED, f64::from(u8::from(limited)));
         Ok(vec![score, Component::new(PASSED, share), limited])
     }
 }
 
-/// The program in a text, or in its `<answer>`: the last block of code in its language, or all of it.
-fn program_in<'t>(text: &'t str, language: &str) -> Option<&'t str> {
+/// Returns the program in a text, or in its `<answer>`: the last block of code in its language, or all of it.
+fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     let names: &[&str] = match language {
         "python" => &["python", "py", "python3"],
         "bash" => &["bash", "sh", "shell"],
         other => &[other],
     };
     let answer = in_tag(text, "answer").unwrap_or(text);
-    let code = match answer.contains("```") {
+    let code = match blocks::has_fence(answer) && !is_bare_python(answer, language) {
         true => blocks::last_in(answer, names),
-        false => Some(answer),
+        false => Some(answer.into()),
     };
     code.filter(|code| !code.trim().is_empty())
+}
+
+/// Returns whether a text is a program of Python without a fence around it, which may have backticks in its texts.
+fn is_bare_python(text: &str, language: &str) -> bool {
+    let first = text.trim_start().lines().next().unwrap_or_default();
+    let begins =
+        ["import ", "def ", "class ", "async def ", "@", "#!"].iter().any(|word| first.starts_with(word))
+            || (first.starts_with("from ") && first.contains(" import "));
+    // In a program by itself, fences stand within texts of its functions.
+    let is_fence = |line: &str| ["```", "~~~"].iter().any(|fence| line.starts_with(fence));
+    language == PYTHON && begins && !text.lines().any(is_fence)
 }
 
 #[cfg(test)]

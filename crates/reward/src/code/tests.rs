@@ -200,20 +200,98 @@ async fn a_program_is_a_module_and_rows_bring_code_for_their_tests() {
     assert_eq!(values(&scorer, program, mbpp).await, [1.0, 1.0, 0.0]);
 }
 
-#[test]
-fn outputs_are_compared_by_words() {
-    for (found, want, same) in [
-        ("3\n", "3", true),
-        ("1  2 \n3\n\n", "1 2\n3", true),
-        ("1 2 3", "1 2\n3", false),
-        ("0.3333333", "0.33333333333", true),
-        ("0.333", "0.33333333333", false),
-        ("1.0", "1", true),
-        ("1000000007", "1000000008", false),
-        ("", "0", false),
-        ("nan", "nan.", false),
+#[tokio::test]
+async fn integers_of_any_length_are_exact() {
+    let (_, scorer) = scorer(Passing::All);
+    let task = |function: &str, input: &str, output: &str| -> Value {
+        let tests = format!(r#"{{"fn_name": "{function}", "inputs": [[{input}]], "outputs": [{output}]}}"#);
+        json!({ "tests": serde_json::from_str::<Value>(&tests).unwrap() })
+    };
+    let big = "10000000000000000000000003";
+    let program = "```python\ndef next(n): return n + 1\ndef kind(n): return type(n).__name__\ndef near(n): return float(n)\n```";
+    for (function, input, output, right) in [
+        ("next", big, "10000000000000000000000004", 1.0),
+        ("next", big, "10000000000000000000000005", 0.0),
+        ("next", "-9223372036854775810", "-9223372036854775809", 1.0),
+        ("kind", "1e-07", "\"float\"", 1.0),
+        ("kind", "12345678901234567890123", "\"int\"", 1.0),
+        ("kind", "1.10", "\"float\"", 1.0),
+        ("near", big, big, 0.0),
+        ("near", "7", "7", 1.0),
     ] {
-        assert_eq!(case::same(found, want, 1e-6), same, "{found:?} {want:?}");
+        assert_eq!(
+            values(&scorer, program, task(function, input, output)).await[0],
+            right,
+            "{function} {input}"
+        );
+    }
+    // Beyond the limit of digits that CPython has by default, read, printed, and after an import from `__future__`.
+    let digits = "7".repeat(6000);
+    let tests = json!({ "tests": [{ "input": digits, "output": format!("\n{digits}\n") }] });
+    for program in [
+        "print(int(input()))",
+        "from __future__ import annotations\nif __name__ == '__main__':\n    print()\n    print(int(input()))",
+    ] {
+        assert_eq!(
+            values(&scorer, &format!("```python\n{program}\n```"), tests.clone()).await[0],
+            1.0,
+            "{program}"
+        );
+    }
+    assert_eq!(values(&scorer, program, task("next", &digits, &format!("{}8", &digits[1..]))).await[0], 1.0);
+}
+
+#[tokio::test]
+async fn program_completes_the_prompt_of_its_row() {
+    let (_, scorer) = scorer(Passing::All);
+    let row = |prompt: &str, test: &str| json!({ "row": { "prompt": prompt, "tests": test, "entry_point": "twice" } });
+    let prompt = "from typing import List\n\ndef half(x):\n    return x // 2\n\ndef twice(x: List) -> List:\n    \"\"\" Doubles. \"\"\"\n";
+    let test = "def check(candidate):\n    assert candidate([1]) == [2]\n    assert half(4) == 2\n";
+    for (reply, right) in [
+        // The body, with its indentation, without it, and with that of its first line lost.
+        ("```python\n    return [2 * y for y in x]\n```", 1.0),
+        ("```python\nz = []\nfor y in x:\n    z.append(2 * y)\nreturn z\n```", 1.0),
+        ("z = [2 * y for y in x]\n    return z", 1.0),
+        // The whole function, alone and with all that the row has.
+        ("```python\ndef twice(x):\n    return [2 * y for y in x]\n```", 1.0),
+        (
+            "```python\nfrom __future__ import annotations\ndef twice(x: List) -> List:\n    return [y + y for y in x]\n```",
+            1.0,
+        ),
+        ("```python\ndef twice(x):\n    return [2 * half(2 * y) for y in x]\n```", 1.0),
+        ("```python\ntwice = lambda x: [2 * y for y in x]\n```", 1.0),
+        ("```python\n    return [3 * y for y in x]\n```", 0.0),
+        ("```python\ndef other(x):\n    return [2 * y for y in x]\n```", 0.0),
+        ("I do not know.", 0.0),
+    ] {
+        assert_eq!(values(&scorer, reply, row(prompt, test)).await[0], right, "{reply}");
+    }
+    // A function that does nothing but have its documentation is no answer.
+    let lenient = "def check(candidate):\n    assert candidate(1) is None\n";
+    assert_eq!(values(&scorer, "```python\nx = (\n```", row(prompt, lenient)).await[0], 0.0);
+    // A prompt in words is no code.
+    let words = "Write a function that doubles a list. Call it twice(x).";
+    let alone = "def check(candidate):\n    assert candidate([1]) == [2]\n";
+    let whole = "```python\ndef twice(x):\n    return [2 * y for y in x]\n```";
+    assert_eq!(values(&scorer, whole, row(words, alone)).await[0], 1.0);
+}
+
+#[tokio::test]
+async fn packed_tests_are_unpacked_or_refused() {
+    use base64::Engine;
+    use std::io::Write;
+    let (_, scorer) = scorer(Passing::All);
+    let json = r#"[{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]"#;
+    let pickle = [&[0x80, 4, 0x8C, json.len() as u8], json.as_bytes(), &[0x94, b'.']].concat();
+    let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(&pickle).unwrap();
+    let blob = base64::engine::general_purpose::STANDARD.encode(encoder.finish().unwrap());
+    assert_eq!(values(&scorer, ADD, json!({ "tests": blob })).await[0], 1.0);
+    let subtract = ADD.replace("a + b", "a - b");
+    assert_eq!(values(&scorer, &subtract, json!({ "tests": blob })).await[0], 0.0);
+    for damaged in [blob[..blob.len() / 2].to_owned(), "A".repeat(64)] {
+        let error = scorer.check_task(&json!({ "tests": damaged })).unwrap_err().to_string();
+        assert!(error.contains("give code, JSON, or tests as LiveCodeBench packs them"), "{error}");
     }
 }
 
@@ -226,14 +304,18 @@ fn programs_are_found_in_answers() {
         ("```x = 1```", Some("x = 1")),
         ("```x\n```", None),
         ("print(1)", Some("print(1)")),
+        ("~~~py\nx\n~~~", Some("x\n")),
+        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```", Some("def f():\n    return 1\n")),
+        ("def f():\n    \"\"\"See ```f()```.\"\"\"", Some("def f():\n    \"\"\"See ```f()```.\"\"\"")),
+        ("import math works:\n```python\ny\n```", Some("y\n")),
         ("```\n\n```", None),
         ("", None),
     ] {
-        assert_eq!(program_in(text, "python"), want, "{text}");
+        assert_eq!(program_in(text, "python").as_deref(), want, "{text}");
     }
     let both = "```python\nprint(1)\n``` in Python, and\n```sh\necho 1\n``` gives\n```\n1\n```";
-    assert_eq!(program_in(both, "bash"), Some("echo 1\n"));
-    assert_eq!(program_in(both, "lua"), Some("1\n"));
+    assert_eq!(program_in(both, "bash").as_deref(), Some("echo 1\n"));
+    assert_eq!(program_in(both, "lua").as_deref(), Some("1\n"));
 }
 
 #[test]
@@ -255,6 +337,7 @@ fn tests_that_make_no_sense_are_named() {
     }
     for (keys, want) in [
         (CodeKeys { seconds: 0.0, ..CodeKeys::default() }, "seconds = 0"),
+        (CodeKeys { relative_tolerance: 1.0, ..CodeKeys::default() }, "relative_tolerance = 1"),
         (CodeKeys { memory_mb: 1, ..CodeKeys::default() }, "memory_mb = 1"),
         (CodeKeys { language: "cpp".into(), ..CodeKeys::default() }, "language = \"cpp\""),
         (CodeKeys { url: Some("h".into()), ..CodeKeys::default() }, "url = \"h\""),

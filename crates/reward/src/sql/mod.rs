@@ -1,10 +1,12 @@
 //! Queries, right where they give what the expected query gives (execution accuracy).
 //!
 //! Both run on the same SQLite file, which is opened for reading alone: no other file can be attached,
-//! nothing written, and time, rows and sizes of values are bounded.
+//! nothing written, and time, rows, bytes and sizes of values are bounded.
 
+mod compare;
 mod run;
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +17,8 @@ use serde_json::Value;
 use crate::answer::in_tag;
 use crate::scorer::{expected, task_field};
 use crate::{Component, Evidence, ScoreError, Scorer, blocks};
-use run::{Cell, Query};
+use compare::same;
+use run::{Bounds, Query, VALUE_BYTES};
 
 /// Scores 1 where a query gives the rows that the expected one gives, else 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,9 +33,26 @@ pub struct SqlScorer {
     /// Longest time of a query, in seconds.
     #[serde(default = "ten")]
     pub seconds: f64,
-    /// Most rows of a result.
+    /// Maximum number of rows of a result.
     #[serde(default = "rows")]
     pub rows: usize,
+    /// Maximum size of a result, in MiB.
+    #[serde(default = "sixteen")]
+    pub result_mb: usize,
+    /// Whether the order of columns counts.
+    #[serde(default)]
+    pub columns: Columns,
+}
+
+/// Order in which a query may give the columns of the expected one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Columns {
+    /// Any order that is the same for all rows, as Spider's evaluation counts it.
+    #[default]
+    AnyOrder,
+    /// The order of the expected query, as BIRD's evaluation counts it.
+    InOrder,
 }
 
 fn db_id() -> String {
@@ -45,6 +65,10 @@ fn ten() -> f64 {
 
 fn rows() -> usize {
     10_000
+}
+
+fn sixteen() -> usize {
+    16
 }
 
 /// Name of the component that says whether the query ran.
@@ -62,14 +86,34 @@ impl Scorer for SqlScorer {
         let Some(query) = query_in(evidence.text()).filter(|_| evidence.is_answered()) else {
             return Ok(vec![Component::score(0.0), Component::new(RUNS, 0.0)]);
         };
-        let limit = Duration::from_secs_f64(self.seconds);
-        let run = |text: &str| Query::new(&database, text, limit, self.rows).run();
-        let want = run(&gold).await.map_err(|why| unusable(&gold, &why))?;
-        let found = run(query).await;
+        let mut bounds = Bounds {
+            time: Duration::from_secs_f64(self.seconds),
+            rows: self.rows,
+            bytes: self.result_mb << 20,
+            enough: usize::MAX,
+            value: VALUE_BYTES[0],
+        };
+        let mut want = Query::new(&database, &gold, bounds).run().await;
+        if want.as_ref().is_err_and(|why| why.contains("too big")) {
+            // Its values are longer.
+            bounds.value = VALUE_BYTES[1];
+            want = Query::new(&database, &gold, bounds).run().await;
+        }
+        let want = want.map_err(|why| unusable(&gold, &why))?.rows;
+        // One row more than expected is enough to know that the query is wrong.
+        bounds.enough = want.len();
+        let found = Query::new(&database, &query, bounds).run().await;
         let runs = f64::from(u8::from(found.is_ok()));
-        let right = found.is_ok_and(|found| same(&want, &found, is_ordered(&gold)));
-        let score =
-            Component { extracted: Some(query.to_owned()), ..Component::score(f64::from(u8::from(right))) };
+        let right = match found {
+            Ok(found) if found.is_whole => {
+                let (ordered, any_order) = (is_ordered(&gold), self.columns == Columns::AnyOrder);
+                let same = move || same(&want, &found.rows, ordered, any_order);
+                // Many columns in another order take a while.
+                tokio::task::spawn_blocking(same).await.unwrap_or(false)
+            }
+            _ => false,
+        };
+        let score = Component { extracted: Some(query), ..Component::score(f64::from(u8::from(right))) };
         Ok(vec![score, Component::new(RUNS, runs)])
     }
 }
@@ -85,6 +129,9 @@ impl SqlScorer {
         }
         if self.rows == 0 {
             return refuse("rows = 0, but it must be at least 1".into());
+        }
+        if !(1..=1 << 16).contains(&self.result_mb) {
+            return refuse(format!("result_mb = {}, but it must be in 1..={}", self.result_mb, 1 << 16));
         }
         Ok(())
     }
@@ -130,10 +177,11 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
 }
 
 /// The query in a text, or in its `<answer>` or `<sql>`: the last block of code in SQL, or all of it.
-fn query_in(text: &str) -> Option<&str> {
+fn query_in(text: &str) -> Option<String> {
     let answer = in_tag(text, "answer").or_else(|| in_tag(text, "sql")).unwrap_or(text);
-    let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(answer).trim();
-    Some(found.trim_end_matches(';').trim()).filter(|query| !query.is_empty())
+    let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));
+    let query = found.trim().trim_end_matches(';').trim();
+    Some(query.to_owned()).filter(|query| !query.is_empty())
 }
 
 /// Whether the rows of a query have an order: `ORDER BY` outside of brackets, texts and comments.
@@ -166,31 +214,6 @@ fn is_ordered(query: &str) -> bool {
         }
     }
     words.windows(2).any(|pair| pair == ["order", "by"])
-}
-
-/// Whether two results have the same rows, in the same order where there is one.
-fn same(want: &[Vec<Cell>], found: &[Vec<Cell>], ordered: bool) -> bool {
-    let width = want.first().map_or(0, Vec::len);
-    if want.len() != found.len() || want.iter().chain(found).any(|row| row.len() != width) {
-        return false;
-    }
-    let same_row = |(a, b): (&Vec<Cell>, &Vec<Cell>)| a.iter().zip(b).all(|(a, b)| a.same(b));
-    if ordered {
-        return want.iter().zip(found).all(same_row);
-    }
-    // Columns in floating point come last: values that are the same but for rounding must not decide where a
-    // row stands among others.
-    let is_real = |at: &usize| want.iter().chain(found).any(|row| row[*at].is_real());
-    let (real, exact): (Vec<usize>, Vec<usize>) = (0..width).partition(is_real);
-    let columns = [exact, real].concat();
-    let order = |a: &Vec<Cell>, b: &Vec<Cell>| {
-        let cells = columns.iter().map(|at| a[*at].order(&b[*at]));
-        cells.fold(std::cmp::Ordering::Equal, std::cmp::Ordering::then)
-    };
-    let (mut want, mut found) = (want.to_vec(), found.to_vec());
-    want.sort_by(order);
-    found.sort_by(order);
-    want.iter().zip(&found).all(same_row)
 }
 
 #[cfg(test)]

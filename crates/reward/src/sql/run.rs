@@ -1,6 +1,5 @@
 //! A query on a database that is read alone, within bounds.
 
-use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,8 +8,8 @@ use rusqlite::limits::Limit;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
 
-/// Longest text or blob, and most bytes of a query.
-const LONGEST: i32 = 1 << 20;
+/// Maximum number of bytes of a query.
+const QUERY_BYTES: i32 = 16 << 10;
 
 /// A value of a result.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,52 +32,40 @@ impl Cell {
         }
     }
 
-    /// Whether it is a number in floating point.
-    pub fn is_real(&self) -> bool {
-        matches!(self, Cell::Real(_))
+    /// Bytes that a value takes.
+    fn bytes(value: ValueRef<'_>) -> usize {
+        size_of::<Cell>()
+            + match value {
+                ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.len(),
+                _ => 0,
+            }
     }
+}
 
-    fn number(&self) -> Option<f64> {
-        match self {
-            Cell::Whole(value) => Some(*value as f64),
-            Cell::Real(value) => Some(*value),
-            _ => None,
-        }
-    }
+/// Bounds of a result, and of what a query may do for it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Maximum time.
+    pub time: Duration,
+    /// Maximum number of rows.
+    pub rows: usize,
+    /// Maximum number of bytes of all rows.
+    pub bytes: usize,
+    /// Number of rows after which the rest is not read.
+    pub enough: usize,
+    /// Maximum number of bytes of a text or blob, or of a row of a table.
+    pub value: usize,
+}
 
-    /// Whether it is the same value: whole numbers to the last digit, others up to the order in which sums
-    /// are added up.
-    pub fn same(&self, other: &Cell) -> bool {
-        match (self, other) {
-            (Cell::Whole(a), Cell::Whole(b)) => a == b,
-            (a, b) => match (a.number(), b.number()) {
-                (Some(a), Some(b)) => a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs()),
-                _ => a == b,
-            },
-        }
-    }
+/// Maximum sizes of a value: the first one that suffices for the expected query holds for answers, too.
+pub(super) const VALUE_BYTES: [usize; 2] = [128 << 10, 1 << 20];
 
-    /// An order of all values.
-    pub fn order(&self, other: &Cell) -> Ordering {
-        match (self, other) {
-            (Cell::Whole(a), Cell::Whole(b)) => a.cmp(b),
-            (Cell::Text(a), Cell::Text(b)) => a.cmp(b),
-            (Cell::Blob(a), Cell::Blob(b)) => a.cmp(b),
-            (a, b) => match (a.number(), b.number()) {
-                (Some(a), Some(b)) => a.total_cmp(&b),
-                _ => a.kind().cmp(&b.kind()),
-            },
-        }
-    }
-
-    fn kind(&self) -> u8 {
-        match self {
-            Cell::Null => 0,
-            Cell::Whole(_) | Cell::Real(_) => 1,
-            Cell::Text(_) => 2,
-            Cell::Blob(_) => 3,
-        }
-    }
+/// Rows of a query.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Table {
+    pub rows: Vec<Vec<Cell>>,
+    /// Whether these are all rows.
+    pub is_whole: bool,
 }
 
 /// A query to be run.
@@ -86,17 +73,22 @@ impl Cell {
 pub(super) struct Query {
     database: PathBuf,
     text: String,
-    limit: Duration,
-    rows: usize,
+    bounds: Bounds,
 }
 
-/// Opens a database for reading alone.
-fn open(database: &Path) -> Result<Connection, String> {
+/// Opens a database for reading alone, with values of at most so many bytes.
+fn open(database: &Path, value: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
     let connection = opened.map_err(|error| format!("{}: {error}", database.display()))?;
-    // No other file can be read, and none written (`VACUUM INTO` attaches one).
-    let limits = [(Limit::SQLITE_LIMIT_ATTACHED, 0), (Limit::SQLITE_LIMIT_LENGTH, LONGEST)];
+    // No other file can be read, and none written (`VACUUM INTO` attaches one). The other limits bound the values
+    // that one statement can hold at once: these are in memory, while tables on the way go to files.
+    let limits = [
+        (Limit::SQLITE_LIMIT_ATTACHED, 0),
+        (Limit::SQLITE_LIMIT_LENGTH, value as i32),
+        (Limit::SQLITE_LIMIT_SQL_LENGTH, QUERY_BYTES),
+        (Limit::SQLITE_LIMIT_EXPR_DEPTH, 250),
+    ];
     for (limit, value) in limits {
         connection.set_limit(limit, value).map_err(|error| error.to_string())?;
     }
@@ -104,16 +96,16 @@ fn open(database: &Path) -> Result<Connection, String> {
 }
 
 impl Query {
-    pub fn new(database: &Path, text: &str, limit: Duration, rows: usize) -> Self {
-        Query { database: database.to_owned(), text: text.to_owned(), limit, rows }
+    pub fn new(database: &Path, text: &str, bounds: Bounds) -> Self {
+        Query { database: database.to_owned(), text: text.to_owned(), bounds }
     }
 
     /// Checks that a query fits its database.
     ///
     /// # Errors
-    /// When it does not, or the database cannot be opened, in words.
+    /// Says so if it does not, or if the database cannot be opened.
     pub fn check(database: &Path, text: &str) -> Result<(), String> {
-        let connection = open(database)?;
+        let connection = open(database, VALUE_BYTES[1])?;
         let statement = connection.prepare(text).map_err(|error| error.to_string())?;
         if statement.readonly() { Ok(()) } else { Err("it would write".into()) }
     }
@@ -121,13 +113,13 @@ impl Query {
     /// Runs the query.
     ///
     /// # Errors
-    /// When it fails, writes, takes too long or gives too many rows, in words.
-    pub async fn run(self) -> Result<Vec<Vec<Cell>>, String> {
-        let limit = self.limit;
+    /// Says why if it fails, writes, or passes one of its bounds.
+    pub async fn run(self) -> Result<Table, String> {
+        let limit = self.bounds.time;
         let (tell, told) = tokio::sync::oneshot::channel();
         let mut running = tokio::task::spawn_blocking(move || {
-            let connection = open(&self.database)?;
-            // Whoever waits may have stopped.
+            let connection = open(&self.database, self.bounds.value)?;
+            // The caller may have stopped waiting.
             let _ = tell.send(connection.get_interrupt_handle());
             self.rows_of(&connection)
         });
@@ -145,21 +137,32 @@ impl Query {
         done.map_err(|error| error.to_string())?
     }
 
-    fn rows_of(&self, connection: &Connection) -> Result<Vec<Vec<Cell>>, String> {
+    fn rows_of(&self, connection: &Connection) -> Result<Table, String> {
         let mut statement = connection.prepare(&self.text).map_err(|error| error.to_string())?;
         if !statement.readonly() {
             return Err("it would write".into());
         }
         let columns = statement.column_count();
         let mut rows = statement.query([]).map_err(|error| error.to_string())?;
-        let mut found = Vec::new();
+        let (mut found, mut bytes) = (Vec::new(), 0);
         while let Some(row) = rows.next().map_err(|error| error.to_string())? {
-            if found.len() == self.rows {
-                return Err(format!("it gives more than {} rows", self.rows));
+            if found.len() == self.bounds.enough {
+                return Ok(Table { rows: found, is_whole: false });
             }
-            let cells = (0..columns).map(|at| row.get_ref(at).map(Cell::of));
-            found.push(cells.collect::<Result<_, _>>().map_err(|error| error.to_string())?);
+            if found.len() == self.bounds.rows {
+                return Err(format!("it gives more than {} rows", self.bounds.rows));
+            }
+            let mut cells = Vec::with_capacity(columns);
+            for at in 0..columns {
+                let value = row.get_ref(at).map_err(|error| error.to_string())?;
+                bytes += Cell::bytes(value);
+                if bytes > self.bounds.bytes {
+                    return Err(format!("its rows have more than {} bytes", self.bounds.bytes));
+                }
+                cells.push(Cell::of(value));
+            }
+            found.push(cells);
         }
-        Ok(found)
+        Ok(Table { rows: found, is_whole: true })
     }
 }

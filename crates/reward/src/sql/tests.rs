@@ -23,7 +23,14 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn scorer(folder: &Path) -> SqlScorer {
-    let scorer = SqlScorer { databases: folder.to_owned(), field: db_id(), seconds: 5.0, rows: 100 };
+    let scorer = SqlScorer {
+        databases: folder.to_owned(),
+        field: db_id(),
+        seconds: 5.0,
+        rows: 100,
+        result_mb: 16,
+        columns: Columns::AnyOrder,
+    };
     scorer.check().unwrap();
     scorer
 }
@@ -43,7 +50,8 @@ async fn queries_are_compared_by_what_they_give() {
         (all, "<answer>```sqlite\nSELECT name, price FROM item\n```</answer>", 1.0, 1.0),
         (all, "```sql\nSELECT name, price FROM item\n```\ngives\n```\nnut 1\n```", 1.0, 1.0),
         (all, "So: <answer>select NAME, price + 0 from item</answer>", 1.0, 1.0),
-        (all, "SELECT price, name FROM item", 0.0, 1.0),
+        (all, "SELECT price, name FROM item", 1.0, 1.0),
+        (all, "1. So:\n   ~~~sql\n   SELECT name,\n          price FROM item\n   ~~~", 1.0, 1.0),
         (all, "SELECT DISTINCT name, price FROM item", 0.0, 1.0),
         (all, "SELECT name FROM item", 0.0, 1.0),
         (all, "SELECT nam FROM item", 0.0, 0.0),
@@ -70,12 +78,93 @@ async fn queries_are_compared_by_what_they_give() {
             1.0,
             1.0,
         ),
+        // A whole number in floating point is that number, and no other close to it.
+        ("SELECT 1732600000", "SELECT 1732600001.0", 0.0, 1.0),
+        ("SELECT 9007199254740993", "SELECT 9007199254740992.0", 0.0, 1.0),
+        ("SELECT 2451545.12345", "SELECT 2451545.12346", 0.0, 1.0),
+        ("SELECT 3", "SELECT 0.1 * 3 * 10", 1.0, 1.0),
         ("SELECT 4, 'a' UNION ALL SELECT 2, 'b'", "SELECT 2.0, 'b' UNION ALL SELECT 4.0, 'a'", 1.0, 1.0),
         ("SELECT name FROM item WHERE name = 'order by'", "SELECT name FROM item WHERE 0", 1.0, 1.0),
     ] {
         let given = scorer.score(&evidence(answer, task(gold))).await.unwrap();
         assert_eq!((given[0].value, given[1].value), (score, runs), "{gold}\n{answer}");
     }
+}
+
+#[tokio::test]
+async fn order_of_columns_counts_if_the_recipe_says_so() {
+    let folder = folder();
+    let any = scorer(folder.path());
+    let fixed = SqlScorer { columns: Columns::InOrder, ..any.clone() };
+    for (gold, answer, score) in [
+        ("SELECT name, price, stock FROM item", "SELECT stock, name, price FROM item", 1.0),
+        (
+            "SELECT name, stock FROM item ORDER BY price, name",
+            "SELECT stock, name FROM item ORDER BY price, name",
+            1.0,
+        ),
+        (
+            "SELECT name, stock FROM item ORDER BY price, name",
+            "SELECT stock, name FROM item ORDER BY price DESC, name",
+            0.0,
+        ),
+        // One exchange for all rows, and not another one for each.
+        ("SELECT 1, 2 UNION ALL SELECT 3, 4", "SELECT 2, 1 UNION ALL SELECT 4, 3", 1.0),
+        ("SELECT 1, 2 UNION ALL SELECT 3, 4", "SELECT 2, 1 UNION ALL SELECT 3, 4", 0.0),
+        ("SELECT 1, 2 UNION ALL SELECT 2, 1", "SELECT 1, 2 UNION ALL SELECT 2, 1", 1.0),
+        ("SELECT 1, 2 UNION ALL SELECT 2, 3", "SELECT 1, 3 UNION ALL SELECT 2, 2", 0.0),
+        // A column is used once.
+        ("SELECT name, price FROM item", "SELECT name, name FROM item", 0.0),
+        ("SELECT name, name, price FROM item", "SELECT name, price, price FROM item", 0.0),
+        ("SELECT name, name, price FROM item", "SELECT price, name, name FROM item", 1.0),
+        ("SELECT name, price FROM item", "SELECT price, name, stock FROM item", 0.0),
+        ("SELECT name FROM item WHERE 0", "SELECT name, price FROM item WHERE 0", 1.0),
+    ] {
+        let given = any.score(&evidence(answer, task(gold))).await.unwrap();
+        assert_eq!(given[0].value, score, "{gold}\n{answer}");
+    }
+    let given =
+        fixed.score(&evidence("SELECT price, name FROM item", task("SELECT name, price FROM item"))).await;
+    assert_eq!(given.unwrap()[0].value, 0.0);
+}
+
+#[tokio::test]
+async fn results_are_bounded_in_rows_and_bytes() {
+    let folder = folder();
+    let scorer = scorer(folder.path());
+    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)";
+    for (answer, runs) in [
+        // One row more than expected is read, however many there are.
+        (format!("{many} SELECT i FROM n"), 1.0),
+        (format!("{many} SELECT zeroblob(100000) FROM n"), 1.0),
+        ("SELECT hex(zeroblob(1000000))".into(), 0.0),
+        ("SELECT zeroblob(1000000)".into(), 0.0),
+        (format!("{many} SELECT group_concat(hex(zeroblob(1000))) FROM n"), 0.0),
+        (
+            "WITH RECURSIVE t(s) AS (SELECT 'x' UNION ALL SELECT s || s FROM t) SELECT max(s) FROM t".into(),
+            0.0,
+        ),
+        (format!("SELECT {}1", "length(hex(zeroblob(60000))) + ".repeat(3000)), 0.0),
+    ] {
+        let begun = Instant::now();
+        let given = scorer.score(&evidence(&answer, task("SELECT name FROM item"))).await.unwrap();
+        let shown = &answer[..answer.len().min(80)];
+        assert_eq!((given[0].value, given[1].value), (0.0, runs), "{shown}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "{shown}");
+    }
+    // Bytes of all rows, of the expected query and of an answer.
+    let wide =
+        format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT hex(zeroblob(50000)) FROM n"));
+    let small = SqlScorer { result_mb: 8, ..scorer.clone() };
+    let error = small.score(&evidence("SELECT 1", task(&wide))).await.unwrap_err().to_string();
+    assert!(error.contains("its rows have more than 8388608 bytes"), "{error}");
+    assert_eq!(scorer.score(&evidence(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
+    let numbers = format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT i FROM n"));
+    let given = small.score(&evidence(&wide, task(&numbers))).await.unwrap();
+    assert_eq!((given[0].value, given[1].value), (0.0, 0.0));
+    // Values that the expected query has are read in answers, too.
+    let long = "SELECT hex(zeroblob(200000))";
+    assert_eq!(scorer.score(&evidence(long, task(long))).await.unwrap()[0].value, 1.0);
 }
 
 #[tokio::test]

@@ -43,6 +43,28 @@ pub(crate) fn tool() -> ToolSpec {
     }
 }
 
+#[test]
+fn arguments_keep_digits_from_reply_to_message() {
+    for (number, want) in [
+        ("12345678901234567890123", "12345678901234567890123"),
+        ("-9223372036854775809", "-9223372036854775809"),
+        ("0.1000000000000000055511151231257827", "0.1000000000000000055511151231257827"),
+        ("1.00", "1.00"),
+        ("1e400", "1e+400"),
+        ("-0", "-0"),
+        ("[12345678901234567890123]", "[12345678901234567890123]"),
+    ] {
+        let text =
+            format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {{\"id\": {number}}}}}\n</tool_call>");
+        let parsed = read(CallFormat::Hermes, &text, &[]);
+        let call = parsed.calls[0].as_ref().unwrap();
+        let message = serde_json::to_value(call).unwrap();
+        assert_eq!(message["function"]["arguments"], format!("{{\"id\":{want}}}"));
+        let back: ToolCall = serde_json::from_value(message).unwrap();
+        assert_eq!(back.arguments, call.arguments);
+    }
+}
+
 /// Reads a reply that arrives in these pieces; also gives its text.
 fn read_in_pieces(format: CallFormat, pieces: &[&str], tools: &[ToolSpec]) -> (Parsed, String) {
     let tags = Tags::new(&Thoughts::default(), format.syntax());

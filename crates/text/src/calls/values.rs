@@ -35,7 +35,7 @@ fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(number) if number.as_str().contains(['.', 'e']) => "number",
         Value::Number(_) => "integer",
         Value::String(_) => "string",
         Value::Array(_) => "array",
@@ -92,6 +92,7 @@ mod tests {
 
     #[test]
     fn texts_are_typed_by_the_schema() {
+        let read = |number: &str| -> Value { serde_json::from_str(number).unwrap() };
         let string = json!({"type": "string"});
         for text in ["42", "\"a\"", "null", " a\n", "{\"a\": 1}", "True", ""] {
             assert_eq!(typed(&string, text), json!(text));
@@ -101,6 +102,9 @@ mod tests {
             (json!({"type": "integer"}), " 42\n", json!(42)),
             (json!({"type": "number"}), "42", json!(42)),
             (json!({"type": "number"}), "4.5", json!(4.5)),
+            (json!({"type": "integer"}), "12345678901234567890123", read("12345678901234567890123")),
+            (json!({"type": "number"}), "1e400", read("1e400")),
+            (json!({"type": ["integer", "string"]}), "1e400", json!("1e400")),
             (json!({"type": "boolean"}), "True", json!(true)),
             (json!({"type": "boolean"}), "false", json!(false)),
             (json!({"type": ["integer", "null"]}), "None", json!(null)),

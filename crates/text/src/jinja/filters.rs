@@ -5,6 +5,7 @@ use minijinja::{Environment, Error, State, Value, filters};
 
 use super::arguments::{Bound, Filter, integer};
 use super::format;
+use super::from_json::Digits;
 use super::limits::{self, charge, failure, keep, list, measure, pairs};
 use super::numbers::{number, ungrouped};
 use super::repr::text;
@@ -182,6 +183,9 @@ fn json(value: &Value) -> Result<serde_json::Value, Error> {
                 && f64::try_from(value.clone()).is_ok_and(|number| !number.is_finite()) =>
         {
             return Err(failure(format!("tojson: {value} is no number of JSON")));
+        }
+        ValueKind::Plain if let Some(digits) = value.downcast_object_ref::<Digits>() => {
+            serde_json::Value::Number(digits.0.clone())
         }
         ValueKind::Plain | ValueKind::Bytes => {
             return Err(failure(format!("tojson: a value of kind {} has no form in JSON", value.kind())));

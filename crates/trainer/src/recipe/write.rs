@@ -34,6 +34,17 @@ fn integer(value: impl TryInto<i64> + std::fmt::Display + Copy) -> Written {
     Ok(Some(Value::Integer(number)))
 }
 
+/// The only field of a number of `serde_json`, which holds its digits.
+const NUMBER: &str = "$serde_json::private::Number";
+
+/// Converts a number of JSON, by its digits.
+fn number(digits: &str) -> Written {
+    let float =
+        || digits.parse::<f64>().ok().filter(|float| float.is_finite() && digits.contains(['.', 'e']));
+    let number = digits.parse().map(Value::Integer).ok().or_else(|| float().map(Value::Float));
+    number.map(Some).ok_or_else(|| WriteError(format!("{digits} is too large for TOML")))
+}
+
 /// A variant's contents with its name under `kind`.
 fn tagged(variant: &str, contents: Table) -> Value {
     let mut table = Table::new();
@@ -253,6 +264,11 @@ impl Entries {
     }
 
     fn finish(self) -> Written {
+        if let (None, 1, Some(Value::String(digits))) =
+            (self.variant, self.table.len(), self.table.get(NUMBER))
+        {
+            return number(digits);
+        }
         Ok(Some(match self.variant {
             Some(variant) => tagged(variant, self.table),
             None => Value::Table(self.table),
@@ -315,5 +331,29 @@ impl ser::SerializeStructVariant for Entries {
 
     fn end(self) -> Written {
         self.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The name of the field is private to `serde_json`: a version that has another one fails here.
+    #[test]
+    fn json_numbers_stay_numbers() {
+        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        let schema =
+            read(r#"{"a": {"minimum": 1e-08, "const": 1.10, "n": [3, -5, 2.5E3, 9223372036854775807]}}"#);
+        let table = write(&schema).unwrap();
+        let numbers = |table: &Table| table["a"].clone();
+        assert_eq!(numbers(&table).get("minimum"), Some(&Value::Float(1e-8)));
+        assert_eq!(numbers(&table).get("const"), Some(&Value::Float(1.1)));
+        let items = [Value::Integer(3), Value::Integer(-5), Value::Float(2500.0), Value::Integer(i64::MAX)];
+        assert_eq!(numbers(&table).get("n"), Some(&Value::Array(items.to_vec())));
+        let too_large = write(&json!({ "a": read("12345678901234567890123") })).unwrap_err().to_string();
+        assert_eq!(too_large, "12345678901234567890123 is too large for TOML");
+        assert!(write(&json!({ "a": read("1e400") })).is_err());
     }
 }

@@ -1,13 +1,12 @@
 //! Rows as JSON: an object on each line, objects over several lines, or one array of objects.
 //!
-//! Read besides what JSON allows: half a surrogate pair (`\ud83d`), which Python writes and JSON forbids; it
-//! becomes U+FFFD, and is counted. A number that an f64 or 64-bit integer would change is kept as it is
-//! written, as a text.
+//! Numbers keep all their digits; only their exponents are spelled in one way (`1E5` is `1e+5`). Read besides what JSON allows: half a surrogate pair (`\ud83d`), which Python
+//! writes and JSON forbids; it becomes U+FFFD, and is counted.
 
 use std::borrow::Cow;
 
 use serde::de::IgnoredAny;
-use serde_json::{Deserializer, Number, Value};
+use serde_json::{Deserializer, Value};
 
 use crate::tasks::Place;
 
@@ -20,6 +19,23 @@ pub(super) struct Wrong {
     pub why: String,
 }
 
+/// A value, and its text as far as the value does not have it.
+#[derive(Debug, PartialEq)]
+pub(super) struct Read {
+    pub value: Value,
+    /// The value with texts in place of numbers whose exponents are spelled otherwise; `None` if there are none.
+    pub spelled: Option<Value>,
+}
+
+impl Read {
+    /// Splits an array into its items.
+    fn items(self) -> Vec<Read> {
+        let list = |value| if let Value::Array(items) = value { items } else { Vec::new() };
+        let mut spelled = self.spelled.map(list).into_iter().flatten();
+        list(self.value).into_iter().map(|value| Read { value, spelled: spelled.next() }).collect()
+    }
+}
+
 /// Gives the rows of a text one by one. Returns how many halves of surrogate pairs were replaced.
 ///
 /// # Errors
@@ -27,13 +43,12 @@ pub(super) struct Wrong {
 pub(super) fn rows<E>(
     text: &str,
     wrong: &dyn Fn(Wrong) -> E,
-    each: &mut dyn FnMut(Place, Value) -> Result<(), E>,
+    each: &mut dyn FnMut(Place, Read) -> Result<(), E>,
 ) -> Result<usize, E> {
     let start = text.len() - text.trim_start().len();
     if text[start..].starts_with('[') {
-        let (value, halves) = value(text, 1).map_err(wrong)?;
-        let Value::Array(rows) = value else { return Ok(halves) };
-        for (at, row) in rows.into_iter().enumerate() {
+        let (read, halves) = value(text, 1).map_err(wrong)?;
+        for (at, row) in read.items().into_iter().enumerate() {
             each(Place::Row(at + 1), row)?;
         }
         return Ok(halves);
@@ -82,7 +97,7 @@ fn first_value(text: &str) -> Option<&str> {
 
 /// A text as one value, and how many halves of surrogate pairs were replaced. `line` is the first line's
 /// number.
-fn value(text: &str, line: usize) -> Result<(Value, usize), Wrong> {
+fn value(text: &str, line: usize) -> Result<(Read, usize), Wrong> {
     // Whether it is JSON is asked of the text as it stands, so that columns are right.
     let checked = serde_json::from_str::<IgnoredAny>(text);
     let (plain, halves) = match checked {
@@ -90,7 +105,8 @@ fn value(text: &str, line: usize) -> Result<(Value, usize), Wrong> {
         Err(error) => return Err(explained(text, line, &error)),
     };
     let value = serde_json::from_str(&plain).map_err(|error| explained(text, line, &error))?;
-    Ok((value, halves))
+    let spelled = exponents_as_text(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
+    Ok((Read { value, spelled }, halves))
 }
 
 fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
@@ -108,50 +124,23 @@ fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
     Wrong { line: line + below, column, why }
 }
 
-/// A valid text in which every number is one that a [`Value`] holds as it is written, and every surrogate has
-/// its pair. Also how many had not.
+/// A valid text in which every surrogate has its pair. Also how many had not.
 fn plain(text: &str) -> (Cow<'_, str>, usize) {
     let bytes = text.as_bytes();
     let (mut plain, mut kept, mut halves, mut at) = (String::new(), 0, 0, 0);
-    while at < bytes.len() {
-        match bytes[at] {
-            b'"' => {
-                at += 1;
-                while at < bytes.len() && bytes[at] != b'"' {
-                    if bytes[at] != b'\\' {
-                        at += 1;
-                        continue;
-                    }
-                    match surrogate(bytes, at) {
-                        Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => {
-                            at += 12
-                        }
-                        Some(_) => {
-                            plain.push_str(&text[kept..at]);
-                            plain.push_str("\\ufffd");
-                            at += 6;
-                            kept = at;
-                            halves += 1;
-                        }
-                        None => at += 2,
-                    }
-                }
-                at += 1;
+    // A valid text has backslashes within strings only.
+    while let Some(found) = text[at..].find('\\') {
+        at += found;
+        match surrogate(bytes, at) {
+            Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => at += 12,
+            Some(_) => {
+                plain.push_str(&text[kept..at]);
+                plain.push_str("\\ufffd");
+                at += 6;
+                kept = at;
+                halves += 1;
             }
-            b'-' | b'0'..=b'9' => {
-                let start = at;
-                while at < bytes.len() && matches!(bytes[at], b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9')
-                {
-                    at += 1;
-                }
-                let number = &text[start..at];
-                if matches!(as_written(number), Value::String(_)) {
-                    plain.push_str(&text[kept..start]);
-                    plain.push_str(&format!("\"{number}\""));
-                    kept = at;
-                }
-            }
-            _ => at += 1,
+            None => at += 2,
         }
     }
     if kept == 0 {
@@ -161,19 +150,44 @@ fn plain(text: &str) -> (Cow<'_, str>, usize) {
     (Cow::Owned(plain), halves)
 }
 
+/// Returns a valid text with quotation marks around the numbers whose exponents serde_json spells otherwise, or
+/// `None` if there are none.
+fn exponents_as_text(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let (mut spelled, mut kept, mut at) = (String::new(), 0, 0);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => {
+                at += 1;
+                while bytes.get(at).is_some_and(|byte| *byte != b'"') {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => {
+                let part = |byte: &&u8| matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
+                let end = at + bytes[at..].iter().take_while(part).count();
+                let number = &text[at..end];
+                let exponent = number.split_once('e').map(|(_, exponent)| exponent);
+                let is_changed = exponent.is_some_and(|exponent| !exponent.starts_with(['+', '-']));
+                if is_changed || number.contains('E') {
+                    spelled.push_str(&text[kept..at]);
+                    spelled.push_str(&format!("\"{number}\""));
+                    kept = end;
+                }
+                at = end;
+            }
+            _ => at += 1,
+        }
+    }
+    (kept > 0).then(|| spelled + &text[kept..])
+}
+
 /// The half of a surrogate pair that is escaped at a place.
 fn surrogate(bytes: &[u8], at: usize) -> Option<u32> {
     let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
     let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
     (0xD800..0xE000).contains(&unit).then_some(unit)
-}
-
-/// A number that prints as it is written, or else its text.
-pub(super) fn as_written(number: &str) -> Value {
-    match number.parse::<Number>() {
-        Ok(read) if read.to_string() == number => Value::Number(read),
-        _ => Value::from(number),
-    }
 }
 
 #[cfg(test)]
@@ -189,7 +203,7 @@ mod tests {
     fn read(text: &str) -> Result<(Vec<(String, Value)>, usize), String> {
         let mut found = Vec::new();
         let halves = rows(text, &shown, &mut |place, row| {
-            found.push((place.to_string(), row));
+            found.push((place.to_string(), row.value));
             Ok(())
         })?;
         Ok((found, halves))
@@ -200,31 +214,58 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stay_as_they_are_written() {
-        for number in ["2", "-7", "0.5", "27.0", "18446744073709551615", "-9223372036854775808"] {
-            let [Value::Number(read)] = &values(number)[..] else { panic!("{number}") };
-            assert_eq!(read.to_string(), number);
-        }
-        for number in [
-            "18446744073709551617",
-            "12345678901234567890123",
-            "1.10",
-            "0.1000",
-            "1e400",
-            "-0",
-            "1E5",
-            "1e5",
-            "3.14159265358979323846",
-            "-9223372036854775809",
-            "0.10",
+    fn numbers_keep_their_digits() {
+        for (number, want) in [
+            ("2", "2"),
+            ("-7", "-7"),
+            ("27.0", "27.0"),
+            ("18446744073709551617", "18446744073709551617"),
+            ("-9223372036854775809", "-9223372036854775809"),
+            ("1.10", "1.10"),
+            ("0.1000", "0.1000"),
+            ("-0", "-0"),
+            ("3.14159265358979323846", "3.14159265358979323846"),
+            ("1e-07", "1e-07"),
+            ("3.2E-06", "3.2e-06"),
+            ("1E5", "1e+5"),
+            ("1e400", "1e+400"),
         ] {
-            assert_eq!(values(number), [Value::from(number)]);
             let nested =
                 format!("{{\"a{number}\": [\"{number} \\\" {number}\", {number}, {{\"b\": {number}}}]}}");
-            let want =
-                json!({format!("a{number}"): [format!("{number} \" {number}"), number, {"b": number}]});
-            assert_eq!(values(&nested), [want]);
+            let [row] = &values(&nested)[..] else { panic!("{nested}") };
+            let items = &row[format!("a{number}")];
+            assert_eq!(items[0], json!(format!("{number} \" {number}")));
+            for found in [&items[1], &items[2]["b"]] {
+                let Value::Number(found) = found else { panic!("{number} is read as {found}") };
+                assert_eq!(found.as_str(), want);
+            }
         }
+    }
+
+    #[test]
+    fn exponents_keep_their_spelling_beside() {
+        let spelled = |text: &str| {
+            let mut found = Vec::new();
+            rows(text, &shown, &mut |_, row| {
+                found.push(row.spelled);
+                Ok(())
+            })
+            .unwrap();
+            found
+        };
+        let row = r#"{"1e5 \" 1E5": [1E5, 1e5, 1.50e3, 1e+5, 1e-05, 2E-3, 7, "1e5"], "b": {"c": 1e400}}"#;
+        let want =
+            json!({"1e5 \" 1E5": ["1E5", "1e5", "1.50e3", 1e5, 1, "2E-3", 7, "1e5"], "b": {"c": "1e400"}});
+        let mut found = spelled(row);
+        let found = found.pop().flatten().unwrap();
+        for at in [0, 1, 2, 5, 6, 7] {
+            assert_eq!(found["1e5 \" 1E5"][at], want["1e5 \" 1E5"][at]);
+        }
+        assert!(found["1e5 \" 1E5"][3].is_number() && found["1e5 \" 1E5"][4].is_number());
+        assert_eq!(found["b"], want["b"]);
+        assert_eq!(spelled(r#"{"a": [1, 1e-5, "1E5"]}"#), [None]);
+        let [first, second] = &spelled(r#"[{"a": 1}, {"a": 1E5}]"#)[..] else { panic!() };
+        assert_eq!((first, second), (&Some(json!({"a": 1})), &Some(json!({"a": "1E5"}))));
     }
 
     #[test]

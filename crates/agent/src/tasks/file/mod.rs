@@ -143,6 +143,8 @@ struct Row<'f> {
     path: &'f Path,
     place: Place,
     fields: Map<String, Value>,
+    /// The fields with their numbers as texts where `fields` spells these otherwise, if it does.
+    spelled: Option<Value>,
 }
 
 /// Files being read.
@@ -169,14 +171,14 @@ impl Loader<'_> {
         let needed = |column: &str| Layout::may_use(column, question, answer);
         let left_out = match content::read(path)? {
             Content::Parquet(bytes) => parquet::rows(bytes, &needed, form, |place, fields| {
-                self.row(Row { number, path, place, fields })
+                self.row(Row { number, path, place, fields, spelled: None })
             })?,
             Content::Text(_) if ending == "parquet" => {
                 return Err(form("is named as a Parquet file, but is none".into()));
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
                 table::rows(&text, ending == "tsv", &needed, form, &mut |place, fields| {
-                    self.row(Row { number, path, place, fields })
+                    self.row(Row { number, path, place, fields, spelled: None })
                 })?
             }
             Content::Text(text) => {
@@ -186,10 +188,11 @@ impl Loader<'_> {
                     column,
                     why,
                 };
-                let halves = json::rows(&text, &wrong, &mut |place, row| match row {
-                    Value::Object(fields) => self.row(Row { number, path, place, fields }),
-                    _ => Err(TaskError::NotObject { path: path.to_owned(), place }),
-                })?;
+                let halves =
+                    json::rows(&text, &wrong, &mut |place, json::Read { value, spelled }| match value {
+                        Value::Object(fields) => self.row(Row { number, path, place, fields, spelled }),
+                        _ => Err(TaskError::NotObject { path: path.to_owned(), place }),
+                    })?;
                 if halves > 0 {
                     self.tasks.notes.push(format!(
                         "{}: {halves} escapes are half a surrogate pair (as \\ud83d alone), which stands \

@@ -5,7 +5,7 @@ use std::fmt;
 use dressage_text::Message;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Number, Value};
 
 use super::fields::{self, AGENT, Layout, QUERY_PROMPT, SYSTEM_PROMPT};
 use super::messages::messages;
@@ -154,7 +154,11 @@ impl FileOptions {
         let nothing = Value::Null;
         let field = match layout.answer.as_str() {
             "" => &nothing,
-            path => row.field("answer", path)?,
+            path => {
+                let field = row.field("answer", path)?;
+                let spelled = row.spelled.as_ref().and_then(Value::as_object);
+                spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(field)
+            }
         };
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
@@ -224,9 +228,29 @@ fn whole(field: &Value) -> Option<Value> {
             let answers: Vec<Value> = items.iter().filter_map(whole).collect();
             (!answers.is_empty()).then_some(Value::Array(answers))
         }
-        Value::Object(fields) => (!fields.is_empty()).then(|| field.clone()),
-        Value::Number(_) | Value::Bool(_) => Some(field.clone()),
+        Value::Object(fields) => (!fields.is_empty()).then(|| as_written(field)),
+        Value::Number(_) | Value::Bool(_) => Some(as_written(field)),
     }
+}
+
+/// Returns an expected answer in which each number that an f64 or an integer of 64 bits would print with other
+/// digits is a text in its own digits.
+fn as_written(value: &Value) -> Value {
+    match value {
+        Value::Number(number) if !prints_alike(number) => Value::from(number.as_str()),
+        Value::Array(items) => items.iter().map(as_written).collect(),
+        Value::Object(fields) => {
+            Value::Object(fields.iter().map(|(name, field)| (name.clone(), as_written(field))).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Returns whether the number prints with the same digits once it was read by any other program.
+fn prints_alike(number: &Number) -> bool {
+    let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
+    let float = || number.as_f64().filter(|_| number.is_f64()).and_then(Number::from_f64);
+    integer.or_else(float).is_some_and(|read| read == *number)
 }
 
 fn after_hashes(text: &str) -> Option<&str> {

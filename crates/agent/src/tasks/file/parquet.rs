@@ -13,7 +13,6 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
 
 use super::fields::LeftOut;
-use super::json::as_written;
 use crate::tasks::Place;
 
 /// Gives the rows of a file one by one. A column that cannot be read, and that is not `needed`, is left out.
@@ -156,7 +155,7 @@ fn value(field: Field, as_numbers: bool) -> Result<Value, NoText> {
         Field::Float16(value) => float(value.to_f64(), &value.to_string()),
         Field::Float(value) => float(f64::from(value), &value.to_string()),
         Field::Double(value) => float(value, &value.to_string()),
-        Field::Decimal(_) => as_written(field.to_string().trim_end_matches('.')),
+        Field::Decimal(_) => decimal(field.to_string().trim_end_matches('.')),
         Field::Str(text) => Value::from(text),
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
@@ -184,6 +183,11 @@ fn value(field: Field, as_numbers: bool) -> Result<Value, NoText> {
             Value::Object(entries.collect::<Result<_, NoText>>()?)
         }
     })
+}
+
+/// Parses a decimal, which keeps its digits.
+fn decimal(digits: &str) -> Value {
+    digits.parse().map_or_else(|_| Value::from(digits), Value::Number)
 }
 
 /// A number by its shortest digits; one that JSON does not have (infinity) as a text.
@@ -268,7 +272,7 @@ mod tests {
             ["row 1", "row 2", "row 3", "row 4"]
         );
         let first = json!({
-            "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1, "cents": "1.10",
+            "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1, "cents": decimal("1.10"),
             "when": "1970-01-01 00:00:00.000000 +00:00", "bytes": "text", "answers": ["a", null, "b"],
         });
         let second = json!({

@@ -1,0 +1,51 @@
+//! Values of JSON as a template sees them: numbers as Python's `json.loads` reads them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use minijinja::Value;
+use minijinja::value::{Object, ObjectRepr};
+use serde_json::{Number, Value as Json};
+
+/// A number that the engine cannot hold: an integer beyond 128 bits, or one beyond the range of an f64. It
+/// prints its digits, and nothing can be computed with it.
+#[derive(Debug)]
+pub(super) struct Digits(pub(super) Number);
+
+impl Object for Digits {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Converts JSON to a value of a template. Keys keep their order.
+pub(crate) fn from_json(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => from_number(number),
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => items.iter().map(from_json).collect(),
+        Json::Object(fields) => from_fields(fields),
+    }
+}
+
+/// Converts an object of JSON to a value of a template.
+pub(crate) fn from_fields(fields: &serde_json::Map<String, Json>) -> Value {
+    Value::from_pairs(fields.iter().map(|(name, field)| (name.as_str(), from_json(field))))
+}
+
+fn from_number(number: &Number) -> Value {
+    if let Some(value) = number.as_u64() {
+        return Value::from(value);
+    }
+    let integer = number.as_i64().map(Value::from);
+    let integer = integer.or_else(|| number.as_i128().map(Value::from));
+    let integer = integer.or_else(|| number.as_u128().map(Value::from));
+    let float = || number.as_f64().filter(|_| number.is_f64()).map(Value::from);
+    integer.or_else(float).unwrap_or_else(|| Value::from_object(Digits(number.clone())))
+}
