@@ -147,10 +147,11 @@ impl AnswerScorer {
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let normal = normalise(found);
-        let agrees = |expected: &String| match self.compare {
-            Comparison::Exact => f64::from(u8::from(normal == *expected)),
-            Comparison::Contains => f64::from(u8::from(normal.contains(expected.as_str()))),
-            Comparison::F1 => f1(&normal, expected),
+        let agrees = |Expected { text, closed }: &Expected| match self.compare {
+            _ if *closed => f64::from(u8::from(normal == *text)),
+            Comparison::Exact => f64::from(u8::from(normal == *text)),
+            Comparison::Contains => f64::from(u8::from(normal.contains(text.as_str()))),
+            Comparison::F1 => f1(&normal, text),
         };
         let best = expected.iter().map(agrees).fold(0.0, f64::max);
         let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
@@ -196,16 +197,32 @@ pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     before.rsplit_once(&format!("<{tag}>")).map(|(_, inside)| inside.trim())
 }
 
-/// One text or several, normalised.
-fn answers(expected: &Value) -> Result<Vec<String>, ScoreError> {
-    let text = |value: &Value| match value {
-        Value::String(text) => Some(normalise(text)),
-        Value::Number(number) => Some(normalise(&number.to_string())),
+/// An expected answer, normalised.
+struct Expected {
+    text: String,
+    /// Whether an answer must equal it, however answers are compared: "no" is within "I do not know".
+    closed: bool,
+}
+
+/// One text or several. A truth value is expected as yes or true, or as no or false.
+fn answers(expected: &Value) -> Result<Vec<Expected>, ScoreError> {
+    let open = |text: &str| vec![Expected { text: normalise(text), closed: false }];
+    let texts = |value: &Value| match value {
+        Value::String(text) => Some(open(text)),
+        Value::Number(number) => Some(open(&number.to_string())),
+        Value::Bool(truth) => {
+            let names = if *truth { ["yes", "true"] } else { ["no", "false"] };
+            Some(names.map(|name| Expected { text: name.to_owned(), closed: true }).into())
+        }
         _ => None,
     };
-    let found: Option<Vec<String>> = match expected {
-        Value::Array(several) => several.iter().map(text).collect(),
-        one => text(one).map(|text| vec![text]),
+    let found: Option<Vec<Expected>> = match expected {
+        Value::Array(several) => several
+            .iter()
+            .map(texts)
+            .collect::<Option<Vec<_>>>()
+            .map(|all| all.into_iter().flatten().collect()),
+        one => texts(one),
     };
     found
         .filter(|found| !found.is_empty())
@@ -242,6 +259,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Sets such as BoolQ expect true or false.
+    #[test]
+    fn truth_values_are_yes_or_no() {
+        for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
+            let scorer = AnswerScorer { compare, place: Place::Text, ..AnswerScorer::default() };
+            let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
+            for right in ["yes", "Yes.", "True", "TRUE!", " true "] {
+                assert_eq!((grade(right, json!(true)), grade(right, json!(false))), (1.0, 0.0), "{right}");
+            }
+            for wrong in ["no", "False.", "not true", "I do not know", "yes and no", "truest", "1", ""] {
+                assert_eq!(grade(wrong, json!(true)), 0.0, "{wrong}");
+            }
+            for wrong in ["I do not know", "not false", "nothing", "Norway", "no, yes"] {
+                assert_eq!(grade(wrong, json!(false)), 0.0, "{wrong}");
+            }
+            assert_eq!(grade("no", json!([false, "nope"])), 1.0);
+        }
+    }
 
     #[test]
     fn normalisation_is_that_of_the_reference() {

@@ -97,7 +97,13 @@ impl NearCopies {
             let words: HashSet<Token> = words.collect();
             words.iter().for_each(|word| *questions_with.entry(*word).or_default() += 1);
             let numbers = numbers(&named);
-            index.questions.push(Question { text: text.to_owned(), tokens: ids, words, numbers, is_marked: false });
+            index.questions.push(Question {
+                text: text.to_owned(),
+                tokens: ids,
+                words,
+                numbers,
+                is_marked: false,
+            });
         }
         if index.questions.len() >= MIN_QUESTIONS {
             let most = index.questions.len() as f64 * COMMON;

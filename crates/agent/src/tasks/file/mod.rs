@@ -28,7 +28,7 @@ use super::draws::{Draws, Purpose};
 use super::{Matching, Place, QuestionKey, Skipped, Task, TaskError};
 
 pub use options::{AnswerFrom, FileOptions, HeldOut};
-pub use paths::Paths;
+pub use paths::{Paths, without_endings};
 
 /// The tasks of a source of files.
 #[derive(Debug, Clone, PartialEq, Default)]
