@@ -50,13 +50,13 @@ impl HeldOutQuestions {
             found.keys = held_out.iter().map(|task| task.key()).collect();
             return found;
         }
-        let wanted: HashSet<QuestionKey> = held_out.iter().map(|task| task.asks().question).collect();
+        let wanted: HashSet<QuestionKey> = held_out.iter().map(|task| task.question_key()).collect();
         for source in sources {
             found.contextual.extend(contextual(&source, &wanted));
         }
         let mut texts = Vec::new();
         for (task, keys) in held_out.iter().zip(own_keys(held_out, &found.contextual)) {
-            let is_contextual = found.contextual.contains(&task.asks().question);
+            let is_contextual = found.contextual.contains(&task.question_key());
             found.keys.extend(keys);
             if !is_contextual {
                 texts.push(task.asked_text());
@@ -79,8 +79,9 @@ impl HeldOutQuestions {
         if self.matching == Matching::Questions {
             return self.keys.contains(&task.key());
         }
-        let Asked { question, .. } = task.asks();
-        let about = self.contextual.contains(&question).then(|| question.about(task.context()));
+        let question = (!self.contextual.is_empty()).then(|| task.question_key());
+        let about = question.filter(|question| self.contextual.contains(question));
+        let about = about.map(|question| question.about(task.context()));
         task.shows().into_iter().chain(about).any(|key| self.keys.contains(&key))
     }
 
@@ -124,7 +125,7 @@ fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Questio
     }
     let mut seen: HashMap<QuestionKey, Seen> = HashMap::new();
     for task in tasks {
-        let question = task.asks().question;
+        let question = task.question_key();
         if !wanted.contains(&question) {
             continue;
         }

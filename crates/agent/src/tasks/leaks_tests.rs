@@ -29,7 +29,7 @@ fn leaks(held: &[Task], other: &Task) -> bool {
 }
 
 /// Spellings of one question, and questions that look alike and are others.
-const SPELLINGS: [(&str, &[&str], &[&str]); 13] = [
+const SPELLINGS: [(&str, &[&str], &[&str]); 21] = [
     (
         "What is 2+2?",
         &[
@@ -38,6 +38,7 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 13] = [
             "WHAT IS 2+2 ?",
             "What is ２＋２？",
             "Ｗｈａｔ is 2+2?",
+            "Calculate: What is 2+2?",
             "Question: What is 2+2?",
             "Q: What is 2+2?\nA:",
             "Q3: What is 2+2? Answer:",
@@ -82,6 +83,30 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 13] = [
     ("What is 10⁻³?", &["What is 10^-3?"], &["What is 10-3?", "What is 10^3?"]),
     ("Is 5 – 3 ≤ 2?", &["Is 5-3<=2?", "Is 5 − 3 ≤ 2 ?", "is 5 — 3 \\leq 2"], &["Is 5-3<2?", "Is 5-3>=2?"]),
     ("What is 1,000 + 1?", &["What is 1000+1?"], &["What is 1,00 + 1?", "What is 1+1?", "What is 1.000+1?"]),
+    ("Who’s the king?", &["Who´s the king?", "Who`s the king?", "Who＇s the king"], &["Whos' the king?"]),
+    ("What is f'(x)?", &["What is f′(x)?", "what is f’(x)"], &["What is f(x)?", "What is f''(x)?"]),
+    ("Where is the point A'?", &["where is the point A′"], &["Where is the point A?"]),
+    (
+        "Who wrote ‘Hamlet’?",
+        &["Who wrote Hamlet?", "Who wrote \"Hamlet\"?", "“Who wrote «Hamlet»?”"],
+        &["Who wrote Macbeth?"],
+    ),
+    ("What is x^{10}?", &["What is $x^{10}$?", "What is x^10?"], &["What is x10?", "What is x^1?"]),
+    (
+        "What is $\\frac{1}{2}$?",
+        &["What is \\dfrac{1}{2}?"],
+        &["What is \\frac{1}{3}?", "What is \\frac{12}{}?"],
+    ),
+    (
+        "How far is 5 km?",
+        &[
+            "### Instruction:\nHow far is 5 km?\n\n### Response:",
+            "**Question:** How far is 5 km?",
+            "Question 1 of 9: How far is 5 km?",
+        ],
+        &["How far is 5 m?", "How far is 15 km?"],
+    ),
+    ("What happened in 1984?", &["1. What happened in 1984?"], &["1984. What happened?"]),
     ("What is 5!?", &["what is 5!"], &["What is 5?"]),
     ("Ist das die Straße?", &["IST DAS DIE STRASSE?", "ist das die strasse"], &["Ist das die Strafe?"]),
     ("How tall is 5'6\"?", &["how tall is 5′6″"], &["How tall is 5'6'?", "How tall is 56?"]),

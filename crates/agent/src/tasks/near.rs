@@ -40,6 +40,8 @@ struct Question {
     tokens: Vec<Token>,
     words: HashSet<Token>,
     numbers: Vec<String>,
+    /// Tokens that change the value.
+    counted: HashSet<Token>,
     /// Whether a number or a word tells it from others.
     is_marked: bool,
 }
@@ -96,12 +98,15 @@ impl NearCopies {
             let words = named.iter().zip(&ids).filter(|(token, _)| !counts(token)).map(|(_, id)| *id);
             let words: HashSet<Token> = words.collect();
             words.iter().for_each(|word| *questions_with.entry(*word).or_default() += 1);
+            let counted =
+                named.iter().zip(&ids).filter(|(token, _)| counts(token)).map(|(_, id)| *id).collect();
             let numbers = numbers(&named);
             index.questions.push(Question {
                 text: text.to_owned(),
                 tokens: ids,
                 words,
                 numbers,
+                counted,
                 is_marked: false,
             });
         }
@@ -149,7 +154,10 @@ impl NearCopies {
                         .filter(|(token, id)| !counts(token) && !self.common.contains(id));
                     (words.map(|(token, _)| token.as_str()).collect(), numbers(&named))
                 });
-                if question.is_within(&ids, &named) || self.is_like(question, words, numbers) {
+                if question.is_within(&ids, &named)
+                    || question.contains(&ids)
+                    || self.is_like(question, words, numbers)
+                {
                     return Some(&question.text);
                 }
             }
@@ -170,6 +178,17 @@ impl NearCopies {
 }
 
 impl Question {
+    /// Whether this question contains the tokens of a text, and says something before or behind it.
+    fn contains(&self, ids: &[Token]) -> bool {
+        let len = ids.len();
+        let value = |at: usize| self.tokens.get(at).is_some_and(|token| self.counted.contains(token));
+        len > SHINGLE
+            && len < self.tokens.len()
+            && self.is_marked
+            && (0..=self.tokens.len() - len).any(|at| self.tokens[at..at + len] == *ids && !value(at + len))
+            && self.counted.iter().all(|token| ids.contains(token))
+    }
+
     /// Whether the tokens of a text contain this question, with no operator or number beside it.
     fn is_within(&self, ids: &[Token], named: &[String]) -> bool {
         let len = self.tokens.len();
@@ -208,6 +227,9 @@ mod tests {
         ] {
             assert_eq!(near.find(text), Some(held_out[at]), "{text}");
         }
+        // A question may be within a held-out one.
+        let framed = NearCopies::new(["Please answer in one word: what is 2+2? Think first."]);
+        assert!(framed.find("What is 2+2?").is_some() && framed.find("What is 2+3?").is_none());
         for text in [
             "What is 2+2+5?",
             "What is 2+3?",

@@ -149,28 +149,46 @@ impl Task {
 
     /// Returns the questions that the task asks.
     pub(crate) fn asks(&self) -> Asked {
-        let text = self.asked_text();
-        let question = QuestionKey::spelled(text);
-        let turns = self.turns();
-        let conversation = match turns[..] {
+        let question = self.question_key();
+        Asked {
+            conversation: self.conversation_key(question),
+            question,
+            last: last_labelled(self.asked_text()),
+        }
+    }
+
+    /// Returns the key of the last turn of the user.
+    pub(crate) fn question_key(&self) -> QuestionKey {
+        QuestionKey::spelled(self.asked_text())
+    }
+
+    /// Returns the key of the whole conversation but for its instructions, whose question has the key `question`.
+    fn conversation_key(&self, question: QuestionKey) -> QuestionKey {
+        match self.turns()[..] {
             [] | [_] => question,
-            _ => {
+            ref turns => {
                 let turns =
                     turns.iter().map(|turn| format!("{} {}", turn.role.as_str(), spelled(&turn.content)));
                 QuestionKey::new(&turns.collect::<Vec<_>>().join("\n"))
             }
-        };
-        Asked { conversation, question, last: last_labelled(text) }
+        }
     }
 
     /// Returns everything in the task that could be a held-out question: its conversation, each turn, and each
     /// line and labelled part of a turn.
     pub fn shows(&self) -> Vec<QuestionKey> {
-        let Asked { conversation, question, .. } = self.asks();
-        let mut shown = vec![conversation, question];
+        let question = self.question_key();
+        let mut shown = vec![question];
+        if !self.messages.is_empty() {
+            shown.push(self.conversation_key(question));
+            shown.extend(self.messages.iter().map(|turn| QuestionKey::spelled(&turn.content)));
+        }
         let turns = self.messages.iter().map(|turn| &*turn.content);
         for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
-            shown.push(QuestionKey::spelled(text));
+            // A text of one part is compared as a whole.
+            if !text.contains(['\n', ':']) {
+                continue;
+            }
             let parts = parts(text);
             if parts.len() > 1 {
                 let parts = parts.iter().map(|(_, part)| spelled(part));

@@ -8,7 +8,11 @@
 use unicode_normalization::UnicodeNormalization;
 
 /// Words of which labels before a question consist, besides numbers.
-const BEFORE: [&str; 26] = [
+const BEFORE: [&str; 30] = [
+    "calculate",
+    "compute",
+    "evaluate",
+    "of",
     "question",
     "questions",
     "q",
@@ -54,7 +58,11 @@ const AFTER: [&str; 14] = [
     "so",
 ];
 /// Words without which no label before a question is one.
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 18] = [
+    "calculate",
+    "compute",
+    "evaluate",
+    "solve",
     "question",
     "questions",
     "q",
@@ -71,10 +79,12 @@ const NAMES: [&str; 14] = [
     "a",
 ];
 /// Commands of LaTeX, with what they stand for.
-const LATEX: [(&str, &str); 17] = [
+const LATEX: [(&str, &str); 19] = [
     ("\\times", "*"),
     ("\\cdot", "*"),
     ("\\div", "/"),
+    ("\\dfrac", "\\frac"),
+    ("\\tfrac", "\\frac"),
     ("\\left", ""),
     ("\\right", ""),
     ("\\(", ""),
@@ -119,7 +129,7 @@ fn without_label(mut line: &str) -> &str {
         // `A:B = 2:3` and `A. Smith` begin with no label.
         let is_label = is_label_text(label, &BEFORE, &NAMES)
             && if line[at..].starts_with(':') { parted || label != "a" } else { parted && label != "a" };
-        let only_number = numbered && label.bytes().all(|byte| byte.is_ascii_digit());
+        let only_number = numbered && label.len() <= 3 && label.bytes().all(|byte| byte.is_ascii_digit());
         let is_number = only_number && parted && rest.starts_with(char::is_alphabetic);
         if rest.is_empty() || !(is_label || is_number) {
             break;
@@ -234,7 +244,8 @@ fn compatible(text: &str) -> String {
             plain.push(' ');
         }
         raised = is_raised;
-        plain.push(c);
+        // NFKC would make it a combining accent.
+        plain.push(if c == '´' { '\'' } else { c });
     }
     // Upper case first: ß and SS, σ and ς have lower forms of their own, but one upper form.
     let folded: String = plain.nfkc().collect::<String>().to_uppercase().to_lowercase().nfkc().collect();
@@ -272,7 +283,29 @@ fn signs(folded: &str) -> String {
             found = found.replace(command, sign);
         }
     }
+    if found.contains(['^', '_']) {
+        found = without_braces(&found);
+    }
     found.replace("''", "\"")
+}
+
+/// Returns a text whose exponents and indices of letters and digits have no braces: `x^{10}` becomes `x^10`.
+fn without_braces(text: &str) -> String {
+    let mut found = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['^', '_']) {
+        let (before, mark) = rest.split_at(at + 1);
+        found.push_str(before);
+        rest = mark;
+        let inside = mark.strip_prefix('{').and_then(|mark| mark.split_once('}'));
+        if let Some((inside, after)) = inside.filter(|(inside, _)| inside.chars().all(char::is_alphanumeric))
+        {
+            found.push_str(inside);
+            rest = after;
+        }
+    }
+    found.push_str(rest);
+    found
 }
 
 /// Returns a text of one line whose white space stands only between letters and digits, without separators of
@@ -282,6 +315,8 @@ fn tight(text: &str) -> String {
     let word = char::is_alphanumeric;
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());
     let mut space = false;
+    // The quotation mark that is open.
+    let mut quote = None;
     for (at, &c) in chars.iter().enumerate() {
         let (before, next) = (at.checked_sub(1).map(|at| chars[at]), chars.get(at + 1).copied());
         let beside =
@@ -293,11 +328,16 @@ fn tight(text: &str) -> String {
             }
             // 1,000 and 1000.
             ',' if beside(char::is_ascii_digit) == (true, true) && groups_thousands(&chars, at) => continue,
-            // An apostrophe within a word, feet and inches stay; quotation marks go.
+            // Apostrophes within words, primes, feet and inches stay; quotation marks go.
             '\'' | '"' => {
                 let (left, right) = beside(|c| c.is_alphanumeric());
-                let measure = before.is_some_and(|c| c.is_ascii_digit()) && !right;
-                if !(c == '\'' && left && right || measure) {
+                let single = at.checked_sub(2).is_none_or(|at| !chars[at].is_alphanumeric());
+                let prime = left
+                    && !right
+                    && quote != Some(c)
+                    && (single || before.is_some_and(|c| c.is_numeric()) || next == Some('('));
+                if !(c == '\'' && left && right || prime) {
+                    quote = if !left && right { Some(c) } else { None };
                     continue;
                 }
             }

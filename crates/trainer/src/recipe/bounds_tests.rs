@@ -155,7 +155,7 @@ fn what_would_only_fail_later_is_refused() {
 fn scorers_name_sources_that_there_are() {
     let recipe = |name: &str| {
         let scorers = format!(
-            "reward.scorers=[{{name='a', kind='maths', when={{source={name}}}}}, {{name='b', kind='numeric'}}]"
+            "reward={{scorers=[{{name='a', kind='maths', when={{source={name}}}}}, {{name='b', kind='numeric'}}]}}"
         );
         let tasks = "tasks=[{kind='file', path='data/gsm8k.jsonl.gz', held_out=1}, {kind='arithmetic'}]";
         load(SMALL, &[tasks, &scorers]).map(|_| ())
