@@ -8,14 +8,14 @@ use std::sync::Arc;
 use dressage_agent::Keeper;
 use dressage_agent::environments::Environments;
 use dressage_agent::program::Replies;
-use dressage_agent::tasks::QuestionKey;
+use dressage_agent::tasks::{Matching, QuestionKey};
 use dressage_engine::Engine;
 use dressage_policy::Sampler;
 use dressage_store::{EvalKey, Memory, Sqlite};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles, chat_options,
-    check_tasks, evaluate, trained_on,
+    check_tasks, evaluate, matching, trained_on,
 };
 use dressage_tree::{DEFAULT, RunId};
 
@@ -147,7 +147,8 @@ async fn measure(
     out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
     let environments = Environments::new(recipe.environments(), &Keeper::this()?);
-    let tasks = Tasks::load(recipe, &environments).await?;
+    let by = trained_by.as_ref().map_or(Ok(Matching::default()), |run| matching(run.root()))?;
+    let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let begun = trained_by.as_ref().map(Run::begun).transpose()?;
     warn_of_trained(&tasks, &recipe.model.source).await;

@@ -122,7 +122,9 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
     let learner = of_learner(&recipe, &shape, files.as_ref(), device)?;
     let servers = of_sampler(&recipe, &shape, context, device, (args.devices, &learner))?;
-    let reply = args.reply.unwrap_or((recipe.agent.max_tokens as u64).div_ceil(2));
+    // Which agents act is known with the tasks: the longest replies are planned for.
+    let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
+    let reply = args.reply.unwrap_or((most as u64).div_ceil(2));
     let by_turns = learner.by_turns;
     let turns = if by_turns { time::turns(&shape, learner.moved) } else { 0.0 };
     if !args.fleet.is_empty() {

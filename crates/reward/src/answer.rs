@@ -185,16 +185,17 @@ impl AnswerScorer {
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let normal = normalise(found);
         let found_numbers = numbers(found);
-        let agrees = |(expected, wanted): &(String, Vec<String>)| {
-            let same_numbers = found_numbers == *wanted;
+        let agrees = |Expected { text, numbers, closed }: &Expected| {
+            let same_numbers = found_numbers == *numbers;
             match self.compare {
-                _ if normal == *expected => f64::from(u8::from(same_numbers)),
+                _ if normal == *text => f64::from(u8::from(same_numbers)),
+                _ if *closed => 0.0,
                 Comparison::Exact => 0.0,
                 Comparison::Contains => {
-                    let has_numbers = wanted.iter().all(|number| found_numbers.contains(number));
-                    f64::from(u8::from(has_numbers && normal.contains(expected.as_str())))
+                    let has_numbers = numbers.iter().all(|number| found_numbers.contains(number));
+                    f64::from(u8::from(has_numbers && normal.contains(text.as_str())))
                 }
-                Comparison::F1 => f1(&normal, expected),
+                Comparison::F1 => f1(&normal, text),
             }
         };
         let best = expected.iter().map(agrees).fold(0.0, f64::max);
@@ -241,17 +242,37 @@ pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     before.rsplit_once(&format!("<{tag}>")).map(|(_, inside)| inside.trim())
 }
 
-/// One text or several, normalised, each with its numbers.
-fn answers(expected: &Value) -> Result<Vec<(String, Vec<String>)>, ScoreError> {
-    let both = |text: &str| (normalise(text), numbers(text));
-    let text = |value: &Value| match value {
-        Value::String(text) => Some(both(text)),
-        Value::Number(number) => Some(both(number.as_str())),
+/// An expected answer, normalised.
+struct Expected {
+    text: String,
+    /// The numbers in it.
+    numbers: Vec<String>,
+    /// Whether an answer must equal it, however answers are compared: "no" is within "I do not know".
+    closed: bool,
+}
+
+/// Returns one text or several. A truth value is expected as yes or true, or as no or false.
+fn answers(expected: &Value) -> Result<Vec<Expected>, ScoreError> {
+    let open = |text: &str| {
+        vec![Expected { text: normalise(text), numbers: numbers(text), closed: false }]
+    };
+    let texts = |value: &Value| match value {
+        Value::String(text) => Some(open(text)),
+        Value::Number(number) => Some(open(number.as_str())),
+        Value::Bool(truth) => {
+            let names = if *truth { ["yes", "true"] } else { ["no", "false"] };
+            let closed = |name: &str| Expected { text: name.to_owned(), numbers: Vec::new(), closed: true };
+            Some(names.map(closed).into())
+        }
         _ => None,
     };
-    let found: Option<Vec<_>> = match expected {
-        Value::Array(several) => several.iter().map(text).collect(),
-        one => text(one).map(|text| vec![text]),
+    let found: Option<Vec<Expected>> = match expected {
+        Value::Array(several) => several
+            .iter()
+            .map(texts)
+            .collect::<Option<Vec<_>>>()
+            .map(|all| all.into_iter().flatten().collect()),
+        one => texts(one),
     };
     found
         .filter(|found| !found.is_empty())
@@ -289,6 +310,25 @@ mod tests {
 
     use super::*;
     use crate::testing::{Dice, thousands};
+
+    /// Sets such as BoolQ expect true or false.
+    #[test]
+    fn truth_values_are_yes_or_no() {
+        for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
+            let scorer = AnswerScorer { compare, place: Place::Text, ..AnswerScorer::default() };
+            let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
+            for right in ["yes", "Yes.", "True", "TRUE!", " true "] {
+                assert_eq!((grade(right, json!(true)), grade(right, json!(false))), (1.0, 0.0), "{right}");
+            }
+            for wrong in ["no", "False.", "not true", "I do not know", "yes and no", "truest", "1", ""] {
+                assert_eq!(grade(wrong, json!(true)), 0.0, "{wrong}");
+            }
+            for wrong in ["I do not know", "not false", "nothing", "Norway", "no, yes"] {
+                assert_eq!(grade(wrong, json!(false)), 0.0, "{wrong}");
+            }
+            assert_eq!(grade("no", json!([false, "nope"])), 1.0);
+        }
+    }
 
     #[test]
     fn normalisation_is_that_of_the_reference() {

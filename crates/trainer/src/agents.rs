@@ -43,7 +43,10 @@ pub struct MixtureParts {
 
 /// Several loops, of which one makes an attempt.
 struct Mixed {
-    loops: Vec<Arc<dyn AgentLoop>>,
+    /// The agent that they play.
+    agent: String,
+    /// Each loop with the policy that plays the agent in it.
+    loops: Vec<(String, Arc<dyn AgentLoop>)>,
     pick: Pick,
 }
 
@@ -52,14 +55,20 @@ impl AgentLoop for Mixed {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let place = (self.pick)(context.seed, context.stream);
         match self.loops.get(place) {
-            Some(picked) => picked.run(context).await,
+            Some((policy, picked)) => {
+                let mut made = picked.run(context).await;
+                made.outcome.cast.insert(self.agent.clone(), policy.clone());
+                made
+            }
             None => Attempt::broken("policies", format!("there is no policy {place} in the mixture")),
         }
     }
 
     fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
-        let loops = self.loops.iter().map(|one| one.taught(teacher)).collect::<Option<_>>()?;
-        Some(Arc::new(Mixed { loops, pick: Arc::clone(&self.pick) }))
+        let taught =
+            |(policy, one): &(String, Arc<dyn AgentLoop>)| Some((policy.clone(), one.taught(teacher)?));
+        let loops = self.loops.iter().map(taught).collect::<Option<_>>()?;
+        Some(Arc::new(Mixed { agent: self.agent.clone(), loops, pick: Arc::clone(&self.pick) }))
     }
 }
 
@@ -86,8 +95,9 @@ impl NamedAgent {
         }
         let Some((others, pick)) = &self.mixture else { return Arc::new(self.built_in.clone()) };
         let all = std::iter::once(&self.built_in).chain(others);
-        let loops = all.map(|agent| Arc::new(agent.clone()) as Arc<dyn AgentLoop>).collect();
-        Arc::new(Mixed { loops, pick: Arc::clone(pick) })
+        let played = |agent: &Agent| (agent.policy.clone(), Arc::new(agent.clone()) as Arc<dyn AgentLoop>);
+        let loops = all.map(played).collect();
+        Arc::new(Mixed { agent: self.built_in.name.clone(), loops, pick: Arc::clone(pick) })
     }
 
     /// How its replies are sampled in a phase that says `params`.
@@ -142,6 +152,23 @@ fn put_helpers(agents: &[NamedAgent]) {
         if let Some(named) = agents.iter().find(|agent| agent.built_in.name == slot.agent()) {
             slot.set(Arc::new(named.helper()));
         }
+    }
+}
+
+/// Maximum number of sampled tokens of an attempt, by the agent that its task names.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TokenLimits {
+    /// The limit of tasks that name no agent of the run.
+    pub first: usize,
+    /// Limits of the agents, by name.
+    pub named: BTreeMap<String, usize>,
+}
+
+impl TokenLimits {
+    /// Returns the limit of attempts at a recorded task.
+    pub fn of(&self, task: &serde_json::Value) -> usize {
+        let named = task["agent"].as_str().and_then(|name| self.named.get(name));
+        named.copied().unwrap_or(self.first)
     }
 }
 
@@ -251,6 +278,12 @@ impl Agents {
             (Some(agent), None) => Ok(agent),
             (None, None) => Ok(self.first()),
         }
+    }
+
+    /// Returns the limits of tokens of all agents.
+    pub(crate) fn token_limits(&self) -> TokenLimits {
+        let named = self.0.iter().map(|agent| (agent.built_in.name.clone(), agent.keys.max_tokens));
+        TokenLimits { first: self.first().keys.max_tokens, named: named.collect() }
     }
 
     /// The agent that does what no other is asked to.

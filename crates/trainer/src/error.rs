@@ -224,12 +224,36 @@ pub enum TrainerError {
         known: String,
     },
     /// No scorer is for a task.
-    #[error("task {task} has no scorer: none of {known} is for it; see `when` of [[reward.scorers]]")]
+    #[error(
+        "task {task} of the source {of} has no scorer: none of {known} is for it; see `when` of \
+         [[reward.scorers]]; the sources are {sources}"
+    )]
     NoScorer {
         /// The task.
         task: String,
+        /// Its source.
+        of: String,
+        /// All sources.
+        sources: String,
         /// Scorers of the recipe.
         known: String,
+    },
+    /// A penalty for length starts below 0 tokens for an agent.
+    #[error(
+        "`phase.{phase}.overlong.buffer` is {buffer}, but must be at most the max_tokens of the agent {agent}, \
+         {most}: it does the task {task}"
+    )]
+    OverlongBuffer {
+        /// Position of the phase.
+        phase: usize,
+        /// The buffer, in tokens.
+        buffer: u64,
+        /// The agent.
+        agent: String,
+        /// Its limit, in tokens.
+        most: usize,
+        /// A task that it does.
+        task: String,
     },
     /// A phase compares with greedy attempts, which are in no group, and a scorer compares those of a group.
     #[error(
@@ -382,6 +406,7 @@ impl TrainerError {
             | E::UnknownAgent { .. }
             | E::UnknownScorer { .. }
             | E::NoScorer { .. }
+            | E::OverlongBuffer { .. }
             | E::NotCompared { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)

@@ -523,8 +523,8 @@ mod tests {
     async fn a_gain_counts_the_tasks_that_count() {
         let store = Memory::new(RunId("r".into()));
         let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
-        // Scores by task; those of the slice apart would double the gain.
-        let scores = [(&before, "100100010"), (&after, "111010011")];
+        // Scores by task; with those of the slice apart the gain would be 5/9.
+        let scores = [(&before, "100100010"), (&after, "111011111")];
         for (eval, scores) in scores {
             let attempts = scores.bytes().zip(0..).map(|(score, group)| Attempt {
                 score: Some(f64::from(score - b'0')),

@@ -10,8 +10,8 @@
 //! admitted until version v − η were at most (v − η + 1 + η) · G, and the steps before have taken v · G. So
 //! the bound holds for every token, and nothing that was sampled is ever thrown away for it.
 //!
-//! Where a recipe asks for spare attempts, a group is complete as soon as it has as many with a reward as it
-//! needs; the others are given up.
+//! If a recipe starts spare attempts, a group is complete as soon as it has as many with a reward as it needs:
+//! of those that end first, or of those that started first. The others are given up.
 //!
 //! Attempts that are under way when the weights change go on, and stamp each token with the version that drew
 //! it.
@@ -24,10 +24,12 @@ use dressage_store::{Attempt, Status};
 use dressage_tree::{Placement, Purpose};
 
 use crate::TrainerError;
+use crate::agents::TokenLimits;
+use crate::batch::Targets;
 use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
 use crate::plan;
-use crate::recipe::{Prefer, RlKeys, UniformGroups};
+use crate::recipe::{OversampleKeep, Prefer, RlKeys, UniformGroups};
 use crate::rollout::{Away, Rollouts};
 use crate::tasks::{TaskOrder, Tasks};
 use crate::under_way::{Ended, UnderWay, compared_before};
@@ -58,6 +60,33 @@ struct Group {
     replaced: bool,
     /// Attempts that are compared with each other now, by number; they have no score yet.
     compared: Vec<u32>,
+    /// Attempts that were started and make no part of the group.
+    left_out: LeftOut,
+}
+
+/// Attempts that were started for a group and make no part of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// Sampled tokens of those that had ended.
+    pub ended: Vec<usize>,
+    /// How many were given up.
+    pub given_up: usize,
+}
+
+/// Returns how many of the attempts, in the order in which they started, a group is made of; `None` as long as
+/// others are waited for.
+fn enough(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
+    // What broke is no use: as long as others may come, they are waited for.
+    let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;
+    let all = attempts.iter().all(Option::is_some).then_some(attempts.len());
+    let count = |attempts: &[Option<Attempt>]| attempts.iter().flatten().filter(|a| counts(a)).count();
+    match keys.oversample_keep {
+        OversampleKeep::Ended => all.or((count(attempts) >= keys.group_size).then_some(attempts.len())),
+        OversampleKeep::Started => {
+            let in_order = attempts.iter().take_while(|attempt| attempt.is_some()).count();
+            (1..=in_order).find(|end| count(&attempts[..*end]) >= keys.group_size).or(all)
+        }
+    }
 }
 
 /// Groups under way and waiting to be trained on.
@@ -86,8 +115,8 @@ pub(crate) struct Flow {
     /// Scorers that are away.
     away: Away,
     completions: u64,
-    /// Most sampled tokens of an attempt.
-    most_tokens: usize,
+    /// Maximum number of sampled tokens of an attempt, by the agent that makes it.
+    limits: TokenLimits,
 }
 
 /// Groups that a step takes.
@@ -96,6 +125,8 @@ pub(crate) struct Taken {
     pub places: Vec<u64>,
     /// Their attempts.
     pub groups: Vec<Vec<Attempt>>,
+    /// Attempts that were started for each and are no part of it; empty if the step was planned before.
+    pub left_out: Vec<LeftOut>,
     /// The greedy attempt of each, where the advantage compares with one.
     pub baselines: Vec<Option<Attempt>>,
     /// How many of them teach nothing and should have been replaced, had not as many again been drawn
@@ -135,7 +166,7 @@ impl Flow {
             ended: None,
             away: Away::default(),
             completions: 0,
-            most_tokens: rollouts.agents.first().keys.max_tokens,
+            limits: rollouts.agents.token_limits(),
         };
         flow.admit_until(end_of(taken), taken, rollouts, tasks).await?;
         Ok(flow)
@@ -194,6 +225,7 @@ impl Flow {
             completed: None,
             replaced: false,
             compared: Vec::new(),
+            left_out: LeftOut::default(),
         };
         self.open.insert(place, group);
         self.complete(place);
@@ -319,14 +351,16 @@ impl Flow {
     fn complete(&mut self, place: u64) {
         let Some(group) = self.open.get_mut(&place).filter(|group| group.completed.is_none()) else { return };
         if !group.full {
-            let (ended, begun) = (group.attempts.iter().flatten().count(), group.attempts.len());
-            // What broke is no use: as long as others may come, they are waited for.
-            let counts = |a: &&Attempt| a.reward.is_some() || a.status == Status::Unscored;
-            let rewarded = group.attempts.iter().flatten().filter(counts).count();
-            if ended < begun && rewarded < self.keys.group_size {
-                return;
-            }
+            let Some(end) = enough(&group.attempts, &self.keys) else { return };
             group.full = true;
+            let is_waiting = |(of, which): &&(u64, Which)| *of == place && *which != Which::Baseline;
+            let not_started = self.waiting.iter().filter(is_waiting).count();
+            let running = group.attempts.iter().filter(|attempt| attempt.is_none()).count();
+            let beyond = group.attempts[end..].iter_mut().filter_map(Option::take);
+            group.left_out = LeftOut {
+                ended: beyond.map(|attempt| attempt.trajectory.sampled_tokens()).collect(),
+                given_up: running.saturating_sub(not_started),
+            };
             self.under_way.give_up(|(of, which)| *of == place && *which != Which::Baseline);
             self.waiting.retain(|(waiting, which)| *waiting != place || *which == Which::Baseline);
             let waits = group.attempts.iter_mut().zip(0..).filter_map(|(attempt, sample)| {
@@ -360,8 +394,12 @@ impl Flow {
     fn is_idle(&self, place: u64) -> bool {
         let refills = self.keys.uniform_groups() == UniformGroups::Refill;
         self.open.get(&place).filter(|_| refills).is_some_and(|group| {
-            let attempts = group.attempts.iter().flatten();
-            plan::is_idle(&self.keys, &plan::rewarded(attempts, &self.keys, self.most_tokens))
+            // It teaches any policy whose own attempts earned different rewards.
+            self.began.keys().all(|policy| {
+                let targets = Targets { policy, untrained: &[] };
+                let samples = group.attempts.iter().flatten().filter(|a| plan::is_sample(a, targets));
+                plan::is_idle(&self.keys, &plan::rewarded(samples, &self.keys, &self.limits))
+            })
         })
     }
 
@@ -406,12 +444,16 @@ impl Flow {
         let idle = places.iter().filter(|place| self.is_idle(**place)).count();
         let idle = idle - (places.len() - self.keys.groups);
         self.spend(&places);
+        let mut left_out = Vec::with_capacity(places.len());
         let (groups, baselines) = places
             .iter()
             .filter_map(|place| self.open.remove(place))
-            .map(|group| (group.attempts.into_iter().flatten().collect(), group.baseline))
+            .map(|group| {
+                left_out.push(group.left_out);
+                (group.attempts.into_iter().flatten().collect(), group.baseline)
+            })
             .unzip();
-        Some(Taken { places, groups, baselines, idle })
+        Some(Taken { places, groups, left_out, baselines, idle })
     }
 
     /// Notes that a step has taken these places.
@@ -431,12 +473,16 @@ impl Flow {
         let (mut groups, mut baselines) = (Vec::with_capacity(places.len()), Vec::new());
         for place in places {
             self.open.remove(place);
-            let mut attempts = Vec::with_capacity(self.keys.group_size);
+            let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.spare);
             for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
                 let recorded = rollouts.store.last_try(&self.placement(*place, which)).await?;
                 // One without a score was given up, since its group was complete without it.
-                attempts.extend(recorded.filter(|attempt| attempt.status != Status::Unscored));
+                attempts.push(recorded.filter(|attempt| attempt.status != Status::Unscored));
             }
+            if self.keys.oversample_keep == OversampleKeep::Started {
+                attempts.truncate(enough(&attempts, &self.keys).unwrap_or(attempts.len()));
+            }
+            let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
             if attempts.len() < self.keys.group_size {
                 let missing = self.placement(*place, Which::Sample(attempts.len() as u32));
                 return Err(TrainerError::NotMade(missing));
@@ -454,7 +500,7 @@ impl Flow {
         }
         self.waiting.retain(|(place, _)| !places.contains(place));
         self.spend(places);
-        Ok(Taken { places: places.to_vec(), groups, baselines, idle: 0 })
+        Ok(Taken { places: places.to_vec(), groups, left_out: Vec::new(), baselines, idle: 0 })
     }
 
     /// A step is done, and its weights are published.
@@ -492,3 +538,7 @@ fn freshness(attempts: &[Option<Attempt>], began: &Versions) -> u64 {
     });
     steps.min().unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+#[path = "flow_tests.rs"]
+mod tests;

@@ -436,4 +436,58 @@ mod tests {
         // A warm-up longer than the phase never gets to the peak.
         assert_eq!(shares(&keys(Schedule::Cosine, 4, 0.0), 2), [0.25, 0.5]);
     }
+
+    /// A recipe whose critic differs from its policy in every number.
+    fn recipe() -> (tempfile::TempDir, Recipe) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("recipe.toml");
+        let text = "
+            run = { name = 'x' }
+            model = { source = './model' }
+            tasks = [{ kind = 'arithmetic' }]
+            [[phase]]
+            kind = 'rl'
+            algorithm = 'ppo'
+            steps = 4
+            groups = 1
+            group_size = 1
+            learning_rate = 0.25
+            optimiser = { max_grad_norm = 0.5, weight_decay = 0.125 }
+            critic = { learning_rate = 0.75, clip = 0.2, warmup = 2, optimiser = { max_grad_norm = 3.0 } }
+        ";
+        std::fs::write(&file, text).unwrap();
+        let recipe = Recipe::load(&file, &[]).unwrap();
+        (folder, recipe)
+    }
+
+    fn rules(recipe: &Recipe, step: u32) -> Rules<'_> {
+        Rules::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, recipe)
+    }
+
+    #[test]
+    fn gradients_are_clipped_as_the_recipe_sets() {
+        let (_folder, recipe) = recipe();
+        let rules = rules(&recipe, 3);
+        let norms = [rules.policy, rules.critic].map(|params| params.unwrap().max_grad_norm);
+        assert_eq!(norms, [0.5, 3.0]);
+        let unclipped = OptimiserKeys { max_grad_norm: 0.0, ..OptimiserKeys::default() };
+        assert_eq!(optim_params(&unclipped, 1.0, 0, 1).max_grad_norm, f32::INFINITY);
+    }
+
+    #[test]
+    fn critics_have_rate_bounds_and_warmup_of_their_own() {
+        let (_folder, recipe) = recipe();
+        let rates = |step| {
+            let rules = rules(&recipe, step);
+            [rules.policy, rules.critic].map(|params| params.map(|params| params.learning_rate))
+        };
+        // In the first two steps only the critic learns.
+        assert_eq!([0, 1].map(rates), [[None, Some(0.75)]; 2]);
+        assert_eq!([2, 3].map(rates), [[Some(0.25), Some(0.75)]; 2]);
+        let Phase::Rl(keys) = &recipe.phase[0] else { panic!() };
+        assert_eq!(keys.value_loss(), Loss::of(PolicyLoss::Value { clip: Some(0.2) }));
+        let free = crate::recipe::CriticKeys { clip: 0.0, ..keys.critic.clone() };
+        let free = crate::recipe::RlKeys { critic: free, ..(**keys).clone() };
+        assert_eq!(free.value_loss(), Loss::of(PolicyLoss::Value { clip: None }));
+    }
 }

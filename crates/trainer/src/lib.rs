@@ -67,7 +67,7 @@ pub use evaluate::{AtK, EvalResult, Gain, SliceResult, Uncalled, evaluate, miles
 pub use folder::RunFolder;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
-pub use origin::{begun, merged_from, seconds, write_merged_from};
+pub use origin::{begun, matching, merged_from, seconds, write_merged_from};
 pub use phase::check_phases;
 pub use policies::{Companions, Learns, Policy};
 pub use replay::{Compared, replay};

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use dressage_agent::tasks::Matching;
 use dressage_policy::checksum;
 use dressage_store::Store;
 use dressage_tree::Purpose;
@@ -43,6 +44,25 @@ pub(crate) struct Origin {
     /// Earlier lengths of phases that were given another one.
     #[serde(default)]
     lengths: Vec<Length>,
+    /// Rules by which tasks are repeats or leak what is held out.
+    #[serde(default = "earlier_matching")]
+    matching: Matching,
+}
+
+/// The rules of builds that did not write them down.
+fn earlier_matching() -> Matching {
+    Matching::Questions
+}
+
+/// Returns the rules by which the tasks of the run in `folder` are compared; those of new runs if it holds none.
+///
+/// # Errors
+/// Returns an error if the folder cannot be read.
+pub fn matching(folder: &Path) -> Result<Matching, TrainerError> {
+    if !folder.join(RECIPE).exists() {
+        return Ok(Matching::default());
+    }
+    Ok(Origin::read(folder)?.map_or_else(earlier_matching, |origin| origin.matching))
 }
 
 /// A file that a run reads and does not write.
@@ -178,6 +198,7 @@ impl Origin {
         model: &[PathBuf],
         tools: Vec<Offered>,
         listings: Vec<Listing>,
+        matching: Matching,
     ) -> Result<Self, TrainerError> {
         let mut all: Vec<(String, PathBuf)> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
@@ -201,7 +222,8 @@ impl Origin {
         let input = |Listing { of, package, bytes, crc32c }| Input { of, name: package, bytes, crc32c };
         files.extend(listings.into_iter().map(input));
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Origin { schema: SCHEMA, begun, version, files, tools: Some(tools), lengths: Vec::new() })
+        let (tools, lengths) = (Some(tools), Vec::new());
+        Ok(Origin { schema: SCHEMA, begun, version, files, tools, lengths, matching })
     }
 
     /// Reads what the run in `folder` began with; `None` where an older build began it.
@@ -335,7 +357,23 @@ mod tests {
 
     fn origin(tools: Option<Vec<Offered>>) -> Origin {
         let version = String::new();
-        Origin { schema: SCHEMA, begun: 0, version, files: Vec::new(), tools, lengths: Vec::new() }
+        let (files, lengths, matching) = (Vec::new(), Vec::new(), Matching::default());
+        Origin { schema: SCHEMA, begun: 0, version, files, tools, lengths, matching }
+    }
+
+    /// A run that an older build started trains on the tasks that it started with.
+    #[test]
+    fn runs_keep_the_matching_that_they_started_with() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(matching(folder.path()).unwrap(), Matching::Rows);
+        fs::write(folder.path().join(RECIPE), "").unwrap();
+        assert_eq!(matching(folder.path()).unwrap(), Matching::Questions);
+        let mut older = json!(origin(None));
+        older.as_object_mut().unwrap().remove("matching");
+        fs::write(folder.path().join(FILE), older.to_string()).unwrap();
+        assert_eq!(matching(folder.path()).unwrap(), Matching::Questions);
+        origin(None).write(folder.path()).unwrap();
+        assert_eq!(matching(folder.path()).unwrap(), Matching::Rows);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use dressage_tree::{
 };
 
 use crate::TrainerError;
+use crate::agents::TokenLimits;
 use crate::batch::{Action, Census, Paths, Targets, TrainedPath, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::policies::Models;
@@ -31,6 +32,8 @@ struct Rollout<'a> {
     placement: Placement,
     trajectory: &'a Trajectory,
     paths: Vec<Way>,
+    /// Maximum number of sampled tokens of the attempt.
+    limit: usize,
     /// Whether its tokens are trained. If not, others are compared with it all the same.
     trained: bool,
 }
@@ -76,6 +79,7 @@ impl<'a> Rollout<'a> {
             placement: *placement,
             trajectory,
             paths: trained_paths(trajectory, targets).into_iter().map(way).collect(),
+            limit: 0,
             trained: true,
         }
     }
@@ -129,7 +133,7 @@ pub(crate) fn is_cut(attempt: &Attempt) -> bool {
 }
 
 /// The reward of an attempt and what becomes of it, by the recipe's way with long ones.
-fn reward_of(attempt: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<(f64, bool)> {
+fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) -> Option<(f64, bool)> {
     let reward = attempt.reward?;
     match keys.overlong {
         Overlong::Keep | Overlong::Bootstrap => Some((reward, true)),
@@ -137,29 +141,43 @@ fn reward_of(attempt: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<(f6
         Overlong::Drop => (!is_cut(attempt)).then_some((reward, true)),
         Overlong::Penalise { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
-            Some((reward + shaping::overlong(tokens, most_tokens as u64, buffer, factor), true))
+            let limit = limits.of(&attempt.task) as u64;
+            Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
         }
     }
 }
 
-/// The reward of a greedy attempt that others are compared with: as theirs, save that it is not left out
-/// for its length.
-pub(crate) fn rival_of(baseline: &Attempt, keys: &RlKeys, most_tokens: usize) -> Option<f64> {
+/// The reward of a greedy attempt that attempts of a policy are compared with: as theirs, save that it is not
+/// left out for its length. `None` if it broke, or another policy made it.
+fn rival_of(setting: &Setting<'_>, baseline: &Attempt) -> Option<f64> {
+    let keys = setting.keys;
     match keys.overlong {
+        _ if !is_sample(baseline, setting.targets) => None,
         Overlong::Drop => baseline.reward,
-        _ => reward_of(baseline, keys, most_tokens).map(|(reward, _)| reward),
+        _ => reward_of(baseline, keys, setting.limits).map(|(reward, _)| reward),
     }
+}
+
+/// Whether an attempt is a sample of a policy: not if another one was cast for an agent, and nothing in it is
+/// the policy's own.
+pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
+    attempt.outcome.cast.values().all(|cast| cast == targets.policy) || acts(&attempt.trajectory, targets)
+}
+
+/// Whether a policy acted in a trajectory, trained or greedy.
+fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
+    trajectory.segments().iter().any(|segment| segment.kind != Kind::Given && targets.are_of(segment))
 }
 
 /// The attempts of a group that count, with their rewards and whether they are trained.
 pub(crate) fn rewarded<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     keys: &RlKeys,
-    most_tokens: usize,
+    limits: &TokenLimits,
 ) -> Vec<(&'a Attempt, f64, bool)> {
     attempts
         .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
-        .filter_map(|attempt| reward_of(attempt, keys, most_tokens).map(|(r, trained)| (attempt, r, trained)))
+        .filter_map(|attempt| reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained)))
         .collect()
 }
 
@@ -181,13 +199,12 @@ pub(crate) struct Setting<'a> {
     pub keys: &'a RlKeys,
     /// Seed of the run.
     pub seed: u64,
-    /// Most sampled tokens of an attempt.
-    pub most_tokens: usize,
+    /// Maximum number of sampled tokens of an attempt, by the agent that makes it.
+    pub limits: &'a TokenLimits,
     /// Coefficient of a divergence charged to the reward.
     pub kl_coefficient: f64,
-    /// The reward of the greedy attempt at the task of each group, where the advantage compares with one and
-    /// it did not break.
-    pub rivals: &'a [Option<f64>],
+    /// The greedy attempt at the task of each group, where the advantage compares with one.
+    pub baselines: &'a [Option<Attempt>],
     /// Numbers that critic, policy and reference give a path.
     pub signals: SignalsOf<'a>,
 }
@@ -244,11 +261,13 @@ impl<'a> Gathered<'a> {
         if belongs_to_others(attempts, setting.targets) {
             return;
         }
-        let rival = setting.rivals.get(group).copied().flatten();
+        let baseline = setting.baselines.get(group).and_then(Option::as_ref);
+        let rival = baseline.and_then(|baseline| rival_of(setting, baseline));
         if keys.needs_baseline() && rival.is_none() {
             return;
         }
-        let found = rewarded(attempts.iter(), keys, setting.most_tokens);
+        let samples = attempts.iter().filter(|attempt| is_sample(attempt, setting.targets));
+        let found = rewarded(samples, keys, setting.limits);
         if is_idle(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
             return;
         }
@@ -278,7 +297,7 @@ impl<'a> Gathered<'a> {
     ) -> Rollout<'a> {
         let keys = setting.keys;
         let mut rollout = Rollout::new(attempt, setting.targets, Some(setting.signals));
-        rollout.trained = trained;
+        (rollout.trained, rollout.limit) = (trained, setting.limits.of(&attempt.task));
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
         // Of the score, the shares that turns, agents or segments earned before the end are among those.
@@ -288,7 +307,12 @@ impl<'a> Gathered<'a> {
         let earnings = Earnings::new(&attempt.trajectory, &paths, reward, answer, &attempt.earned);
         let signals: Vec<Signals> = rollout.paths.iter().map(|way| way.signals.clone()).collect();
         let masked = |agent: &str| !trained || !keys.only.agent(agent);
-        let samples = earnings.samples(&paths, keys.group_by, agents);
+        // Who was cast for an agent that did not act is known where several policies play it.
+        let cast = |agent: &&String| {
+            attempt.outcome.cast.get(*agent).is_none_or(|cast| cast == setting.targets.policy)
+        };
+        let agents: Vec<String> = agents.iter().filter(cast).cloned().collect();
+        let samples = earnings.samples(&paths, keys.group_by, &agents);
         for sample in &samples {
             let group = self.number(keys.group_by, group, sample);
             let described = earnings.rollout(sample, group, &paths, &charged, &signals, masked);
@@ -425,7 +449,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     let share = |i: usize| i * n / keys.mini_batches;
     // A critic learns whatever the advantage.
     let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
-    let normaliser = keys.normaliser(setting.most_tokens);
+    let weights = |counts: &[RolloutTokens], limits: &[usize]| weights_by_limit(keys, counts, limits);
     let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
     let mut once = Vec::with_capacity(keys.mini_batches);
     for i in 0..keys.mini_batches {
@@ -433,7 +457,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(of_update, keys.high_entropy_share, found);
         }
-        once.push(update(of_update, targets, normaliser, &keys.only, all_learn));
+        once.push(update(of_update, targets, &weights, &keys.only, all_learn));
     }
     let policy = targets.policy.to_owned();
     let plan = PolicyPlan { policy, version, kl, high_entropy, updates: Vec::new() };
@@ -450,7 +474,8 @@ pub(crate) fn sft(
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let updates = vec![update(&groups, targets, normaliser, &OnlyKeys::default(), true)];
+    let weights = |counts: &[RolloutTokens], _: &[usize]| normaliser.weights(counts);
+    let updates = vec![update(&groups, targets, &weights, &OnlyKeys::default(), true)];
     let plan = PolicyPlan { policy: targets.policy.to_owned(), version, ..PolicyPlan::default() };
     Draft { plan, updates, epochs: 1 }
 }
@@ -479,12 +504,24 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEn
     }
 }
 
+/// Weights of rollouts, each averaged by the limit of tokens of its agent.
+fn weights_by_limit(keys: &RlKeys, counts: &[RolloutTokens], limits: &[usize]) -> Vec<f64> {
+    let mut by_limit: HashMap<usize, Vec<f64>> = HashMap::new();
+    let weight = |(at, limit): (usize, &usize)| {
+        by_limit.entry(*limit).or_insert_with(|| keys.normaliser(*limit).weights(counts))[at]
+    };
+    limits.iter().enumerate().map(weight).collect()
+}
+
+/// Weights of rollouts, by their tokens and limits.
+type WeightsOf<'a> = &'a dyn Fn(&[RolloutTokens], &[usize]) -> Vec<f64>;
+
 /// One optimiser step. Rollouts without advantage are left out unless something else gives them a gradient
 /// (`all_learn`); they count in the denominators all the same. Those that are not trained do not.
 fn update(
     groups: &[Vec<Rollout>],
     targets: Targets<'_>,
-    normaliser: Normaliser,
+    weights_of: WeightsOf<'_>,
     only: &OnlyKeys,
     all_learn: bool,
 ) -> Vec<Piece> {
@@ -498,7 +535,8 @@ fn update(
             rollouts.iter().map(move |rollout| RolloutTokens { group: group as u64, tokens: tokens(rollout) })
         })
         .collect();
-    let mut weights = normaliser.weights(&counts).into_iter();
+    let limits: Vec<usize> = groups.iter().flatten().map(|rollout| rollout.limit).collect();
+    let mut weights = weights_of(&counts, &limits).into_iter();
     let mut pieces = Vec::with_capacity(groups.len());
     for rollouts in groups {
         let mut group = Vec::new();

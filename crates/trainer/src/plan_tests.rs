@@ -71,9 +71,11 @@ fn plan_with(
     budget: usize,
     signals: SignalsOf<'_>,
 ) -> Result<PolicyPlan, TrainerError> {
-    let (rivals, kl_coefficient) = (&[Some(0.25), None, Some(1.0)], 0.5);
-    let (targets, version, seed, most_tokens) = (Targets::DEFAULT, 9, 7, 4);
-    let setting = Setting { targets, version, keys, seed, most_tokens, kl_coefficient, rivals, signals };
+    let greedy = |group, reward| attempt(group, 99, &[1], &[2], Some(reward));
+    let (baselines, kl_coefficient) = (&[Some(greedy(0, 0.25)), None, Some(greedy(2, 1.0))], 0.5);
+    let (targets, version, seed) = (Targets::DEFAULT, 9, 7);
+    let limits = &TokenLimits { first: 4, named: [("writer".to_owned(), 8)].into() };
+    let setting = Setting { targets, version, keys, seed, limits, kl_coefficient, baselines, signals };
     cut_up(rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())?, budget)
 }
 
@@ -271,7 +273,9 @@ fn groups_without_a_gradient() {
     };
     let whole = keys();
     let parts = RlKeys { group_by: GroupBy::Agent, ..keys() };
-    let idle = |keys: &RlKeys, group: &[Attempt]| is_idle(keys, &rewarded(group.iter(), keys, 4));
+    let idle = |keys: &RlKeys, group: &[Attempt]| {
+        is_idle(keys, &rewarded(group.iter(), keys, &TokenLimits::default()))
+    };
     let (same, apart) = ([0.5, 0.5], [0.5, 0.25]);
     assert_eq!([same, apart].map(|earned| idle(&whole, &group([1.0, 1.0], earned))), [true, true]);
     assert_eq!([same, apart].map(|earned| idle(&parts, &group([1.0, 1.0], earned))), [true, false]);
@@ -484,21 +488,6 @@ fn a_cut_attempt_is_worth_what_may_come() {
 }
 
 #[test]
-fn groups_are_compared_with_their_rivals() {
-    let keys = RlKeys { advantage: Some(Estimator::ReMax), ..keys() };
-    // The second group's greedy attempt broke.
-    let plan = plan_of(&groups(), &keys, 1000).unwrap();
-    let w = 1.0 / 6.0;
-    let all = [(0, 0, 0.75, w), (0, 1, -0.25, w), (2, 0, -1.0, w), (2, 1, 2.0, w)];
-    assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
-    let buffer = Overlong::Penalise { buffer: 2, factor: 1.0 };
-    let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
-    assert_eq!(rival_of(&long, &RlKeys { overlong: buffer, ..keys.clone() }, 4), Some(0.5));
-    // Attempts that were cut are dropped, but not what they are compared with.
-    assert_eq!(rival_of(&cut(long), &RlKeys { overlong: Overlong::Drop, ..keys }, 4), Some(1.0));
-}
-
-#[test]
 fn only_the_least_certain_tokens_learn() {
     let entropies = |id: AttemptId, _| {
         let entropies = match place(id) {
@@ -588,13 +577,5 @@ fn masked_attempts_are_not_whitened_with() {
     }
 }
 
-/// Where losses are sums over an attempt, they are divided by the most tokens that one may have, 4 here.
-#[test]
-fn sums_over_attempts_have_the_scale_of_means() {
-    for algorithm in ["dr_grpo", "rloo", "minirl"] {
-        let algorithm = serde_json::from_value(json!(algorithm)).unwrap();
-        let plan = plan_of(&groups()[..1], &RlKeys { algorithm, normaliser: None, ..keys() }, 1000).unwrap();
-        let weights: Vec<f32> = rows(&plan.updates[0])[0].iter().map(|row| row.3).collect();
-        assert_eq!(weights, [1.0 / 8.0; 2], "{algorithm:?}");
-    }
-}
+#[path = "plan_mixture_tests.rs"]
+mod mixture;

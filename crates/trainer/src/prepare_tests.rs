@@ -21,6 +21,10 @@ use crate::recipe::Phase;
 struct Known {
     asked: Mutex<u32>,
     learnt: Mutex<Vec<Arc<TreeBatch>>>,
+    /// Losses of the batches.
+    losses: Mutex<Vec<Loss>>,
+    /// Learning rates and bounds of gradient norms of the optimiser steps.
+    steps: Mutex<Vec<(f32, f32)>>,
 }
 
 fn said(token: u32) -> f32 {
@@ -41,10 +45,12 @@ impl Learner for Known {
     ) -> Result<ForwardBackward, PolicyError> {
         loss.check(&batch).map_err(|e| PolicyError::Invalid(e.to_string()))?;
         self.learnt.lock().unwrap().push(batch);
+        self.losses.lock().unwrap().push(loss);
         Ok(ForwardBackward::default())
     }
 
-    async fn optim_step(&self, _: OptimParams) -> Result<OptimReport, PolicyError> {
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.steps.lock().unwrap().push((params.learning_rate, params.max_grad_norm));
         Ok(OptimReport { grad_norm: 1.0, applied: true })
     }
 
@@ -395,7 +401,8 @@ async fn the_critic_learns_from_all_tokens_alike() {
     let updates = vec![Update { paths: vec![planned], cut: cut.clone(), critic: Some(cut) }; 2];
     let policy = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy] };
-    let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]";
+    let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]\n\
+                critic = { clip = 0.2 }";
     let phase = Phase::Rl(Box::new(keys(text)));
     let (policy, critic) = (Known::default(), Known::default());
     let models = Models { policy: &policy, reference: None, critic: Some(&critic) };
@@ -412,7 +419,7 @@ async fn the_critic_learns_from_all_tokens_alike() {
         targets: Targets::DEFAULT,
         stream: 0,
         policy: Some(optim),
-        critic: Some(optim),
+        critic: Some(OptimParams { learning_rate: 0.5, max_grad_norm: 0.25, ..optim }),
         version: 2,
         seed: 1,
         exact: true,
@@ -431,7 +438,50 @@ async fn the_critic_learns_from_all_tokens_alike() {
         close(of_update[1], 0.5 * (-1.0f64).exp());
         assert_eq!(of_update[2], 0.0);
     }
+    // Each learns by its own loss, rate and bound of the gradient's norm.
+    assert_eq!(*policy.steps.lock().unwrap(), [(1.0, 1.0); 2]);
+    assert_eq!(*critic.steps.lock().unwrap(), [(0.5, 0.25); 2]);
+    let clipped = Loss::of(dressage_rl::PolicyLoss::Value { clip: Some(0.2) });
+    assert!(critic.losses.lock().unwrap().iter().all(|loss| *loss == clipped));
+    assert!(policy.losses.lock().unwrap().iter().all(|loss| *loss != clipped));
     let learnt = critic.learnt.lock().unwrap();
     let returns: Vec<f32> = learnt[0].terms.iter().map(|term| term.returns).collect();
     assert_eq!(returns, [1.0, 2.0, 3.0]);
+}
+
+/// While only the critic learns, the policy is left as it is.
+#[tokio::test]
+async fn policies_rest_while_the_critic_warms_up() {
+    let mut trajectory = Trajectory::new();
+    let root = trajectory.push(Segment::given(None, vec![99], 0)).unwrap();
+    let reply = Segment {
+        kind: Kind::Sampled,
+        logprobs: vec![-1.0],
+        versions: vec![VersionRun { version: 0, len: 1 }],
+        ..Segment::given(Some(root), vec![3], 0)
+    };
+    trajectory.push(reply).unwrap();
+    let (advantage, weight) = (PerToken::same(1.0), PerToken::same(1.0));
+    let (returns, values) = (Some(PerToken::same(1.0)), Some(PerToken::same(0.5)));
+    let planned = PlannedPath { attempt: id(0), leaf: SegmentId(1), advantage, weight, returns, values };
+    let cut = Cut::of_sizes([1]);
+    let updates = vec![Update { paths: vec![planned], cut: cut.clone(), critic: Some(cut) }];
+    let policy_plan = PolicyPlan { updates, ..PolicyPlan::default() };
+    let plan = StepPlan { phase: 0, step: 0, places: Vec::new(), policies: vec![policy_plan] };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("recipe.toml");
+    let text = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n[[phase]]\n\
+                kind = 'rl'\nalgorithm = 'ppo'\nsteps = 2\ngroups = 1\ngroup_size = 1\nlearning_rate = 1.0\n\
+                critic = { warmup = 1 }\n";
+    std::fs::write(&file, text).unwrap();
+    let recipe = crate::recipe::Recipe::load(&file, &[]).unwrap();
+    for (step, steps) in [(0, 0), (1, 1)] {
+        let (policy, critic) = (Known::default(), Known::default());
+        let models = Models { policy: &policy, reference: None, critic: Some(&critic) };
+        let rules = Rules::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, &recipe);
+        let trajectories = HashMap::from([(id(0), &trajectory)]);
+        let mut progress = Progress::of(&plan);
+        run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ()).await.unwrap();
+        assert_eq!((policy.steps.lock().unwrap().len(), critic.steps.lock().unwrap().len()), (steps, 1));
+    }
 }

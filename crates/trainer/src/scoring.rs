@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dressage_agent::tasks::without_endings;
 use dressage_policy::awake;
 use dressage_reward::{Evidence, ScoreError, Scorer, task_field};
 use dressage_store::{Attempt, Earned, Earner, Status};
@@ -90,9 +91,10 @@ pub(crate) enum Fate {
 impl Named {
     fn is_for(&self, task: &Value) -> bool {
         let holds = |(name, values): (&str, &[String])| {
-            task_field(task, name)
-                .and_then(Value::as_str)
-                .is_some_and(|found| values.iter().any(|value| value == found))
+            let found = task_field(task, name).and_then(Value::as_str);
+            // The file of a source names it, too.
+            let is_file = |value: &str, found: &str| name == "source" && without_endings(value) == found;
+            found.is_some_and(|found| values.iter().any(|value| value == found || is_file(value, found)))
         };
         self.when.fields().all(holds)
     }
@@ -263,11 +265,11 @@ impl Scorers {
         self.of(task).any(|named| named.unscored == Unscored::Park || named.scorer.is_by_group())
     }
 
-    /// Checks that a task can be scored.
+    /// Checks that a task can be scored. `sources` are the sources of all tasks, for messages.
     ///
     /// # Errors
     /// When it names a scorer that there is not, no scorer is for it, or makes no sense to one.
-    pub(crate) fn check_task(&self, id: &str, task: &Value) -> Result<(), TrainerError> {
+    pub(crate) fn check_task(&self, id: &str, task: &Value, sources: &[String]) -> Result<(), TrainerError> {
         let known = || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
         for name in chosen(task).unwrap_or_default() {
             if !self.0.scorers.iter().any(|named| named.name == name) {
@@ -281,7 +283,14 @@ impl Scorers {
             let answer = |source| TrainerError::Answer { task: id.to_owned(), source };
             named.scorer.check_task(task).map_err(answer)?;
         }
-        if some { Ok(()) } else { Err(TrainerError::NoScorer { task: id.to_owned(), known: known() }) }
+        let source = || task_field(task, "source").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let none = || TrainerError::NoScorer {
+            task: id.to_owned(),
+            known: known(),
+            of: source(),
+            sources: sources.join(", "),
+        };
+        if some { Ok(()) } else { Err(none()) }
     }
 
     /// Finds whether the scorers of a task could score it now; those in `asked` were asked before.

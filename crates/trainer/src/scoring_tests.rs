@@ -84,15 +84,27 @@ fn a_task_is_scored_by_those_that_are_for_it() {
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "words"}})), ["words", "form"]);
     assert_eq!(of(json!({"source": "other", "row": {"data_source": "words"}})), ["form"]);
     assert_eq!(of(json!({"source": "file", "kind": null})), ["form"]);
+    let of_file = ScorerKeys { when: when("rows.jsonl.gz", ""), ..scorer("file") };
+    let by_file = scorers(vec![of_file], Vec::new());
+    let is_scored =
+        |source: &str| by_file.check_task("t", &json!({"source": source, "answer": 1}), &[]).is_ok();
+    assert_eq!(["rows", "rows.jsonl.gz", "row"].map(is_scored), [true, true, false]);
+    let sources = ["rows".to_owned(), "more".to_owned()];
+    let error = by_file.check_task("t", &json!({"source": "more", "answer": 1}), &sources).unwrap_err();
+    assert!(
+        error.to_string().contains("task t of the source more has no scorer: none of file is for it"),
+        "{error}"
+    );
+    assert!(error.to_string().ends_with("the sources are rows, more"), "{error}");
     // A task that names its scorer has that one and no other.
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths", "scorer": "words"}})), ["words"]);
     assert_eq!(of(json!({"row": {"scorer": ["form", "maths"]}})), ["maths", "form"]);
-    let error = all.check_task("t", &json!({"answer": 1, "row": {"scorer": "wrods"}})).unwrap_err();
+    let error = all.check_task("t", &json!({"answer": 1, "row": {"scorer": "wrods"}}), &[]).unwrap_err();
     assert!(
         error.to_string().contains("for the scorer \"wrods\", but the recipe has maths, words, form"),
         "{error}"
     );
-    let error = all.check_task("t", &json!({"answer": "many"})).unwrap_err();
+    let error = all.check_task("t", &json!({"answer": "many"}), &[]).unwrap_err();
     assert!(matches!(error, TrainerError::Answer { .. }), "{error}");
 }
 
@@ -205,4 +217,21 @@ async fn attempts_are_compared_with_those_that_have_their_scores() {
         assert_eq!(made.trajectory.segments().len(), 1);
         assert_eq!(all.finish(made).score, Some(share));
     }
+}
+
+/// Rewards of tools come on top of what the calls of a turn cost.
+#[test]
+fn tool_rewards_add_to_the_penalties_of_their_turn() {
+    let keys = RewardKeys { malformed_call: -0.5, failed_call: -0.25, ..RewardKeys::default() };
+    let all = Scorers::new(&keys, CustomScorers::new());
+    let mut made = attempt(json!({"answer": 72}));
+    made.outcome.components = vec![Component { weight: Some(1.0), ..Component::score(1.0) }];
+    let calls = |malformed| CallCounts { malformed, ..CallCounts::default() };
+    made.outcome.calls_by_turn = vec![(0, calls(2)), (1, calls(1))];
+    made.outcome.earned_by_turn = vec![(1, 2.0), (2, 0.5)];
+    let done = all.finish(made);
+    let earned: Vec<(Earner, f64)> =
+        done.earned.into_iter().map(|earned| (earned.by, earned.reward)).collect();
+    assert_eq!(earned, [(Earner::Turn(0), -1.0), (Earner::Turn(1), 1.5), (Earner::Turn(2), 0.5)]);
+    assert_eq!((done.score, done.reward), (Some(1.0), Some(2.0)));
 }

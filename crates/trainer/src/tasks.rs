@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use dressage_agent::Truncation;
 use dressage_agent::environments::{Environments, Listed};
-use dressage_agent::tasks::{Arithmetic, FileOptions, FileTasks, QuestionKey, Split, Task};
+use dressage_agent::tasks::{
+    Arithmetic, FileOptions, FileTasks, HeldOutQuestions, Matching, QuestionKey, Split, Task, seen_among,
+};
 use dressage_agent::tools::ToolContext;
 use dressage_conversation::Overflow;
 use dressage_policy::SamplingParams;
@@ -16,7 +18,7 @@ use serde_json::json;
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
-use crate::recipe::{AgentKeys, Recipe, TaskSource};
+use crate::recipe::{AgentKeys, Overlong, Phase, Recipe, TaskSource};
 use crate::scoring::{Rehearsed, Scorers};
 
 /// How many tasks of a generator are looked at before the start. The others differ from them in their numbers
@@ -105,19 +107,33 @@ enum Loaded<'r> {
 }
 
 impl Tasks {
-    /// Reads or prepares the tasks of a recipe.
+    /// Reads or prepares the tasks of a recipe, by the rules of new runs.
     ///
     /// # Errors
-    /// When a source cannot be read or listed, or an evaluation is asked for and nothing is held out.
+    /// Those of [`Tasks::load_by`].
     pub async fn load(recipe: &Recipe, environments: &Environments) -> Result<Self, TrainerError> {
+        Self::load_by(recipe, environments, Matching::default()).await
+    }
+
+    /// Reads or prepares the tasks of a recipe. `matching` says which rows are repeats, and which tasks leak
+    /// what is held out.
+    ///
+    /// # Errors
+    /// Returns an error if a source cannot be read or listed, or an evaluation is requested and nothing is held
+    /// out.
+    pub async fn load_by(
+        recipe: &Recipe,
+        environments: &Environments,
+        matching: Matching,
+    ) -> Result<Self, TrainerError> {
         let (seed, split_seed, count) = (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
         let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
             Default::default();
-        // What files hold out, and what is asked of generators.
-        let (mut held_out, mut generated) = (HashSet::new(), HashSet::new());
+        // Questions of generators for evaluations.
+        let mut generated = Vec::new();
         let mut listings = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
-            // Two sources may be of one name; their place tells them apart.
+            // Two sources may be of one name; their index distinguishes them.
             let named = |name: &str| {
                 let taken = eval.iter().any(|slice| slice.name == name);
                 if taken { format!("{name}-{i}") } else { name.to_owned() }
@@ -133,24 +149,22 @@ impl Tasks {
                         selects: false,
                         tasks: slice(Split::HeldOutWording, recipe.eval.unseen_wordings),
                     };
-                    generated.extend(seen.iter().chain(&unseen.tasks).map(Task::key));
+                    generated.extend(seen.iter().chain(&unseen.tasks).cloned());
                     eval.extend(EvalSlice::split(named("arithmetic"), seen, recipe.eval.select));
                     eval.push(unseen);
                     loaded.push(Loaded::Arithmetic(Arithmetic::new(keys.options(), seed)?, keys.train));
                 }
                 TaskSource::File(options) => {
-                    let mut tasks = options.load(split_seed)?;
+                    let mut tasks = options.load_by(split_seed, matching)?;
                     notes.append(&mut tasks.notes);
                     if tasks.repeated > 0 {
                         notes.push(format!(
-                            "{}: {} rows are left out, since an earlier row asks the same",
+                            "{}: {} rows are left out, since they repeat an earlier row",
                             options.path.first().display(),
                             tasks.repeated
                         ));
                     }
-                    held_out.extend(tasks.held_out.iter().map(Task::key));
-                    let mut asked = std::mem::take(&mut tasks.held_out);
-                    asked.truncate(count);
+                    let asked = tasks.held_out.iter().take(count).cloned().collect();
                     eval.extend(EvalSlice::split(named(&options.path.name()), asked, recipe.eval.select));
                     loaded.push(Loaded::Files(options, tasks));
                 }
@@ -160,7 +174,7 @@ impl Tasks {
                     let found = environments.find(&name);
                     let found =
                         found.ok_or_else(|| TrainerError::NoPart(format!("the environment {name}")))?;
-                    let mut listed = found.tasks(seed, split_seed).await?;
+                    let listed = found.tasks(seed, split_seed).await?;
                     listings.push(Listing::new(i, &listed));
                     if listed.repeated > 0 {
                         let repeated = listed.repeated;
@@ -168,9 +182,7 @@ impl Tasks {
                             "{name}: {repeated} tasks are left out, since another asks the same"
                         ));
                     }
-                    held_out.extend(listed.held_out.iter().map(Task::key));
-                    let mut asked = std::mem::take(&mut listed.held_out);
-                    asked.truncate(count);
+                    let asked = listed.held_out.iter().take(count).cloned().collect();
                     let kinds = by_kind(&name, asked).into_iter();
                     let kinds: Vec<_> = kinds.map(|(name, tasks)| (named(&name), tasks)).collect();
                     for (name, tasks) in kinds {
@@ -180,25 +192,22 @@ impl Tasks {
                 }
             }
         }
+        let (of_sources, of_all) = held_out(matching, &loaded, &generated);
+        let of_all = of_all.as_ref().unwrap_or(&of_sources);
         let mut train = Vec::with_capacity(loaded.len());
         for source in loaded {
             train.push(match source {
                 // What a generator holds out and what it trains on share no numbers, whatever the seeds.
                 Loaded::Arithmetic(generator, n) => {
-                    Train::Generated(generator, Places::without(&generator, n, &held_out, &mut notes))
+                    Train::Generated(generator, Places::without(&generator, n, &of_sources, &mut notes))
                 }
-                Loaded::Files(options, FileTasks { mut rest, .. }) => {
-                    let before = rest.len();
-                    rest.retain(|task| !held_out.contains(&task.key()) && !generated.contains(&task.key()));
+                Loaded::Files(options, FileTasks { rest, .. }) => {
                     let path = options.path.first().display();
-                    note_left_out(&mut notes, format_args!("{path}"), before - rest.len());
+                    let rest = without_leaks(of_all, format_args!("{path}"), rest, &mut notes);
                     Train::Listed(options.training(rest, seed))
                 }
-                Loaded::Environment(name, Listed { mut train, .. }) => {
-                    let before = train.len();
-                    train.retain(|task| !held_out.contains(&task.key()) && !generated.contains(&task.key()));
-                    note_left_out(&mut notes, format_args!("{name}"), before - train.len());
-                    Train::Listed(train)
+                Loaded::Environment(name, Listed { train, .. }) => {
+                    Train::Listed(without_leaks(of_all, format_args!("{name}"), train, &mut notes))
                 }
             });
         }
@@ -207,6 +216,19 @@ impl Tasks {
             return Err(TrainerError::NothingHeldOut);
         }
         Ok(Tasks { train, eval, notes, listings })
+    }
+
+    /// Names of the sources, each once.
+    pub(crate) fn sources(&self) -> Vec<String> {
+        let first = |source: &Train| source.task(0).map(|task| task.source);
+        let held_out = self.eval.iter().filter_map(|slice| Some(slice.tasks.first()?.source.clone()));
+        let mut names: Vec<String> = Vec::new();
+        for name in self.train.iter().filter_map(first).chain(held_out) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// How many tasks there are to train on.
@@ -225,10 +247,10 @@ impl Tasks {
         None
     }
 
-    /// Tasks to evaluate on that ask one of these questions.
+    /// Tasks to evaluate on that ask one of these questions, which a model was asked or shown.
     pub fn evaluated_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
-        let tasks = self.eval.iter().flat_map(|slice| &slice.tasks);
-        tasks.filter(|task| questions.contains(&task.key())).collect()
+        let tasks: Vec<&Task> = self.eval.iter().flat_map(|slice| &slice.tasks).collect();
+        seen_among(&tasks, questions)
     }
 
     /// Returns every task, training tasks first.
@@ -271,22 +293,68 @@ impl Train {
 }
 
 impl Places {
-    /// The places in `0..n` at which a generator asks nothing that a file holds out.
-    fn without(
-        generator: &Arithmetic,
-        n: u32,
-        held_out: &HashSet<QuestionKey>,
-        notes: &mut Vec<String>,
-    ) -> Self {
+    /// The indices in `0..n` at which a generator asks nothing that is held out.
+    fn without(generator: &Arithmetic, n: u32, held_out: &HeldOutQuestions, notes: &mut Vec<String>) -> Self {
         if held_out.is_empty() {
             return Places::All(n);
         }
-        let asks = |place: &u32| generator.task(Split::Train, u64::from(*place)).key();
-        let places: Vec<u32> = (0..n).filter(|place| !held_out.contains(&asks(place))).collect();
-        let left_out = n as usize - places.len();
-        note_left_out(notes, format_args!("arithmetic"), left_out);
-        if left_out == 0 { Places::All(n) } else { Places::Some(places) }
+        let task = |index: u32| generator.task(Split::Train, u64::from(index));
+        let (left_out, kept): (Vec<u32>, Vec<u32>) = (0..n).partition(|index| held_out.leak(&task(*index)));
+        let Some(first) = left_out.first() else { return Places::All(n) };
+        note_left_out(notes, format_args!("arithmetic"), left_out.len(), &task(*first));
+        Places::Some(kept)
     }
+}
+
+impl Loaded<'_> {
+    /// The tasks that are not held out, and those that are; none of a generator, which keeps them separate.
+    fn parts(&self) -> (&[Task], &[Task]) {
+        match self {
+            Loaded::Arithmetic(..) => (&[], &[]),
+            Loaded::Files(_, tasks) => (&tasks.rest, &tasks.held_out),
+            Loaded::Environment(_, listed) => (&listed.train, &listed.held_out),
+        }
+    }
+}
+
+/// The questions that files and environments hold out; and these with those of generators, if there are any.
+fn held_out(
+    matching: Matching,
+    loaded: &[Loaded<'_>],
+    generated: &[Task],
+) -> (HeldOutQuestions, Option<HeldOutQuestions>) {
+    let sources = || loaded.iter().map(|source| source.parts().0.iter().chain(source.parts().1).collect());
+    let mut held_out: Vec<&Task> = loaded.iter().flat_map(|source| source.parts().1).collect();
+    let of_sources = HeldOutQuestions::new(matching, &held_out, sources());
+    held_out.extend(generated);
+    let of_all = || HeldOutQuestions::new(matching, &held_out, sources());
+    (of_sources, (!generated.is_empty()).then(of_all))
+}
+
+/// The tasks that neither ask nor show what is held out. Notes how many do, and how many of the others are near
+/// copies of it.
+fn without_leaks(
+    held_out: &HeldOutQuestions,
+    source: std::fmt::Arguments<'_>,
+    tasks: Vec<Task>,
+    notes: &mut Vec<String>,
+) -> Vec<Task> {
+    let (left_out, kept): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| held_out.leak(task));
+    if let Some(first) = left_out.first() {
+        note_left_out(notes, source, left_out.len(), first);
+    }
+    let mut copies = kept.iter().filter_map(|task| Some((task, held_out.near_copy(task)?)));
+    if let Some((task, question)) = copies.next() {
+        let count = 1 + copies.count();
+        notes.push(format!(
+            "{source}: {count} tasks that are trained on are near copies of held-out questions, or contain one: {} \
+             ({:?}) is close to {:?}",
+            task.id,
+            shortened(&task.question),
+            shortened(question)
+        ));
+    }
+    kept
 }
 
 /// Tasks of a source by their kinds, in the order in which these come first; under the name of the source
@@ -307,15 +375,26 @@ fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
     kinds
 }
 
-fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count: usize) {
-    if count > 0 {
-        notes
-            .push(format!("{source}: {count} tasks are not trained on, since another source holds them out"));
+fn note_left_out(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count: usize, first: &Task) {
+    notes.push(format!(
+        "{source}: {count} tasks are not trained on, since they ask or show a question that is held out; one is {} \
+         ({:?})",
+        first.id,
+        shortened(&first.question)
+    ));
+}
+
+/// The start of a question, for messages.
+fn shortened(question: &str) -> String {
+    const MAX: usize = 80;
+    match question.char_indices().nth(MAX) {
+        Some((at, _)) => format!("{}…", &question[..at]),
+        None => question.to_owned(),
     }
 }
 
-/// The questions that a run was trained on, by its record: those of its demonstrations, and of the attempts
-/// that it made for training.
+/// The questions that a run was asked or shown in training, by its record: those of its demonstrations, and of
+/// the attempts that it made for training.
 ///
 /// # Errors
 /// When the record cannot be read, or holds something else than tasks.
@@ -327,7 +406,7 @@ pub async fn trained_on(record: &dyn Store) -> Result<HashSet<QuestionKey>, Trai
                 path: record.place().into(),
                 why: format!("a task of it cannot be read: {error}"),
             })?;
-            questions.insert(task.key());
+            questions.extend(task.shows());
         }
     }
     Ok(questions)
@@ -381,7 +460,7 @@ pub async fn check_tasks(
     tasks: &Tasks,
     agents: &Agents,
 ) -> Result<(), TrainerError> {
-    let mut asked = Vec::new();
+    let (mut asked, sources) = (Vec::new(), tasks.sources());
     for task in tasks.to_check() {
         let NamedAgent { built_in: agent, context, keys, .. } = agents.of(&task)?;
         let limits = agent.limits;
@@ -403,12 +482,29 @@ pub async fn check_tasks(
         if tokens.min(limits.prompt) >= *context {
             return Err(TrainerError::PromptTooLong { task: task.id, tokens, context: *context });
         }
+        for (phase, buffer) in overlong_buffers(recipe) {
+            let (agent, most) = (agent.name.clone(), keys.max_tokens);
+            if buffer > most as u64 {
+                return Err(TrainerError::OverlongBuffer { phase, buffer, agent, most, task: task.id });
+            }
+        }
         let recorded = json!(task);
-        scorers.check_task(&task.id, &recorded)?;
+        scorers.check_task(&task.id, &recorded, &sources)?;
         // A program that cannot score is found before anything is sampled.
         scorers.check_ready(&task.id, &recorded, &mut asked).await?;
     }
     Ok(())
+}
+
+/// The phases with a penalty for length, each with its buffer.
+fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
+    recipe.phase.iter().enumerate().filter_map(|(index, phase)| match phase {
+        Phase::Rl(keys) => match keys.overlong {
+            Overlong::Penalise { buffer, .. } => Some((index, buffer)),
+            _ => None,
+        },
+        Phase::Sft(_) => None,
+    })
 }
 
 /// Asks each scorer about a made-up attempt at the first task that it scores, which ends with what that task

@@ -11,6 +11,7 @@ use dressage_text::Message;
 use tempfile::TempDir;
 
 use super::*;
+use crate::agents::AgentParts;
 
 /// A folder for files, and the tasks of a recipe with these sources.
 fn load(folder: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerError> {
@@ -79,7 +80,7 @@ fn what_one_source_holds_out_is_trained_on_from_none() {
         // What the second holds out of the first, the first holds out, too: it takes the smallest hashes of
         // more.
         let left_out: Vec<_> =
-            run.notes.iter().filter(|note| note.contains("another source holds them out")).collect();
+            run.notes.iter().filter(|note| note.contains("a question that is held out")).collect();
         let [b, c] = &left_out[..] else { panic!("{:?}", run.notes) };
         assert!(b.contains("b.jsonl: ") && c.contains("c.jsonl: "), "{left_out:?}");
     }
@@ -102,12 +103,13 @@ fn a_test_file_is_only_evaluated_on() {
     let tasks = load(&folder, sources, 1).unwrap();
     assert_eq!((tasks.train_len(), tasks.eval.len(), tasks.eval[0].tasks.len()), (40, 1, 20));
     assert!(trained(&tasks).is_disjoint(&asked(&tasks)));
-    let note = "train.jsonl: 10 tasks are not trained on, since another source holds them out";
+    let note = "train.jsonl: 10 tasks are not trained on, since they ask or show a question that is held out; one is \
+                train-41 (\"40?\")";
     assert!(tasks.notes.iter().any(|found| found.ends_with(note)), "{:?}", tasks.notes);
 
     let known = |range: std::ops::Range<u32>| {
         let task = |i| Task { question: format!("{i}?"), ..Task::default() };
-        range.map(|i| task(i).key()).collect::<HashSet<_>>()
+        range.flat_map(|i| task(i).shows()).collect::<HashSet<_>>()
     };
     assert_eq!(tasks.evaluated_among(&known(0..45)).len(), 5);
     assert_eq!(tasks.evaluated_among(&known(0..40)), Vec::<&Task>::new());
@@ -179,4 +181,83 @@ fn a_conversation_is_opened_with_its_own_instructions() {
     assert_eq!(chat(&own), [&[Message::system("Think.")], &want[..]].concat());
     let called = [Message::user("1 + 1?"), Message::calls("", Vec::new()), Message::tool("2")];
     assert_eq!(chat(&called), [&[Message::system("Be brief.")], &called[..]].concat());
+}
+
+/// Few-shot rows, other spellings and near copies of a test file beside a file to train on.
+#[test]
+fn held_out_questions_are_trained_on_in_no_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    write_rows(&path("test.jsonl"), (0..10).map(|i| format!("What is {i}+1?")));
+    let few = |shown: u32, asked: u32| {
+        let turn = |role: &str, content: String| serde_json::json!({"role": role, "content": content});
+        let turns = [
+            turn("user", format!("What is {shown}+1?")),
+            turn("assistant", (shown + 1).to_string()),
+            turn("user", format!("What is {asked}+1?")),
+        ];
+        serde_json::json!({"question": turns, "answer": asked + 1}).to_string()
+    };
+    let rows: Vec<String> = (0..5).map(|i| few(900, i)).chain((5..10).map(|i| few(i, 700 + i))).collect();
+    fs::write(path("few.jsonl"), rows.join("\n")).unwrap();
+    let spelled = ["what is 3 + 1", "Question: What is ４+1?", "What is 30 + 1?"].map(str::to_owned);
+    let copy = "Please tell me in one word: what is 6 + 1? Think first.".to_owned();
+    write_rows(&path("spelled.jsonl"), spelled.into_iter().chain([copy]));
+    let sources = "tasks = [{ kind = 'file', path = 'test.jsonl', held_out = 'all' }, \
+                   { kind = 'file', path = 'few.jsonl' }, { kind = 'file', path = 'spelled.jsonl' }]";
+    let tasks = load(&folder, sources, 1).unwrap();
+    let kept: BTreeSet<String> = (0..tasks.train_len()).map(|i| tasks.train(i).unwrap().question).collect();
+    assert_eq!(kept.len(), 2, "{kept:?}");
+    let has = |parts: &[&str]| {
+        let found = tasks.notes.iter().any(|note| parts.iter().all(|part| note.contains(part)));
+        assert!(found, "no {parts:?} in {:?}", tasks.notes);
+    };
+    has(&[
+        "few.jsonl: 10 tasks are not trained on, since they ask or show a question that is held out; one is few-1",
+    ]);
+    has(&["spelled.jsonl: 2 tasks are not trained on", "spelled-1 (\"what is 3 + 1\")"]);
+    has(&[
+        "spelled.jsonl: 1 tasks that are trained on are near copies",
+        "spelled-4",
+        "is close to \"What is 6+1?\"",
+    ]);
+}
+
+#[test]
+fn penalty_for_length_lies_below_the_limit_of_the_agent() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = serde_json::json!({"question": "1+1?", "answer": "2", "agent_name": "writer"});
+    fs::write(folder.path().join("rows.jsonl"), format!("{row}\n")).unwrap();
+    let check = |first: usize, writer: usize| {
+        let recipe = format!(
+            "run = {{ name = 'x' }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 0 }}\n\
+             tasks = [{{ kind = 'file', path = 'rows.jsonl' }}]\n[agent]\nmax_tokens = {first}\n\
+             [agent.writer]\nmax_tokens = {writer}\n[[phase]]\nkind = 'rl'\nsteps = 1\ngroups = 1\n\
+             group_size = 2\nlearning_rate = 1e-5\noverlong = {{ kind = 'penalise', buffer = 128 }}\n"
+        );
+        let file = folder.path().join("recipe.toml");
+        fs::write(&file, recipe).unwrap();
+        let recipe = Recipe::load(&file, &[]).unwrap();
+        let tasks = tasks_of(&recipe).unwrap();
+        let chat = std::sync::Arc::new(dressage_text::testing::tiny_chat().unwrap());
+        let parts: Vec<AgentParts> = ["default", "writer"]
+            .map(|name| AgentParts {
+                name: name.into(),
+                chat: chat.clone(),
+                tools: dressage_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
+                custom: None,
+                mixture: None,
+            })
+            .into();
+        let sampler: std::sync::Arc<dyn dressage_policy::Sampler> =
+            std::sync::Arc::new(dressage_policy::Simulator::new(Default::default()));
+        let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
+        let scorers = Scorers::new(&recipe.reward, Default::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(check_tasks(&recipe, &scorers, &tasks, &agents)).map_err(|error| error.to_string())
+    };
+    assert_eq!(check(16, 512), Ok(()));
+    let error = check(512, 16).unwrap_err();
+    let want = "`phase.0.overlong.buffer` is 128, but must be at most the max_tokens of the agent writer, 16";
+    assert!(error.starts_with(want) && error.ends_with("it does the task rows-1"), "{error}");
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use dressage_agent::Teacher;
 use dressage_agent::environments::Environments;
+use dressage_agent::tasks::Matching;
 use dressage_policy::{Learner, crash_point};
 use dressage_store::{Attempt, Sqlite, Store};
 use serde_json::json;
@@ -21,7 +22,7 @@ use crate::evaluate::{EvalResult, Gain, milestones};
 use crate::folder::RunFolder;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
-use crate::origin::{Offered, Origin};
+use crate::origin::{Offered, Origin, matching};
 use crate::phase::{PhaseRun, check_phases};
 use crate::policies::{CRITIC, Learns, Models, Policies, Policy};
 use crate::recipe::{Phase, Recipe, RlKeys, RunKeys};
@@ -144,7 +145,11 @@ impl Trainer {
         let Parts { policies, agents, scorers, environments, begun, model_files, teachers } = parts;
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
-        let tasks = Tasks::load(&recipe, &environments).await?;
+        let matching = match start {
+            Start::Fresh => Matching::default(),
+            Start::Resume => matching(&recipe.run.folder)?,
+        };
+        let tasks = Tasks::load_by(&recipe, &environments, matching).await?;
         let scorers = Scorers::new(&recipe.reward, scorers);
         check_tasks(&recipe, &scorers, &tasks, &agents).await?;
         check_phases(&recipe, &tasks, &agents)?;
@@ -171,7 +176,9 @@ impl Trainer {
         let now = {
             let (recipe, tools) = (recipe.clone(), Offered::all(&tasks, &agents)?);
             let listings = tasks.listings.clone();
-            tokio::task::spawn_blocking(move || Origin::now(&recipe, begun, &model_files, tools, listings))
+            tokio::task::spawn_blocking(move || {
+                Origin::now(&recipe, begun, &model_files, tools, listings, matching)
+            })
         };
         let now = now.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let (folder, store, origin, mut notes) = match start {

@@ -79,6 +79,10 @@ pub struct Outcome {
     /// Prompts that the context policy made shorter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<ContextCut>,
+    /// The policy that was cast for each agent that several policies play, by the name of the agent. Empty in
+    /// records of older builds.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cast: BTreeMap<String, String>,
     /// The error that broke it, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -106,6 +110,7 @@ impl Outcome {
             drift: Vec::new(),
             prompt_cut: false,
             cuts: Vec::new(),
+            cast: BTreeMap::new(),
             error: None,
             troubles: Vec::new(),
         }

@@ -118,9 +118,13 @@ impl ProgramAgent {
 impl AgentLoop for Program {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("program", id = %context.name);
-        let agents = self.agents.iter().map(|agent| agent.played(&context)).collect();
+        let agents: Vec<ProgramAgent> = self.agents.iter().map(|agent| agent.played(&context)).collect();
+        let mixed = self.agents.iter().zip(&agents).filter(|(agent, _)| agent.mixture.is_some());
+        let cast = mixed.map(|(agent, played)| (agent.name.clone(), played.policy.clone())).collect();
         let played = Program { agents, ..self.clone() };
-        played.attempt(context).instrument(span).await
+        let mut made = played.attempt(context).instrument(span).await;
+        made.outcome.cast = cast;
+        made
     }
 
     fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {

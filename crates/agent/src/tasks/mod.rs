@@ -12,8 +12,11 @@ mod arithmetic;
 mod draws;
 mod error;
 mod file;
+mod leaks;
+mod near;
 mod question;
 mod row;
+mod spelling;
 mod term;
 mod wording;
 
@@ -24,7 +27,8 @@ use serde_json::Value;
 pub use annotations::{Skipped, annotated};
 pub use arithmetic::{Arithmetic, ArithmeticOptions, Split};
 pub use error::{Place, TaskError};
-pub use file::{AnswerFrom, DemonstrationCounts, FileOptions, FileTasks, HeldOut, Paths};
+pub use file::{AnswerFrom, DemonstrationCounts, FileOptions, FileTasks, HeldOut, Paths, without_endings};
+pub use leaks::{HeldOutQuestions, Matching, seen_among};
 pub use question::QuestionKey;
 pub use row::TaskRow;
 

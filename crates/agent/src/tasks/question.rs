@@ -1,114 +1,310 @@
-//! Whether two tasks ask the same, and which of them are held out: both by what is asked, never by where it
-//! stands.
+//! Whether two tasks ask the same, and which of them are held out: by what is asked, never by the position of
+//! its row.
 
-use dressage_text::Message;
+use dressage_text::{Message, Role};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
+use super::spelling::{Part, is_unseen, parts, spelled};
 
-/// A question up to what does not change it: Unicode form (NFC), case, white space, and characters that
-/// nobody sees.
+/// A question up to what does not change it.
 ///
-/// Two tasks of equal key ask the same. Of a conversation all turns but the instructions count; a single turn
-/// of the user is the same question as its text alone. Punctuation counts, so that `1 - 2?` is not `1 + 2?`.
+/// [`Task::key`] compares up to Unicode form (NFC), case, white space, and characters that are never seen:
+/// of a conversation all turns but the instructions count, and a single turn of the user is the same question
+/// as its text alone. The keys of [`Task::asks`] and [`Task::shows`] compare up to spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuestionKey([u8; 16]);
 
+/// Fields that hold what a question is about: the same question about another value of one is another task.
+const CONTEXTS: [&str; 46] = [
+    "context",
+    "contexts",
+    "ctx",
+    "document",
+    "documents",
+    "doc",
+    "docs",
+    "passage",
+    "passages",
+    "paragraph",
+    "paragraphs",
+    "article",
+    "story",
+    "text",
+    "body",
+    "db_id",
+    "db",
+    "database",
+    "schema",
+    "table",
+    "tables",
+    "choices",
+    "options",
+    "endings",
+    "image",
+    "images",
+    "input",
+    "inputs",
+    "evidence",
+    "facts",
+    "background",
+    "premise",
+    "hypothesis",
+    "sentence",
+    "review",
+    "code",
+    "repo",
+    "files",
+    "dialogue",
+    "dialog",
+    "history",
+    "transcript",
+    "abstract",
+    "content",
+    "create_table",
+    "environment",
+];
+
+/// Fields that only name a row.
+const NAMES: [&str; 17] = [
+    "id",
+    "_id",
+    "index",
+    "idx",
+    "uid",
+    "uuid",
+    "guid",
+    "tid",
+    "row",
+    "row_id",
+    "question_id",
+    "task_id",
+    "problem_id",
+    "sample_id",
+    "example_id",
+    "instance_id",
+    "unique_id",
+];
+
+/// Minimum length of a part of a text that is compared with held-out questions, in characters of its spelling.
+const MIN_PART: usize = 8;
+
 impl QuestionKey {
-    fn new(normalised: &str) -> Self {
+    pub(super) fn new(normalised: &str) -> Self {
         let mut key = [0; 16];
         key.copy_from_slice(&Sha256::digest(normalised)[..16]);
         QuestionKey(key)
     }
 
-    /// Place among the questions of a source under a split: the first ones are held out.
+    /// Position among the questions of a source under a split: the first ones are held out.
     pub(crate) fn rank(self, split_seed: u64) -> u64 {
         let hash = Sha256::new().chain_update(split_seed.to_le_bytes()).chain_update(self.0).finalize();
         hash[..8].iter().fold(0, |rank, byte| rank << 8 | u64::from(*byte))
     }
+
+    /// The key of a text up to its spelling.
+    fn spelled(text: &str) -> Self {
+        match spelled(text) {
+            // Nothing is left of it.
+            empty if empty.is_empty() => QuestionKey::new(&normalised(text)),
+            spelled => QuestionKey::new(&format!("spelled {spelled}")),
+        }
+    }
+
+    /// The key of this question about a context.
+    pub(crate) fn about(self, context: QuestionKey) -> Self {
+        let hash = Sha256::new().chain_update(self.0).chain_update(context.0).finalize();
+        let mut key = [0; 16];
+        key.copy_from_slice(&hash[..16]);
+        QuestionKey(key)
+    }
+}
+
+/// The questions of a task, by their spelling.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The whole conversation but for its instructions; the question itself if it is a single turn.
+    pub conversation: QuestionKey,
+    /// The question: the last turn of the user.
+    pub question: QuestionKey,
+    /// The last labelled question in the text of that turn, if it shows others before it.
+    pub last: Option<QuestionKey>,
 }
 
 impl Task {
-    /// The question, for comparison with other tasks.
+    /// Returns the question, for the split and for comparison with equal questions.
     pub fn key(&self) -> QuestionKey {
-        let turns: Vec<&Message> = self.messages.iter().filter(|turn| !turn.role.instructs()).collect();
-        match turns[..] {
+        match self.turns()[..] {
             [] => QuestionKey::new(&normalised(&self.question)),
             [only] => QuestionKey::new(&normalised(&only.content)),
-            _ => {
+            ref turns => {
                 let turns =
                     turns.iter().map(|turn| format!("{} {}", turn.role.as_str(), normalised(&turn.content)));
                 QuestionKey::new(&turns.collect::<Vec<_>>().join("\n"))
             }
         }
     }
+
+    /// Returns the questions that the task asks.
+    pub(crate) fn asks(&self) -> Asked {
+        let question = self.question_key();
+        Asked {
+            conversation: self.conversation_key(question),
+            question,
+            last: last_labelled(self.asked_text()),
+        }
+    }
+
+    /// Returns the key of the last turn of the user.
+    pub(crate) fn question_key(&self) -> QuestionKey {
+        QuestionKey::spelled(self.asked_text())
+    }
+
+    /// Returns the key of the whole conversation but for its instructions, whose question has the key `question`.
+    fn conversation_key(&self, question: QuestionKey) -> QuestionKey {
+        match self.turns()[..] {
+            [] | [_] => question,
+            ref turns => {
+                let turns =
+                    turns.iter().map(|turn| format!("{} {}", turn.role.as_str(), spelled(&turn.content)));
+                QuestionKey::new(&turns.collect::<Vec<_>>().join("\n"))
+            }
+        }
+    }
+
+    /// Returns everything in the task that could be a held-out question: its conversation, each turn, and each
+    /// line and labelled part of a turn.
+    pub fn shows(&self) -> Vec<QuestionKey> {
+        let question = self.question_key();
+        let mut shown = vec![question];
+        if !self.messages.is_empty() {
+            shown.push(self.conversation_key(question));
+            shown.extend(self.messages.iter().map(|turn| QuestionKey::spelled(&turn.content)));
+        }
+        let turns = self.messages.iter().map(|turn| &*turn.content);
+        for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
+            // A text of one part is compared as a whole.
+            if !text.contains(['\n', ':']) {
+                continue;
+            }
+            let parts = parts(text);
+            if parts.len() > 1 {
+                let parts = parts.iter().map(|(_, part)| spelled(part));
+                let long = parts.filter(|part| part.chars().count() >= MIN_PART);
+                shown.extend(long.map(|part| QuestionKey::new(&format!("spelled {part}"))));
+            }
+        }
+        shown.sort_unstable();
+        shown.dedup();
+        shown
+    }
+
+    /// Returns the text of the last turn of the user.
+    pub(crate) fn asked_text(&self) -> &str {
+        let last = self.messages.iter().rev().find(|turn| turn.role == Role::User);
+        last.map_or(&*self.question, |turn| &*turn.content)
+    }
+
+    /// Returns what the question is about: instructions, and fields that hold a context.
+    pub(crate) fn context(&self) -> QuestionKey {
+        let mut context: Vec<String> = self.instructions().map(normalised).collect();
+        let question = spelled(self.asked_text());
+        for name in CONTEXTS {
+            let found = self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name));
+            // A field that holds the question itself is none.
+            let is_question = |value: &&Value| value.as_str().is_some_and(|text| spelled(text) == question);
+            if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
+                context.push(format!("{name} {}", canonical(value)));
+            }
+        }
+        QuestionKey::new(&context.join("\n"))
+    }
+
+    /// Returns the task as a whole: its question, instructions, expected answer, agent, and all fields of
+    /// `row` but those that `skipped` holds and those that only name it.
+    pub(crate) fn row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
+        let mut hash = Sha256::new().chain_update(self.key().0).chain_update(canonical(&self.answer));
+        for text in self.instructions().map(normalised).chain(self.agent.clone()) {
+            hash.update([0]);
+            hash.update(text);
+        }
+        let mut fields = Vec::new();
+        collect_fields(row, "", skipped, &mut fields);
+        fields.sort_unstable();
+        for field in fields {
+            hash.update([1]);
+            hash.update(field);
+        }
+        let mut key = [0; 16];
+        key.copy_from_slice(&hash.finalize()[..16]);
+        QuestionKey(key)
+    }
+
+    /// Turns but for instructions.
+    fn turns(&self) -> Vec<&Message> {
+        self.messages.iter().filter(|turn| !turn.role.instructs()).collect()
+    }
+
+    fn instructions(&self) -> impl Iterator<Item = &str> {
+        self.messages.iter().filter(|turn| turn.role.instructs()).map(|turn| &*turn.content)
+    }
 }
 
+/// Collects the fields of a row as texts, each with its path.
+fn collect_fields(row: &Map<String, Value>, before: &str, skipped: &[&str], fields: &mut Vec<String>) {
+    for (name, value) in row {
+        let path = format!("{before}{name}");
+        if NAMES.contains(&name.to_lowercase().as_str())
+            || skipped.contains(&path.as_str())
+            || value.is_null()
+        {
+            continue;
+        }
+        match value {
+            Value::Object(inner) => collect_fields(inner, &format!("{path}."), skipped, fields),
+            value => fields.push(format!("{path} {}", canonical(value))),
+        }
+    }
+}
+
+/// A value as text, whichever file it is read from: tables have numbers as texts, and fields in any order.
+fn canonical(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.split_whitespace().collect::<Vec<_>>().join(" "),
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join("\u{1}"))
+        }
+        Value::Object(fields) => {
+            let mut all: Vec<String> =
+                fields.iter().map(|(name, value)| format!("{name}\u{2}{}", canonical(value))).collect();
+            all.sort_unstable();
+            format!("{{{}}}", all.join("\u{1}"))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The last labelled question of a text that shows others with their answers before it, with nothing but
+/// labels behind it.
+fn last_labelled(text: &str) -> Option<QuestionKey> {
+    let parts = parts(text);
+    let at = parts.iter().rposition(|(part, text)| *part == Part::Question && !text.is_empty())?;
+    let shows = parts[..at].iter().any(|(part, text)| *part == Part::Answer && !text.is_empty());
+    let is_last = parts[at + 1..].iter().all(|(part, text)| *part == Part::Answer && text.is_empty());
+    (shows && is_last).then(|| QuestionKey::spelled(&parts[at].1))
+}
+
+/// A text in one case and Unicode form, with single spaces, without what is never seen.
 fn normalised(text: &str) -> String {
-    // Zero-width spaces and joiners, soft hyphens, marks of direction and of byte order.
-    let unseen = |c: &char| matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{2064}' | '\u{FEFF}');
     // Upper case first: ß and SS, σ and ς have lower forms of their own, but one upper form.
-    let folded = text.chars().filter(|c| !unseen(c)).collect::<String>().to_uppercase().to_lowercase();
+    let folded = text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
     let form: String = folded.nfc().collect();
     let blank = |c: char| c.is_whitespace() || c.is_control();
     form.split(blank).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn asks(question: &str) -> Task {
-        Task { question: question.to_owned(), ..Task::default() }
-    }
-
-    fn opens(messages: &[Message]) -> Task {
-        let question = messages.last().unwrap().content.to_string();
-        Task { question, messages: messages.to_vec(), ..Task::default() }
-    }
-
-    #[test]
-    fn questions_are_compared_as_they_are_read() {
-        let key = asks("What is Café Σ\u{3a3} 1 - 2?").key();
-        for same in [
-            " What is Café ΣΣ 1 - 2?\t\n",
-            "what  is\u{a0}CAFÉ σς 1 - 2?",
-            "What is Cafe\u{301} ΣΣ 1 -\r\n2?",
-            "\u{feff}What is Ca\u{ad}fé Σ\u{200b}Σ 1 - 2?",
-        ] {
-            assert_eq!(asks(same).key(), key, "{same:?}");
-        }
-        for other in ["What is Café ΣΣ 1 + 2?", "What is Café ΣΣ 1 - 2", "What is Café ΣΣ 1 - 3?", ""]
-        {
-            assert_ne!(asks(other).key(), key, "{other:?}");
-        }
-    }
-
-    #[test]
-    fn conversations_are_compared_without_instructions() {
-        let asked = |system: &str| opens(&[Message::system(system), Message::user("1 + 1?")]).key();
-        assert_eq!(asked("Be brief."), asked("Be kind."));
-        assert_eq!(asked("Be brief."), asks("1 + 1?").key());
-        let shown = |first: &str| {
-            opens(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")]).key()
-        };
-        assert_ne!(shown("1 + 2?"), asked("Be brief."));
-        assert_ne!(shown("1 + 2?"), shown("2 + 1?"));
-        assert_eq!(shown("1 + 2?"), shown(" 1 +  2?"));
-    }
-
-    #[test]
-    fn ranks_depend_on_the_split_and_are_spread() {
-        let ranks = |split| (0..2000).map(|i| asks(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>();
-        let (one, two) = (ranks(1), ranks(2));
-        assert_eq!(one, ranks(1));
-        let low = |ranks: &[u64]| ranks.iter().map(|rank| *rank < u64::MAX / 4).collect::<Vec<_>>();
-        let (one, two) = (low(&one), low(&two));
-        let both = one.iter().zip(&two).filter(|(a, b)| **a && **b).count();
-        for low in [one, two] {
-            assert!((440..560).contains(&low.iter().filter(|low| **low).count()));
-        }
-        assert!((85..165).contains(&both), "{both}");
-    }
-}
+#[path = "question_tests.rs"]
+mod tests;

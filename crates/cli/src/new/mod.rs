@@ -16,7 +16,7 @@ use dressage_trainer::{Tasks, TrainerError};
 use serde_json::Value;
 
 use crate::failure::unusable;
-use crate::screen;
+use crate::screen::{self, Style};
 use ask::Answers;
 
 /// Write what a new project begins with
@@ -52,7 +52,7 @@ struct RecipeArgs {
     #[arg(long, value_name = "FILE")]
     tasks: Option<String>,
 
-    /// Field of the file with the question
+    /// Field of the file with the question, or a template such as "{Body} {Question}"
     #[arg(long, value_name = "FIELD", default_value = "question")]
     question: String,
 
@@ -179,17 +179,17 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let mut expects = Scorer::Numeric;
     if tasks != ARITHMETIC {
         let path = std::path::absolute(&tasks)?;
-        let (held_out, found) = look(&chosen, &path, &args.question, &args.answer)?;
-        expects = found;
+        let Found { held_out, scorer, question } = look(&chosen, &path, &args.question, &args.answer)?;
+        expects = scorer;
         let path = path.display().to_string();
-        chosen.tasks = TasksFrom::File { path, question: args.question, answer: args.answer, held_out };
+        chosen.tasks = TasksFrom::File { path, question, answer: args.answer, held_out };
     }
     chosen.scorer = answers.choice(args.scorer, "Scorer", expects)?;
     fits(chosen.scorer, expects)?;
     chosen.algorithm = answers.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
     let recipe = text::recipe(&chosen);
     // What does not load is not written.
-    load(&recipe)?;
+    tell_left_out(&load(&recipe)?)?;
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut files = vec![("recipe.toml", recipe), ("README.md", text::readme(&chosen, &folder))];
     if chosen.tools.contains(&Tool::Python) {
@@ -245,8 +245,26 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
     })
 }
 
-/// How many rows of a file to hold out, and the scorer that fits what its first row expects.
-fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::Result<(usize, Scorer)> {
+/// Shows what the tasks of a recipe leave out: repeated rows, and rows that ask or show what is held out.
+fn tell_left_out(recipe: &Recipe) -> anyhow::Result<()> {
+    let tasks = crate::runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
+    let note = Style::stderr().dim("note:");
+    tasks.notes.iter().for_each(|text| eprintln!("{note} {text}"));
+    Ok(())
+}
+
+/// What a file of tasks suggests.
+struct Found {
+    /// How many rows to hold out.
+    held_out: usize,
+    /// The scorer that fits what the first row expects.
+    scorer: Scorer,
+    /// The field of the question, or a template that shows the options, too.
+    question: String,
+}
+
+/// Looks at a file of tasks.
+fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::Result<Found> {
     let source = TasksFrom::File {
         path: path.display().to_string(),
         question: question.to_owned(),
@@ -276,12 +294,14 @@ fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::R
             path.display()
         )));
     }
-    let expected = tasks.train(0).map(|task| (task.answer, task.row));
-    let scorer = expected.map_or(Scorer::Answer, |(answer, row)| {
-        let has = |name: &str| row.contains_key(name);
-        fitting(&answer, has("tests"), has("choices") || has("options"))
-    });
-    Ok(((rows / 5).clamp(1, 200), scorer))
+    let first = tasks.train(0).unwrap_or_default();
+    let has = |name: &&str| first.row.contains_key(*name);
+    let options = ["choices", "options"].into_iter().find(has);
+    let scorer = fitting(&first.answer, has(&"tests"), options.is_some());
+    // The model must see what it chooses among.
+    let shows = options.filter(|_| scorer == Scorer::Choice && first.row.contains_key(question));
+    let question = shows.map_or(question.to_owned(), |options| format!("{{{question}}}\n{{{options}}}"));
+    Ok(Found { held_out: (rows / 5).clamp(1, 200), scorer, question })
 }
 
 /// The scorer for an expected answer.
@@ -296,6 +316,7 @@ fn fitting(answer: &Value, tests: bool, choices: bool) -> Scorer {
         _ if tests => Scorer::Code,
         _ if choices => Scorer::Choice,
         text if is_number(text) => Scorer::Numeric,
+        "true" | "false" => Scorer::Answer,
         // GSM8K has the whole solution.
         text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => Scorer::Maths,
         text if text.contains('\\') || text.contains('^') => Scorer::Maths,

@@ -69,3 +69,19 @@ fn numbers_are_no_tests_of_programs() {
         assert!(fits(chosen, expects).is_ok(), "{chosen:?} for {expects:?}");
     }
 }
+
+/// A model that chooses must see what there is; a set of yes and no is answered in words.
+#[test]
+fn files_suggest_scorer_and_question() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    let found = |row: &dyn Fn(u32) -> serde_json::Value| {
+        let rows: Vec<String> = (0..3).map(|i| row(i).to_string()).collect();
+        std::fs::write(&path, rows.join("\n")).unwrap();
+        look(&chosen(TasksFrom::Arithmetic, &[], Scorer::Numeric), &path, "question", "answer").unwrap()
+    };
+    let choice = found(&|i| json!({"question": format!("{i}?"), "choices": ["x", "y"], "answer": 1}));
+    assert_eq!((choice.scorer, choice.question.as_str()), (Scorer::Choice, "{question}\n{choices}"));
+    let truth = found(&|i| json!({"question": format!("Is it {i}?"), "answer": i == 1}));
+    assert_eq!((truth.scorer, truth.question.as_str(), truth.held_out), (Scorer::Answer, "question", 1));
+}

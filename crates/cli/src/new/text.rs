@@ -114,7 +114,8 @@ stories = false"#
 kind = "file"
 # A file, a folder, a pattern such as "train-*.parquet", or a list of these.
 path = {}
-# Fields of a row; a path such as "extra_info.question" leads into nested ones.
+# Fields of a row; a path such as "extra_info.question" leads into nested ones, and a template such as
+# "{{Body}} {{Question}}" makes a question of several.
 question = {}
 answer = {}
 # Questions that are never trained on, to measure success.

@@ -52,7 +52,8 @@ fn no_held_out_task_is_trained_on() {
             place.train().args(["--run", &run, "--set", &format!("run.seed={seed}")]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
-            stdout(&output).contains("tasks are not trained on, since another source"),
+            stdout(&output)
+                .contains("tasks are not trained on, since they ask or show a question that is held out"),
             "{}",
             stdout(&output)
         );

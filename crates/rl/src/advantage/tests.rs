@@ -238,3 +238,37 @@ fn the_optimal_baseline_weighs_by_the_norm_of_the_score() {
     let rollout = |score, p| Rollout { score, paths: vec![path(score, p)], ..Rollout::default() };
     near(&found(&optimal, &[rollout(1.0, 0.5), rollout(0.0, 0.75)]), &[&[0.2, 0.2], &[-0.8, -0.8]]);
 }
+
+/// A path that was cut goes on for as much as a critic says: 2. With γ = λ = 1/2 and values of 1/2 the second
+/// difference is 1 − 1/2 = 1/2, the first 1/4 − 1/2 = −1/4, and the first advantage −1/4 + 1/8.
+#[test]
+fn gae_counts_the_value_of_the_state_that_a_path_was_cut_in() {
+    let found = gae(&[0.0, 0.0], &[0.5, 0.5], 2.0, 0.5, 0.5);
+    assert_eq!((found.advantages, found.returns), (vec![-0.125, 0.5], vec![0.375, 1.0]));
+    let estimator = Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None };
+    let of = |cut: Option<f64>| {
+        let path =
+            Path { turns: vec![2], rewards: vec![0.0; 2], values: vec![0.5; 2], cut, ..Path::default() };
+        let all = estimator.advantages(&[Rollout { paths: vec![path], ..Rollout::default() }]).unwrap();
+        all[0][0].advantages.clone()
+    };
+    assert_eq!(of(Some(2.0)), [-0.125, 0.5]);
+    assert_eq!(of(None), [-0.375, -0.5]);
+}
+
+/// The second path of a rollout begins at its second turn. There the rollout's returns of 1 and 3 are one
+/// sample of 2; at the first turn its return is 1.
+#[test]
+fn turns_of_later_paths_are_compared_where_they_are() {
+    let path = |turns_before, rewards: &[f64]| Path {
+        turns: vec![1; rewards.len()],
+        turns_before,
+        rewards: rewards.to_vec(),
+        ..Path::default()
+    };
+    let forked =
+        Rollout { score: 1.0, paths: vec![path(0, &[0.0, 1.0]), path(1, &[3.0])], ..Rollout::default() };
+    let all = turns(1.0, false).advantages(&[forked, rollout(0, 0.0, &[1, 1])]).unwrap();
+    let found: Vec<Vec<f64>> = all.into_iter().flatten().map(|path| path.advantages).collect();
+    assert_eq!(found, [vec![0.5, 0.0], vec![2.0], vec![-0.5, -1.0]]);
+}

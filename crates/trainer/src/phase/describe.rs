@@ -9,6 +9,7 @@ use dressage_store::{Attempt, HighEntropy};
 use dressage_tree::{Finish, Kind, Masked, Outcome};
 
 use crate::batch::{Census, Targets};
+use crate::flow::LeftOut;
 use crate::metrics::Metrics;
 
 /// The shortest mean wait of a toolbox's calls that is told.
@@ -53,6 +54,24 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
     metrics.add("training/baselines_missing", missing as f64);
     let tokens: usize = baselines.iter().map(|baseline| baseline.trajectory.sampled_tokens()).sum();
     metrics.add("training/baseline_tokens", tokens as f64);
+}
+
+/// Mean sampled tokens of the attempts that make groups, and of all that were started for these, if more were.
+/// An attempt that was given up counts as long as the longest of its group: it was still running when the last
+/// of these ended, so the mean is that of all at least.
+pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[LeftOut], metrics: &mut Metrics) {
+    let (mut kept, mut started) = (Vec::new(), Vec::new());
+    for (lengths, left_out) in groups.iter().zip(left_out) {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        kept.extend_from_slice(lengths);
+        started.extend(lengths.iter().chain(&left_out.ended).copied());
+        started.extend(std::iter::repeat_n(longest, left_out.given_up));
+    }
+    if started.len() > kept.len() {
+        let mean = |lengths: &[usize]| lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
+        metrics.add("oversample/kept_length_mean", mean(&kept));
+        metrics.add("oversample/started_length_mean", mean(&started));
+    }
 }
 
 /// A look at a sampler.
@@ -176,4 +195,22 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     };
     metrics.add("conversation/drift", total(&turns(false)));
     metrics.add("conversation/forks", total(&turns(true)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_kept_and_started_attempts_are_reported() {
+        let report = |left_out: LeftOut| {
+            let mut metrics = Metrics::default();
+            oversampled(&[vec![2, 4]], &[left_out], &mut metrics);
+            let of = |name: &str| metrics.get(&format!("oversample/{name}_length_mean"));
+            (of("kept"), of("started"))
+        };
+        assert_eq!(report(LeftOut::default()), (None, None));
+        // One that was given up had sampled 4 tokens at least.
+        assert_eq!(report(LeftOut { ended: vec![8], given_up: 1 }), (Some(3.0), Some(4.5)));
+    }
 }

@@ -84,8 +84,9 @@ impl Rl {
 
         // While the weights learn, attempts go on.
         let Rl { flow, phase, index, keys } = self;
-        let rivals = rivals(keys, &taken.baselines, trainer.recipe.agent.max_tokens);
-        let missing = rivals.iter().filter(|rival| rival.is_none()).count();
+        let has_reward = |baseline: &&Option<Attempt>| baseline.as_ref().is_some_and(|b| b.reward.is_some());
+        let missing = taken.baselines.len() - taken.baselines.iter().filter(has_reward).count();
+        let missing = if keys.needs_baseline() { missing } else { 0 };
         if missing > 0 {
             let note = format!(
                 "step {step}: the greedy attempts at {missing} of {} tasks broke, and the others at these \
@@ -100,7 +101,7 @@ impl Rl {
             let plan = match planned {
                 Some(plan) => plan,
                 None => {
-                    let policies = of_phase.plan(trainer, step, &groups, &rivals).await?;
+                    let policies = of_phase.plan(trainer, step, &groups, &taken.baselines).await?;
                     StepPlan { phase: of_phase.index, step, places: taken.places.clone(), policies }
                 }
             };
@@ -115,6 +116,9 @@ impl Rl {
 
         let mut metrics = Metrics::default();
         describe::attempts(&groups, &mut metrics);
+        let lengths = |group: &&[Attempt]| group.iter().map(|a| a.trajectory.sampled_tokens()).collect();
+        let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();
+        describe::oversampled(&lengths, &taken.left_out, &mut metrics);
         let several = plan.policies.len() > 1;
         for (policy, learned) in plan.policies.iter().zip(&learned) {
             let found = of_phase.describe(trainer, step, policy, learned, &attempts);
@@ -133,12 +137,6 @@ impl Rl {
         describe::memory(&mut metrics);
         Ok((metrics, made))
     }
-}
-
-/// Rewards of the greedy attempts, of each group; none where the advantage compares with no such.
-fn rivals(keys: &RlKeys, baselines: &[Option<Attempt>], most_tokens: usize) -> Vec<Option<f64>> {
-    let of = |baseline: &Option<Attempt>| plan::rival_of(baseline.as_ref()?, keys, most_tokens);
-    if keys.needs_baseline() { baselines.iter().map(of).collect() } else { Vec::new() }
 }
 
 /// The places of a step's groups where the record does not say: those in order.
@@ -273,9 +271,10 @@ impl OfPhase<'_> {
         trainer: &Trainer,
         step: u32,
         groups: &[&[Attempt]],
-        rivals: &[Option<f64>],
+        baselines: &[Option<Attempt>],
     ) -> Result<Vec<PolicyPlan>, TrainerError> {
         let Trainer { recipe, policies, .. } = trainer;
+        let limits = trainer.rollouts.agents.token_limits();
         let budget = recipe.engine.micro_batch_tokens;
         let (mut plans, mut sampled) = (Vec::new(), Census::default());
         for (name, learns) in policies.among(&recipe.trained_in(self.phase)) {
@@ -290,9 +289,9 @@ impl OfPhase<'_> {
                     version: trainer.version(name),
                     keys: self.keys,
                     seed: recipe.run.seed,
-                    most_tokens: recipe.agent.max_tokens,
+                    limits: &limits,
                     kl_coefficient,
-                    rivals,
+                    baselines,
                     signals: &signals,
                 };
                 plan::rl(&setting, groups)?

@@ -149,3 +149,29 @@ fn what_would_only_fail_later_is_refused() {
     load(SMALL, &["metrics.mlflow=http://127.0.0.1:5000"]).unwrap();
     load(SMALL, &["phase.1.overlong={kind='penalise', buffer=256}"]).unwrap();
 }
+
+/// A scorer for tasks of a source that there is not would score nothing, without a word.
+#[test]
+fn scorers_name_sources_that_there_are() {
+    let recipe = |name: &str| {
+        let scorers = format!(
+            "reward={{scorers=[{{name='a', kind='maths', when={{source={name}}}}}, {{name='b', kind='numeric'}}]}}"
+        );
+        let tasks = "tasks=[{kind='file', path='data/gsm8k.jsonl.gz', held_out=1}, {kind='arithmetic'}]";
+        load(SMALL, &[tasks, &scorers]).map(|_| ())
+    };
+    for known in ["'gsm8k'", "'gsm8k.jsonl.gz'", "'arithmetic'", "['gsm8k', 'arithmetic']"] {
+        recipe(known).unwrap_or_else(|error| panic!("{known}: {error}"));
+    }
+    for (unknown, nearest) in [
+        ("'gsm8k.jsonl'", "; did you mean \"gsm8k.jsonl.gz\"?"),
+        ("'gsm8'", "; did you mean \"gsm8k\"?"),
+        ("['arithmetic', 'arithmetics']", "; did you mean \"arithmetic\"?"),
+        ("'data/gsm8k.jsonl.gz'", "; did you mean \"gsm8k.jsonl.gz\"?"),
+        ("'xyz'", "the sources are gsm8k, arithmetic"),
+    ] {
+        let error = recipe(unknown).unwrap_err();
+        assert!(error.contains("`reward.scorers.0.when.source` is ") && error.contains(nearest), "{error}");
+        assert!(error.contains("the sources are gsm8k, arithmetic"), "{error}");
+    }
+}

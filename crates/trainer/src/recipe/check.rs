@@ -326,7 +326,8 @@ impl Checker<'_> {
              earned, `ppo` does",
         )?;
         if let Overlong::Penalise { buffer, factor } = keys.overlong {
-            let most = recipe.agent.max_tokens as u64;
+            // Which agents act is known with the tasks; see `check_tasks`.
+            let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
             let range = format!("at least 1, and at most agent.max_tokens, {most}: it lies below that limit");
             self.check((1..=most).contains(&buffer), key("overlong.buffer"), buffer, range)?;
             let finite = factor >= 0.0 && factor.is_finite();
@@ -388,7 +389,7 @@ impl Recipe {
     /// Checks every value.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
-        let Recipe { run, model, engine, tasks, reward, eval, phase, .. } = self;
+        let Recipe { run, model, engine, tasks, eval, phase, .. } = self;
         checker.check(!run.name.trim().is_empty(), "run.name", "empty", "a name")?;
         checker.check(
             run.seed <= i64::MAX as u64,
@@ -478,7 +479,7 @@ impl Recipe {
             },
         )?;
         checker.drawing(eval)?;
-        checker.reward(reward)?;
+        checker.reward(self)?;
 
         for (i, phase) in phase.iter().enumerate() {
             checker.positive(format!("phase.{i}.learning_rate"), phase.learning_rate())?;

@@ -4,11 +4,13 @@ use dressage_reward::ScorerKind;
 
 use super::RecipeError;
 use super::check::Checker;
+use super::keys::{Recipe, TaskSource};
 use super::reward::{RewardKeys, ScorerKeys, Unscored};
 
 impl Checker<'_> {
     /// Numbers that are, scorers with sound settings, names of their own.
-    pub(super) fn reward(&self, reward: &RewardKeys) -> Result<(), RecipeError> {
+    pub(super) fn reward(&self, recipe: &Recipe) -> Result<(), RecipeError> {
+        let reward: &RewardKeys = &recipe.reward;
         let shaping = [
             ("malformed_call", reward.malformed_call),
             ("failed_call", reward.failed_call),
@@ -37,7 +39,28 @@ impl Checker<'_> {
                 self.check(weight.is_finite(), key(&format!("weights.{part}")), weight, "finite")?;
             }
             self.unscored(&key("unscored"), *unscored)?;
+            self.sources(recipe, &key("when.source"), scorer)?;
             self.scorer(&format!("reward.scorers.{i}"), kind)?;
+        }
+        Ok(())
+    }
+
+    /// Names of sources that there are.
+    fn sources(&self, recipe: &Recipe, key: &str, scorer: &ScorerKeys) -> Result<(), RecipeError> {
+        let (named, known) = (scorer.when.fields().find(|(field, _)| *field == "source"), names_of(recipe));
+        for name in named.into_iter().flat_map(|(_, names)| names) {
+            let is_known = known.iter().any(|(source, files)| source == name || files.contains(name));
+            let likeness = |other: &str| strsim::normalized_damerau_levenshtein(name, other);
+            let all = known.iter().flat_map(|(source, files)| files.iter().chain([source]));
+            let nearest = all.max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+            let nearest = nearest.filter(|nearest| likeness(nearest) >= 0.5);
+            let meant = nearest.map_or(String::new(), |nearest| format!("; did you mean \"{nearest}\"?"));
+            let sources: Vec<&str> = known.iter().map(|(source, _)| source.as_str()).collect();
+            let range = format!(
+                "the name of a source of tasks, or of its file: the sources are {}{meant}",
+                sources.join(", ")
+            );
+            self.check(is_known, key, format!("{name:?}"), range)?;
         }
         Ok(())
     }
@@ -51,4 +74,20 @@ impl Checker<'_> {
         let Err(error) = kind.check() else { return Ok(()) };
         self.check(false, key, format!("not usable ({error})"), "a scorer with sound settings")
     }
+}
+
+/// Names of the sources of a recipe, each with the names of its files.
+fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
+    let name = |source: &TaskSource| match source {
+        TaskSource::Arithmetic(_) => ("arithmetic".to_owned(), Vec::new()),
+        TaskSource::File(options) => {
+            let paths = options.path.as_slice().iter().filter_map(|path| path.file_name());
+            (options.path.name(), paths.map(|name| name.to_string_lossy().into_owned()).collect())
+        }
+        environment => {
+            let options = environment.environment();
+            (options.map_or_else(String::new, |options| options.common().name.to_owned()), Vec::new())
+        }
+    };
+    recipe.tasks.iter().map(name).collect()
 }

@@ -61,8 +61,8 @@ pub use read::ReadError;
 pub use retrieval::SearchKeys;
 pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
 pub use rl::{
-    Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, Prefer, Proximal, RlKeys,
-    UniformGroups,
+    Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, OversampleKeep, Prefer,
+    Proximal, RlKeys, UniformGroups,
 };
 pub use services::{HttpKeys, McpKeys, McpapiKeys};
 pub use set::{Override, SetError};

@@ -94,11 +94,12 @@ pub struct RlKeys {
     /// Attempts that are compared with each other.
     #[serde(default)]
     pub group_by: GroupBy,
-    /// Attempts at each task that are begun beyond `group_size`; the first to end with a reward make the
-    /// group, and the others are given up. Who ends first is short or lucky with its tools: where that goes
-    /// with success, the group is not a fair sample.
+    /// Number of attempts at each task that are started beyond `group_size`.
     #[serde(default)]
     pub spare: usize,
+    /// Which of the attempts that are started make the group.
+    #[serde(default)]
+    pub oversample_keep: OversampleKeep,
     /// Part of the attempts that is trained; others are compared with the rest all the same.
     #[serde(default)]
     pub only: OnlyKeys,
@@ -359,6 +360,18 @@ pub enum Empty {
     Keep,
     /// Leaves them out of everything.
     Drop,
+}
+
+/// Which attempts make a group, if more are started than it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OversampleKeep {
+    /// The first that end with a reward; the others are given up. The first to end are short, or lucky with
+    /// their tools: if that goes with success, the group is a biased sample.
+    #[default]
+    Ended,
+    /// The first that started, save those that broke; the later ones only replace these.
+    Started,
 }
 
 /// Attempts that are compared with each other, where an advantage compares.

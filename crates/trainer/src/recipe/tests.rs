@@ -126,14 +126,17 @@ fn mixtures_and_teachers_read_back_the_same() {
 #[test]
 fn several_scorers_read_back_the_same() {
     let several = "reward={unscored=0.5, scorers=[\
-         {name='right', kind='numeric', extract='boxed', when={source='a', data_source=['b', 'c']}}, \
+         {name='right', kind='numeric', extract='boxed', when={source='arithmetic', data_source=['b', 'c']}}, \
          {name='form', kind='command', command=['true'], weight=0.25, weights={length=-0.5}, unscored='park'}]}";
     let recipe = load(SMALL, &[several]).unwrap();
     let [right, form] = &recipe.reward.scorers[..] else { panic!() };
     assert_eq!((right.name.as_str(), right.weight, right.unscored), ("right", 1.0, None));
     let fields: Vec<(&str, Vec<String>)> =
         right.when.fields().map(|(name, values)| (name, values.to_vec())).collect();
-    assert_eq!(fields, [("source", vec!["a".into()]), ("data_source", vec!["b".into(), "c".into()])]);
+    assert_eq!(
+        fields,
+        [("source", vec!["arithmetic".into()]), ("data_source", vec!["b".into(), "c".into()])]
+    );
     assert_eq!((form.weight, form.weights["length"], form.unscored), (0.25, -0.5, Some(Unscored::Park)));
     assert_eq!((form.scorer.name(), recipe.reward.unscored), ("command", Unscored::Value(0.5)));
     let text = recipe.to_toml().unwrap();

@@ -42,6 +42,7 @@ async fn each_attempt_is_of_the_policy_that_is_picked_and_others_are_not_trained
         let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
         let segments = attempt.trajectory.segments();
         let policy = segments[0].policy.clone();
+        assert_eq!(attempt.outcome.cast.get("default"), Some(&policy));
         assert!(segments.iter().all(|segment| segment.policy == policy && segment.agent == "default"));
         *played.entry(policy).or_default() += segments.iter().filter(|s| s.kind == Kind::Sampled).count();
     }
@@ -51,4 +52,45 @@ async fn each_attempt_is_of_the_policy_that_is_picked_and_others_are_not_trained
         assert!(plan.policies.iter().all(|plan| plan.policy == "default"));
     }
     assert_eq!(opponent.weights(), before);
+}
+
+/// Rewards by who played: an opponent that always wins is no measure for the attempts of the policy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempts_of_the_opponent_are_no_part_of_a_baseline() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    let mut parts = parts(&policy, Duration::ZERO);
+    parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
+    // Half of the attempts are the opponent's.
+    let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
+    parts.agents[0].mixture = Some(MixtureParts { chats: vec![Arc::new(tiny_chat().unwrap())], pick });
+    let plain = ["phase.1.kl={estimator=\"k3\", coefficient=1e-9}", "phase.1.advantage={kind=\"group\"}"];
+    let overrides: Vec<&str> = MIXED.into_iter().chain(plain).collect();
+    let mut trainer = Trainer::new(recipe(&folder, &overrides), parts, Start::Fresh).await.unwrap();
+    let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+    drop(trainer);
+
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let mut checked = 0;
+    for (phase, step) in wait(store.planned_steps()).unwrap().into_iter().filter(|(phase, _)| *phase == 1) {
+        let plan = wait(store.step(phase, step)).unwrap().unwrap();
+        let mut groups: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
+        for path in plan.policies[0].paths() {
+            let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
+            let advantage = path.advantage.iter().next().unwrap();
+            let of_group = groups.entry(attempt.placement.group).or_default();
+            of_group.push((attempt.reward.unwrap(), advantage.into()));
+        }
+        for group in groups.into_values().filter(|group| group.len() > 1) {
+            // Every attempt of the policy is in the plan, since the penalty gives all a gradient.
+            let mean = group.iter().map(|(reward, _)| reward).sum::<f64>() / group.len() as f64;
+            for (reward, advantage) in &group {
+                assert!((advantage - (reward - mean)).abs() < 1e-5, "{group:?}");
+            }
+            checked += usize::from(group.iter().any(|(_, advantage)| *advantage != 0.0));
+        }
+    }
+    assert!(checked > 0);
 }

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use super::template;
+
 /// Where people keep questions and answers: fields that belong together, the first ones that a row has.
 const LAYOUTS: [(&str, &str); 7] = [
     ("question", "answer"),
@@ -67,9 +69,10 @@ impl Layout {
         let layouts = layouts(question, answer);
         // A field without a name is one that nobody looks for.
         let has = |path: &str| path.is_empty() || find(row, path).is_some();
+        let asks = |question: &str| has(question) || template::paths(question).into_iter().all(has);
         let begins = |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
-        let whole = layouts.iter().find(|(q, a)| has(q) && has(a));
-        let begun = || layouts.iter().rev().find(|(q, a)| begins(q) && begins(a));
+        let whole = layouts.iter().find(|(q, a)| asks(q) && has(a));
+        let begun = || layouts.iter().rev().find(|(q, a)| (asks(q) || begins(q)) && begins(a));
         let (question, answer) = *whole.or_else(begun).unwrap_or(&layouts[0]);
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
@@ -81,10 +84,21 @@ impl Layout {
             path.strip_prefix(column).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         column == AGENT
-            || layouts(question, answer)
-                .into_iter()
-                .any(|(question, answer)| leads(question) || leads(answer))
+            || layouts(question, answer).into_iter().any(|(question, answer)| {
+                leads(question) || leads(answer) || template::paths(question).into_iter().any(leads)
+            })
     }
+}
+
+/// The paths of all layouts with the fields that the recipe names.
+pub(super) fn layout_paths(question: &str, answer: &str) -> Vec<String> {
+    let layouts = layouts(question, answer);
+    let questions = layouts.iter().flat_map(|(question, _)| template::paths(question));
+    let answers = layouts.iter().map(|(_, answer)| *answer);
+    let mut paths: Vec<String> = questions.chain(answers).map(str::to_owned).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
 }
 
 /// The value that a path such as `reward_model.ground_truth` leads to: a field of this very name, or else a

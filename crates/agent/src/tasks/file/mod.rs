@@ -8,11 +8,14 @@
 mod content;
 mod fields;
 mod json;
+mod json_text;
 mod messages;
 mod options;
 mod parquet;
 mod paths;
 mod table;
+mod template;
+mod temporal;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
@@ -22,10 +25,10 @@ use serde_json::{Map, Value};
 use self::content::Content;
 use self::fields::{Layout, LeftOut};
 use super::draws::{Draws, Purpose};
-use super::{Place, QuestionKey, Skipped, Task, TaskError};
+use super::{Matching, Place, QuestionKey, Skipped, Task, TaskError};
 
 pub use options::{AnswerFrom, FileOptions, HeldOut};
-pub use paths::Paths;
+pub use paths::{Paths, without_endings};
 
 /// The tasks of a source of files.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -34,7 +37,7 @@ pub struct FileTasks {
     pub rest: Vec<Task>,
     /// Tasks that are kept apart from training, in an order that depends on the split alone.
     pub held_out: Vec<Task>,
-    /// Rows left out because an earlier row asks the same.
+    /// Rows left out because they repeat an earlier row.
     pub repeated: usize,
     /// Counts of the annotations of all rows, where they were read.
     pub demonstrations: DemonstrationCounts,
@@ -73,8 +76,16 @@ impl DemonstrationCounts {
 }
 
 impl FileOptions {
+    /// Reads the files as [`load_by`](Self::load_by) does, by the rules of new runs.
+    ///
+    /// # Errors
+    /// Those of [`load_by`](Self::load_by).
+    pub fn load(&self, split_seed: u64) -> Result<FileTasks, TaskError> {
+        self.load_by(split_seed, Matching::default())
+    }
+
     /// Reads the files and holds out what the split says. Every row is checked, also those that `limit`
-    /// leaves out.
+    /// leaves out. `matching` says which rows are repeats.
     ///
     /// Which questions are held out depends on the questions and on `split_seed` alone: those of the smallest
     /// hashes. Neither the order of files and rows nor the seed of a run matters, and rows that are added
@@ -84,14 +95,17 @@ impl FileOptions {
     /// When a file cannot be read or there are no rows; when a row is not an object or lacks what it must
     /// have (which row, what it has instead); when too many rows are to be held out, or rows are to come so
     /// often that there would be too many tasks.
-    pub fn load(&self, split_seed: u64) -> Result<FileTasks, TaskError> {
+    pub fn load_by(&self, split_seed: u64, matching: Matching) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
         let mut loader = Loader {
             options: self,
             source: self.path.name(),
             several: files.len() > 1,
             layout: None,
-            asked: HashSet::new(),
+            matching,
+            known: HashSet::new(),
+            opened: BTreeSet::new(),
+            unseen_choices: 0,
             ranked: Vec::new(),
             split_seed,
             tasks: FileTasks::default(),
@@ -100,7 +114,16 @@ impl FileOptions {
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
         }
-        let Loader { mut ranked, mut tasks, .. } = loader;
+        let Loader { mut ranked, mut tasks, unseen_choices, .. } = loader;
+        if unseen_choices > 0 {
+            let named = template::name_of_choices(tasks.rest.iter().map(|task| &*task.row));
+            tasks.notes.push(format!(
+                "{}: {unseen_choices} rows have a field {named:?} that the model does not see; `question = \
+                 \"{{{}}}\\n{{{named}}}\"` shows it",
+                files.first().map_or(self.path.first(), |file| file).display(),
+                self.question,
+            ));
+        }
         let (rows, path) =
             (tasks.rest.len(), files.first().map_or(self.path.first(), |file| file).to_owned());
         if rows == 0 {
@@ -154,7 +177,13 @@ struct Loader<'o> {
     several: bool,
     /// Where question and answer are, once a row was seen.
     layout: Option<Layout>,
-    asked: HashSet<QuestionKey>,
+    matching: Matching,
+    /// Rows so far, by their keys.
+    known: HashSet<QuestionKey>,
+    /// Columns that held JSON as a text.
+    opened: BTreeSet<String>,
+    /// Rows that list choices which their question does not show.
+    unseen_choices: usize,
     /// The rank of each task in the split, and its place among the tasks.
     ranked: Vec<(u64, usize)>,
     split_seed: u64,
@@ -213,8 +242,14 @@ impl Loader<'_> {
         Ok(())
     }
 
-    fn row(&mut self, row: Row<'_>) -> Result<(), TaskError> {
+    fn row(&mut self, mut row: Row<'_>) -> Result<(), TaskError> {
         let options = self.options;
+        let (path, place) = (row.path, row.place);
+        let mut opened: Vec<String> = Vec::new();
+        let paths = fields::layout_paths(&options.question, &options.answer);
+        for path in paths.iter().map(String::as_str).chain(["extra_info."]) {
+            opened.extend(json_text::open_column(&mut row.fields, path).map(str::to_owned));
+        }
         let layout = self.layout.get_or_insert_with(|| {
             let layout = Layout::of(&row.fields, &options.question, &options.answer);
             let Layout { question, answer } = &layout;
@@ -226,6 +261,22 @@ impl Loader<'_> {
             }
             layout
         });
+        if let Some(Value::String(text)) = row.fields.get(&layout.question)
+            && let Ok(Some(messages)) = json_text::messages(text)
+        {
+            row.fields.insert(layout.question.clone(), messages);
+            opened.push(layout.question.clone());
+        }
+        for column in opened {
+            if self.opened.insert(column.clone()) {
+                let (path, what) =
+                    (path.display(), if column == layout.question { "messages" } else { "a table" });
+                self.tasks.notes.push(format!(
+                    "{path}, {place}: the column {column:?} holds JSON as a text, which is read as {what}, here and in \
+                     other rows"
+                ));
+            }
+        }
         let mut task = options.task(&row, layout, &mut self.tasks.demonstrations)?;
         let (source, number) = (&self.source, row.place.number());
         task.id = if self.several {
@@ -235,7 +286,12 @@ impl Loader<'_> {
         };
         task.source.clone_from(source);
         let key = task.key();
-        if self.asked.insert(key) {
+        let known = match self.matching {
+            Matching::Questions => key,
+            Matching::Rows => task.row_key(&row.fields, &[&layout.question, &layout.answer]),
+        };
+        if self.known.insert(known) {
+            self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
             self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
             task.row = row.fields.into();
             self.tasks.rest.push(task);

@@ -8,7 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Number, Value};
 
 use super::fields::{self, AGENT, Layout, QUERY_PROMPT, SYSTEM_PROMPT};
+use super::json_text;
 use super::messages::messages;
+use super::template::{self, Part};
 use super::{DemonstrationCounts, Paths, Row};
 use crate::tasks::{Task, TaskError, annotated};
 
@@ -19,7 +21,8 @@ pub struct FileOptions {
     /// A file, a folder of files, a pattern such as `train-*.parquet`, or a list of these.
     pub path: Paths,
     /// The field with the question, a text or a list of messages; a path such as `extra_info.question` leads
-    /// into nested fields. Rows of verl's layout that have no `question` have it in `prompt`.
+    /// into nested fields, and a template such as `"{Body} {Question}"` makes it of several. Rows of verl's
+    /// layout that have no `question` have it in `prompt`.
     #[serde(default = "question_field")]
     pub question: String,
     /// The field with the answer, or with a list of right answers. Rows of verl's layout that have no
@@ -195,7 +198,29 @@ impl FileOptions {
 
 /// The question of a row, and the messages before and with it, where there are any.
 fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
-    match row.field("question", path)? {
+    if let Some(parts) = template(row, path)? {
+        let question = filled(row, &parts)?;
+        return if question.is_empty() {
+            Err(row.wrong(path, &Value::from(""), "a template that leaves a text"))
+        } else {
+            Ok((question, Vec::new()))
+        };
+    }
+    let found = row.field("question", path)?;
+    let opened;
+    let found = match found {
+        Value::String(text) => {
+            match json_text::messages(text).map_err(|must| row.wrong(path, found, must))? {
+                Some(messages) => {
+                    opened = messages;
+                    &opened
+                }
+                None => found,
+            }
+        }
+        other => other,
+    };
+    match found {
         Value::String(question) if !question.trim().is_empty() => {
             let system = row.fields.get(SYSTEM_PROMPT).and_then(Value::as_str);
             let messages = match system.filter(|system| path == QUERY_PROMPT && !system.trim().is_empty()) {
@@ -204,7 +229,7 @@ fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError>
             };
             Ok((question.clone(), messages))
         }
-        found @ Value::Array(items) => {
+        Value::Array(items) => {
             let mut messages = messages(items).map_err(|why| {
                 row.wrong(path, found, &format!("a text, or messages that can be replied to: {why}"))
             })?;
@@ -216,6 +241,32 @@ fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError>
         }
         other => Err(row.wrong(path, other, "a text that is not empty, or a list of messages")),
     }
+}
+
+/// The parts of a question that is made of several fields; `None` if it is one field.
+fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>>, TaskError> {
+    if row.fields.contains_key(question) {
+        return Ok(None);
+    }
+    template::parts(question).map_err(|why| TaskError::Form {
+        path: row.path.to_owned(),
+        why: format!("cannot be read with question = {question:?}, which {why}"),
+    })
+}
+
+/// A template with the fields of a row.
+fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
+    let mut question = String::new();
+    for part in parts {
+        match part {
+            Part::Text(text) => question.push_str(text),
+            Part::Field(path) => {
+                let value = row.field("question", path)?;
+                question.push_str(&template::shown(value).map_err(|must| row.wrong(path, value, must))?);
+            }
+        }
+    }
+    Ok(question.trim().to_owned())
 }
 
 /// The answer that a whole field is; `None` where it is empty.

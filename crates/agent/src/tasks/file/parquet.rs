@@ -13,6 +13,7 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
 
 use super::fields::LeftOut;
+use super::temporal::Shape;
 use crate::tasks::Place;
 
 /// Gives the rows of a file one by one. A column that cannot be read, and that is not `needed`, is left out.
@@ -34,11 +35,11 @@ pub(super) fn rows<E>(
     }
     let mut left_out = Vec::new();
     let mut read = whole(&bytes, needed, &left_out);
-    if read.is_err() {
+    if matches!(&read, Err(Unread::Damaged(_))) {
         // One that nobody needs may be what the library stumbles over: each is tried by itself.
         for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
             let alone = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
-            if let Err(why) = alone {
+            if let Err(Unread::Damaged(why)) = alone {
                 left_out.push(LeftOut { column: name, why: format!("cannot be read ({why})") });
             }
         }
@@ -46,11 +47,14 @@ pub(super) fn rows<E>(
             read = whole(&bytes, needed, &left_out);
         }
     }
-    let (rows, binary) = read.map_err(damaged)?;
-    let why = || "holds bytes that are no text".to_owned();
-    left_out.extend(binary.into_iter().map(|column| LeftOut { column, why: why() }));
+    let (rows, unshown) = read.map_err(|unread| match unread {
+        Unread::Damaged(why) => damaged(why),
+        Unread::Column { name, why } => form(format!("cannot be used: its column {name:?} {why}")),
+    })?;
+    left_out.extend(unshown);
     for (at, mut row) in rows.into_iter().enumerate() {
         row.retain(|name, _| !left_out.iter().any(|left_out| left_out.column == *name));
+        row.values_mut().for_each(without_absent);
         each(Place::Row(at + 1), row)?;
     }
     Ok(left_out)
@@ -82,64 +86,124 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
 
 type Rows = Vec<Map<String, Value>>;
 
-/// All rows but for columns that are left out, and the columns that are no text.
+/// Why rows cannot be read.
+enum Unread {
+    /// The file is damaged, or the library cannot read it.
+    Damaged(String),
+    /// A column that is needed holds a value without a form in JSON.
+    Column { name: String, why: String },
+}
+
+/// All rows but for columns that are left out, and the columns that have no form in JSON.
 fn whole(
     bytes: &Bytes,
     needed: &dyn Fn(&str) -> bool,
     left_out: &[LeftOut],
-) -> Result<(Rows, Vec<String>), String> {
+) -> Result<(Rows, Vec<LeftOut>), Unread> {
     let mut rows = Vec::new();
     let wanted = |name: &str| !left_out.iter().any(|left_out| left_out.column == name);
-    let binary = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
-    Ok((rows, binary))
+    let unshown = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
+    Ok((rows, unshown))
 }
 
-/// Gives the rows of some columns one by one; at the end, columns that are no text and not needed, which rows
-/// may lack.
+/// Gives the rows of some columns one by one; at the end, columns that have no form in JSON and are not needed,
+/// which rows may lack.
 fn read_columns(
     bytes: &Bytes,
     wanted: &dyn Fn(&str) -> bool,
     needed: &dyn Fn(&str) -> bool,
     each: &mut dyn FnMut(Map<String, Value>),
-) -> Result<Vec<String>, String> {
+) -> Result<Vec<LeftOut>, Unread> {
     let read = caught(|| {
-        let wrong = |error: ParquetError| error.to_string();
+        let wrong = |error: ParquetError| Unread::Damaged(error.to_string());
         let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
         let schema = reader.metadata().file_metadata().schema();
-        let picked =
+        let picked: Vec<Arc<Type>> =
             schema.get_fields().iter().filter(|field| wanted(field.name())).map(Arc::clone).collect();
+        let shapes: Vec<(String, Shape)> =
+            picked.iter().map(|field| (field.name().to_owned(), Shape::of(field))).collect();
+        let shape = Shape::Struct(shapes);
         let picked = Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
-        let mut binary = Vec::new();
+        let mut unshown: Vec<LeftOut> = Vec::new();
         for row in reader.get_row_iter(Some(picked)).map_err(wrong)? {
             let mut fields = Map::new();
             for (name, field) in row.map_err(wrong)?.into_columns() {
-                if binary.contains(&name) {
+                if unshown.iter().any(|left_out| left_out.column == name) {
                     continue;
                 }
-                match value(field, needed(&name)) {
+                match value(field, shape.member(&name), needed(&name)) {
                     Ok(value) => {
                         fields.insert(name, value);
                     }
-                    Err(NoText) => binary.push(name),
+                    Err(Unshown(why)) if needed(&name) => return Err(Unread::Column { name, why }),
+                    Err(Unshown(why)) => unshown.push(LeftOut { column: name, why }),
                 }
             }
             each(fields);
         }
-        Ok(binary)
+        Ok(unshown)
     });
-    read.unwrap_or_else(Err)
+    read.unwrap_or_else(|panic| Err(Unread::Damaged(panic)))
 }
 
-/// Bytes that are no text, which JSON has no form for.
-struct NoText;
+/// What a field holds, if that has no form in JSON.
+struct Unshown(String);
 
-fn fields(row: Row, as_numbers: bool) -> Result<Map<String, Value>, NoText> {
-    row.into_columns().into_iter().map(|(name, field)| Ok((name, value(field, as_numbers)?))).collect()
+fn fields(row: Row, shape: &Shape, as_numbers: bool) -> Result<Map<String, Value>, Unshown> {
+    let fields = row.into_columns().into_iter();
+    fields
+        .map(|(name, field)| {
+            let value = value(field, shape.member(&name), as_numbers)?;
+            Ok((name, value))
+        })
+        .collect()
+}
+
+/// Takes the members that are null out of the arguments of calls, the parts of messages and the descriptions of
+/// tools. Arrow gives all structs of a column the members of each, so null is how it writes an absent one.
+fn without_absent(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(without_absent),
+        Value::Object(fields) => {
+            let is_message = ["role", "from"].iter().any(|name| fields.contains_key(*name));
+            for (name, value) in fields.iter_mut() {
+                match (name.as_str(), value) {
+                    ("content", Value::Array(parts)) if is_message => {
+                        parts.iter_mut().for_each(without_nulls)
+                    }
+                    ("tool_calls", Value::Array(calls)) => calls.iter_mut().for_each(|call| {
+                        for path in ["/function/arguments", "/arguments"] {
+                            call.pointer_mut(path).into_iter().for_each(without_nulls);
+                        }
+                    }),
+                    ("function", value) => {
+                        value.get_mut("parameters").into_iter().for_each(without_nulls);
+                    }
+                    (_, value) => without_absent(value),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn without_nulls(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(without_nulls),
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(without_nulls);
+        }
+        _ => {}
+    }
 }
 
 /// A field as JSON; bytes that are no text only `as_numbers`, of which each takes far more memory than a
 /// byte.
-fn value(field: Field, as_numbers: bool) -> Result<Value, NoText> {
+fn value(field: Field, shape: &Shape, as_numbers: bool) -> Result<Value, Unshown> {
+    if let Some(text) = shape.text(&field) {
+        return text.map(Value::from).map_err(Unshown);
+    }
     Ok(match field {
         Field::Null => Value::Null,
         Field::Bool(value) => Value::from(value),
@@ -160,17 +224,18 @@ fn value(field: Field, as_numbers: bool) -> Result<Value, NoText> {
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
             Err(_) if as_numbers => Value::from(bytes.data()),
-            Err(_) => return Err(NoText),
+            Err(_) => return Err(Unshown("holds bytes that are no text".to_owned())),
         },
         Field::Date(_)
         | Field::TimeMillis(_)
         | Field::TimeMicros(_)
         | Field::TimestampMillis(_)
         | Field::TimestampMicros(_) => Value::from(field.to_string()),
-        Field::Group(row) => Value::Object(fields(row, as_numbers)?),
+        Field::Group(row) => Value::Object(fields(row, shape, as_numbers)?),
         Field::ListInternal(list) => {
             let elements = list.elements().iter().cloned();
-            Value::Array(elements.map(|element| value(element, as_numbers)).collect::<Result<_, _>>()?)
+            let shape = shape.element();
+            Value::Array(elements.map(|element| value(element, shape, as_numbers)).collect::<Result<_, _>>()?)
         }
         Field::MapInternal(map) => {
             let name = |key: Value| match key {
@@ -178,9 +243,10 @@ fn value(field: Field, as_numbers: bool) -> Result<Value, NoText> {
                 other => other.to_string(),
             };
             let entries = map.entries().iter().cloned();
-            let entries =
-                entries.map(|(key, of)| Ok((name(value(key, as_numbers)?), value(of, as_numbers)?)));
-            Value::Object(entries.collect::<Result<_, NoText>>()?)
+            let (keys, values) = shape.entry();
+            let entries = entries
+                .map(|(key, of)| Ok((name(value(key, keys, as_numbers)?), value(of, values, as_numbers)?)));
+            Value::Object(entries.collect::<Result<_, Unshown>>()?)
         }
     })
 }
@@ -273,11 +339,11 @@ mod tests {
         );
         let first = json!({
             "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1, "cents": decimal("1.10"),
-            "when": "1970-01-01 00:00:00.000000 +00:00", "bytes": "text", "answers": ["a", null, "b"],
+            "when": "1970-01-01 00:00:00+00:00", "bytes": "text", "answers": ["a", null, "b"],
         });
         let second = json!({
             "text": null, "whole": -1, "single": 27.0, "double": "inf", "cents": -0.05,
-            "when": "2023-11-14 22:13:20.000000 +00:00", "bytes": [255, 1], "answers": null,
+            "when": "2023-11-14 22:13:20+00:00", "bytes": [255, 1], "answers": null,
         });
         for pair in found.chunks(2) {
             assert_eq!((&pair[0].1, &pair[1].1), (&first, &second));
@@ -294,14 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_breaks_the_library_is_left_out() {
+    fn column_with_moments_beyond_calendars_is_left_out() {
         let schema = "message rows { required int64 whole; required int64 when (TIMESTAMP(MICROS, true)); }";
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let mut file = Vec::new();
         let mut writer =
             SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
         let mut group = writer.next_row_group().unwrap();
-        // The second moment is later than any year that the library prints.
+        // The second moment is later than any year that is written.
         for values in [[1, 2], [0, i64::MAX]] {
             let mut column = group.next_column().unwrap().unwrap();
             column.typed::<Int64Type>().write_batch(&values, None, None).unwrap();
@@ -313,9 +379,9 @@ mod tests {
         let rows: Vec<&Value> = found.iter().map(|(_, row)| row).collect();
         assert_eq!(rows, [&json!({"whole": 1}), &json!({"whole": 2})]);
         let [LeftOut { column, why }] = &left_out[..] else { panic!("{left_out:?}") };
-        assert!(column == "when" && why.starts_with("cannot be read ("), "{left_out:?}");
+        assert!(column == "when" && why.contains("a time beyond any calendar"), "{left_out:?}");
         let why = read(file, &["when"]).unwrap_err();
-        assert!(why.starts_with("is damaged or cut short ("), "{why}");
+        assert!(why.starts_with("cannot be used: its column \"when\" holds 9223372036854775807"), "{why}");
     }
 
     #[test]
@@ -359,5 +425,98 @@ mod tests {
             refused += usize::from(read(damaged, &[]).is_err());
         }
         assert!(refused > 20, "{refused}");
+    }
+
+    /// Columns of days and times in every unit, with a zone and without, within a struct and a list, too.
+    #[test]
+    fn moments_are_read_alike_whatever_their_type() {
+        let schema = "message rows {
+            required int32 day (DATE);
+            required int64 ns (TIMESTAMP(NANOS, false));
+            required int64 ns_zone (TIMESTAMP(NANOS, true));
+            required int64 us (TIMESTAMP(MICROS, false));
+            required int64 ms (TIMESTAMP(MILLIS, false));
+            required int64 old (TIMESTAMP_MICROS);
+            required int64 time (TIME(NANOS, false));
+            required int32 time_ms (TIME(MILLIS, true));
+            required int96 int96;
+            required group inner { required int64 ns (TIMESTAMP(NANOS, false)); required int64 plain; }
+            required group list (LIST) { repeated group list { required int64 element (TIMESTAMP(NANOS, true)); } }
+        }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer =
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        macro_rules! column {
+            ($kind:ty, $value:expr, $levels:expr) => {
+                let mut column = group.next_column().unwrap().unwrap();
+                column
+                    .typed::<$kind>()
+                    .write_batch(&[$value], $levels, $levels.map(|_| &[0i16][..]))
+                    .unwrap();
+                column.close().unwrap();
+            };
+        }
+        let seconds = 1_767_323_045i64;
+        let day = (seconds / 86_400) as i32;
+        let none: Option<&[i16]> = None;
+        column!(Int32Type, day, none);
+        column!(Int64Type, seconds * 1_000_000_000, none);
+        column!(Int64Type, seconds * 1_000_000_000 + 500, none);
+        column!(Int64Type, seconds * 1_000_000, none);
+        column!(Int64Type, seconds * 1_000, none);
+        column!(Int64Type, seconds * 1_000_000, none);
+        column!(Int64Type, 3_723_000_000_000, none);
+        column!(Int32Type, 3_723_250, none);
+        let nanos = (seconds % 86_400) * 1_000_000_000;
+        let mut moment = parquet::data_type::Int96::new();
+        moment.set_data(nanos as u32, (nanos >> 32) as u32, 2_440_588 + day as u32);
+        column!(parquet::data_type::Int96Type, moment, none);
+        column!(Int64Type, seconds * 1_000_000_000, none);
+        column!(Int64Type, seconds, none);
+        column!(Int64Type, seconds * 1_000_000_000, Some(&[1i16][..]));
+        group.close().unwrap();
+        writer.close().unwrap();
+        let (found, left_out) = read(file, &[]).unwrap();
+        assert_eq!(left_out, []);
+        let moment = "2026-01-02 03:04:05";
+        let want = json!({
+            "day": "2026-01-02", "ns": moment, "ns_zone": format!("{moment}.0000005+00:00"), "us": moment,
+            "ms": moment, "old": format!("{moment}+00:00"), "time": "01:02:03", "time_ms": "01:02:03.25",
+            "int96": moment, "inner": {"ns": moment, "plain": seconds}, "list": [format!("{moment}+00:00")],
+        });
+        assert_eq!(found[0].1, want);
+    }
+
+    #[test]
+    fn absent_members_of_calls_and_parts_are_left_out() {
+        let call = |arguments: Value| json!({"id": null, "function": {"name": "f", "arguments": arguments}});
+        let mut chat = json!([
+            {"role": "user", "content": [{"type": "text", "text": "hi", "image": null}], "tool_calls": null},
+            {"role": "assistant", "content": null, "tool_calls": [
+                call(json!({"a": "1", "b": null, "n": {"x": 1, "y": null}, "l": [{"z": null}, null]})),
+                call(json!("{\"a\": null}")),
+            ]},
+        ]);
+        let mut kept = json!({"ground_truth": null, "extra": {"a": null}, "tools": [
+            {"type": "function", "function": {"name": "f", "strict": null, "parameters": {"p": null, "q": 1}}},
+        ]});
+        without_absent(&mut chat);
+        without_absent(&mut kept);
+        assert_eq!(
+            chat[0],
+            json!({"role": "user", "content": [{"type": "text", "text": "hi"}], "tool_calls": null})
+        );
+        assert_eq!(
+            chat[1]["tool_calls"],
+            json!([call(json!({"a": "1", "n": {"x": 1}, "l": [{}, null]})), call(json!("{\"a\": null}"))])
+        );
+        assert_eq!(
+            kept,
+            json!({"ground_truth": null, "extra": {"a": null}, "tools": [
+                {"type": "function", "function": {"name": "f", "strict": null, "parameters": {"q": 1}}},
+            ]})
+        );
     }
 }

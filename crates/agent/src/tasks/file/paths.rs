@@ -146,7 +146,8 @@ fn is_data(path: &Path) -> bool {
     !hidden && ENDINGS.contains(&ending(path).as_str())
 }
 
-fn without_endings(name: &str) -> &str {
+/// Returns the name of a file without its ending, and without one of compression.
+pub fn without_endings(name: &str) -> &str {
     let cut = |name: &str| name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len());
     let stem = &name[..cut(name)];
     let compressed =

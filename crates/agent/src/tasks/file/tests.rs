@@ -429,3 +429,117 @@ fn bad_files_are_named() {
     let (_folder, options) = named("sums.parquet", fine);
     assert!(options.load(0).unwrap_err().to_string().ends_with("is named as a Parquet file, but is none"));
 }
+
+#[test]
+fn rows_are_repeats_if_they_are_equal_as_a_whole() {
+    let row = |more: &str| format!("{{\"question\": \"How many?\", \"answer\": 1{more}}}\n");
+    let asked = |content: &str| {
+        format!(
+            "{{\"question\": [{{\"role\": \"system\", \"content\": {content:?}}}, {{\"role\": \"user\", \
+             \"content\": \"How many?\"}}], \"answer\": 1}}\n"
+        )
+    };
+    for (rows, kept) in [
+        ([row(", \"db_id\": \"a\""), row(", \"db_id\": \"b\"")], 2),
+        ([row(", \"choices\": [1, 2]"), row(", \"choices\": [2, 1]")], 2),
+        ([row(""), row("").replace('1', "2")], 2),
+        ([asked("There is 1."), asked("There are 2.")], 2),
+        ([row(", \"agent_name\": \"x\""), row(", \"agent_name\": \"y\"")], 2),
+        ([row(", \"x\": {\"y\": 1}"), row(", \"x\": {\"y\": 2}")], 2),
+        ([row(""), row("").replace("How many", " how  many")], 1),
+        ([row(", \"id\": 7"), row(", \"id\": 8")], 1),
+        ([row(", \"extra_info\": {\"index\": 1}"), row(", \"extra_info\": {\"index\": 2}")], 1),
+        ([row(""), row("").replace('1', "\"1\"")], 1),
+        ([row(", \"x\": null"), row("")], 1),
+        ([asked("There is 1."), asked("There is  1.")], 1),
+    ] {
+        let (_folder, options) = file(&rows.concat());
+        let tasks = options.load(0).unwrap();
+        assert_eq!((tasks.rest.len(), tasks.repeated), (kept, 2 - kept), "{rows:?}");
+        assert_eq!(options.load_by(0, Matching::Questions).unwrap().rest.len(), 1);
+    }
+}
+
+#[test]
+fn json_texts_of_messages_are_read_as_messages() {
+    let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
+    let (prompt, model) = (chat.to_string(), json!({"style": "rule", "ground_truth": "2"}));
+    let lines = json!({"prompt": prompt, "reward_model": model.to_string()}).to_string();
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let table = format!("prompt,reward_model\n{},{}\n", quoted(&prompt), quoted(&model.to_string()));
+    for (name, contents) in [("rows.jsonl", lines), ("rows.csv", table)] {
+        let (_folder, options) = named(name, contents);
+        let tasks = options.load(0).unwrap();
+        let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+        assert_eq!(task.messages, [Message::system("Be brief."), Message::user("1+1?")], "{name}");
+        assert_eq!(
+            (&task.answer, &task.row["prompt"], &task.row["reward_model"]),
+            (&json!("2"), &chat, &model)
+        );
+        for column in
+            ["prompt\" holds JSON as a text, which is read as messages", "reward_model\" holds JSON"]
+        {
+            assert!(tasks.notes.iter().any(|note| note.contains(column)), "{:?}", tasks.notes);
+        }
+    }
+    let (_folder, options) = file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
+    let error = options.load(0).unwrap_err().to_string();
+    assert!(error.ends_with("this is how Python prints one: save it with json.dumps"), "{error}");
+    // A question about JSON is one.
+    let (_folder, options) = file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
+    assert_eq!(options.load(0).unwrap().rest[0].question, "[{\"name\": 1}] has how many?");
+}
+
+#[test]
+fn questions_are_made_of_several_fields() {
+    let rows = concat!(
+        "{\"Body\": \"Tom has 3 bags.\", \"Question\": \"How many?\", \"Answer\": 3}\n",
+        "{\"Body\": \"Ann has 4 bags.\", \"Question\": \"How many?\", \"Answer\": 4}\n",
+        "{\"Body\": null, \"Question\": \"Why?\", \"Answer\": 5}\n",
+    );
+    let (_folder, mut options) = file(rows);
+    (options.question, options.answer) = ("{Body} {Question}".into(), "Answer".into());
+    let tasks = options.load(0).unwrap();
+    let asked: Vec<&str> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
+    assert_eq!(asked, ["Tom has 3 bags. How many?", "Ann has 4 bags. How many?", "Why?"]);
+    assert_eq!((tasks.repeated, &tasks.rest[0].row["Body"]), (0, &json!("Tom has 3 bags.")));
+    for (question, why) in [
+        ("{Body} {Text}", "the row has no field \"Text\""),
+        ("{Body", "a brace without its other half"),
+        ("{} {Body}", "which names no field"),
+    ] {
+        options.question = question.into();
+        let error = options.load(0).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    // The columns of a template are read, those of others may be left out.
+    let (_folder, mut options) = named("sums.csv", "a,b,note,note\n1,2,x,y\n");
+    (options.question, options.answer) = ("{a}+{b}?".into(), String::new());
+    assert_eq!(options.load(0).unwrap().rest[0].question, "1+2?");
+}
+
+#[test]
+fn choices_are_shown_by_a_template_and_missed_without() {
+    let row = json!({"question": "Which?", "choices": ["red", "green"], "answer": 1}).to_string();
+    let (_folder, mut options) = file(&row);
+    let notes = options.load(0).unwrap().notes;
+    let note = "1 rows have a field \"choices\" that the model does not see; `question = \
+                \"{question}\\n{choices}\"` shows it";
+    assert!(notes.len() == 1 && notes[0].ends_with(note), "{notes:?}");
+    options.question = "{question}\n{choices}".into();
+    let tasks = options.load(0).unwrap();
+    assert_eq!(tasks.rest[0].question, "Which?\nA. red\nB. green");
+    assert_eq!(tasks.notes, Vec::<String>::new());
+}
+
+#[test]
+fn missing_file_names_the_script_that_makes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = FileOptions::new(folder.path().join("data/rows.jsonl"));
+    assert!(matches!(options.load(0), Err(TaskError::Read { .. })));
+    fs::write(folder.path().join("prepare.py"), "").unwrap();
+    let error = options.load(0).unwrap_err().to_string();
+    assert!(
+        error.contains("rows.jsonl does not exist; ") && error.ends_with("prepare.py makes it: run it first")
+    );
+}

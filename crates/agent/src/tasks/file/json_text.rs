@@ -1,0 +1,135 @@
+//! Fields that hold JSON as a text, as people save what Arrow or a table has no column for.
+
+use serde_json::{Map, Value};
+
+/// Returns the messages that a text is the JSON of: a list of objects with a role, of the JSON of such objects,
+/// or a table with such a list alone. `None` if the text is a question as it stands.
+///
+/// # Errors
+/// Returns what the text must be if it was meant as such a list, and is none.
+pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
+    if !text.trim_start().starts_with(['[', '{', '"', 'a']) {
+        return Ok(None);
+    }
+    match serde_json::from_str::<Value>(text) {
+        Ok(value) => listed(value),
+        Err(_) if is_python(text) => {
+            Err("JSON where it is a list of messages; this is how Python prints one: \
+             save it with json.dumps")
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+/// The list of messages in a value that was read from a text.
+fn listed(value: Value) -> Result<Option<Value>, &'static str> {
+    match value {
+        Value::Array(items) => {
+            let items = items.into_iter().map(|item| match item {
+                Value::String(text) => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+                item => item,
+            });
+            let items: Vec<Value> = items.collect();
+            match items.iter().filter(|item| is_message(item)).count() {
+                0 => Ok(None),
+                count if count == items.len() => Ok(Some(Value::Array(items))),
+                _ => Err("a list of which each item is a message, with `role` and `content`"),
+            }
+        }
+        // The JSON of a text that is JSON itself.
+        Value::String(text) => messages(&text),
+        Value::Object(mut fields) if fields.len() == 1 => {
+            let inner = ["messages", "conversations", "prompt"].iter().find_map(|name| fields.remove(*name));
+            inner.map_or(Ok(None), listed)
+        }
+        Value::Object(fields) => {
+            let message = Value::Object(fields);
+            Ok(is_message(&message).then(|| Value::Array(vec![message])))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn is_message(item: &Value) -> bool {
+    let has = |names: &[&str]| names.iter().any(|name| item.get(*name).is_some());
+    has(&["role", "from"]) && has(&["content", "value", "tool_calls"])
+}
+
+/// Whether a text is a list of messages as Python prints it.
+fn is_python(text: &str) -> bool {
+    let text = text.trim();
+    let is_list = text.starts_with("[{") && text.ends_with("}]") || text.starts_with("array([{");
+    is_list
+        && (text.contains("'role'") && text.contains("'content'")
+            || text.contains("'from'") && text.contains("'value'"))
+}
+
+/// Replaces the field that a path leads through by what it is the JSON of, if that is a table or a list.
+/// Returns the column's name if it was.
+pub(super) fn open_column<'p>(row: &mut Map<String, Value>, path: &'p str) -> Option<&'p str> {
+    if row.contains_key(path) {
+        return None;
+    }
+    let (column, _) = path.split_once('.')?;
+    let Some(Value::String(text)) = row.get(column) else { return None };
+    match serde_json::from_str(text) {
+        Ok(value @ (Value::Object(_) | Value::Array(_))) => {
+            row.insert(column.to_owned(), value);
+            Some(column)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn json_of_messages_is_a_list_of_messages() {
+        let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
+        let items: Vec<String> = chat.as_array().unwrap().iter().map(Value::to_string).collect();
+        let call = json!([{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "x"}]);
+        let share = json!([{"from": "human", "value": "Hi"}]);
+        for (text, want) in [
+            (chat.to_string(), &chat),
+            (format!("\n {chat}\t"), &chat),
+            (serde_json::to_string_pretty(&chat).unwrap(), &chat),
+            (json!(chat.to_string()).to_string(), &chat),
+            (json!(items).to_string(), &chat),
+            (json!({"messages": chat}).to_string(), &chat),
+            (call.to_string(), &call),
+            (share.to_string(), &share),
+            (share[0].to_string(), &share),
+        ] {
+            assert_eq!(messages(&text).unwrap().as_ref(), Some(want), "{text}");
+        }
+    }
+
+    #[test]
+    fn questions_that_look_like_json_stay_texts() {
+        for text in [
+            "[1, 2, 3]",
+            "[]",
+            "{\"a\": 1}",
+            "[{\"name\": \"x\"}]",
+            "[{\"role\": \"user\"}]",
+            "[x] What is the sum?",
+            "{\"role\": \"king\"}: who is it?",
+            "\"Quoted\"",
+            "What does [{'role': 'user', 'content': 'x'}] mean?",
+        ] {
+            assert_eq!(messages(text), Ok(None), "{text}");
+        }
+        for text in [
+            "[{'role': 'user', 'content': \"What's 1+1?\"}]",
+            "[{'content': 'x', 'role': 'user'}\n {'content': 'y', 'role': 'assistant'}]",
+            "array([{'from': 'human', 'value': 'x'}], dtype=object)",
+        ] {
+            assert!(messages(text).unwrap_err().contains("json.dumps"), "{text}");
+        }
+        assert!(messages("[{\"role\": \"user\", \"content\": \"a\"}, 5]").is_err());
+    }
+}

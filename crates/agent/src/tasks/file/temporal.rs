@@ -1,0 +1,247 @@
+//! Dates and times of Parquet files as texts, in one form whatever their unit: `2026-01-02`,
+//! `03:04:05`, `2026-01-02 03:04:05`, with a fraction if there is one and with `+00:00` if the type has a zone.
+
+use parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as Physical};
+use parquet::record::Field;
+use parquet::schema::types::Type;
+
+/// Dates and times in the values of a column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// The value is no date or time, and has none in it.
+    Other,
+    /// The value is one.
+    Temporal(Temporal),
+    /// A struct, by the names of its members.
+    Struct(Vec<(String, Shape)>),
+    /// A list.
+    List(Box<Shape>),
+    /// A map: keys and values.
+    Map(Box<(Shape, Shape)>),
+}
+
+impl Shape {
+    /// Returns the shape of the values of a column.
+    pub fn of(kind: &Type) -> Self {
+        let repeated = kind.get_basic_info().has_repetition()
+            && kind.get_basic_info().repetition() == Repetition::REPEATED;
+        let shape = Shape::of_one(kind);
+        if repeated { Shape::List(Box::new(shape)) } else { shape }
+    }
+
+    fn of_one(kind: &Type) -> Self {
+        if kind.is_primitive() {
+            return Temporal::of(kind).map_or(Shape::Other, Shape::Temporal);
+        }
+        let fields = kind.get_fields();
+        match (kind.get_basic_info().converted_type(), fields) {
+            (ConvertedType::LIST, [repeated])
+                if !repeated.is_primitive() && repeated.get_fields().len() == 1 =>
+            {
+                Shape::List(Box::new(Shape::of(&repeated.get_fields()[0])))
+            }
+            (ConvertedType::LIST, [repeated]) => Shape::List(Box::new(Shape::of_one(repeated))),
+            (ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE, [entry]) if !entry.is_primitive() => {
+                match entry.get_fields() {
+                    [key, value] => Shape::Map(Box::new((Shape::of(key), Shape::of(value)))),
+                    [key] => Shape::List(Box::new(Shape::of(key))),
+                    _ => Shape::Other,
+                }
+            }
+            _ => Shape::Struct(
+                fields.iter().map(|field| (field.name().to_owned(), Shape::of(field))).collect(),
+            ),
+        }
+    }
+
+    /// The shape of a member of a struct.
+    pub fn member(&self, name: &str) -> &Shape {
+        match self {
+            Shape::Struct(members) => {
+                members.iter().find(|(member, _)| member == name).map_or(&Shape::Other, |(_, shape)| shape)
+            }
+            // Lists of structs of the oldest writers.
+            Shape::List(element) => element.member(name),
+            _ => &Shape::Other,
+        }
+    }
+
+    /// The shape of the elements of a list.
+    pub fn element(&self) -> &Shape {
+        if let Shape::List(element) = self { element } else { self }
+    }
+
+    /// The shapes of the keys and values of a map.
+    pub fn entry(&self) -> (&Shape, &Shape) {
+        if let Shape::Map(entry) = self { (&entry.0, &entry.1) } else { (&Shape::Other, &Shape::Other) }
+    }
+
+    /// Returns the text of a date or time; `None` if the field is none.
+    ///
+    /// # Errors
+    /// Returns what the field holds if that is no date or time of the years 0 to 9999.
+    pub fn text(&self, field: &Field) -> Option<Result<String, String>> {
+        let kind = match (self, field) {
+            (Shape::Temporal(kind), _) => *kind,
+            (_, Field::Date(_)) => Temporal::Date,
+            (_, Field::TimeMillis(_)) => Temporal::Time(MILLIS),
+            (_, Field::TimeMicros(_)) => Temporal::Time(MICROS),
+            (_, Field::TimestampMillis(_)) => Temporal::Timestamp(MILLIS, true),
+            (_, Field::TimestampMicros(_)) => Temporal::Timestamp(MICROS, true),
+            _ => return None,
+        };
+        let value = match field {
+            Field::Date(value) | Field::Int(value) => i64::from(*value),
+            Field::TimeMillis(value) => i64::from(*value),
+            Field::Long(value)
+            | Field::TimeMicros(value)
+            | Field::TimestampMillis(value)
+            | Field::TimestampMicros(value) => *value,
+            _ => return None,
+        };
+        Some(kind.text(value))
+    }
+}
+
+/// A kind of moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Temporal {
+    /// Days since 1970.
+    Date,
+    /// Time of a day, in units of which there are so many in a second.
+    Time(i64),
+    /// Moment, likewise, and whether it has a zone.
+    Timestamp(i64, bool),
+}
+
+const MILLIS: i64 = 1_000;
+const MICROS: i64 = 1_000_000;
+const NANOS: i64 = 1_000_000_000;
+/// Last year that is written; beyond it no calendar of Python goes.
+const LAST_YEAR: i64 = 9999;
+
+impl Temporal {
+    /// Returns the kind that a column of this type has; `None` if it is no date or time.
+    pub fn of(kind: &Type) -> Option<Self> {
+        if !kind.is_primitive() {
+            return None;
+        }
+        let in_second = |unit: &TimeUnit| match unit {
+            TimeUnit::MILLIS => MILLIS,
+            TimeUnit::MICROS => MICROS,
+            TimeUnit::NANOS => NANOS,
+        };
+        let info = kind.get_basic_info();
+        match info.logical_type_ref() {
+            Some(LogicalType::Date) => return Some(Temporal::Date),
+            Some(LogicalType::Time(time)) => return Some(Temporal::Time(in_second(&time.unit))),
+            Some(LogicalType::Timestamp(moment)) => {
+                return Some(Temporal::Timestamp(in_second(&moment.unit), moment.is_adjusted_to_u_t_c));
+            }
+            _ => {}
+        }
+        match (info.converted_type(), kind.get_physical_type()) {
+            (ConvertedType::DATE, _) => Some(Temporal::Date),
+            (ConvertedType::TIME_MILLIS, _) => Some(Temporal::Time(MILLIS)),
+            (ConvertedType::TIME_MICROS, _) => Some(Temporal::Time(MICROS)),
+            // The format defines these as moments of UTC.
+            (ConvertedType::TIMESTAMP_MILLIS, _) => Some(Temporal::Timestamp(MILLIS, true)),
+            (ConvertedType::TIMESTAMP_MICROS, _) => Some(Temporal::Timestamp(MICROS, true)),
+            // The library gives these in milliseconds.
+            (_, Physical::INT96) => Some(Temporal::Timestamp(MILLIS, false)),
+            _ => None,
+        }
+    }
+
+    /// Returns the text of a number of days or units.
+    ///
+    /// # Errors
+    /// Returns what the number is if it is no date or time of the years 0 to 9999.
+    pub fn text(self, value: i64) -> Result<String, String> {
+        let beyond = || format!("holds {value}, a time beyond any calendar");
+        match self {
+            Temporal::Date => date(value).ok_or_else(beyond),
+            Temporal::Time(unit) => {
+                let day = 86_400 * unit;
+                (0..day).contains(&value).then(|| time(value, unit)).ok_or_else(beyond)
+            }
+            Temporal::Timestamp(unit, has_zone) => {
+                let day = 86_400 * unit;
+                let date = date(value.div_euclid(day)).ok_or_else(beyond)?;
+                let zone = if has_zone { "+00:00" } else { "" };
+                Ok(format!("{date} {}{zone}", time(value.rem_euclid(day), unit)))
+            }
+        }
+    }
+}
+
+/// The date of a day since 1970 in the Gregorian calendar (Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms", `civil_from_days`).
+fn date(days: i64) -> Option<String> {
+    let shifted = days.checked_add(719_468)?;
+    let era = shifted.div_euclid(146_097);
+    let day_of_era = shifted.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    // Months count from March.
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    (0..=LAST_YEAR).contains(&year).then(|| format!("{year:04}-{month:02}-{day:02}"))
+}
+
+fn time(value: i64, unit: i64) -> String {
+    let (seconds, fraction) = (value / unit, value % unit);
+    let text = format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if fraction == 0 {
+        return text;
+    }
+    let digits = unit.ilog10() as usize;
+    format!("{text}.{}", format!("{fraction:0digits$}").trim_end_matches('0'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_have_one_form_for_all_units() {
+        let seconds = 1_767_323_045;
+        for (unit, fraction, want) in [
+            (MILLIS, 0, "2026-01-02 03:04:05"),
+            (MICROS, 0, "2026-01-02 03:04:05"),
+            (NANOS, 0, "2026-01-02 03:04:05"),
+            (MILLIS, 60, "2026-01-02 03:04:05.06"),
+            (MICROS, 120_000, "2026-01-02 03:04:05.12"),
+            (NANOS, 1, "2026-01-02 03:04:05.000000001"),
+        ] {
+            let value = seconds * unit + fraction;
+            assert_eq!(Temporal::Timestamp(unit, false).text(value).unwrap(), want);
+            assert_eq!(Temporal::Timestamp(unit, true).text(value).unwrap(), format!("{want}+00:00"));
+        }
+        assert_eq!(Temporal::Timestamp(MILLIS, false).text(-1).unwrap(), "1969-12-31 23:59:59.999");
+        assert_eq!(Temporal::Time(NANOS).text(3_723 * NANOS).unwrap(), "01:02:03");
+        assert_eq!(Temporal::Time(MICROS).text(86_399 * MICROS + 500_000).unwrap(), "23:59:59.5");
+        for (days, want) in [
+            (0, "1970-01-01"),
+            (-1, "1969-12-31"),
+            (11_016, "2000-02-29"),
+            (59, "1970-03-01"),
+            (-719_528, "0000-01-01"),
+            (2_932_896, "9999-12-31"),
+        ] {
+            assert_eq!(Temporal::Date.text(days).unwrap(), want);
+        }
+        for (kind, value) in [
+            (Temporal::Date, 2_932_897),
+            (Temporal::Date, -719_529),
+            (Temporal::Timestamp(MICROS, true), i64::MAX),
+            (Temporal::Timestamp(MILLIS, false), i64::MIN),
+            (Temporal::Time(MILLIS), -1),
+            (Temporal::Time(MILLIS), 86_400_000),
+        ] {
+            assert!(kind.text(value).unwrap_err().contains("beyond any calendar"), "{kind:?} {value}");
+        }
+    }
+}

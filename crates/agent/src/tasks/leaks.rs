@@ -1,0 +1,155 @@
+//! Finds tasks to train on that ask or show a question that is held out, also in another spelling, and near
+//! copies of such questions.
+//!
+//! A question that rows of one source ask about several contexts (a document, a database, options) with
+//! several answers is one about its context: it leaks only where the context is the same, too. The last turn
+//! of a conversation stands for itself unless several held-out conversations end with it ("Are you sure?").
+
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::near::NearCopies;
+use super::question::Asked;
+use super::{QuestionKey, Task};
+
+/// Rules by which rows are repeats, and by which tasks leak held-out questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Matching {
+    /// Rows that ask the same are repeats, and tasks that ask the same leak: up to white space, case and
+    /// Unicode form. Rules of runs that older builds started.
+    Questions,
+    /// Rows that are equal as a whole are repeats; tasks leak what they ask or show, up to spelling.
+    #[default]
+    Rows,
+}
+
+/// The questions that a run holds out.
+#[derive(Debug, Default)]
+pub struct HeldOutQuestions {
+    matching: Matching,
+    keys: HashSet<QuestionKey>,
+    /// Questions that are held out with their contexts.
+    contextual: HashSet<QuestionKey>,
+    near: NearCopies,
+}
+
+impl HeldOutQuestions {
+    /// Creates the set of the questions of `held_out`, where each of `sources` is all tasks of a source.
+    pub fn new<'t>(
+        matching: Matching,
+        held_out: &[&'t Task],
+        sources: impl IntoIterator<Item = Vec<&'t Task>>,
+    ) -> Self {
+        let mut found = HeldOutQuestions { matching, ..HeldOutQuestions::default() };
+        if held_out.is_empty() {
+            return found;
+        }
+        if matching == Matching::Questions {
+            found.keys = held_out.iter().map(|task| task.key()).collect();
+            return found;
+        }
+        let wanted: HashSet<QuestionKey> = held_out.iter().map(|task| task.question_key()).collect();
+        for source in sources {
+            found.contextual.extend(contextual(&source, &wanted));
+        }
+        let mut texts = Vec::new();
+        for (task, keys) in held_out.iter().zip(own_keys(held_out, &found.contextual)) {
+            let is_contextual = found.contextual.contains(&task.question_key());
+            found.keys.extend(keys);
+            if !is_contextual {
+                texts.push(task.asked_text());
+            }
+        }
+        found.near = NearCopies::new(texts);
+        found
+    }
+
+    /// Whether nothing is held out.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whether a task asks or shows a question that is held out.
+    pub fn leak(&self, task: &Task) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        if self.matching == Matching::Questions {
+            return self.keys.contains(&task.key());
+        }
+        let question = (!self.contextual.is_empty()).then(|| task.question_key());
+        let about = question.filter(|question| self.contextual.contains(question));
+        let about = about.map(|question| question.about(task.context()));
+        task.shows().into_iter().chain(about).any(|key| self.keys.contains(&key))
+    }
+
+    /// Returns the held-out question that a task, which leaks none, is a near copy of or contains.
+    pub fn near_copy(&self, task: &Task) -> Option<&str> {
+        let turns = task.messages.iter().map(|turn| &*turn.content);
+        let texts = turns.chain(task.messages.is_empty().then_some(&*task.question));
+        texts.into_iter().find_map(|text| self.near.find(text))
+    }
+}
+
+/// Returns the keys of each task by which another one asks or shows it.
+pub(super) fn own_keys(tasks: &[&Task], contextual: &HashSet<QuestionKey>) -> Vec<Vec<QuestionKey>> {
+    let asked: Vec<Asked> = tasks.iter().map(|task| task.asks()).collect();
+    // The last turns that several conversations end with.
+    let mut ends: HashMap<QuestionKey, QuestionKey> = HashMap::new();
+    let mut ambiguous = HashSet::new();
+    for asked in &asked {
+        if *ends.entry(asked.question).or_insert(asked.conversation) != asked.conversation {
+            ambiguous.insert(asked.question);
+        }
+    }
+    let keys = tasks.iter().zip(&asked).map(|(task, asked)| {
+        if contextual.contains(&asked.question) {
+            return vec![asked.question.about(task.context())];
+        }
+        let alone = (!ambiguous.contains(&asked.question)).then_some(asked.question);
+        [Some(asked.conversation), alone, asked.last].into_iter().flatten().collect()
+    });
+    keys.collect()
+}
+
+/// Returns those of the `wanted` questions that the tasks of a source ask about several contexts with several
+/// answers.
+fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<QuestionKey> {
+    struct Seen {
+        context: QuestionKey,
+        answer: String,
+        contexts: bool,
+        answers: bool,
+    }
+    let mut seen: HashMap<QuestionKey, Seen> = HashMap::new();
+    for task in tasks {
+        let question = task.question_key();
+        if !wanted.contains(&question) {
+            continue;
+        }
+        let (context, answer) = (task.context(), task.answer.to_string());
+        match seen.get_mut(&question) {
+            None => {
+                seen.insert(question, Seen { context, answer, contexts: false, answers: false });
+            }
+            Some(first) => {
+                first.contexts |= first.context != context;
+                first.answers |= first.answer != answer;
+            }
+        }
+    }
+    seen.into_iter().filter(|(_, seen)| seen.contexts && seen.answers).map(|(question, _)| question).collect()
+}
+
+/// Returns which of `tasks` a model has been asked or shown, if `shown` is all that it was trained on.
+pub fn seen_among<'t>(tasks: &[&'t Task], shown: &HashSet<QuestionKey>) -> Vec<&'t Task> {
+    let keys = own_keys(tasks, &HashSet::new());
+    let seen = tasks.iter().zip(keys).filter(|(_, keys)| keys.iter().any(|key| shown.contains(key)));
+    seen.map(|(task, _)| *task).collect()
+}
+
+#[cfg(test)]
+#[path = "leaks_tests.rs"]
+mod tests;

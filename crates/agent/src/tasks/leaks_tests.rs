@@ -1,0 +1,216 @@
+//! Tests of leaks: both that held-out questions are found and that other questions are not.
+
+use dressage_text::Message;
+use serde_json::json;
+
+use super::*;
+
+fn task(question: &str, answer: &str) -> Task {
+    Task { question: question.into(), answer: answer.into(), ..Task::default() }
+}
+
+fn chat(turns: &[Message], answer: &str) -> Task {
+    let question = turns.last().unwrap().content.to_string();
+    Task { question, messages: turns.to_vec(), answer: answer.into(), ..Task::default() }
+}
+
+fn row(question: &str, answer: &str, row: serde_json::Value) -> Task {
+    let serde_json::Value::Object(fields) = row else { panic!() };
+    Task { row: fields.into(), ..task(question, answer) }
+}
+
+fn held_out(held: &[Task], others: &[Task]) -> HeldOutQuestions {
+    let held: Vec<&Task> = held.iter().collect();
+    HeldOutQuestions::new(Matching::Rows, &held, [held.clone(), others.iter().collect()])
+}
+
+fn leaks(held: &[Task], other: &Task) -> bool {
+    held_out(held, std::slice::from_ref(other)).leak(other)
+}
+
+/// Spellings of one question, and questions that look alike and are others.
+const SPELLINGS: [(&str, &[&str], &[&str]); 21] = [
+    (
+        "What is 2+2?",
+        &[
+            "What is 2 + 2?",
+            "what is 2+2",
+            "WHAT IS 2+2 ?",
+            "What is ２＋２？",
+            "Ｗｈａｔ is 2+2?",
+            "Calculate: What is 2+2?",
+            "Question: What is 2+2?",
+            "Q: What is 2+2?\nA:",
+            "Q3: What is 2+2? Answer:",
+            "Answer the following question:\nWhat is 2+2?",
+            "Answer: What is 2+2?",
+            "Problem 12. What is 2+2?",
+            "3) What is 2+2?",
+            "**What is 2+2?**",
+            "What is $2+2$?",
+            "What is \\(2 + 2\\)?",
+            "\u{feff}What\u{a0}is 2\u{2009}+\u{2009}2?",
+            "What is 2 + 2 =?",
+            "What is 2+2?!",
+            "Human: What is 2+2?\n\nAssistant:",
+            "\u{ff31}: What is 2+2",
+        ],
+        &[
+            "What is 2-2?",
+            "What is 2*2?",
+            "What is 22?",
+            "What is 2+2+2?",
+            "What is 2+3?",
+            "What is -2+2?",
+            "What is (2+2)^2?",
+            "What is 2.2?",
+            "What was 2+2?",
+        ],
+    ),
+    ("Who's the king?", &["Who’s the king?", "who‘s the “king”", "Who's the 'king'?"], &["Who's the queen?"]),
+    (
+        "What is 3 × 4?",
+        &["What is 3 x 4?", "What is 3*4?", "What is 3 · 4?", "What is $3 \\times 4$?"],
+        &["What is 3+4?"],
+    ),
+    (
+        "What is ½ of 4?",
+        &["What is 1/2 of 4?", "What is 1⁄2 of 4?"],
+        &["What is 12 of 4?", "What is 1/3 of 4?"],
+    ),
+    ("What is 3½?", &["What is 3 1/2?"], &["What is 31/2?"]),
+    ("What is 2²?", &["What is 2^2?", "What is 2**2?"], &["What is 22?", "What is 2*2?", "What is 2³?"]),
+    ("What is 10⁻³?", &["What is 10^-3?"], &["What is 10-3?", "What is 10^3?"]),
+    ("Is 5 – 3 ≤ 2?", &["Is 5-3<=2?", "Is 5 − 3 ≤ 2 ?", "is 5 — 3 \\leq 2"], &["Is 5-3<2?", "Is 5-3>=2?"]),
+    ("What is 1,000 + 1?", &["What is 1000+1?"], &["What is 1,00 + 1?", "What is 1+1?", "What is 1.000+1?"]),
+    ("Who’s the king?", &["Who´s the king?", "Who`s the king?", "Who＇s the king"], &["Whos' the king?"]),
+    ("What is f'(x)?", &["What is f′(x)?", "what is f’(x)"], &["What is f(x)?", "What is f''(x)?"]),
+    ("Where is the point A'?", &["where is the point A′"], &["Where is the point A?"]),
+    (
+        "Who wrote ‘Hamlet’?",
+        &["Who wrote Hamlet?", "Who wrote \"Hamlet\"?", "“Who wrote «Hamlet»?”"],
+        &["Who wrote Macbeth?"],
+    ),
+    ("What is x^{10}?", &["What is $x^{10}$?", "What is x^10?"], &["What is x10?", "What is x^1?"]),
+    (
+        "What is $\\frac{1}{2}$?",
+        &["What is \\dfrac{1}{2}?"],
+        &["What is \\frac{1}{3}?", "What is \\frac{12}{}?"],
+    ),
+    (
+        "How far is 5 km?",
+        &[
+            "### Instruction:\nHow far is 5 km?\n\n### Response:",
+            "**Question:** How far is 5 km?",
+            "Question 1 of 9: How far is 5 km?",
+        ],
+        &["How far is 5 m?", "How far is 15 km?"],
+    ),
+    ("What happened in 1984?", &["1. What happened in 1984?"], &["1984. What happened?"]),
+    ("What is 5!?", &["what is 5!"], &["What is 5?"]),
+    ("Ist das die Straße?", &["IST DAS DIE STRASSE?", "ist das die strasse"], &["Ist das die Strafe?"]),
+    ("How tall is 5'6\"?", &["how tall is 5′6″"], &["How tall is 5'6'?", "How tall is 56?"]),
+    ("What is A:B if A = 2?", &["what is A : B if A=2"], &["What is B if A = 2?"]),
+];
+
+#[test]
+fn held_out_questions_are_found_in_every_spelling() {
+    for (question, same, other) in SPELLINGS {
+        for same in same {
+            assert!(leaks(&[task(question, "1")], &task(same, "1")), "{same:?} is {question:?}");
+            assert!(leaks(&[task(same, "1")], &task(question, "1")), "{question:?} is {same:?}");
+        }
+        for other in other {
+            assert!(!leaks(&[task(question, "1")], &task(other, "1")), "{other:?} is not {question:?}");
+        }
+    }
+}
+
+#[test]
+fn questions_shown_in_other_rows_leak() {
+    let held = [task("What is 5+1?", "6"), task("What is the capital of France?", "Paris")];
+    let (user, says) = (Message::user, Message::assistant);
+    for shown in [
+        chat(&[user("What is 900+1?"), says("901"), user("What is 5 + 1?")], "6"),
+        chat(&[user("What is 5+1?"), says("6"), user("What is 705+1?")], "706"),
+        chat(&[Message::system("Be brief."), user("what is 5+1"), says("6"), user("x + y?")], "?"),
+        chat(&[Message::system("Examples:\nQ: What is 5+1?\nA: 6"), user("What is 705+1?")], "706"),
+        chat(&[Message::system("Q: What is 5+1? A: 6 Q: What is 7+1? A: 8"), user("What is 705+1?")], "706"),
+        task("Q: What is 5+1?\nA: 6\n\nQ: What is 7+1?\nA:", "8"),
+        task("Q: What is 5+1? A: 6 Q: What is 7+1? A:", "8"),
+        task("What is 9+1?\nWhat is 5+1?\nAnswer both.", "10 and 6"),
+        task("Question: What is the capital of France?\nAnswer: Paris\nQuestion: And of Spain?", "Madrid"),
+    ] {
+        assert!(leaks(&held, &shown), "{shown:?}");
+    }
+    for other in [
+        chat(&[user("What is 900+1?"), says("901"), user("What is 15+1?")], "16"),
+        task("Q: What is 15+1?\nA: 16\n\nQ: What is 7+1?\nA:", "8"),
+        task("What is 5+1+2?", "8"),
+        task("Paris", "France"),
+    ] {
+        assert!(!leaks(&held, &other), "{other:?}");
+    }
+    // A held-out few-shot row is its last question; what it shows before is no secret.
+    for few in [
+        chat(&[user("What is 900+1?"), says("901"), user("What is 5+1?")], "6"),
+        task("Q: What is 900+1?\nA: 901\nQ: What is 5+1?\nA:", "6"),
+    ] {
+        assert!(leaks(std::slice::from_ref(&few), &task("What is 5+1?", "6")), "{few:?}");
+        assert!(!leaks(std::slice::from_ref(&few), &task("What is 900+1?", "901")), "{few:?}");
+    }
+}
+
+/// Turns that only continue a conversation are no questions of their own.
+#[test]
+fn last_turns_of_several_conversations_are_compared_as_a_whole() {
+    let sure = |question: &str| {
+        let turns = [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
+        chat(&turns, "yes")
+    };
+    let held = [sure("What is 2+2?"), sure("What is 1+3?")];
+    assert!(!leaks(&held, &sure("What is 7-3?")));
+    assert!(leaks(&held, &sure("what is 2 + 2")));
+}
+
+#[test]
+fn questions_about_contexts_leak_with_their_context() {
+    let of = |db: &str, answer: &str| row("How many singers do we have?", answer, json!({"db_id": db}));
+    let rows: Vec<Task> = (0..6).map(|i| of(&format!("db{i}"), &i.to_string())).collect();
+    let (held, rest) = rows.split_at(2);
+    let found = held_out(held, rest);
+    // All rows of one source ask the same question, so its contexts count.
+    let all =
+        HeldOutQuestions::new(Matching::Rows, &held.iter().collect::<Vec<_>>(), [rows.iter().collect()]);
+    assert!(rest.iter().all(|task| !all.leak(task)) && all.leak(&of("db1", "9")));
+    assert!(rest.iter().all(|task| !found.leak(task)));
+    let document =
+        |text: &str, answer: &str| chat(&[Message::system(text), Message::user("Who wrote it?")], answer);
+    let rows = [document("By A.", "A"), document("By B.", "B"), document("By C.", "C")];
+    let found = HeldOutQuestions::new(Matching::Rows, &[&rows[0]], [rows.iter().collect()]);
+    assert!(!found.leak(&rows[1]) && found.leak(&document("by A.", "A")));
+    // Instructions alone make no other question: the answer is the same.
+    assert!(leaks(&[document("Be brief.", "A")], &document("Be kind.", "A")));
+    // Neither does a note beside a row, nor another answer without a context.
+    assert!(leaks(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
+}
+
+#[test]
+fn rules_of_old_runs_compare_whole_questions() {
+    let held = task("What is 2+2?", "4");
+    let found = HeldOutQuestions::new(Matching::Questions, &[&held], [vec![&held]]);
+    assert!(found.leak(&task(" what is  2+2?", "4")));
+    assert!(!found.leak(&task("What is 2 + 2?", "4")) && !found.leak(&task("What is 2+2", "4")));
+    assert_eq!(found.near_copy(&task("Tell me: what is 2+2?", "4")), None);
+}
+
+#[test]
+fn trained_questions_are_found_among_tasks() {
+    let shown: HashSet<QuestionKey> =
+        chat(&[Message::user("What is 1+1?"), Message::assistant("2"), Message::user("What is 1+2?")], "3")
+            .shows()
+            .into_iter()
+            .collect();
+    let tasks = [task("what is 1 + 1", "2"), task("What is 1+2?", "3"), task("What is 1+3?", "4")];
+    assert_eq!(seen_among(&tasks.iter().collect::<Vec<_>>(), &shown), [&tasks[0], &tasks[1]]);
+}

@@ -1,0 +1,255 @@
+//! Near copies of held-out questions: texts that contain one, or that differ from one in few words and in no
+//! number and no operator.
+
+use std::collections::{HashMap, HashSet};
+
+use super::spelling::spelled;
+
+/// Number of tokens in a row by which copies are looked for.
+const SHINGLE: usize = 3;
+/// Maximum number of questions that share a row of tokens by which copies are looked for.
+const MAX_SHARED: usize = 64;
+/// Fraction of the words of both texts that near copies share, at least.
+const LIKENESS: f64 = 0.8;
+/// Minimum number of words of a question that a copy is told by.
+const MIN_WORDS: usize = 4;
+/// Minimum number of questions of which words that many share say nothing.
+const MIN_QUESTIONS: usize = 10;
+/// Fraction of the questions from which a word says nothing.
+const COMMON: f64 = 0.3;
+
+/// Held-out questions, to find near copies of them.
+#[derive(Debug, Default)]
+pub(super) struct NearCopies {
+    questions: Vec<Question>,
+    /// Questions by rows of tokens.
+    by_shingle: HashMap<[Token; SHINGLE], Vec<usize>>,
+    tokens: HashMap<String, Token>,
+    /// Words that many questions have.
+    common: HashSet<Token>,
+}
+
+type Token = u32;
+
+/// A token that no question has.
+const UNKNOWN: Token = Token::MAX;
+
+#[derive(Debug)]
+struct Question {
+    text: String,
+    tokens: Vec<Token>,
+    words: HashSet<Token>,
+    numbers: Vec<String>,
+    /// Tokens that change the value.
+    counted: HashSet<Token>,
+    /// Whether a number or a word tells it from others.
+    is_marked: bool,
+}
+
+/// Tokens of a text: words, numbers and signs.
+fn tokens(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut before = None;
+    for c in spelled(text).chars() {
+        let kind = c.is_alphanumeric().then(|| c.is_numeric());
+        match (kind, found.last_mut()) {
+            (Some(_), Some(last)) if kind == before => last.push(c),
+            (Some(_), _) => found.push(c.into()),
+            (None, _) if is_operator(c) => found.push(c.into()),
+            (None, _) => {}
+        }
+        before = kind;
+    }
+    found
+}
+
+fn is_operator(c: char) -> bool {
+    "+-*/^=<>%√".contains(c)
+}
+
+/// Whether a token changes the value: a number, or an operator.
+fn counts(token: &str) -> bool {
+    token.chars().any(|c| c.is_numeric() || is_operator(c))
+}
+
+fn numbers(tokens: &[String]) -> Vec<String> {
+    // A hyphen between words is none of them.
+    let counted = tokens.iter().enumerate().filter(|(at, token)| {
+        let beside = |at: Option<usize>| at.and_then(|at| tokens.get(at)).is_some_and(|token| counts(token));
+        counts(token) && (*token != "-" || beside(at.checked_sub(1)) || beside(Some(at + 1)))
+    });
+    let mut found: Vec<String> = counted.map(|(_, token)| token.clone()).collect();
+    found.sort_unstable();
+    found
+}
+
+impl NearCopies {
+    /// Creates an index of questions.
+    pub fn new<'q>(texts: impl IntoIterator<Item = &'q str>) -> Self {
+        let mut index = NearCopies::default();
+        let mut questions_with: HashMap<Token, usize> = HashMap::new();
+        for text in texts {
+            let named = tokens(text);
+            let mut ids = Vec::with_capacity(named.len());
+            for token in &named {
+                let next = index.tokens.len() as Token;
+                ids.push(*index.tokens.entry(token.clone()).or_insert(next));
+            }
+            let words = named.iter().zip(&ids).filter(|(token, _)| !counts(token)).map(|(_, id)| *id);
+            let words: HashSet<Token> = words.collect();
+            words.iter().for_each(|word| *questions_with.entry(*word).or_default() += 1);
+            let counted =
+                named.iter().zip(&ids).filter(|(token, _)| counts(token)).map(|(_, id)| *id).collect();
+            let numbers = numbers(&named);
+            index.questions.push(Question {
+                text: text.to_owned(),
+                tokens: ids,
+                words,
+                numbers,
+                counted,
+                is_marked: false,
+            });
+        }
+        if index.questions.len() >= MIN_QUESTIONS {
+            let most = index.questions.len() as f64 * COMMON;
+            index.common =
+                questions_with.into_iter().filter(|(_, n)| *n as f64 > most).map(|(id, _)| id).collect();
+        }
+        for (at, question) in index.questions.iter_mut().enumerate() {
+            question.words.retain(|word| !index.common.contains(word));
+            question.is_marked = !question.words.is_empty() || !question.numbers.is_empty();
+            for shingle in question.tokens.windows(SHINGLE) {
+                let shingle = <[Token; SHINGLE]>::try_from(shingle).unwrap_or([UNKNOWN; SHINGLE]);
+                let among = index.by_shingle.entry(shingle).or_default();
+                if among.last() != Some(&at) {
+                    among.push(at);
+                }
+            }
+        }
+        index.by_shingle.retain(|_, among| among.len() <= MAX_SHARED);
+        index
+    }
+
+    /// Returns the question that a text contains or nearly copies.
+    pub fn find(&self, text: &str) -> Option<&str> {
+        if self.questions.is_empty() {
+            return None;
+        }
+        let named = tokens(text);
+        let ids: Vec<Token> =
+            named.iter().map(|token| self.tokens.get(token).copied().unwrap_or(UNKNOWN)).collect();
+        let mut tried = HashSet::new();
+        let mut own: Option<(HashSet<&str>, Vec<String>)> = None;
+        for shingle in ids.windows(SHINGLE) {
+            let Ok(shingle) = <[Token; SHINGLE]>::try_from(shingle) else { continue };
+            for &at in self.by_shingle.get(&shingle).into_iter().flatten() {
+                if !tried.insert(at) {
+                    continue;
+                }
+                let question = &self.questions[at];
+                let (words, numbers) = own.get_or_insert_with(|| {
+                    let words = named
+                        .iter()
+                        .zip(&ids)
+                        .filter(|(token, id)| !counts(token) && !self.common.contains(id));
+                    (words.map(|(token, _)| token.as_str()).collect(), numbers(&named))
+                });
+                if question.is_within(&ids, &named)
+                    || question.contains(&ids)
+                    || self.is_like(question, words, numbers)
+                {
+                    return Some(&question.text);
+                }
+            }
+        }
+        None
+    }
+
+    fn is_like(&self, question: &Question, words: &HashSet<&str>, numbers: &[String]) -> bool {
+        let shared = words
+            .iter()
+            .filter(|word| self.tokens.get(**word).is_some_and(|word| question.words.contains(word)));
+        let shared = shared.count();
+        let all = question.words.len() + words.len() - shared;
+        question.words.len() >= MIN_WORDS
+            && question.numbers == numbers
+            && shared as f64 >= LIKENESS * all as f64
+    }
+}
+
+impl Question {
+    /// Whether this question contains the tokens of a text, and says something before or behind it.
+    fn contains(&self, ids: &[Token]) -> bool {
+        let len = ids.len();
+        let value = |at: usize| self.tokens.get(at).is_some_and(|token| self.counted.contains(token));
+        len > SHINGLE
+            && len < self.tokens.len()
+            && self.is_marked
+            && (0..=self.tokens.len() - len).any(|at| self.tokens[at..at + len] == *ids && !value(at + len))
+            && self.counted.iter().all(|token| ids.contains(token))
+    }
+
+    /// Whether the tokens of a text contain this question, with no operator or number beside it.
+    fn is_within(&self, ids: &[Token], named: &[String]) -> bool {
+        let len = self.tokens.len();
+        if len <= SHINGLE || len >= ids.len() || !self.is_marked {
+            return false;
+        }
+        ids.windows(len).enumerate().any(|(at, window)| {
+            let beside =
+                |at: Option<usize>| at.and_then(|at| named.get(at)).is_some_and(|token| counts(token));
+            // A number before a question is one of a list.
+            window == self.tokens && !beside(Some(at + len))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_copies_contain_a_question_or_differ_in_few_words() {
+        let held_out = [
+            "What is 2+2?",
+            "A train leaves the station at noon and drives 120 km at 60 km/h. When does it arrive in Bonn?",
+            "Who wrote the play about the prince of Denmark?",
+        ];
+        let near = NearCopies::new(held_out);
+        for (text, at) in [
+            ("Please tell me: what is 2 + 2? Let's think step by step.", 0),
+            ("1. What is 2+2?\nExplain.", 0),
+            (
+                "A train leaves a station at noon and drives 120km at 60 km/h. When does the train arrive in Bonn?",
+                1,
+            ),
+            ("who wrote that play about the prince of Denmark", 2),
+        ] {
+            assert_eq!(near.find(text), Some(held_out[at]), "{text}");
+        }
+        // A question may be within a held-out one.
+        let framed = NearCopies::new(["Please answer in one word: what is 2+2? Think first."]);
+        assert!(framed.find("What is 2+2?").is_some() && framed.find("What is 2+3?").is_none());
+        for text in [
+            "What is 2+2+5?",
+            "What is 2+3?",
+            "What is 2-2?",
+            "A train leaves the station at noon and drives 130 km at 60 km/h. When does it arrive in Bonn?",
+            "Who wrote the opera about the barber of Seville?",
+            "",
+        ] {
+            assert_eq!(near.find(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_of_a_template_say_nothing() {
+        let task =
+            |name: &str| format!("Solve the task below with care and answer in one word: who is {name}?");
+        let name = |i: u8| format!("{0}{0} of {0}land", char::from(b'a' + i));
+        let held_out: Vec<String> = (0..20).map(|i| task(&name(i))).collect();
+        let near = NearCopies::new(held_out.iter().map(String::as_str));
+        assert_eq!(near.find(&task("zz of zland")), None);
+        assert!(near.find(&format!("{} Think first.", held_out[3])).is_some());
+    }
+}

@@ -1,0 +1,52 @@
+use super::*;
+
+fn asks(question: &str) -> Task {
+    Task { question: question.to_owned(), ..Task::default() }
+}
+
+fn opens(messages: &[Message]) -> Task {
+    let question = messages.last().unwrap().content.to_string();
+    Task { question, messages: messages.to_vec(), ..Task::default() }
+}
+
+#[test]
+fn questions_are_compared_as_they_are_read() {
+    let key = asks("What is Café Σ\u{3a3} 1 - 2?").key();
+    for same in [
+        " What is Café ΣΣ 1 - 2?\t\n",
+        "what  is\u{a0}CAFÉ σς 1 - 2?",
+        "What is Cafe\u{301} ΣΣ 1 -\r\n2?",
+        "\u{feff}What is Ca\u{ad}fé Σ\u{200b}Σ 1 - 2?",
+    ] {
+        assert_eq!(asks(same).key(), key, "{same:?}");
+    }
+    for other in ["What is Café ΣΣ 1 + 2?", "What is Café ΣΣ 1 - 2", "What is Café ΣΣ 1 - 3?", ""] {
+        assert_ne!(asks(other).key(), key, "{other:?}");
+    }
+}
+
+#[test]
+fn conversations_are_compared_without_instructions() {
+    let asked = |system: &str| opens(&[Message::system(system), Message::user("1 + 1?")]).key();
+    assert_eq!(asked("Be brief."), asked("Be kind."));
+    assert_eq!(asked("Be brief."), asks("1 + 1?").key());
+    let shown =
+        |first: &str| opens(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")]).key();
+    assert_ne!(shown("1 + 2?"), asked("Be brief."));
+    assert_ne!(shown("1 + 2?"), shown("2 + 1?"));
+    assert_eq!(shown("1 + 2?"), shown(" 1 +  2?"));
+}
+
+#[test]
+fn ranks_depend_on_the_split_and_are_spread() {
+    let ranks = |split| (0..2000).map(|i| asks(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>();
+    let (one, two) = (ranks(1), ranks(2));
+    assert_eq!(one, ranks(1));
+    let low = |ranks: &[u64]| ranks.iter().map(|rank| *rank < u64::MAX / 4).collect::<Vec<_>>();
+    let (one, two) = (low(&one), low(&two));
+    let both = one.iter().zip(&two).filter(|(a, b)| **a && **b).count();
+    for low in [one, two] {
+        assert!((440..560).contains(&low.iter().filter(|low| **low).count()));
+    }
+    assert!((85..165).contains(&both), "{both}");
+}

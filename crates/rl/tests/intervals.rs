@@ -1,0 +1,18 @@
+//! Intervals of differences over clusters of unequal size.
+
+use dressage_rl::{Paired, paired_difference};
+
+/// Every other cluster has nine pairs that differ by 1, the others have one pair that does not differ. The mean
+/// over pairs is 0.9, the mean over the means of clusters would be 0.5.
+#[test]
+fn resampled_clusters_count_by_their_pairs() {
+    let pairs: Vec<Paired> = (0..400u64)
+        .flat_map(|cluster| {
+            let (count, after) = if cluster % 2 == 0 { (9, 1.0) } else { (1, 0.0) };
+            (0..count).map(move |_| Paired { cluster, before: 0.0, after })
+        })
+        .collect();
+    let found = paired_difference(&pairs, 1000, 7).unwrap();
+    assert!((found.estimate - 0.9).abs() < 1e-12, "{found:?}");
+    assert!(found.low > 0.85 && found.high < 0.95, "{found:?}");
+}

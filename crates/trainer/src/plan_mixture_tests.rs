@@ -1,0 +1,198 @@
+//! Tests of plans over attempts that several policies or agents make.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// An attempt in which a policy was cast for the agent `default`, and wrote the reply.
+fn cast(attempt: Attempt, policy: &str) -> Attempt {
+    let mut trajectory = Trajectory::new();
+    for segment in attempt.trajectory.segments() {
+        trajectory.push(Segment { policy: policy.into(), ..segment.clone() }).unwrap();
+    }
+    let cast = BTreeMap::from([("default".to_owned(), policy.to_owned())]);
+    let outcome = Outcome { cast, ..attempt.outcome.clone() };
+    Attempt { trajectory, outcome, ..attempt }
+}
+
+fn of_agent(attempt: Attempt, agent: &str) -> Attempt {
+    Attempt { task: json!({"agent": agent}), ..attempt }
+}
+
+/// Two attempts of the policy's own, with rewards of 1 and 0, and two of an opponent.
+fn mixed() -> Vec<Attempt> {
+    let of = |sample, reward, policy| cast(attempt(0, sample, &[1], &[3 + sample], Some(reward)), policy);
+    vec![of(0, 1.0, "default"), of(1, 1.0, "opponent"), of(2, 0.0, "default"), of(3, 1.0, "opponent")]
+}
+
+#[test]
+fn attempts_of_another_policy_are_no_samples_of_a_group() {
+    let w = 1.0 / 2.0;
+    let want = [(0, 0, 0.5, w), (0, 2, -0.5, w)];
+    for group_by in [GroupBy::Task, GroupBy::Step, GroupBy::Agent] {
+        let plan = plan_of(&[mixed()], &RlKeys { group_by, ..keys() }, 1000).unwrap();
+        assert_eq!(rows(&plan.updates[0]), [want.to_vec()], "{group_by:?}");
+    }
+    // A group is uninformative if those of the policy earned the same, whatever the opponent got.
+    let mut group = mixed();
+    group[2].reward = Some(1.0);
+    group[1].reward = Some(0.0);
+    let drop = RlKeys { uniform_groups: Some(UniformGroups::Drop), ..keys() };
+    assert_eq!(plan_of(&[group], &drop, 1000).unwrap().updates, [Update::default()]);
+    // Records of older builds do not say who was cast: the mean is that of all, 3/4.
+    let older: Vec<Attempt> = mixed()
+        .into_iter()
+        .map(|mut attempt| {
+            attempt.outcome.cast.clear();
+            attempt
+        })
+        .collect();
+    let plan = plan_of(&[older], &keys(), 1000).unwrap();
+    assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.25, w), (0, 2, -0.75, w)].to_vec()]);
+}
+
+/// A policy that plays one of two agents acts in the attempt, whoever plays the other.
+#[test]
+fn attempts_beside_another_policy_are_samples() {
+    let mut group = vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])];
+    group[0].outcome.cast = BTreeMap::from([("c".to_owned(), "opponent".to_owned())]);
+    let plan = plan_of(&[group], &keys(), 1000).unwrap();
+    assert_eq!(plan.updates[0].paths.len(), 2);
+}
+
+/// The greedy attempt of another policy says nothing of what this one would have got.
+#[test]
+fn groups_are_compared_with_the_greedy_attempt_of_their_policy() {
+    let keys = RlKeys { advantage: Some(Estimator::ReMax), ..keys() };
+    // The second group's greedy attempt broke.
+    let plan = plan_of(&groups(), &keys, 1000).unwrap();
+    let w = 1.0 / 6.0;
+    let all = [(0, 0, 0.75, w), (0, 1, -0.25, w), (2, 0, -1.0, w), (2, 1, 2.0, w)];
+    assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
+    let rival = |baseline: &Attempt, keys: &RlKeys| {
+        let limits = &TokenLimits { first: 4, named: BTreeMap::new() };
+        let (targets, version, seed, kl_coefficient) = (Targets::DEFAULT, 0, 0, 0.0);
+        let (baselines, signals): (&[Option<Attempt>], SignalsOf<'_>) = (&[], &|_, _| Signals::default());
+        let setting = Setting { targets, version, keys, seed, limits, kl_coefficient, baselines, signals };
+        rival_of(&setting, baseline)
+    };
+    let buffer = Overlong::Penalise { buffer: 2, factor: 1.0 };
+    let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
+    assert_eq!(rival(&long, &RlKeys { overlong: buffer, ..keys.clone() }), Some(0.5));
+    assert_eq!(rival(&cast(long.clone(), "opponent"), &keys), None);
+    assert_eq!(rival(&cast(long.clone(), "default"), &keys), Some(1.0));
+    // Attempts that were cut are dropped, but not what they are compared with.
+    assert_eq!(rival(&cut(long), &RlKeys { overlong: Overlong::Drop, ..keys }), Some(1.0));
+}
+
+/// Groups of another policy alone take no part of a policy's step: neither in its optimiser steps, nor in what
+/// attempts of the step are compared with, nor in the mean divergence.
+#[test]
+fn groups_of_another_policy_do_not_count() {
+    let other = |group| -> Vec<Attempt> {
+        (0..2).map(|i| cast(attempt(group, i, &[1], &[3], Some(9.0 * f64::from(i))), "opponent")).collect()
+    };
+    let own =
+        |group| vec![attempt(group, 0, &[1], &[3], Some(1.0)), attempt(group, 1, &[1], &[4], Some(0.0))];
+    // Also if the record does not say who was cast.
+    let older = |group| -> Vec<Attempt> {
+        let clear = |mut attempt: Attempt| {
+            attempt.outcome.cast.clear();
+            attempt
+        };
+        other(group).into_iter().map(clear).collect()
+    };
+    let all = [other(0), older(1), own(2), own(3)];
+    let twice = RlKeys { mini_batches: 2, ..keys() };
+    let plan = plan_of(&all, &twice, 1000).unwrap();
+    let w = 1.0 / 2.0;
+    for (update, group) in plan.updates.iter().zip([2, 3]) {
+        assert_eq!(rows(update), [[(group, 0, 0.5, w), (group, 1, -0.5, w)].to_vec()]);
+    }
+    let step = plan_of(&all, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
+    let alone = plan_of(&all[2..], &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
+    assert_eq!(step.updates, alone.updates);
+    let (estimator, apply_to, adaptive) = (dressage_rl::KlEstimator::K1, Charge::Reward, None);
+    let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
+    let kl =
+        Some(KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive });
+    let signals = |_, _| Signals { logprobs: vec![-1.0], reference: vec![-3.0], ..Signals::default() };
+    let plan = plan_with(&all, &RlKeys { kl, ..keys() }, 1000, &signals).unwrap();
+    let charged = plan.kl.unwrap();
+    assert_eq!((charged.found, charged.rollouts), (2.0, 4));
+}
+
+/// A critic learns from attempts that say nothing to the policy.
+#[test]
+fn critics_learn_from_tokens_without_advantage() {
+    let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
+    let group = vec![attempt(0, 0, &[1], &[3, 4], Some(0.0)), attempt(0, 1, &[1], &[5, 6], Some(0.0))];
+    let signals = |_, _| Signals { values: vec![0.0; 2], ..Signals::default() };
+    let plan = plan_with(&[group.clone()], &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
+    let advantages: Vec<f32> = plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect();
+    assert_eq!(advantages, [0.0, 0.0]);
+    assert!(plan_of(&[group], &keys(), 1000).unwrap().updates[0].paths.is_empty());
+}
+
+/// Attempts that are only compared with have no part in the share of the least certain tokens.
+#[test]
+fn masked_attempts_have_no_share_of_uncertain_tokens() {
+    let group = vec![
+        attempt(0, 0, &[1], &[3, 4], Some(1.0)),
+        attempt(0, 1, &[1], &[5, 6], Some(0.0)),
+        cut(attempt(0, 2, &[1], &[7, 8, 9, 9], Some(0.5))),
+    ];
+    let entropies = |id: AttemptId, _| {
+        let entropies = match place(id).1 {
+            0 => vec![0.4, 0.1],
+            1 => vec![0.3, 0.2],
+            _ => vec![0.9; 4],
+        };
+        Signals { entropies, ..Signals::default() }
+    };
+    let keys = RlKeys { overlong: Overlong::Mask, high_entropy_share: 0.5, ..keys() };
+    let plan = plan_with(&[group], &keys, 1000, &entropies).unwrap();
+    let want = HighEntropy { tokens: 4, kept: 2, thresholds: vec![f64::from(0.3f32)] };
+    assert_eq!(plan.high_entropy, Some(want));
+    let [first, second] = &plan.updates[0].paths[..] else { panic!("{plan:?}") };
+    assert_eq!(first.advantage, PerToken::new([0.5, 0.0]));
+    assert_eq!(second.advantage, PerToken::new([-0.5, 0.0]));
+}
+
+/// Where losses are sums over an attempt, they are divided by the most tokens that its agent may sample: 4, or
+/// 8 of the writer.
+#[test]
+fn sums_over_attempts_have_the_scale_of_means() {
+    for algorithm in ["dr_grpo", "rloo", "minirl"] {
+        let algorithm = serde_json::from_value(json!(algorithm)).unwrap();
+        let keys = RlKeys { algorithm, normaliser: None, ..keys() };
+        let weights = |groups: &[Vec<Attempt>]| -> Vec<f32> {
+            let plan = plan_of(groups, &keys, 1000).unwrap();
+            rows(&plan.updates[0])[0].iter().map(|row| row.3).collect()
+        };
+        assert_eq!(weights(&groups()[..1]), [1.0 / 8.0; 2], "{algorithm:?}");
+        let written = |group: &[Attempt]| group.iter().map(|a| of_agent(a.clone(), "writer")).collect();
+        assert_eq!(weights(&[written(&groups()[0])]), [1.0 / 16.0; 2], "{algorithm:?}");
+        // In one step each has its own.
+        let both = [groups()[0].clone(), written(&groups()[2])];
+        assert_eq!(weights(&both), [1.0 / 16.0, 1.0 / 16.0, 1.0 / 32.0, 1.0 / 32.0], "{algorithm:?}");
+    }
+}
+
+/// The penalty for length begins below the limit of the agent that acts.
+#[test]
+fn length_is_penalised_by_the_limit_of_the_agent() {
+    let overlong = Overlong::Penalise { buffer: 2, factor: 1.0 };
+    let long = |sample, reply: &[u32]| attempt(0, sample, &[1], reply, Some(1.0));
+    let group = vec![long(0, &[3, 4, 5]), long(1, &[3])];
+    let keys = RlKeys { overlong, ..keys() };
+    let advantages = |group: Vec<Attempt>| -> Vec<f32> {
+        let plan = plan_of(&[group], &keys, 1000).unwrap();
+        plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect()
+    };
+    // One token beyond 4 − 2 costs a half; the writer may sample 8.
+    assert_eq!(advantages(group.clone()), [-0.25, 0.25]);
+    assert!(advantages(group.into_iter().map(|a| of_agent(a, "writer")).collect()).is_empty());
+    let group = vec![of_agent(long(0, &[3; 7]), "writer"), of_agent(long(1, &[3]), "writer")];
+    assert_eq!(advantages(group), [-0.25, 0.25]);
+}

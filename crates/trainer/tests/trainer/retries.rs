@@ -1,0 +1,81 @@
+//! Tries that came to nothing are made again, from another stream of random numbers.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_agent::{AgentLoop, Attempt, AttemptContext};
+use dressage_store::testing::wait;
+use dressage_store::{Sqlite, Store};
+use dressage_trainer::{Ended, Start, StopFlag, Trainer};
+use dressage_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, Trajectory, VersionRun};
+
+use crate::common::{parts, recipe, simulator};
+
+/// Breaks at the first try, samples nothing at the second, and replies at the third.
+#[derive(Default)]
+struct Third {
+    /// Streams of the tries, by the place of the attempt.
+    streams: Mutex<BTreeMap<String, Vec<u64>>>,
+}
+
+#[async_trait]
+impl AgentLoop for Third {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let place = context.name.split(", try").next().unwrap().to_owned();
+        let tries = {
+            let mut streams = self.streams.lock().unwrap();
+            let of_place = streams.entry(place).or_default();
+            of_place.push(context.stream);
+            of_place.len()
+        };
+        let mut trajectory = Trajectory::new();
+        trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+        match tries {
+            1 => Attempt::broken("tool", "it is away"),
+            2 => Attempt { trajectory, outcome: Outcome { finish: Finish::Deadline, ..Outcome::begun() } },
+            _ => {
+                let reply = Segment {
+                    kind: Kind::Sampled,
+                    logprobs: vec![-1.0],
+                    versions: vec![VersionRun { version: 0, len: 1 }],
+                    ..Segment::given(Some(SegmentId(0)), vec![3], 0)
+                };
+                trajectory.push(reply).unwrap();
+                let outcome = Outcome { turns: 1, sampled_tokens: 1, ..Outcome::demonstrated("3") };
+                Attempt { trajectory, outcome }
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broken_and_empty_tries_are_made_again_from_other_streams() {
+    let root = tempfile::tempdir().unwrap();
+    for (retries, want) in [(1, 2), (2, 3)] {
+        let folder = root.path().join(format!("run-{retries}"));
+        let mut parts = parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO);
+        let agent = Arc::new(Third::default());
+        parts.agents[0].custom = Some(agent.clone());
+        let retries = format!("agent.retries={retries}");
+        let phase = "phase=[{kind=\"rl\", steps=1, groups=1, group_size=2, learning_rate=0.1}]";
+        let overrides = [&retries, phase, "eval.tasks=0", "eval.unseen_wordings=0"];
+        let mut trainer = Trainer::new(recipe(&folder, &overrides), parts, Start::Fresh).await.unwrap();
+        let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+        assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+        drop(trainer);
+        let streams = agent.streams.lock().unwrap();
+        assert_eq!(streams.len(), 2);
+        for (place, tries) in streams.iter() {
+            assert_eq!(tries.len(), want, "{place}");
+            let different: std::collections::BTreeSet<&u64> = tries.iter().collect();
+            assert_eq!(different.len(), want, "{place}: {tries:?}");
+        }
+        let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+        for summary in wait(store.summaries(Purpose::Train)).unwrap() {
+            let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
+            assert_eq!(attempt.outcome.sampled_tokens, usize::from(want == 3));
+        }
+    }
+}
