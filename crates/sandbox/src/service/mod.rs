@@ -158,6 +158,7 @@ async fn protection(State(service): State<Service>) -> Response {
         "achieved": sandbox.protection().achieved,
         "missing": sandbox.protection().missing,
         "python": sandbox.python(),
+        "memory": if sandbox.has_cgroups() { "cgroup" } else { "watch" },
     });
     body(&text)
 }
