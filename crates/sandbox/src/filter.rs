@@ -62,13 +62,22 @@ const HERE: &[libc::c_long] = &numbers! {
 const HERE: &[libc::c_long] = &[];
 
 /// Flags of `clone` that make namespaces.
-const NAMESPACES: u64 = (libc::CLONE_NEWNS
-    | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUSER
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWCGROUP) as u32 as u64;
+const NAMESPACES: [libc::c_int; 8] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWCGROUP,
+    0x80, // CLONE_NEWTIME
+];
+
+/// Calls that the fork server and keepers need to build a jail, besides those of code.
+const OF_BUILDERS: &[libc::c_long] = &numbers! {
+    SYS_mount SYS_umount2 SYS_mount_setattr SYS_unshare SYS_setgroups SYS_capset SYS_seccomp SYS_sendmsg
+    SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
+};
 
 /// Calls that honest code may try: they fail for lack of a right (EACCES) instead of "no such call".
 const REFUSED: &[libc::c_long] = &numbers! {
@@ -76,7 +85,8 @@ const REFUSED: &[libc::c_long] = &numbers! {
     SYS_clock_settime SYS_sethostname SYS_setdomainname SYS_reboot SYS_bpf SYS_perf_event_open SYS_userfaultfd
     SYS_keyctl SYS_add_key SYS_request_key SYS_init_module SYS_finit_module SYS_delete_module SYS_swapon SYS_acct
     SYS_io_uring_setup SYS_process_vm_readv SYS_process_vm_writev SYS_kcmp SYS_open_by_handle_at SYS_syslog
-    SYS_memfd_create SYS_shmget SYS_semget SYS_msgget SYS_mq_open SYS_setgroups SYS_fanotify_init
+    SYS_memfd_create SYS_shmget SYS_semget SYS_msgget SYS_mq_open SYS_setgroups SYS_fanotify_init SYS_mount_setattr
+    SYS_capset SYS_seccomp SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
     SYS_socket SYS_bind SYS_connect SYS_listen SYS_accept SYS_accept4 SYS_sendmsg SYS_sendmmsg
 };
 
@@ -169,7 +179,11 @@ fn refused(counted: bool) -> Result<Rules, String> {
     refused.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
     // Threads share their descriptors: the watch reads those of one thread of a process.
     let thread = libc::CLONE_THREAD as u64;
-    refused.insert(libc::SYS_clone, vec![bits(0, thread | libc::CLONE_FILES as u64, thread)?]);
+    let mut clones = vec![bits(0, thread | libc::CLONE_FILES as u64, thread)?];
+    for flag in NAMESPACES.map(|flag| u64::from(flag as u32)) {
+        clones.push(bits(0, flag, flag)?);
+    }
+    refused.insert(libc::SYS_clone, clones);
     refused.insert(libc::SYS_close_range, vec![bits(2, 2, 2)?]);
     let mut mappings = vec![bits(3, libc::MAP_HUGETLB as u64, libc::MAP_HUGETLB as u64)?];
     if !counted {
@@ -196,28 +210,36 @@ fn without_effect() -> Result<Rules, String> {
     Ok(ignored)
 }
 
-/// Returns the programs as bytes that the kernel reads, in the order in which they are loaded. Of two programs
-/// that refuse a call, the error of the last one counts; the last one also forbids further programs. `counted` is
-/// whether the kernel charges the run for all of its memory.
+/// Programs as bytes that the kernel reads, in the order in which they are loaded. Of two programs that refuse a
+/// call, the error of the last one counts.
+pub(crate) struct Programs {
+    /// Programs of the fork server, which every process below it inherits: loading the long list takes longer than
+    /// all that a run does after it. They also allow what building a jail needs.
+    pub server: [Vec<u8>; 2],
+    /// The program of each runner. It refuses what building a jail needs, and further programs.
+    pub runner: Vec<u8>,
+}
+
+/// Returns the programs. `counted` is whether the kernel charges the run for all of its memory.
 ///
 /// # Errors
 /// Returns an error if there is no such filter for this processor.
-pub(crate) fn programs(counted: bool) -> Result<[Vec<u8>; 3], String> {
+pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
-    let no_namespace = Condition::new(0, Width::Qword, Compare::MaskedEq(NAMESPACES), 0);
-    let no_namespace = no_namespace.map_err(|error| error.to_string())?;
-    let mut allowed: Rules = EVERYWHERE.iter().chain(HERE).map(|number| (*number, Vec::new())).collect();
-    allowed.insert(libc::SYS_clone, vec![all(vec![no_namespace])?]);
+    let allowed = [EVERYWHERE, HERE, OF_BUILDERS, &[libc::SYS_clone]].into_iter().flatten();
+    let allowed: Rules = allowed.map(|number| (*number, Vec::new())).collect();
     let program = |rules, otherwise, action| -> Result<Vec<u8>, String> {
         let filter = SeccompFilter::new(rules, otherwise, action, arch).map_err(|error| error.to_string())?;
         Ok(bytes(filter.try_into().map_err(|error: seccompiler::BackendError| error.to_string())?))
     };
     let errno = |number: libc::c_int| SeccompAction::Errno(number as u32);
-    Ok([
-        program(allowed, errno(libc::ENOSYS), SeccompAction::Allow)?,
-        program(without_effect()?, SeccompAction::Allow, errno(0))?,
-        program(refused(counted)?, SeccompAction::Allow, errno(libc::EACCES))?,
-    ])
+    Ok(Programs {
+        server: [
+            program(allowed, errno(libc::ENOSYS), SeccompAction::Allow)?,
+            program(without_effect()?, SeccompAction::Allow, errno(0))?,
+        ],
+        runner: program(refused(counted)?, SeccompAction::Allow, errno(libc::EACCES))?,
+    })
 }
 
 /// A program as an array of `struct sock_filter`.
@@ -237,20 +259,28 @@ mod tests {
 
     #[test]
     fn programs_fit_the_kernel() {
-        for program in [true, false].into_iter().flat_map(|counted| programs(counted).unwrap()) {
+        let Programs { server: [list, ignored], runner } = programs(false).unwrap();
+        for program in [list, ignored, runner, programs(true).unwrap().runner] {
             assert!(program.len() % 8 == 0 && program.len() / 8 < 4096, "{}", program.len());
         }
     }
 
     #[test]
     fn shared_anonymous_mappings_are_refused_unless_counted() {
-        assert_ne!(programs(true).unwrap()[2], programs(false).unwrap()[2]);
+        assert_ne!(programs(true).unwrap().runner, programs(false).unwrap().runner);
     }
 
     #[test]
     fn refused_calls_are_not_on_the_allow_list() {
         for number in REFUSED {
             assert!(!EVERYWHERE.contains(number) && !HERE.contains(number), "{number}");
+        }
+    }
+
+    #[test]
+    fn calls_of_builders_are_refused_to_code() {
+        for number in OF_BUILDERS {
+            assert!(REFUSED.contains(number), "{number}");
         }
     }
 }

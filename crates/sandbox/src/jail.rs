@@ -33,6 +33,9 @@ const RESTING: Duration = Duration::from_millis(500);
 /// process busy.
 const LEISURE: u32 = 4;
 
+/// Maximum interval between looks during a call.
+const MAX_INTERVAL: Duration = Duration::from_millis(200);
+
 /// How long a keeper may take to end all processes and hand files out, after it was told to.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -176,7 +179,7 @@ impl Jail {
                 watch = looked(&mut self.looking), if self.looking.is_some() => {
                     self.looking = None;
                     let watch = watch?;
-                    self.next_look = Instant::now() + self.interval.max(self.next_look.elapsed() * LEISURE);
+                    self.next_look = Instant::now() + self.interval.max((self.next_look.elapsed() * LEISURE).min(MAX_INTERVAL));
                     let event = if watch.exceeded { Event::OverMemory } else { Event::Looked(watch.clone()) };
                     self.watch = Some(watch);
                     return Ok(event);

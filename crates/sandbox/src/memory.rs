@@ -118,7 +118,13 @@ impl Watch {
         let found: Vec<Process> =
             processes.iter().map(|(pid, threads)| Process::read(*pid, threads)).collect();
         if self.looks.is_multiple_of(LOOKS) {
-            self.slow = found.iter().map(Process::mappings).sum::<u64>() * MAPPING + locks(&processes) * LOCK;
+            self.slow = locks(&processes) * LOCK;
+            for process in &found {
+                if self.slow > self.limit {
+                    break;
+                }
+                self.slow += process.mappings() * MAPPING;
+            }
         }
         self.looks += 1;
         let (kernel, pipes) = self.kernel(&found);

@@ -138,7 +138,12 @@ class Keeper:
         yield "no-new-privileges", lambda: call("prctl", libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0))
         yield "landlock", lambda: landlock(read, change)
         yield "dumpable", lambda: libc.prctl(DUMPABLE, 1, 0, 0, 0)
-        yield "seccomp", lambda: filter_calls(self.config["filters"])
+        yield "seccomp", self.filter
+
+    def filter(self):
+        if self.config["unfiltered"]:
+            raise Step(self.config["unfiltered"])
+        filter_calls([self.config["runner_filter"]])
 
     def outlive(self):
         """Waits for the runner or for the word to stop, ends what is left, hands files out."""
