@@ -9,7 +9,6 @@ def end(run, *arguments):
     names, so that objects are finalized and files written. Then the C library ends the process.
     """
     import gc
-    import io
     import weakref
 
     known = set(sys.modules) - {"__main__"}
@@ -26,16 +25,16 @@ def end(run, *arguments):
 
     attempt(atexit._run_exitfuncs)
     failed = not flush_streams()
+    # A collection can close a file before what writes to it.
+    flush_files()
     # Finalizers should still find the names of their module: most go with the module, in a collection.
     left = [weakref.ref(sys.modules.pop(name)) for name in list(sys.modules) if name not in known]
     attempt(gc.collect)
     for module in left:
         clear(module())
     attempt(gc.collect)
-    # Objects that something still refers to.
-    for found in gc.get_objects():
-        if isinstance(found, (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)) and not found.closed:
-            attempt(found.flush)
+    # Files that something still refers to.
+    flush_files()
     failed = not flush_streams() or failed
     ctypes.PyDLL(None).exit(ctypes.c_int(120 if failed and not code else code))
 
@@ -57,6 +56,17 @@ def attempt(what):
             what()
     except BaseException:
         pass
+
+
+def flush_files():
+    """Writes what the code's open files hold in their buffers."""
+    import gc
+    import io
+
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+        for found in gc.get_objects():
+            if issubclass(type(found), kind) and found is not sys.stdout and found is not sys.stderr:
+                attempt(found.flush)
 
 
 def flush_streams():

@@ -5,6 +5,7 @@
 //! namespaces, the tests say so and are skipped.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
+mod endings;
 mod leaks;
 
 use std::os::linux::net::SocketAddrExt;
