@@ -1,8 +1,9 @@
-//! A cgroup (version 2) for each run: the kernel charges it for all memory, and counts its processes and time.
+//! A cgroup (version 2) for each run: the kernel charges it for all memory, and counts its processes and
+//! time.
 //!
-//! A cgroup is an addition: it is used where this process may create one that limits memory. That holds for root
-//! with a writable cgroup file system, and in a subtree that systemd delegates (`systemd-run --user --scope -p
-//! Delegate=yes`). Elsewhere the watch (`memory.rs`) and the call filter hold the limit.
+//! A cgroup is an addition: it is used where this process may create one that limits memory. That holds for
+//! root with a writable cgroup file system, and in a subtree that systemd delegates (`systemd-run --user
+//! --scope -p Delegate=yes`). Elsewhere the watch (`memory.rs`) and the call filter hold the limit.
 
 use std::fs;
 use std::io::Write;
@@ -43,8 +44,8 @@ pub(crate) struct Group {
 }
 
 impl Groups {
-    /// Creates a cgroup for runs, near the one of this process. Returns an error if none that limits memory can be
-    /// created.
+    /// Creates a cgroup for runs, near the one of this process. Returns an error if none that limits memory
+    /// can be created.
     pub(crate) fn create() -> Result<Arc<Self>, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;

@@ -1,12 +1,12 @@
 //! System calls that code may make, as programs for the kernel's filter (seccomp).
 //!
-//! An allow list: any call that is not on it, and any call that later kernels add, returns "no such call", which
-//! libraries take for an older kernel. The list holds what interpreters, numerical libraries, shells and
-//! compilers need. It leaves out mounts, namespaces, memory of other processes, keys, modules, clocks,
-//! interfaces with a history of holes (io_uring, bpf, userfaultfd, perf), and three groups that a process cannot
-//! be charged for: notifications about files (inotify), moving pages between files and sockets (splice, tee,
-//! sendfile), and descriptors in messages (sendmsg). Sockets are connected pairs only: without a call that names
-//! a socket, no service of the host can be reached through a directory that code may read.
+//! An allow list: any call that is not on it, and any call that later kernels add, returns "no such call",
+//! which libraries take for an older kernel. The list holds what interpreters, numerical libraries, shells
+//! and compilers need. It leaves out mounts, namespaces, memory of other processes, keys, modules, clocks,
+//! interfaces with a history of holes (io_uring, bpf, userfaultfd, perf), and three groups that a process
+//! cannot be charged for: notifications about files (inotify), moving pages between files and sockets
+//! (splice, tee, sendfile), and descriptors in messages (sendmsg). Sockets are connected pairs only: without
+//! a call that names a socket, no service of the host can be reached through a directory that code may read.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp as Compare,
@@ -94,8 +94,8 @@ const REFUSED: &[libc::c_long] = &numbers! {
 /// synchronization, and the disks of the host get none.
 const WITHOUT_EFFECT: &[libc::c_long] = &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
 
-/// Commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file descriptions and the size of pipes
-/// are left out.
+/// Commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file descriptions and the size of
+/// pipes are left out.
 const CONTROLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_GETFD,
@@ -120,17 +120,17 @@ const CONTROLS: &[libc::c_int] = &[
 /// `prctl(PR_SCHED_CORE)`: keeps other runs from the sibling of a core.
 const PR_SCHED_CORE: libc::c_int = 62;
 
-/// Options of `prctl` that fail: more filters (their memory has a bound for all users together), the layout of a
-/// process, and what hides a process from the memory watch.
+/// Options of `prctl` that fail: more filters (their memory has a bound for all users together), the layout
+/// of a process, and what hides a process from the memory watch.
 const PROCESS_OPTIONS: [libc::c_int; 4] =
     [libc::PR_SET_SECCOMP, libc::PR_SET_MM, libc::PR_SET_DUMPABLE, PR_SCHED_CORE];
 
-/// Programs attached to sockets, and locking them: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`, `SO_ATTACH_REUSEPORT_CBPF`,
-/// `SO_ATTACH_REUSEPORT_EBPF`.
+/// Programs attached to sockets, and locking them: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
+/// `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
 const SOCKET_PROGRAMS: [u64; 4] = [26, 50, 51, 52];
 
-/// Sizes of socket buffers: setting one succeeds without effect, as it does in Linux above the system's maximum.
-/// Each socket then holds at most what `net.core.wmem_default` allows.
+/// Sizes of socket buffers: setting one succeeds without effect, as it does in Linux above the system's
+/// maximum. Each socket then holds at most what `net.core.wmem_default` allows.
 const BUFFER_SIZES: [libc::c_int; 4] =
     [libc::SO_SNDBUF, libc::SO_RCVBUF, libc::SO_SNDBUFFORCE, libc::SO_RCVBUFFORCE];
 
@@ -157,8 +157,8 @@ fn bits(index: u8, mask: u64, value: u64) -> Result<SeccompRule, String> {
     all(vec![argument(index, Compare::MaskedEq(mask), value)?])
 }
 
-/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges the run for all of its memory
-/// (a cgroup): if not, memory that no process can be charged for is refused, too.
+/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges the run for all of its
+/// memory (a cgroup): if not, memory that no process can be charged for is refused, too.
 fn refused(counted: bool) -> Result<Rules, String> {
     let mut refused: Rules = REFUSED.iter().map(|number| (*number, Vec::new())).collect();
     // A family other than local ones, and datagrams: those can be sent to a name, without a connection.
@@ -210,11 +210,11 @@ fn without_effect() -> Result<Rules, String> {
     Ok(ignored)
 }
 
-/// Programs as bytes that the kernel reads, in the order in which they are loaded. Of two programs that refuse a
-/// call, the error of the last one counts.
+/// Programs as bytes that the kernel reads, in the order in which they are loaded. Of two programs that
+/// refuse a call, the error of the last one counts.
 pub(crate) struct Programs {
-    /// Programs of the fork server, which every process below it inherits: loading the long list takes longer than
-    /// all that a run does after it. They also allow what building a jail needs.
+    /// Programs of the fork server, which every process below it inherits: loading the long list takes longer
+    /// than all that a run does after it. They also allow what building a jail needs.
     pub server: [Vec<u8>; 2],
     /// The program of each runner. It refuses what building a jail needs, and further programs.
     pub runner: Vec<u8>,

@@ -29,8 +29,8 @@ const WATCHED: Duration = Duration::from_millis(50);
 /// Interval between looks at memory between the calls of a session.
 const RESTING: Duration = Duration::from_millis(500);
 
-/// Minimum interval between looks, in multiples of the time that a look takes: many processes must not keep this
-/// process busy.
+/// Minimum interval between looks, in multiples of the time that a look takes: many processes must not keep
+/// this process busy.
 const LEISURE: u32 = 4;
 
 /// Maximum interval between looks during a call.
@@ -172,7 +172,8 @@ impl Jail {
                 }
                 _ = deadline.as_mut() => return Ok(Event::Late),
                 () = sleep_until(look_at), if self.watch.is_some() => {
-                    // In a thread of its own: a run can make the look long, and other runs must not wait for it.
+                    // In a thread of its own: a run can make the look long, and other runs must not wait for
+                    // it.
                     self.looking = self.watch.take().map(|watch| tokio::task::spawn_blocking(|| watch.look()));
                     self.next_look = Instant::now();
                 }
@@ -293,8 +294,8 @@ impl Jail {
         (std::mem::replace(&mut self.out, empty()), std::mem::replace(&mut self.err, empty()))
     }
 
-    /// Ends all processes at once, without the keeper's report: they must not go on allocating until the keeper
-    /// gets its turn. Without a PID namespace, the keeper has to end them.
+    /// Ends all processes at once, without the keeper's report: they must not go on allocating until the
+    /// keeper gets its turn. Without a PID namespace, the keeper has to end them.
     pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
         if self.jailed && self.keeper.is_some() {
             return self.killed();

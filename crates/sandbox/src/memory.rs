@@ -1,9 +1,10 @@
 //! Memory of a jail, counted from outside: pages of its processes, and what the kernel keeps for them.
 //!
-//! Resident pages are one part of what code can hold. The kernel keeps page tables, buffers of pipes and sockets,
-//! watched descriptors, mappings and locks for it, and none of these is in a process' resident size. Each is
-//! counted here at the most that the kernel gives for it, so that the sum is an upper bound. Memory that cannot be
-//! counted this way is refused by the call filter (`filter.rs`); docs/sandbox.md has the table.
+//! Resident pages are one part of what code can hold. The kernel keeps page tables, buffers of pipes and
+//! sockets, watched descriptors, mappings and locks for it, and none of these is in a process' resident size.
+//! Each is counted here at the most that the kernel gives for it, so that the sum is an upper bound. Memory
+//! that cannot be counted this way is refused by the call filter (`filter.rs`); docs/sandbox.md has the
+//! table.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -18,8 +19,8 @@ const THREAD: u64 = 32 << 10;
 /// Bytes of a pipe: 16 pages, and its description.
 const PIPE: u64 = 68 << 10;
 
-/// Bytes of any other descriptor: files of /proc keep the text of their last reading.
-const DESCRIPTOR: u64 = 8 << 10;
+/// Bytes of any other descriptor: files of /proc keep a buffer for the longest line that was read.
+const DESCRIPTOR: u64 = 32 << 10;
 
 /// Bytes of a descriptor that `epoll` watches.
 const WATCHED: u64 = 320;
@@ -209,8 +210,8 @@ impl Process {
         living.unwrap_or(empty)
     }
 
-    /// Returns the memory of the process, where a page that other processes have too counts in part. `None` if
-    /// it cannot be read.
+    /// Returns the memory of the process, where a page that other processes have too counts in part. `None`
+    /// if it cannot be read.
     fn share(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.thread)).ok()?;
         let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
@@ -308,8 +309,8 @@ fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Returns every entry that a listing yields until two readings in a row agree. When an entry goes away during a
-/// reading, the kernel can leave out another one that stays, because it continues by counting.
+/// Returns every entry that a listing yields until two readings in a row agree. When an entry goes away
+/// during a reading, the kernel can leave out another one that stays, because it continues by counting.
 fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     let mut last = list();
     let mut all = last.clone();

@@ -101,8 +101,8 @@ pub struct Outcome {
     pub stderr: Captured,
     /// Time by the clock, in seconds, with that of the jail's start.
     pub seconds: f64,
-    /// Time of processors, in seconds, of all processes. Without a cgroup, the time of a child is missing if its
-    /// parent did not wait for it and it ended between two looks at the processes.
+    /// Time of processors, in seconds, of all processes. Without a cgroup, the time of a child is missing if
+    /// its parent did not wait for it and it ended between two looks at the processes.
     pub cpu_seconds: f64,
     /// Files that were asked for and are there.
     pub files: BTreeMap<String, Vec<u8>>,

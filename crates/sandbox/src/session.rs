@@ -41,8 +41,8 @@ pub struct Session {
 }
 
 /// An interpreter between two cells. Threads and processes that cells have left continue meanwhile. They are
-/// watched: their memory has the limit of the session, and the time of processors that they use between two cells
-/// has the limit of a cell. Dropping it ends them.
+/// watched: their memory has the limit of the session, and the time of processors that they use between two
+/// cells has the limit of a cell. Dropping it ends them.
 #[derive(Debug)]
 struct Resting {
     watch: JoinHandle<(Jail, Option<Happened>)>,

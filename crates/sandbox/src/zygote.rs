@@ -192,7 +192,8 @@ impl Zygote {
     /// Creates the cgroup of a run, if this process can create them.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses it now. The run must not start then: the call filter relies on it.
+    /// Returns an error if the kernel refuses it now. The run must not start then: the call filter relies on
+    /// it.
     pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, SandboxError> {
         let created = self.groups.as_ref().map(|groups| Group::create(groups, limits)).transpose();
         created.map_err(|error| SandboxError::Broken(format!("the cgroup of the run: {error}")))

@@ -54,8 +54,8 @@ struct Inner {
 }
 
 impl Service {
-    /// Creates a service whose requests must bear one of `keys`, if there are any. `limits` are the maxima of a
-    /// request: more memory is reduced to them, and more time is rejected.
+    /// Creates a service whose requests must bear one of `keys`, if there are any. `limits` are the maxima of
+    /// a request: more memory is reduced to them, and more time is rejected.
     pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
         let keys = keys.iter().map(|key| hash(key)).collect();
         Service(Arc::new(Inner { sandbox, limits, keys, access }))

@@ -91,40 +91,18 @@ def hold():
 many(20, hold)
 ### bounded: processes whose first thread has ended
 def hold():
-    kept = []
-
-    def fill():
-        kept.append(bytearray(b"x") * (100 << 20))
-        os.write(theirs, b"%d " % (100 << 20))
-        time.sleep(60)
-
-    threading.Thread(target=fill).start()
-    libc.syscall(60, 0)
+    kept = bytearray(b"x") * (100 << 20)
+    return len(kept), kept
 
 
-ours, theirs = os.pipe()
-for _ in range(8):
-    if os.fork() == 0:
-        hold()
-time.sleep(4)
-print("HELD", sum(map(int, os.read(ours, 65536).split())) >> 20)
-### bounded: descriptors in the tables of processes whose first thread has ended
+many(8, hold, leaderless=True)
+### bounded: descriptors of processes whose first thread has ended
 def hold():
-    def fill():
-        pairs = [socket.socketpair() for _ in range(100)]
-        os.write(theirs, b"%d " % sum(fill_socket(end) for pair in pairs for end in pair))
-        time.sleep(60)
-
-    threading.Thread(target=fill).start()
-    libc.syscall(60, 0)
+    pairs = [socket.socketpair() for _ in range(100)]
+    return sum(fill_socket(end) for pair in pairs for end in pair), pairs
 
 
-ours, theirs = os.pipe()
-for _ in range(20):
-    if os.fork() == 0:
-        hold()
-time.sleep(6)
-print("HELD", sum(map(int, os.read(ours, 65536).split())) >> 20)
+many(20, hold, leaderless=True)
 ### bounded: pipes
 def hold():
     pipes, amount = [], 0
@@ -300,13 +278,14 @@ def hold():
 many(40, hold)
 ### bounded: copies of private file mappings
 def hold():
-    path = os.path.realpath(sys.executable)
-    size = min(os.path.getsize(path), 8 << 20)
-    kept = [mmap.mmap(os.open(path, os.O_RDONLY), size, access=mmap.ACCESS_COPY) for _ in range(4)]
+    paths = [file.path for file in os.scandir(os.path.dirname(os.__file__)) if file.is_file()]
+    path = max(paths, key=os.path.getsize)
+    size = os.path.getsize(path)
+    kept = [mmap.mmap(os.open(path, os.O_RDONLY), size, access=mmap.ACCESS_COPY) for _ in range(100)]
     for one in kept:
         for at in range(0, size, 4096):
             one[at] = 1
-    return size * 4, kept
+    return size * 100, kept
 
 
 many(40, hold)

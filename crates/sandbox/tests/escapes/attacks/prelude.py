@@ -1,9 +1,10 @@
-# Attacks on the sandbox, by class: in each file of this directory a program follows each title, and runs behind the
-# lines of this file. A title says how the program must end: `refused` (all that it tries fails, and is printed so),
-# `fine`, `exit N`, `signal N`, `late`, `memory`, or `bounded`: it is refused, ended for its memory, or says itself that
-# it holds (`HELD MIB`) no more than memory and files of a run may. Numbers of system calls are those of x86-64. Names
-# in `@` are things of the host that `main.rs` and conformance/sandbox_attacks.py make: a TCP port, an abstract socket,
-# a folder with a secret file and a socket, and a folder that is shown (`--read`), with sockets, a pipe, a database.
+# Attacks on the sandbox, by class: in each file of this directory a program follows each title, and runs
+# behind the lines of this file. A title says how the program must end: `refused` (all that it tries fails,
+# and is printed so), `fine`, `exit N`, `signal N`, `late`, `memory`, or `bounded`: it is refused, ended for
+# its memory, or says itself that it holds (`HELD MIB`) no more than memory and files of a run may. Numbers of
+# system calls are those of x86-64. Names in `@` are things of the host that `main.rs` and
+# conformance/sandbox_attacks.py make: a TCP port, an abstract socket, a folder with a secret file and a
+# socket, and a folder that is shown (`--read`), with sockets, a pipe, a database.
 import ctypes
 import errno
 import mmap
@@ -44,18 +45,26 @@ def does_not_end(*_):
     time.sleep(60)
 
 
-def many(count, hold):
-    """Lets each of `count` processes hold what `hold` returns with its bytes, and prints the sum once all do."""
+def many(count, hold, leaderless=False):
+    """Lets each of `count` processes hold what `hold` returns with its bytes, and prints the sum once all do. In
+    a leaderless process, a second thread holds it, and the first one has ended."""
     ours, theirs = os.pipe()
+
+    def holds():
+        amount, kept = 0, None
+        try:
+            amount, kept = hold()
+        except (OSError, MemoryError, ValueError) as error:
+            print("refused:", error, flush=True)
+        os.write(theirs, b"%d " % amount)
+        time.sleep(60)
+
     for _ in range(count):
         if os.fork() == 0:
-            amount, kept = 0, None
-            try:
-                amount, kept = hold()
-            except (OSError, MemoryError, ValueError) as error:
-                print("refused:", error, flush=True)
-            os.write(theirs, b"%d " % amount)
-            time.sleep(60)
+            if leaderless:
+                threading.Thread(target=holds).start()
+                libc.syscall(60, 0)
+            holds()
     os.close(theirs)
     text, deadline = b"", time.time() + 20
     while text.count(b" ") < count and time.time() < deadline:
