@@ -69,9 +69,26 @@ for kind in (2, 3, 4, 6, 10):
 pair = socket.socketpair()
 for option in (26, 50, 51, 52):
     tries(lambda: does(pair[0].setsockopt, 1, option, bytes(16)))
-### refused: shared mappings whose pages are dropped
-tries(anonymous, 1 << 20)
-tries(anonymous, 1 << 20, 0x23)
+### bounded: shared mappings whose pages are dropped
+def hold():
+    size = 40 << 20
+    at = anonymous(size)
+    ctypes.memset(at, 1, size)
+    libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), 4)
+    return size, at
+
+
+many(20, hold)
+### bounded: shared mappings of which one page stays
+def hold():
+    size = 40 << 20
+    at = anonymous(size, 0x23)
+    ctypes.memset(at, 1, size)
+    libc.munmap(ctypes.c_void_p(at + 4096), ctypes.c_size_t(size - 4096))
+    return size, at
+
+
+many(20, hold)
 ### refused: shared mappings of /dev/zero
 tries(lambda: mapped(None, 1 << 20, 3, 1, os.open("/dev/zero", os.O_RDWR), 0))
 tries(lambda: mapped(None, 1 << 20, 3, 1, os.open("/dev/zero", os.O_RDONLY), 0))
