@@ -132,14 +132,16 @@ def main() -> None:
                 for who in everyone:
                     calls = max(2, arguments.calls // 5) if who.name == "SandboxFusion" else arguments.calls
                     rounds[who.name].append(measured(who, code, calls, arguments.at_once))
-            ours = statistics.median(r["rate"] for r in rounds["dressage"])
             for name, found in rounds.items():
                 times = sorted(t for r in found for t in r["times"])
                 rate = statistics.median(r["rate"] for r in found)
+                # Round by round: other users of the machine change it from one to the next.
+                times_ours = [ours["rate"] / r["rate"] for ours, r in zip(rounds["dressage"], found)]
+                ratio = f"{statistics.median(times_ours):5.2f} x ({min(times_ours):.2f}–{max(times_ours):.2f})"
                 good, every = sum(r["good"] for r in found), sum(r["all"] for r in found)
                 print(
                     f"{title:<8} {name:<14} p50 {times[len(times) // 2] * 1e3:8.1f} ms   "
-                    f"least {times[0] * 1e3:8.1f} ms   {rate:8.1f} calls/s (dressage: {ours / rate:5.2f} x)   "
+                    f"least {times[0] * 1e3:8.1f} ms   {rate:8.1f} calls/s (dressage: {ratio})   "
                     f"good {good}/{every}",
                     flush=True,
                 )

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use dressage_http::Access;
 use dressage_sandbox::service::{Service, serve};
 use dressage_sandbox::{Demand, Ended, Language, Limits, Options, Run, Sandbox, SandboxError};
 use tokio::net::TcpListener;
@@ -54,6 +55,18 @@ struct Serve {
     /// Most runs that wait for their turn; more are told to come back later (429)
     #[arg(long, default_value_t = 1024)]
     waiting: usize,
+
+    /// Maximum time that a request can ask for, in seconds; more is rejected (422)
+    #[arg(long, default_value_t = 300.0)]
+    max_seconds: f64,
+
+    /// Further name that clients may reach the service by without a key [default: names of this machine]
+    #[arg(long, value_name = "HOST")]
+    allow_host: Vec<String>,
+
+    /// Origin of web pages that may use the service without a key; `*` for all [default: none]
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<String>,
 
     #[command(flatten)]
     jail: Jail,
@@ -104,6 +117,10 @@ struct Jail {
     #[arg(long, default_value_t = Limits::default().memory_mb)]
     memory_mb: u64,
 
+    /// Watch memory even if each run could have a cgroup
+    #[arg(long, hide = true)]
+    no_cgroup: bool,
+
     /// Bytes of each output stream that are kept
     #[arg(long, default_value_t = 1 << 20)]
     output_bytes: usize,
@@ -116,6 +133,7 @@ impl Jail {
             preload: self.preload.clone(),
             read: self.read.clone(),
             protection: self.protection,
+            cgroup: !self.no_cgroup,
             ..Options::default()
         }
     }
@@ -149,6 +167,9 @@ async fn started(options: Options) -> anyhow::Result<Sandbox> {
     let style = Style::stderr();
     eprintln!("{} Python {}", style.dim("python    "), sandbox.python());
     eprintln!("{} {}", style.dim("protection"), sandbox.protection());
+    let memory =
+        if sandbox.has_cgroups() { "limited by a cgroup for each run" } else { "watched, without cgroups" };
+    eprintln!("{} {memory}", style.dim("memory    "));
     for wall in &sandbox.protection().missing {
         eprintln!("{} no {}: {}", style.dim("note      "), wall.name, wall.why);
     }
@@ -166,12 +187,14 @@ async fn served(args: &Serve) -> anyhow::Result<ExitCode> {
             )));
         }
     };
-    let limits = args.jail.limits(Limits::default().seconds)?;
+    let limits = args.jail.limits(args.max_seconds)?;
+    let access =
+        Access::new(&args.allow_host, &args.allow_origin).map_err(|error| unusable(error.to_string()))?;
     let bound = TcpListener::bind(args.bind).await;
     let listener = bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
     let options = Options { waiting: args.waiting, ..args.jail.options() };
     let options = Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
-    let service = Service::new(started(options).await?, limits, &keys);
+    let service = Service::new(started(options).await?, limits, &keys, access.bound_to(args.bind.ip()));
     let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
     let told = Arc::clone(&stop);

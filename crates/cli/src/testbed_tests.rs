@@ -73,7 +73,8 @@ async fn whatever_a_program_does_costs_its_score_alone() {
 #[tokio::test]
 async fn programs_may_run_at_a_service() {
     let options = Options { protection: Demand::BestEffort, ..Options::default() };
-    let service = Service::new(Sandbox::start(options).await.unwrap(), Limits::default(), &[]);
+    let service =
+        Service::new(Sandbox::start(options).await.unwrap(), Limits::default(), &[], Default::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });

@@ -11,21 +11,30 @@ use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
+use crate::cgroup::Group;
 use crate::error::SandboxError;
 use crate::limits::Limits;
-use crate::memory;
+use crate::memory::{self, Watch};
 use crate::output::Captured;
 use crate::protection::Missing;
 use crate::wire::Frames;
 use crate::zygote::Streams;
 
-/// How often memory is looked at,
+/// Interval between looks at memory during a call.
 const WATCHED: Duration = Duration::from_millis(50);
 
-/// and how often where nobody waits for anything.
+/// Interval between looks at memory between the calls of a session.
 const RESTING: Duration = Duration::from_millis(500);
+
+/// Minimum interval between looks, in multiples of the time that a look takes: many processes must not keep
+/// this process busy.
+const LEISURE: u32 = 4;
+
+/// Maximum interval between looks during a call.
+const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long a keeper may take to end all processes and hand files out, after it was told to.
 const GRACE: Duration = Duration::from_secs(5);
@@ -48,7 +57,13 @@ pub(crate) struct Jail {
     pid: Option<u32>,
     jailed: bool,
     memory: u64,
-    tick: Interval,
+    /// The watch over memory, when no look is under way.
+    watch: Option<Watch>,
+    looking: Option<JoinHandle<Watch>>,
+    next_look: Instant,
+    interval: Duration,
+    /// The cgroup of the run, if there is one.
+    group: Option<Group>,
     buffers: Box<[[u8; 16 << 10]; 2]>,
     /// Whether its memory was looked at.
     pub was_watched: bool,
@@ -82,6 +97,8 @@ pub(crate) enum Event {
     Late,
     /// The processes hold more memory than they may.
     OverMemory,
+    /// Memory was looked at, and is within its limit.
+    Looked(Watch),
 }
 
 /// An event, or the fault of who builds jails.
@@ -108,7 +125,7 @@ enum Said {
 }
 
 impl Jail {
-    pub(crate) fn new(streams: Streams, limits: &Limits, jailed: bool) -> Self {
+    pub(crate) fn new(streams: Streams, limits: &Limits, jailed: bool, group: Option<Group>) -> Self {
         Jail {
             line: streams.line,
             cells: streams.cells,
@@ -120,7 +137,11 @@ impl Jail {
             pid: None,
             jailed,
             memory: limits.memory_mb << 20,
-            tick: watching(),
+            watch: None,
+            looking: None,
+            next_look: Instant::now() + WATCHED,
+            interval: WATCHED,
+            group,
             buffers: Box::new([[0; 16 << 10]; 2]),
             was_watched: false,
             missing: Vec::new(),
@@ -133,6 +154,7 @@ impl Jail {
     /// When the jail cannot be built, or its keeper is gone.
     pub(crate) async fn next(&mut self, deadline: &mut Deadline) -> Result<Event, SandboxError> {
         loop {
+            let look_at = self.next_look;
             let [out, err] = &mut *self.buffers;
             tokio::select! {
                 biased;
@@ -149,10 +171,19 @@ impl Jail {
                     return Ok(Event::Cell(cell));
                 }
                 _ = deadline.as_mut() => return Ok(Event::Late),
-                _ = self.tick.tick(), if self.pid.is_some() => {
-                    if self.pid.is_some_and(|pid| memory::exceeds(pid, self.memory)) {
-                        return Ok(Event::OverMemory);
-                    }
+                () = sleep_until(look_at), if self.watch.is_some() => {
+                    // In a thread of its own: a run can make the look long, and other runs must not wait for
+                    // it.
+                    self.looking = self.watch.take().map(|watch| tokio::task::spawn_blocking(|| watch.look()));
+                    self.next_look = Instant::now();
+                }
+                watch = looked(&mut self.looking), if self.looking.is_some() => {
+                    self.looking = None;
+                    let watch = watch?;
+                    self.next_look = Instant::now() + self.interval.max((self.next_look.elapsed() * LEISURE).min(MAX_INTERVAL));
+                    let event = if watch.exceeded { Event::OverMemory } else { Event::Looked(watch.clone()) };
+                    self.watch = Some(watch);
+                    return Ok(event);
                 }
                 count = read(&mut self.stdout, out), if self.stdout.is_some() => match count {
                     0 => self.stdout = None,
@@ -170,6 +201,9 @@ impl Jail {
         let broken = |why: &str| SandboxError::Broken(why.to_owned());
         let frame = frame.map_err(|error| broken(&error.to_string()))?;
         let Some(frame) = frame else {
+            if self.group.as_ref().is_some_and(Group::is_out_of_memory) {
+                return Ok(Some(Event::OverMemory));
+            }
             return Err(broken("the keeper of the run is gone; is memory short?"));
         };
         match serde_json::from_slice(&frame).map_err(|error| broken(&error.to_string()))? {
@@ -177,6 +211,7 @@ impl Jail {
                 self.keeper = self.line.descriptor.take();
                 self.pid = self.keeper.as_ref().and_then(memory::process);
                 self.was_watched = self.pid.is_some_and(memory::can_watch);
+                self.watch = self.pid.map(|pid| Watch::new(pid, self.memory, self.jailed));
                 Ok(None)
             }
             Said::Missing(missing) => {
@@ -198,21 +233,50 @@ impl Jail {
         cells.write(&bytes).await
     }
 
-    /// Watches it until `woken` is told, or something happens, which is given back, too. One that holds too
-    /// much memory is ended at once.
-    pub(crate) async fn rest(mut self, woken: oneshot::Receiver<()>) -> (Self, Option<Happened>) {
-        self.tick = interval_at(Instant::now() + RESTING, RESTING);
+    /// Watches the jail between two calls until `woken` is sent or something happens, which is returned, too.
+    /// Ends the jail at once if it holds too much memory, or has used more than `cpu` seconds of processors.
+    pub(crate) async fn rest(mut self, cpu: f64, woken: oneshot::Receiver<()>) -> (Self, Option<Happened>) {
+        (self.interval, self.next_look) = (RESTING, Instant::now() + RESTING);
         let mut never: Deadline = Box::pin(std::future::pending());
         let happened = tokio::select! {
             biased;
             _ = woken => None,
-            happened = self.next(&mut never) => Some(happened),
+            happened = self.idle(cpu, &mut never) => Some(happened),
         };
-        self.tick = watching();
-        if matches!(happened, Some(Ok(Event::OverMemory))) {
+        (self.interval, self.next_look) = (WATCHED, Instant::now() + WATCHED);
+        if matches!(happened, Some(Ok(Event::OverMemory | Event::Late))) {
             self.stop().await;
         }
         (self, happened)
+    }
+
+    /// Returns the next event; [`Event::Late`] if `cpu` seconds of processors were used until then.
+    async fn idle(&mut self, cpu: f64, never: &mut Deadline) -> Happened {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let (mut last, mut used) = (None, 0.0);
+        loop {
+            let watch = match self.next(never).await? {
+                Event::Looked(watch) => watch,
+                event => return Ok(event),
+            };
+            let total = self.group.as_ref().and_then(Group::cpu_seconds);
+            let (now, exact) = (Instant::now(), total.is_some());
+            let total = total.unwrap_or(watch.cpu);
+            if let Some((then, before)) = last.replace((now, total)) {
+                // Children that end between two looks leave no time behind, but some are there at each look.
+                let busy = watch.busy.min(processors) as f64 * (now - then).as_secs_f64();
+                used += if exact { total - before } else { busy.max(total - before) };
+            }
+            if used > cpu {
+                return Ok(Event::Late);
+            }
+        }
+    }
+
+    /// Returns the time of processors that the run has used, in seconds, if it was observed from outside.
+    pub(crate) fn cpu_seconds(&self) -> f64 {
+        let group = self.group.as_ref().and_then(Group::cpu_seconds);
+        group.or(self.watch.as_ref().map(|watch| watch.cpu)).unwrap_or(0.0)
     }
 
     /// Takes all output that is there.
@@ -230,6 +294,15 @@ impl Jail {
         (std::mem::replace(&mut self.out, empty()), std::mem::replace(&mut self.err, empty()))
     }
 
+    /// Ends all processes at once, without the keeper's report: they must not go on allocating until the
+    /// keeper gets its turn. Without a PID namespace, the keeper has to end them.
+    pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
+        if self.jailed && self.keeper.is_some() {
+            return self.killed();
+        }
+        self.stop().await
+    }
+
     /// Ends all processes, and waits for the keeper's report; `None` where it does not give one.
     pub(crate) async fn stop(&mut self) -> Option<Report> {
         let _ = self.line.write(STOP).await;
@@ -237,11 +310,9 @@ impl Jail {
         loop {
             match self.next(&mut deadline).await {
                 Ok(Event::Ended(report)) => return Some(report),
-                Ok(Event::Late) | Err(_) => {
-                    self.kill();
-                    return None;
-                }
-                Ok(Event::Cell(_) | Event::NoCells | Event::OverMemory) => {}
+                Ok(Event::Late) | Err(_) => return self.killed(),
+                Ok(Event::OverMemory) => return self.killed(),
+                Ok(Event::Cell(_) | Event::NoCells | Event::Looked(_)) => {}
             }
         }
     }
@@ -261,6 +332,11 @@ impl Jail {
         Ok(files)
     }
 
+    fn killed(&self) -> Option<Report> {
+        self.kill();
+        None
+    }
+
     fn kill(&self) {
         // Without a PID namespace the keeper is needed to end the others; it does so when the line closes.
         if let Some(keeper) = self.keeper.as_ref().filter(|_| self.jailed) {
@@ -269,11 +345,14 @@ impl Jail {
     }
 }
 
-/// Times at which memory is looked at while somebody waits.
-fn watching() -> Interval {
-    let mut tick = interval(WATCHED);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    tick
+/// Returns the watch when a look is over.
+async fn looked(looking: &mut Option<JoinHandle<Watch>>) -> Result<Watch, SandboxError> {
+    match looking {
+        Some(looking) => {
+            looking.await.map_err(|error| SandboxError::Broken(format!("the memory watch: {error}")))
+        }
+        None => std::future::pending().await,
+    }
 }
 
 /// A file's name, and its content or why there is none.

@@ -24,6 +24,7 @@
 //! memory layout of the interpreter that they are forked from. Elsewhere than on Linux there is no sandbox;
 //! [`service`] on a Linux machine can be used from there.
 
+mod cgroup;
 mod error;
 mod filter;
 mod jail;

@@ -1,45 +1,298 @@
-//! Memory of a jail's processes, read from outside.
+//! Memory of a jail, counted from outside: pages of its processes, and what the kernel keeps for them.
+//!
+//! Resident pages are one part of what code can hold. The kernel keeps page tables, buffers of pipes and
+//! sockets, watched descriptors, mappings and locks for it, and none of these is in a process' resident size.
+//! Each is counted here at the most that the kernel gives for it, so that the sum is an upper bound. Memory
+//! that cannot be counted this way is refused by the call filter (`filter.rs`); docs/sandbox.md has the
+//! table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Bytes of a page. All processors that are supported have these.
+/// Bytes of a page. All supported processors have pages of this size.
 const PAGE: u64 = 4096;
 
-/// Most processes that are looked at.
-const MOST: usize = 4096;
+/// Bytes of a thread: its kernel stack and its descriptions in the kernel.
+const THREAD: u64 = 32 << 10;
 
-/// Most further readings of a list that does not stand still.
+/// Bytes of a pipe: 16 pages, and its description.
+const PIPE: u64 = 68 << 10;
+
+/// Bytes of any other descriptor: files of /proc keep a buffer for the longest line that was read.
+const DESCRIPTOR: u64 = 32 << 10;
+
+/// Bytes of a descriptor that `epoll` watches.
+const WATCHED: u64 = 320;
+
+/// Bytes of a mapping, with its reverse mapping and its name.
+const MAPPING: u64 = 512;
+
+/// Bytes of a lock of a range of a file.
+const LOCK: u64 = 256;
+
+/// Maximum number of mappings of a process (`vm.max_map_count`).
+const MAX_MAPPINGS: u64 = 65530;
+
+/// Bytes of a socket's buffer if the kernel does not report them.
+const BUFFER: u64 = 212_992;
+
+/// Maximum number of pipes of a run. All runs of a user share 16,384 pages of pipes (`pipe-user-pages-soft`);
+/// pipes beyond them are smaller.
+const MAX_PIPES: usize = 256;
+
+/// Looks between two that also count mappings and locks, which takes longer.
+const LOOKS: u32 = 4;
+
+/// Maximum number of processes that are looked at.
+const MAX_PROCESSES: usize = 4096;
+
+/// Maximum number of further readings of a list that changes meanwhile.
 const READINGS: usize = 8;
 
-/// The process that a descriptor stands for, as it is called here.
+/// Clock ticks of /proc/PID/stat, in a second. Linux has this value on all supported processors.
+const TICKS: f64 = 100.0;
+
+/// Returns the process that a descriptor stands for, by its number in the PID namespace of this process.
 pub(crate) fn process(descriptor: &OwnedFd) -> Option<u32> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
 }
 
-/// Whether the processes below one can be found.
+/// Returns whether the processes below one can be found.
 pub(crate) fn can_watch(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).is_ok()
 }
 
-/// Whether the processes below `keeper` hold more than so many bytes together.
-pub(crate) fn exceeds(keeper: u32, most: u64) -> bool {
-    let processes = below(keeper);
-    let resident: u64 = processes.iter().map(|pid| resident(*pid)).sum();
-    // What processes share counts once, which takes longer to find out.
-    resident > most
-        && processes.iter().map(|pid| share(*pid).unwrap_or_else(|| self::resident(*pid))).sum::<u64>() > most
+/// A watch over the processes below a keeper.
+#[derive(Debug, Clone)]
+pub(crate) struct Watch {
+    keeper: u32,
+    /// Maximum memory, in bytes.
+    limit: u64,
+    /// Whether the run has a network namespace of its own, which lists its sockets.
+    has_network: bool,
+    /// Bytes that a socket can hold.
+    socket: u64,
+    looks: u32,
+    /// Bytes of mappings and locks, when last counted.
+    slow: u64,
+    /// Processor time of the living processes at the last look, in seconds.
+    last_cpu: f64,
+    /// Processor time, in seconds.
+    pub cpu: f64,
+    /// Processes that were running or ready to run at the last look.
+    pub busy: usize,
+    /// Whether the run held more memory than it may.
+    pub exceeded: bool,
 }
 
-fn below(keeper: u32) -> Vec<u32> {
-    let mut found = vec![keeper];
+impl Watch {
+    /// Creates a watch over the processes below `keeper`, which may hold `limit` bytes together.
+    pub(crate) fn new(keeper: u32, limit: u64, has_network: bool) -> Self {
+        let buffer = fs::read_to_string("/proc/sys/net/core/wmem_default").ok();
+        let buffer = buffer.and_then(|text| text.trim().parse().ok()).unwrap_or(BUFFER);
+        Watch {
+            keeper,
+            limit,
+            has_network,
+            // A sender may exceed its buffer by one message, of half a buffer at most.
+            socket: 2 * buffer,
+            looks: 0,
+            slow: 0,
+            last_cpu: 0.0,
+            cpu: 0.0,
+            busy: 0,
+            exceeded: false,
+        }
+    }
+
+    /// Looks at all processes once.
+    pub(crate) fn look(mut self) -> Self {
+        let processes = below(self.keeper);
+        let stats: Vec<Stat> = processes.iter().filter_map(|(pid, _)| stat(*pid)).collect();
+        let cpu = stats.iter().map(|stat| stat.cpu).sum::<f64>();
+        // The time of a child that its parent does not wait for is lost when the child ends.
+        self.cpu += (cpu - self.last_cpu).max(0.0);
+        self.last_cpu = cpu;
+        self.busy = stats.iter().filter(|stat| stat.is_busy).count();
+        let found: Vec<Process> =
+            processes.iter().map(|(pid, threads)| Process::read(*pid, threads)).collect();
+        if self.looks.is_multiple_of(LOOKS) {
+            self.slow = locks(&processes) * LOCK;
+            for process in &found {
+                if self.slow > self.limit {
+                    break;
+                }
+                self.slow += process.mappings() * MAPPING;
+            }
+        }
+        self.looks += 1;
+        let (kernel, pipes) = self.kernel(&found);
+        let resident = |process: &Process| process.resident;
+        let sum = kernel + found.iter().map(resident).sum::<u64>();
+        // What processes share counts once, which takes longer to find out.
+        let exact = || {
+            let alone = found.iter().filter(|process| !process.borrows(&found));
+            kernel + alone.map(|process| process.share().unwrap_or(process.resident)).sum::<u64>()
+        };
+        self.exceeded = pipes > MAX_PIPES || sum > self.limit && exact() > self.limit;
+        self
+    }
+
+    /// Returns the bytes that the kernel keeps for processes, and their number of pipes.
+    fn kernel(&self, processes: &[Process]) -> (u64, usize) {
+        let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), self.slow);
+        for process in processes {
+            bytes += process.threads * THREAD + process.tables;
+            let Some(descriptors) = process.descriptors() else {
+                bytes += process.table_size * PIPE;
+                continue;
+            };
+            for (number, target) in descriptors {
+                let kind = target.split(':').next().unwrap_or_default();
+                match kind {
+                    "pipe" => drop(pipes.insert(target)),
+                    "socket" => drop(sockets.insert(target)),
+                    _ if target.ends_with("[eventpoll]") => bytes += process.watched(&number) * WATCHED,
+                    _ => bytes += DESCRIPTOR,
+                }
+            }
+        }
+        // Those of the run's first streams are the service's own.
+        let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.keeper)).ok();
+        let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
+        let sockets = listed.unwrap_or(sockets.len()) as u64;
+        (bytes + pipes.len() as u64 * PIPE + sockets * self.socket, pipes.len())
+    }
+}
+
+/// A process, as one of its living threads shows it.
+#[derive(Debug)]
+struct Process {
+    /// The first living thread, whose directory in /proc shows memory and descriptors of the process.
+    thread: u32,
+    threads: u64,
+    /// Bytes of pages in memory, in swap space, and of huge pages.
+    resident: u64,
+    /// Bytes of page tables.
+    tables: u64,
+    /// Bytes of all mappings.
+    virtual_size: u64,
+    /// Descriptors for which its table has room.
+    table_size: u64,
+}
+
+impl Process {
+    /// Reads a process with these threads. The first thread may have ended before the other ones; it shows no
+    /// memory then.
+    fn read(pid: u32, threads: &BTreeSet<u32>) -> Self {
+        let count = threads.len() as u64;
+        let empty =
+            Process { thread: pid, threads: count, resident: 0, tables: 0, virtual_size: 0, table_size: 0 };
+        let others = threads.iter().copied().filter(|thread| *thread != pid);
+        let living = std::iter::once(pid).chain(others).find_map(|thread| {
+            let text = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+            let number = |name: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+                line.split_whitespace().next()?.parse::<u64>().ok()
+            };
+            let kib = |name| number(name).unwrap_or(0) << 10;
+            number("VmRSS:").map(|resident| Process {
+                thread,
+                resident: (resident << 10) + kib("VmSwap:") + kib("HugetlbPages:"),
+                tables: kib("VmPTE:"),
+                virtual_size: kib("VmSize:"),
+                table_size: number("FDSize:").unwrap_or(0),
+                ..empty
+            })
+        });
+        living.unwrap_or(empty)
+    }
+
+    /// Returns the memory of the process, where a page that other processes have too counts in part. `None`
+    /// if it cannot be read.
+    fn share(&self) -> Option<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.thread)).ok()?;
+        let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        let kib = |text: &str| text.split_whitespace().next()?.parse::<u64>().ok();
+        Some((kib(line("Pss:")?)? + line("SwapPss:").and_then(kib).unwrap_or(0)) << 10)
+    }
+
+    /// Returns whether an earlier process of a list has the very same memory, as a child of `vfork` has.
+    fn borrows(&self, of: &[Process]) -> bool {
+        const VIRTUAL_MEMORY: libc::c_int = 1;
+        let earlier = of.iter().take_while(|process| process.thread != self.thread);
+        let mut alike =
+            earlier.filter(|process| process.resident > 0 && process.virtual_size == self.virtual_size);
+        alike.any(|process| {
+            // SAFETY: kcmp takes numbers only, and has no effect.
+            let order =
+                unsafe { libc::syscall(libc::SYS_kcmp, process.thread, self.thread, VIRTUAL_MEMORY, 0, 0) };
+            order == 0
+        })
+    }
+
+    /// Returns number and target of each descriptor; `None` if they cannot be read.
+    fn descriptors(&self) -> Option<Vec<(String, String)>> {
+        let listed = fs::read_dir(format!("/proc/{}/fd", self.thread)).ok()?;
+        let read = listed.flatten().filter_map(|entry| {
+            let target = fs::read_link(entry.path()).ok()?;
+            Some((entry.file_name().to_string_lossy().into_owned(), target.to_string_lossy().into_owned()))
+        });
+        Some(read.collect())
+    }
+
+    /// Returns the number of descriptors that an `epoll` descriptor watches.
+    fn watched(&self, descriptor: &str) -> u64 {
+        let text =
+            fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", self.thread)).unwrap_or_default();
+        text.lines().filter(|line| line.starts_with("tfd:")).count() as u64
+    }
+
+    /// Returns the number of mappings, or the most there can be if they cannot be read.
+    fn mappings(&self) -> u64 {
+        let most = (self.virtual_size / PAGE).min(MAX_MAPPINGS);
+        let text = fs::read(format!("/proc/{}/maps", self.thread));
+        text.map_or(most, |text| text.iter().filter(|byte| **byte == b'\n').count() as u64)
+    }
+}
+
+/// Times and state of a process, living or ended and not waited for.
+struct Stat {
+    /// Processor time of the process and of the children that it waited for, in seconds.
+    cpu: f64,
+    is_busy: bool,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it can hold anything.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
+    Some(Stat { cpu: ticks as f64 / TICKS, is_busy: fields.first() == Some(&"R") })
+}
+
+/// Returns the number of locks of ranges of files that processes hold or wait for.
+fn locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
+    let text = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let owner = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().filter(|field| *field != "->").collect();
+        fields.get(4)?.parse::<u32>().ok()
+    };
+    let is_ours = |owner: &u32| processes.iter().any(|(pid, _)| pid == owner);
+    text.lines().filter_map(owner).filter(is_ours).count() as u64
+}
+
+/// Returns all processes below `keeper`, with their threads.
+fn below(keeper: u32) -> Vec<(u32, BTreeSet<u32>)> {
+    let mut found = vec![(keeper, settled(|| threads(keeper)))];
     let mut at = 0;
-    while at < found.len() && found.len() < MOST {
-        let pid = found[at];
-        for thread in settled(|| threads(pid)) {
-            found.extend(settled(|| children(pid, thread)));
+    while at < found.len() && found.len() < MAX_PROCESSES {
+        let (pid, threads_of) = found[at].clone();
+        for thread in threads_of {
+            let children = settled(|| children(pid, thread));
+            found.extend(children.into_iter().map(|child| (child, settled(|| threads(child)))));
         }
         at += 1;
     }
@@ -56,8 +309,8 @@ fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// All that a listing names until it reads the same twice in a row. Where an entry goes away in the middle of
-/// a reading, the kernel leaves out one that stays: it finds its place again by counting.
+/// Returns every entry that a listing yields until two readings in a row agree. When an entry goes away
+/// during a reading, the kernel can leave out another one that stays, because it continues by counting.
 fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     let mut last = list();
     let mut all = last.clone();
@@ -72,18 +325,6 @@ fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     all
 }
 
-fn resident(pid: u32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE
-}
-
-/// Memory of a process, where pages that others have, too, count in part.
-fn share(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -91,16 +332,39 @@ mod tests {
 
     use super::*;
 
+    fn exceeds(keeper: u32, limit: u64) -> bool {
+        Watch::new(keeper, limit, false).look().exceeded
+    }
+
     #[test]
     fn memory_of_children_is_counted() {
         let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
         let me = std::process::id();
-        assert!(below(me).contains(&child.id()));
-        assert!(resident(child.id()) > 0 && share(child.id()).unwrap() > 0);
+        let found = below(me);
+        let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
+        let process = Process::read(*pid, threads);
+        assert!(process.resident > 0 && process.tables > 0 && process.share().unwrap() > 0);
+        assert!(process.mappings() > 5 && process.descriptors().unwrap().len() >= 3);
         assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!exceeds(child.id(), 0));
+    }
+
+    #[test]
+    fn processor_time_of_children_is_counted() {
+        let me = std::process::id();
+        let busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+        let mut busy = busy.unwrap();
+        let mut watch = Watch::new(me, 1 << 40, false);
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while watch.cpu < 0.2 && std::time::Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+            watch = watch.look();
+        }
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        assert!(watch.cpu >= 0.2 && watch.busy >= 1, "{watch:?}");
     }
 
     #[test]
@@ -120,7 +384,7 @@ mod tests {
             });
             let child = id.recv().unwrap();
             for _ in 0..20 {
-                assert!(below(std::process::id()).contains(&child));
+                assert!(below(std::process::id()).iter().any(|(pid, _)| *pid == child));
             }
             end.send(()).unwrap();
             before.into_iter().chain([parent]).for_each(|thread| thread.join().unwrap());

@@ -59,6 +59,8 @@ pub(crate) struct Python {
     pub version: String,
     /// Files and folders that code sees, read-only.
     pub read: Vec<String>,
+    /// Directories among them that the user named. A run sees them through a file system of its own.
+    pub apart: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -98,6 +100,7 @@ impl Python {
             }
             add(&mut read, &folder);
         }
+        let mut apart = Vec::new();
         for path in also {
             let path = std::fs::canonicalize(path).map_err(|error| {
                 SandboxError::Request(format!("read = {:?} cannot be shown to code: {error}", path.display()))
@@ -111,9 +114,18 @@ impl Python {
             else {
                 return Err(SandboxError::Request(format!("read = {path:?} cannot be shown to code")));
             };
+            let kind = std::fs::metadata(&path).map(|found| found.file_type());
+            if kind.is_ok_and(|kind| !kind.is_dir() && !kind.is_file()) {
+                return Err(SandboxError::Request(format!(
+                    "read = {path:?} cannot be shown to code: it is neither a file nor a directory"
+                )));
+            }
+            if path.is_dir() {
+                apart.push(text.to_owned());
+            }
             add(&mut read, text);
         }
-        Ok(Python { executable: answer.executable.into(), version: answer.version, read })
+        Ok(Python { executable: answer.executable.into(), version: answer.version, read, apart })
     }
 }
 

@@ -101,7 +101,8 @@ pub struct Outcome {
     pub stderr: Captured,
     /// Time by the clock, in seconds, with that of the jail's start.
     pub seconds: f64,
-    /// Time of processors, in seconds, of all processes that were waited for.
+    /// Time of processors, in seconds, of all processes. Without a cgroup, the time of a child is missing if
+    /// its parent did not wait for it and it ended between two looks at the processes.
     pub cpu_seconds: f64,
     /// Files that were asked for and are there.
     pub files: BTreeMap<String, Vec<u8>>,
@@ -168,7 +169,8 @@ pub(crate) async fn follow(
 ) -> Result<(Outcome, Jail), SandboxError> {
     let begun = Instant::now();
     let files: Vec<&[u8]> = run.files.values().map(Vec::as_slice).chain([run.code.as_bytes()]).collect();
-    let streams = zygote.spawn(order, &files, !run.stdin.is_empty()).await;
+    let group = zygote.group(&run.limits)?;
+    let streams = zygote.spawn(order, &files, !run.stdin.is_empty(), group.as_ref()).await;
     let mut streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
     if let Some(mut stdin) = streams.stdin.take() {
         let bytes = run.stdin.clone();
@@ -177,7 +179,7 @@ pub(crate) async fn follow(
             let _ = stdin.write_all(&bytes).await;
         });
     }
-    let mut jail = Jail::new(streams, &run.limits, zygote.jailed);
+    let mut jail = Jail::new(streams, &run.limits, zygote.jailed, group);
     let (ended, report) = to_the_end(&mut jail, deadline(seconds(run.limits.seconds))).await?;
     let report = report.unwrap_or(Report { code: None, signal: None, cpu: 0.0, files: Vec::new() });
     let (mut files, mut not_fetched) = (BTreeMap::new(), BTreeMap::new());
@@ -189,7 +191,8 @@ pub(crate) async fn follow(
     }
     let (stdout, stderr) = jail.take_output(&run.limits);
     let seconds = begun.elapsed().as_secs_f64();
-    Ok((Outcome { ended, stdout, stderr, seconds, cpu_seconds: report.cpu, files, not_fetched }, jail))
+    let cpu_seconds = report.cpu.max(jail.cpu_seconds());
+    Ok((Outcome { ended, stdout, stderr, seconds, cpu_seconds, files, not_fetched }, jail))
 }
 
 pub(crate) fn seconds(seconds: f64) -> Duration {
@@ -201,9 +204,9 @@ async fn to_the_end(jail: &mut Jail, mut until: Deadline) -> Result<(Ended, Opti
     loop {
         let stopped = match jail.next(&mut until).await? {
             Event::Ended(report) => return Ok((ended(&report), Some(report))),
-            Event::Cell(_) | Event::NoCells => continue,
+            Event::Cell(_) | Event::NoCells | Event::Looked(_) => continue,
             Event::Late => Ended::TimeLimit,
-            Event::OverMemory => Ended::MemoryLimit,
+            Event::OverMemory => return Ok((Ended::MemoryLimit, jail.stop_at_once().await)),
         };
         return Ok((stopped, jail.stop().await));
     }

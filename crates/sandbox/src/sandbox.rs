@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 
+use crate::cgroup::Groups;
 use crate::error::SandboxError;
 use crate::limits::Limits;
 use crate::protection::{Demand, Missing, Protection, reasons, way_out};
@@ -31,6 +32,8 @@ pub struct Options {
     pub waiting: usize,
     /// Most sessions that are open.
     pub sessions: usize,
+    /// Whether each run gets a cgroup, if this process can create them. Without one, memory is watched.
+    pub cgroup: bool,
 }
 
 impl Default for Options {
@@ -44,6 +47,7 @@ impl Default for Options {
             concurrency: cores,
             waiting: 1024,
             sessions: 256,
+            cgroup: true,
         }
     }
 }
@@ -81,7 +85,12 @@ impl Sandbox {
     pub async fn start(options: Options) -> Result<Self, SandboxError> {
         let python = Python::find(&options.python, &options.read).await?;
         let full = options.protection == Demand::Full;
-        let mut setup = Setup { python, preload: options.preload.clone(), full, namespaces: true };
+        let groups = options.cgroup.then(Groups::create).transpose();
+        let groups = groups.unwrap_or_else(|why| {
+            tracing::debug!(%why, "runs get no cgroup; memory is watched");
+            None
+        });
+        let mut setup = Setup { python, preload: options.preload.clone(), full, namespaces: true, groups };
         let mut zygote = Zygote::start(&setup).await?;
         let mut missing = std::mem::take(&mut zygote.missing);
         if !missing.is_empty() && !full {
@@ -118,6 +127,11 @@ impl Sandbox {
     /// Protection that code runs behind.
     pub fn protection(&self) -> &Protection {
         &self.0.protection
+    }
+
+    /// Whether each run has a cgroup, which limits its memory in the kernel.
+    pub fn has_cgroups(&self) -> bool {
+        self.0.setup.groups.is_some()
     }
 
     /// Version of the interpreter.

@@ -40,8 +40,9 @@ pub struct Session {
     _place: OwnedSemaphorePermit,
 }
 
-/// An interpreter between two cells. Threads and processes that cells have left go on meanwhile, and are
-/// watched. Dropping it ends them.
+/// An interpreter between two cells. Threads and processes that cells have left continue meanwhile. They are
+/// watched: their memory has the limit of the session, and the time of processors that they use between two
+/// cells has the limit of a cell. Dropping it ends them.
 #[derive(Debug)]
 struct Resting {
     watch: JoinHandle<(Jail, Option<Happened>)>,
@@ -49,9 +50,9 @@ struct Resting {
 }
 
 impl Resting {
-    fn begin(jail: Jail) -> Self {
+    fn begin(jail: Jail, cpu: f64) -> Self {
         let (wake, woken) = oneshot::channel();
-        Resting { watch: tokio::spawn(jail.rest(woken)), wake }
+        Resting { watch: tokio::spawn(jail.rest(cpu, woken)), wake }
     }
 
     /// The interpreter, and what has happened to it.
@@ -158,10 +159,11 @@ impl Session {
                         break Ended::Signal(libc::SIGKILL);
                     };
                     let (stdout, stderr) = jail.take_output(&limits);
-                    (self.resting, self.is_fresh) = (Some(Resting::begin(jail)), false);
+                    (self.resting, self.is_fresh) = (Some(Resting::begin(jail, limits.seconds)), false);
                     let seconds = begun.elapsed().as_secs_f64();
                     return Ok(Cell { stdout, stderr, shown, error, ended: None, is_fresh, seconds });
                 }
+                Event::Looked(_) => continue,
                 Event::NoCells if handed.as_ref().is_some_and(Result::is_ok) => continue,
                 Event::NoCells => {
                     jail.stop().await.map_or(Ended::Signal(libc::SIGKILL), |report| ended(&report))
@@ -172,7 +174,7 @@ impl Session {
                     Ended::TimeLimit
                 }
                 Event::OverMemory => {
-                    jail.stop().await;
+                    jail.stop_at_once().await;
                     Ended::MemoryLimit
                 }
             };
@@ -193,7 +195,7 @@ impl Session {
     pub async fn finish(mut self) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
         let Some(resting) = self.resting.take() else { return Ok(BTreeMap::new()) };
         let report = match resting.end().await? {
-            (_, Some(Ok(Event::OverMemory))) => return Ok(BTreeMap::new()),
+            (_, Some(Ok(Event::OverMemory | Event::Late))) => return Ok(BTreeMap::new()),
             (jail, Some(Ok(Event::Ended(report)))) => (jail, Some(report)),
             (mut jail, _) => {
                 let report = jail.stop().await;
@@ -218,8 +220,9 @@ impl Session {
         let zygote = self.sandbox.0.zygote().await?;
         let order = self.sandbox.0.order(&run, true);
         let contents: Vec<&[u8]> = run.files.values().map(Vec::as_slice).collect();
-        let streams = zygote.spawn(&order, &contents, false).await;
+        let group = zygote.group(limits)?;
+        let streams = zygote.spawn(&order, &contents, false, group.as_ref()).await;
         let streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
-        Ok(Jail::new(streams, limits, zygote.jailed))
+        Ok(Jail::new(streams, limits, zygote.jailed, group))
     }
 }

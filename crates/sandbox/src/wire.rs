@@ -19,7 +19,7 @@ const LONGEST: usize = 64 << 20;
 /// Sends one byte and descriptors with it, as soon as there is room.
 pub(crate) async fn send_descriptors(to: &UnixDatagram, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     to.async_io(Interest::WRITABLE, || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(6))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(7))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(fds));
         let sent = sendmsg(to, &[io::IoSlice::new(b"r")], &mut control, SendFlags::NOSIGNAL);

@@ -6,6 +6,7 @@ use std::io::{Seek, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -18,8 +19,10 @@ use tokio::net::{UnixDatagram, UnixStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use crate::cgroup::{Group, Groups};
 use crate::error::SandboxError;
 use crate::filter;
+use crate::limits::Limits;
 use crate::protection::{Missing, OF_NAMESPACES};
 use crate::python::Python;
 use crate::wire::{Frames, send_descriptors};
@@ -47,6 +50,8 @@ pub(crate) struct Zygote {
     pub jailed: bool,
     /// Walls that it could not build.
     pub missing: Vec<Missing>,
+    /// Cgroups of runs, if this process can create them.
+    groups: Option<Arc<Groups>>,
 }
 
 /// How a fork server is to be.
@@ -59,6 +64,8 @@ pub(crate) struct Setup {
     pub full: bool,
     /// Whether namespaces are tried.
     pub namespaces: bool,
+    /// Cgroups of runs, if this process can create them.
+    pub groups: Option<Arc<Groups>>,
 }
 
 /// Fork server's first words.
@@ -128,14 +135,17 @@ impl Zygote {
         // Packets in order, over a connection that says when the other end is gone: tokio has no name for
         // these.
         let control = UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
-        let filters = filter::programs().map_err(SandboxError::Broken)?;
+        let filters = filter::programs(setup.groups.is_some()).map_err(SandboxError::Broken)?;
         let hex = |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let config = json!({
             "namespaces": setup.namespaces,
             "read": setup.python.read,
             "preload": setup.preload,
-            "filters": filters.iter().map(hex).collect::<Vec<_>>(),
+            "filters": filters.server.iter().map(hex).collect::<Vec<_>>(),
+            "runner_filter": hex(&filters.runner),
             "full": setup.full,
+            "apart": setup.python.apart,
+            "counted": setup.groups.is_some(),
             "user": USER,
             "pivot_root": libc::SYS_pivot_root,
             "clone": libc::SYS_clone,
@@ -168,7 +178,8 @@ impl Zygote {
             let wall = |name: &str| Missing { name: name.to_owned(), why: why.clone() };
             missing.extend(OF_NAMESPACES.iter().map(|name| wall(name)));
         }
-        Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing })
+        let groups = setup.groups.clone();
+        Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing, groups })
     }
 
     /// Whether it still runs.
@@ -178,7 +189,17 @@ impl Zygote {
         !matches!(rustix::event::poll(&mut polled, Some(&rustix::time::Timespec::default())), Ok(1..))
     }
 
-    /// Forks the keeper of a run.
+    /// Creates the cgroup of a run, if this process can create them.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel refuses it now. The run must not start then: the call filter relies on
+    /// it.
+    pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, SandboxError> {
+        let created = self.groups.as_ref().map(|groups| Group::create(groups, limits)).transpose();
+        created.map_err(|error| SandboxError::Broken(format!("the cgroup of the run: {error}")))
+    }
+
+    /// Forks the keeper of a run, in `group`.
     ///
     /// # Errors
     /// When the fork server is gone, or this process has no descriptors left.
@@ -187,6 +208,7 @@ impl Zygote {
         order: &Order,
         files: &[&[u8]],
         stdin: bool,
+        group: Option<&Group>,
     ) -> std::io::Result<Streams> {
         let ordered = std::fs::File::from(memfd_create("order", MemfdFlags::CLOEXEC)?);
         let mut writing = &ordered;
@@ -200,6 +222,7 @@ impl Zygote {
         let (stderr_out, stderr_in) = pipe_with(PipeFlags::CLOEXEC)?;
         let (line, their_line) = StdStream::pair()?;
         let (cells, their_cells) = StdStream::pair()?;
+        let group = group.map(Group::processes).transpose()?;
         let theirs = [
             ordered.as_fd(),
             stdin_out.as_fd(),
@@ -208,6 +231,7 @@ impl Zygote {
             their_line.as_fd(),
             their_cells.as_fd(),
         ];
+        let theirs: Vec<_> = theirs.into_iter().chain(group.as_ref().map(AsFd::as_fd)).collect();
         send_descriptors(&self.control, &theirs).await?;
         let frames = |stream: StdStream| {
             stream.set_nonblocking(true)?;

@@ -92,7 +92,7 @@ async fn arguments_that_do_not_fit_are_explained() {
 #[tokio::test]
 async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
     let sandbox = Sandbox::start(options(false).sandbox).await.unwrap();
-    let service = Service::new(sandbox, limits(), &["key".to_owned()]);
+    let service = Service::new(sandbox, limits(), &["key".to_owned()], Default::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });

@@ -4,7 +4,7 @@
 //! with
 //! the status `SandboxError`; 422 where the request cannot be read. Besides, 401 without a key where keys are
 //! needed, and 429 where all places are taken and so are those to wait in. `GET /v1/ping` says `pong`,
-//! `GET /protection` what code runs behind.
+//! `GET /protection` what code runs behind. Without keys, requests that a web page can cause get 403 or 415.
 
 mod fusion;
 
@@ -20,6 +20,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use dressage_http::{Access, Verdict};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -49,14 +50,15 @@ struct Inner {
     sandbox: Sandbox,
     limits: Limits,
     keys: Vec<[u8; 32]>,
+    access: Access,
 }
 
 impl Service {
-    /// A service whose requests may ask for no more than `limits`, and must bear one of the keys where there
-    /// are any.
-    pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String]) -> Self {
+    /// Creates a service whose requests must bear one of `keys`, if there are any. `limits` are the maxima of
+    /// a request: more memory is reduced to them, and more time is rejected.
+    pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
         let keys = keys.iter().map(|key| hash(key)).collect();
-        Service(Arc::new(Inner { sandbox, limits, keys }))
+        Service(Arc::new(Inner { sandbox, limits, keys, access }))
     }
 
     /// All its paths.
@@ -74,14 +76,25 @@ impl Service {
                 )
             })
             .layer(DefaultBodyLimit::max(MOST_BYTES))
+            .layer(from_fn_with_state(self.clone(), permitted))
             .with_state(self.clone())
     }
 
-    /// Limits of a request: no more than the service's own.
-    fn limits(&self, seconds: f64, memory_mb: i64) -> Limits {
+    /// Returns the limits of a request, whose time is called `name`.
+    ///
+    /// # Errors
+    /// Returns an error if the request asks for more time than the service gives.
+    fn limits(&self, name: &str, seconds: f64, memory_mb: i64) -> Result<Limits, SandboxError> {
         let most = self.0.limits;
+        if seconds > most.seconds {
+            return Err(SandboxError::Request(format!(
+                "`{name}` is {seconds}, but this service runs code for at most {} seconds; ask for less, or start it \
+                 with a higher --max-seconds",
+                most.seconds
+            )));
+        }
         let memory = u64::try_from(memory_mb).ok().filter(|memory| *memory > 0).unwrap_or(most.memory_mb);
-        Limits { seconds, memory_mb: memory.min(most.memory_mb), ..most }
+        Ok(Limits { seconds, memory_mb: memory.min(most.memory_mb), ..most })
     }
 }
 
@@ -99,6 +112,24 @@ pub async fn serve(
 
 fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
+}
+
+/// Rejects requests that a web page can cause, before their body is read.
+async fn permitted(State(service): State<Service>, request: Request, next: Next) -> Response {
+    let needs_key = !service.0.keys.is_empty();
+    match service.0.access.check(request.method(), request.uri(), request.headers(), needs_key) {
+        Verdict::Rejected(rejection) => detail(rejection.status, rejection.message),
+        Verdict::Preflight(cors) => {
+            let mut response = StatusCode::NO_CONTENT.into_response();
+            cors.apply(response.headers_mut());
+            response
+        }
+        Verdict::Allowed(cors) => {
+            let mut response = next.run(request).await;
+            cors.apply(response.headers_mut());
+            response
+        }
+    }
 }
 
 /// Lets requests pass that bear a key. Hashes are compared, so the time it takes tells nothing.
@@ -158,6 +189,7 @@ async fn protection(State(service): State<Service>) -> Response {
         "achieved": sandbox.protection().achieved,
         "missing": sandbox.protection().missing,
         "python": sandbox.python(),
+        "memory": if sandbox.has_cgroups() { "cgroup" } else { "watch" },
     });
     body(&text)
 }
@@ -179,7 +211,7 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
             files: decoded(&request.files).map_err(SandboxError::Request)?,
             fetch: request.fetch_files,
             environment: Default::default(),
-            limits: service.limits(request.run_timeout, request.memory_limit_mb),
+            limits: service.limits("run_timeout", request.run_timeout, request.memory_limit_mb)?,
         };
         let outcome = service.0.sandbox.run(&run).await?;
         Ok(CodeAnswer::of(&outcome, &run.limits))
@@ -203,7 +235,7 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterAnswer, 
     if request.kernel != "python3" {
         return Err(SandboxError::Request(format!("kernel: {:?} is none here; python3 is", request.kernel)));
     }
-    let limits = service.limits(request.total_timeout, request.memory_limit_mb);
+    let limits = service.limits("total_timeout", request.total_timeout, request.memory_limit_mb)?;
     let files = decoded(&request.files).map_err(SandboxError::Request)?;
     let options =
         SessionOptions { files, fetch: request.fetch_files, environment: Default::default(), limits };

@@ -12,7 +12,8 @@ use crate::sandbox::Options;
 
 async fn service(options: Options, keys: &[String]) -> Service {
     let options = Options { protection: Demand::BestEffort, ..options };
-    Service::new(Sandbox::start(options).await.unwrap(), Limits::default(), keys)
+    let limits = Limits { seconds: 60.0, ..Limits::default() };
+    Service::new(Sandbox::start(options).await.unwrap(), limits, keys, Access::default())
 }
 
 async fn post(service: &Service, path: &str, key: Option<&str>, body: &str) -> (u16, Value) {
@@ -169,11 +170,41 @@ async fn what_cannot_be_read_is_422_and_names_the_field() {
         ("/run_code", r#"{"code": "", "language": "python", "files": {"../a": ""}}"#, "../a"),
         ("/run_code", r#"{"code": "", "language": "python", "fetch_files": ["/etc/passwd"]}"#, "/etc/passwd"),
         ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 0}"#, "seconds"),
+        ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 86400}"#, "at most 60 seconds"),
+        ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 1e999}"#, "range"),
+        ("/run_jupyter", r#"{"cells": [], "total_timeout": 61}"#, "`total_timeout` is 61"),
         ("/run_jupyter", r#"{"cells": [], "kernel": "r"}"#, "kernel"),
     ] {
         let (status, answer) = post(&service, path, None, body).await;
         assert_eq!(status, 422, "{body}: {answer}");
         assert!(answer.to_string().contains(part), "{body}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn requests_of_web_pages_are_rejected_without_keys() {
+    let open = service(Options::default(), &[]).await;
+    let keyed = service(Options::default(), &["secret".to_owned()]).await;
+    let status = async |service: &Service, headers: &[(&str, &str)]| {
+        let mut request = Request::post("/run_code").header("authorization", "Bearer secret");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let body = Body::from(r#"{"code": "", "language": "python"}"#);
+        service.router().oneshot(request.body(body).unwrap()).await.unwrap().status().as_u16()
+    };
+    const JSON: (&str, &str) = ("content-type", "application/json");
+    for (headers, expected) in [
+        (&[JSON, ("host", "127.0.0.1:8080")][..], 200),
+        (&[JSON, ("host", "evil.example:8080")], 403),
+        (&[JSON, ("host", "127.0.0.1:8080"), ("origin", "http://evil.example")], 403),
+        (&[JSON, ("host", "127.0.0.1:8080"), ("origin", "null")], 403),
+        (&[("content-type", "text/plain"), ("host", "127.0.0.1:8080")], 415),
+        (&[("host", "127.0.0.1:8080")], 415),
+    ] {
+        assert_eq!(status(&open, headers).await, expected, "{headers:?}");
+        // No page has the key.
+        assert_eq!(status(&keyed, headers).await, 200, "{headers:?}");
     }
 }
 

@@ -6,7 +6,8 @@ class Keeper:
 
     def __init__(self, config, fds, jailed):
         self.config, self.jailed = config, jailed
-        order, self.stdin, self.stdout, self.stderr, self.line, self.cells = fds
+        order, self.stdin, self.stdout, self.stderr, self.line, self.cells = fds[:6]
+        self.group = fds[6] if len(fds) > 6 else None
         self.line = socket.socket(fileno=self.line)
         with open(order, "rb") as file:
             size = struct.unpack("=I", file.read(4))[0]
@@ -38,8 +39,14 @@ class Keeper:
 
     def prepare(self):
         ids = (os.getuid(), os.getgid())
+        if self.group is not None:
+            os.write(self.group, b"0")
+            os.close(self.group)
         if self.jailed:
             map_user(INSIDE, self.config["ids"])
+            if self.group is not None:
+                # /proc/self/cgroup then shows a root, and no name of the host.
+                call("unshare", libc.unshare(NEWCGROUP))
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
         call("prctl", libc.prctl(DUMPABLE, 0, 0, 0, 0))
@@ -55,6 +62,8 @@ class Keeper:
             call("umount", libc.umount2(b"/run", MNT_DETACH))
             for path, held in shown:
                 show_again(path, held)
+            for path in self.config["apart"]:
+                set_apart(path)
             mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid")
         else:
             call("prctl", libc.prctl(SUBREAPER, 1, 0, 0, 0))
@@ -129,7 +138,12 @@ class Keeper:
         yield "no-new-privileges", lambda: call("prctl", libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0))
         yield "landlock", lambda: landlock(read, change)
         yield "dumpable", lambda: libc.prctl(DUMPABLE, 1, 0, 0, 0)
-        yield "seccomp", lambda: filter_calls(self.config["filters"])
+        yield "seccomp", self.filter
+
+    def filter(self):
+        if self.config["unfiltered"]:
+            raise Step(self.config["unfiltered"])
+        filter_calls([self.config["runner_filter"]])
 
     def outlive(self):
         """Waits for the runner or for the word to stop, ends what is left, hands files out."""
@@ -138,13 +152,13 @@ class Keeper:
         poll.register(runner, select.POLLIN)
         poll.register(self.line, select.POLLIN)
         poll.poll()
-        ended, usage = None, resource.getrusage(resource.RUSAGE_CHILDREN)
+        ended = None
         while ended is None:
             # In its own namespace that is all but this process.
             self.end_all()
-            pid, status, used = os.wait4(-1, 0)
+            pid, status = os.waitpid(-1, 0)
             if pid == self.runner:
-                ended, usage = status, used
+                ended = status
         self.end_all()
         while self.reap():
             self.end_all()
@@ -157,6 +171,7 @@ class Keeper:
             blobs.append(content)
         if not self.jailed:
             remove(self.home)
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         said = {
             "code": os.WEXITSTATUS(ended) if os.WIFEXITED(ended) else None,
             "signal": os.WTERMSIG(ended) if os.WIFSIGNALED(ended) else None,
@@ -207,6 +222,19 @@ def show_again(path, held):
     there = "/proc/self/fd/%d" % held
     bind(there, path)
     os.close(held)
+
+
+def set_apart(path):
+    """Covers a directory with an overlay of itself. Its pipes, sockets and locks are then objects of this run:
+    nothing that the host does with them reaches the run, and nothing the other way. Where the kernel refuses the
+    overlay, the directory stays as it is, and the call filter alone keeps sockets and leases away."""
+    if any(mark in path for mark in ":,\\") or not os.path.isdir(path):
+        return
+    flags = MS_RDONLY | MS_NOSUID | MS_NODEV
+    try:
+        mount("overlay", path, "overlay", flags, "lowerdir=%s:/run,userxattr" % path)
+    except Step:
+        pass
 
 
 def descendants(of):

@@ -48,7 +48,8 @@ def main():
     os.close(null)
     control = socket.socket(fileno=line)
     config = json.loads(control.recv(1 << 20))
-    config["filters"] = [bytes.fromhex(program) for program in config["filters"]]
+    filters = [bytes.fromhex(program) for program in config.pop("filters")]
+    config["runner_filter"] = bytes.fromhex(config["runner_filter"])
     config["control"] = control
     config["jailed"] = config["namespaces"]
     os.setsid()
@@ -62,9 +63,8 @@ def main():
             control.send(json.dumps({"missing": missing}).encode())
             return None
     config["ids"] = (os.getuid(), os.getgid())
-    version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
-    # A Landlock domain of version 6 keeps abstract sockets of runs apart, for less than a network each.
-    config["run_namespaces"] = NEWUSER | NEWNS | NEWPID | NEWIPC | (0 if version >= 6 else NEWNET)
+    # System V and POSIX message objects cannot be created, so that all runs can share one IPC namespace.
+    config["run_namespaces"] = NEWUSER | NEWNS | NEWPID | NEWNET
     if config["jailed"]:
         pid, number = fork_into(config)
         if pid == 0:
@@ -73,12 +73,20 @@ def main():
             missing["namespaces"] = "clone: " + os.strerror(number)
         else:
             os.waitpid(pid, 0)
+    if not config["counted"]:
+        share_by_files()
     failed = {}
     for name in config["preload"]:
         try:
             __import__(name)
         except Exception as error:
             failed[name] = repr(error)
+    config["unfiltered"] = None
+    try:
+        call("prctl", libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0))
+        filter_calls(filters)
+    except Step as error:
+        config["unfiltered"] = str(error)
     control.send(json.dumps({"missing": missing, "preload": failed}).encode())
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     import gc
@@ -86,7 +94,7 @@ def main():
     gc.collect()
     gc.freeze()
     while True:
-        order, fds, _, _ = socket.recv_fds(control, 1, 6)
+        order, fds, _, _ = socket.recv_fds(control, 1, 7)
         if not order:
             return None
         keeper = spawn(config, fds)
@@ -97,4 +105,4 @@ def main():
 if __name__ == "__main__":
     _keeper = main()
     if _keeper:
-        start(_keeper)
+        end(start, _keeper)

@@ -5,10 +5,12 @@
 //! namespaces, the tests say so and are skipped.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
+mod endings;
 mod leaks;
 
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use dressage_sandbox::{
@@ -17,16 +19,43 @@ use dressage_sandbox::{
 
 use leaks::Held;
 
-/// Attempts, each after a title.
-const ATTEMPTS: &str = include_str!("attempts.py");
+/// Lines that stand before every attempt.
+const PRELUDE: &str = include_str!("attacks/prelude.py");
+
+/// Attempts by class, each after a title.
+const ATTEMPTS: [&str; 8] = [
+    include_str!("attacks/network.py"),
+    include_str!("attacks/files.py"),
+    include_str!("attacks/kernel.py"),
+    include_str!("attacks/processes.py"),
+    include_str!("attacks/time.py"),
+    include_str!("attacks/memory.py"),
+    include_str!("attacks/between.py"),
+    include_str!("attacks/output.py"),
+];
+
+/// Returns expectation, name and code of each attempt.
+fn attempts() -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    let parts = ATTEMPTS.iter().flat_map(|class| class.strip_prefix("### ").unwrap().split("\n### "));
+    parts.map(|part| {
+        let (title, code) = part.split_once('\n').unwrap();
+        let (expect, name) = title.split_once(": ").unwrap();
+        (expect, name, format!("{PRELUDE}\n{code}"))
+    })
+}
 
 /// One test at a time: processes and descriptors of another would count as left over.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// A sandbox of full protection; `None`, said aloud, where the kernel refuses one.
 async fn full() -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
+    full_with(Vec::new()).await
+}
+
+/// A sandbox of full protection, whose code sees some directories besides.
+async fn full_with(read: Vec<PathBuf>) -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
     let alone = ALONE.lock().await;
-    match Sandbox::start(Options { concurrency: 4, ..Options::default() }).await {
+    match Sandbox::start(Options { concurrency: 4, read, ..Options::default() }).await {
         Ok(sandbox) => Some((sandbox, alone)),
         Err(error @ SandboxError::Protection { .. }) => {
             eprintln!("SKIPPED: {error}");
@@ -56,8 +85,11 @@ async fn python(sandbox: &Sandbox, code: &str) -> Outcome {
 /// Things of the host that code must not reach.
 struct Host {
     folder: tempfile::TempDir,
+    /// Directory that code sees, outside of the directories that each run has of its own.
+    shown: tempfile::TempDir,
     tcp: std::net::TcpListener,
-    _local: [UnixListener; 2],
+    _local: [UnixListener; 3],
+    _datagrams: UnixDatagram,
     name: String,
 }
 
@@ -67,12 +99,27 @@ impl Host {
         std::fs::write(folder.path().join("secret"), "hush").unwrap();
         let name = format!("dressage-test-{}-{:p}", std::process::id(), &folder);
         let abstracted = SocketAddr::from_abstract_name(&name).unwrap();
+        let shown_folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let shown = shown_folder.path();
+        std::fs::write(shown.join("data"), "rows").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, shown.join("pipe"), 0o666.into()).unwrap();
         let local = [
             UnixListener::bind(folder.path().join("socket")).unwrap(),
+            UnixListener::bind(shown.join("socket")).unwrap(),
             UnixListener::bind_addr(&abstracted).unwrap(),
         ];
+        let datagrams = UnixDatagram::bind(shown.join("datagrams")).unwrap();
+        // For all users, also where this process is root and code is not.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        for name in ["", "socket", "datagrams", "pipe", "data"] {
+            std::fs::set_permissions(shown.join(name), std::fs::Permissions::clone(&open)).unwrap();
+        }
         let tcp = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        Host { folder, tcp, _local: local, name }
+        Host { folder, shown: shown_folder, tcp, _local: local, _datagrams: datagrams, name }
+    }
+
+    fn shown(&self) -> PathBuf {
+        self.shown.path().to_owned()
     }
 
     fn put_in(&self, code: &str) -> String {
@@ -82,6 +129,7 @@ impl Host {
             .replace("@unix@", &path("socket"))
             .replace("@abstract@", &self.name)
             .replace("@secret@", &path("secret"))
+            .replace("@shown@", self.shown.path().to_str().unwrap())
             .replace("@folder@", self.folder.path().to_str().unwrap())
             .replace("@pid@", &std::process::id().to_string())
             .replace("@host@", host.trim())
@@ -110,17 +158,13 @@ const HARMLESS: [&str; 14] = [
 async fn without_a_sandbox_attempts_succeed() {
     let _alone = ALONE.lock().await;
     let host = Host::new();
-    let mut parts = ATTEMPTS.split("\n### ");
-    let prelude = parts.next().unwrap();
     let mut count = 0;
-    for part in parts {
-        let (title, code) = part.split_once('\n').unwrap();
-        let name = title.split_once(": ").unwrap().1;
+    for (_, name, code) in attempts() {
         if !HARMLESS.contains(&name) {
             continue;
         }
         count += 1;
-        let code = host.put_in(&format!("{prelude}\n{code}"));
+        let code = host.put_in(&code);
         let mut command = std::process::Command::new("python3");
         let folder = tempfile::tempdir().unwrap();
         let output = command
@@ -153,6 +197,18 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
                 || (outcome.ended == Ended::Exit(1) && err.ends_with("MemoryError\n"))
                 || (outcome.ended == Ended::Exit(1) && err.contains("Cannot allocate memory"))
         }
+        "bounded" => {
+            let held = out.lines().filter_map(|line| line.strip_prefix("HELD ")?.parse::<u64>().ok());
+            let most = limits().memory_mb + limits().disk_mb;
+            match outcome.ended {
+                Ended::MemoryLimit => true,
+                Ended::Exit(0) => {
+                    held.sum::<u64>() <= most && (out.contains("HELD") || out.contains("refused:"))
+                }
+                Ended::Exit(1) => err.contains("MemoryError") || err.contains("Cannot allocate memory"),
+                _ => false,
+            }
+        }
         other => panic!("{other}"),
     };
     is_right.then_some(()).ok_or_else(|| format!("{:?}\n{out}\n{err}", outcome.ended))
@@ -162,23 +218,19 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
 async fn every_attempt_is_contained_and_leaves_nothing() {
     // SAFETY: no other thread of this test reads the environment yet.
     unsafe { std::env::set_var("DRESSAGE_TEST_SECRET", "hush") };
-    let Some((sandbox, _alone)) = full().await else { return };
     let host = Host::new();
-    let mut parts = ATTEMPTS.split("\n### ");
-    let prelude = parts.next().unwrap();
+    let Some((sandbox, _alone)) = full_with(vec![host.shown()]).await else { return };
     let only = std::env::var("DRESSAGE_ATTEMPT").unwrap_or_default();
     let (mut count, mut wrong) = (0, Vec::new());
     python(&sandbox, "pass").await;
     let before = Held::settled().await;
-    for part in parts {
-        let (title, code) = part.split_once('\n').unwrap();
-        let (expect, name) = title.split_once(": ").unwrap();
+    for (expect, name, code) in attempts() {
         if !name.contains(&only) {
             continue;
         }
         count += 1;
         let seconds = if expect == "late" { 1.5 } else { 60.0 };
-        let code = host.put_in(&format!("{prelude}\n{code}"));
+        let code = host.put_in(&code);
         let run = Run { limits: Limits { seconds, ..limits() }, ..Run::new(Language::Python, code) };
         let judgement = match sandbox.run(&run).await {
             Ok(outcome) => judged(expect, &outcome),
@@ -186,18 +238,18 @@ async fn every_attempt_is_contained_and_leaves_nothing() {
         };
         let left = before.waited_for().await;
         for what in [judgement, left].into_iter().filter_map(Result::err) {
-            wrong.push(format!("--- {title}\n{what}"));
+            wrong.push(format!("--- {expect}: {name}\n{what}"));
         }
     }
     println!("{count} attempts");
-    assert!(count >= 40 || !only.is_empty(), "{count}");
+    assert!(count >= 190 || !only.is_empty(), "{count}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[tokio::test]
 async fn runs_do_not_reach_each_other() {
     let Some((sandbox, _alone)) = full().await else { return };
-    // An abstract socket, a file, and a secret of one run, while it lives.
+    // A file and a secret of one run, while it lives.
     let mut one = sandbox
         .session(SessionOptions {
             environment: [("TOKEN".to_owned(), "very-hush".to_owned())].into(),
@@ -207,15 +259,14 @@ async fn runs_do_not_reach_each_other() {
         .unwrap();
     let cell = one
         .cell(
-            "import socket, os\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0meet')\ns.listen()\n\
+            "import socket, os\npair = socket.socketpair()\n\
              open('/tmp/meet', 'w').write('x')\nopen('/dev/shm/meet', 'w').write('x')\nos.environ['TOKEN']",
         )
         .await
         .unwrap();
     assert_eq!((cell.shown, cell.error), (vec!["'very-hush'".to_owned()], None));
     let code = "import os, socket, sys\n\
-        try: socket.socket(socket.AF_UNIX).connect('\\0meet'); print('ESCAPED')\n\
-        except OSError: print('refused:')\n\
+        print(len(open('/proc/self/net/unix').readlines()) - 1, 'sockets')\n\
         print([os.listdir(f) for f in ('/tmp', '/dev/shm')], os.listdir())\n\
         needle = ('-yrev'[::-1] + 'hush').encode()\n\
         memory = open('/proc/self/mem', 'rb')\n\
@@ -229,7 +280,7 @@ async fn runs_do_not_reach_each_other() {
         print('secrets', found)";
     let outcome = python(&sandbox, code).await;
     let out = outcome.stdout.text();
-    assert_eq!(out, "refused:\n[[], []] ['main.py']\nsecrets 0\n", "{}", outcome.stderr.text());
+    assert_eq!(out, "0 sockets\n[[], []] ['main.py']\nsecrets 0\n", "{}", outcome.stderr.text());
     // Nor does the next run find the files of one that has ended.
     python(&sandbox, "open('/tmp/kept', 'w').write('x')").await;
     assert_eq!(python(&sandbox, "import os; print(os.listdir('/tmp'))").await.stdout.text(), "[]\n");
@@ -450,7 +501,7 @@ fn less_protection_is_refused_by_name_or_used_where_asked_for() -> ExitCode {
             "tries(call, 101, 16, @pid@, 0, 0)",
             "for _ in range(3):\n    if os.fork() == 0:\n        os.setsid(); time.sleep(100)\nprint('refused:')",
         ] {
-            let code = host.put_in(&format!("{}\n{code}", ATTEMPTS.split("\n### ").next().unwrap()));
+            let code = host.put_in(&format!("{PRELUDE}\n{code}"));
             let outcome = python(&sandbox, &code).await;
             judged("refused", &outcome).unwrap_or_else(|why| panic!("{code}: {why}"));
             before.waited_for().await.unwrap();

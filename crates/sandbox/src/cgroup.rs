@@ -1,0 +1,225 @@
+//! A cgroup (version 2) for each run: the kernel charges it for all memory, and counts its processes and
+//! time.
+//!
+//! A cgroup is an addition: it is used where this process may create one that limits memory. That holds for
+//! root with a writable cgroup file system, and in a subtree that systemd delegates (`systemd-run --user
+//! --scope -p Delegate=yes`). Elsewhere the watch (`memory.rs`) and the call filter hold the limit.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::limits::Limits;
+
+/// Prefix of the directories that this module creates; the process id follows.
+const PREFIX: &str = "dressage-sandbox-";
+
+/// Memory of a run beyond its limits, in bytes: the pages that its keeper writes to.
+const KEEPER: u64 = 16 << 20;
+
+/// Processes of a run beyond its limit: the keeper, the runner and a reserve for the moment of a fork.
+const PROCESSES: u32 = 4;
+
+/// Timeout for the kernel to release the cgroups of ended runs.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The cgroup under which this process creates one for each run. Dropping it removes it.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    path: PathBuf,
+    created: AtomicUsize,
+    /// Directories whose processes are ending.
+    ended: Mutex<Vec<PathBuf>>,
+}
+
+/// The cgroup of a run. Dropping it ends all processes in it.
+#[derive(Debug)]
+pub(crate) struct Group {
+    path: PathBuf,
+    groups: Arc<Groups>,
+}
+
+impl Groups {
+    /// Creates a cgroup for runs, near the one of this process. Returns an error if none that limits memory
+    /// can be created.
+    pub(crate) fn create() -> Result<Arc<Self>, String> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let (mount, own) = place(&mounts, &own).ok_or("cgroup version 2 is not mounted")?;
+        let mut why = format!("{}: no cgroup there limits memory", mount.display());
+        // Near this process first, so that its own limits hold for runs, too.
+        let mut above = Some(own.as_path());
+        while let Some(parent) = above.filter(|path| path.starts_with(&mount)) {
+            match Groups::below(parent) {
+                Ok(groups) => return Ok(Arc::new(groups)),
+                Err(error) => why = format!("{}: {error}", parent.display()),
+            }
+            above = parent.parent();
+        }
+        Err(why)
+    }
+
+    fn below(parent: &Path) -> std::io::Result<Self> {
+        remove_stale(parent);
+        delegate(parent)?;
+        let path = parent.join(format!("{PREFIX}{}", std::process::id()));
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let path = path.with_extension(NUMBER.fetch_add(1, Ordering::Relaxed).to_string());
+        fs::create_dir(&path)?;
+        let groups = Groups { path, created: AtomicUsize::new(0), ended: Mutex::default() };
+        delegate(&groups.path)?;
+        // A trial: rights show only when a process moves.
+        let trial = Arc::new(groups);
+        let group = Group::create(&trial, &Limits::default())?;
+        let mut child = std::process::Command::new("sleep").arg("60").spawn()?;
+        let moved =
+            group.processes().and_then(|to| fs::File::from(to).write_all(child.id().to_string().as_bytes()));
+        let _ = child.kill();
+        let _ = child.wait();
+        moved?;
+        drop(group);
+        Arc::into_inner(trial).ok_or_else(|| std::io::Error::other("the trial is still in use"))
+    }
+
+    /// Removes directories of ended runs, as far as the kernel allows now.
+    fn release(&self) -> bool {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.retain(|path| fs::remove_dir(path).is_err() && path.exists());
+        ended.is_empty()
+    }
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        while !self.release() && begun.elapsed() < RELEASE_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+impl Group {
+    /// Creates a cgroup with the limits of a run. Files of a run are in memory, too.
+    pub(crate) fn create(groups: &Arc<Groups>, limits: &Limits) -> std::io::Result<Self> {
+        groups.release();
+        let path = groups.path.join(groups.created.fetch_add(1, Ordering::Relaxed).to_string());
+        fs::create_dir(&path)?;
+        let group = Group { path, groups: Arc::clone(groups) };
+        let memory = ((limits.memory_mb + limits.disk_mb) << 20) + KEEPER;
+        group.set("memory.max", &memory.to_string())?;
+        group.set("memory.oom.group", "1")?;
+        group.set("pids.max", &limits.processes.saturating_add(PROCESSES).to_string())?;
+        // Where there is no swap space, there is no such file.
+        let _ = group.set("memory.swap.max", "0");
+        Ok(group)
+    }
+
+    fn set(&self, name: &str, value: &str) -> std::io::Result<()> {
+        fs::write(self.path.join(name), value)
+            .map_err(|error| std::io::Error::new(error.kind(), format!("{name}: {error}")))
+    }
+
+    /// Opens the file through which a process moves into the cgroup.
+    pub(crate) fn processes(&self) -> std::io::Result<OwnedFd> {
+        fs::OpenOptions::new().write(true).open(self.path.join("cgroup.procs")).map(OwnedFd::from)
+    }
+
+    /// Returns whether the kernel has ended processes for lack of memory.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.number("memory.events", "oom_kill").is_some_and(|count| count > 0)
+    }
+
+    /// Returns the time of processors, in seconds, of all processes that were ever in the cgroup.
+    pub(crate) fn cpu_seconds(&self) -> Option<f64> {
+        Some(self.number("cpu.stat", "usage_usec")? as f64 / 1e6)
+    }
+
+    fn number(&self, file: &str, name: &str) -> Option<u64> {
+        let text = fs::read_to_string(self.path.join(file)).ok()?;
+        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+        text.lines().find_map(value)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = self.set("cgroup.kill", "1");
+        let mut ended = self.groups.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.push(std::mem::take(&mut self.path));
+    }
+}
+
+/// Returns where version 2 is mounted, and the directory of this process' cgroup.
+fn place(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
+    let mount = mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        right.starts_with("cgroup2 ").then(|| left.split(' ').collect::<Vec<_>>())
+    })?;
+    let (root, at) = (mount.get(3)?, PathBuf::from(mount.get(4)?));
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+    // What is mounted may be a part of the tree, as in containers.
+    let inside = own.strip_prefix(root.trim_end_matches('/')).unwrap_or("");
+    let own = at.join(inside.trim_start_matches('/'));
+    Some((at, own))
+}
+
+/// Lets the cgroups below a directory limit memory and processes.
+fn delegate(parent: &Path) -> std::io::Result<()> {
+    let read = |name: &str| fs::read_to_string(parent.join(name)).unwrap_or_default();
+    let has = |text: &str, name: &str| text.split_whitespace().any(|found| found == name);
+    let (on, offered) = (read("cgroup.subtree_control"), read("cgroup.controllers"));
+    for name in ["memory", "pids"] {
+        if has(&on, name) {
+            continue;
+        }
+        if !has(&offered, name) {
+            return Err(std::io::Error::other(format!("the controller {name} is not there")));
+        }
+        fs::write(parent.join("cgroup.subtree_control"), format!("+{name}"))?;
+    }
+    Ok(())
+}
+
+/// Removes what earlier processes that were killed have left.
+fn remove_stale(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid =
+            name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|name| name.split('.').next());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            for run in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(run.path());
+            }
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_joins_mount_and_own_group() {
+        let mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n\
+                      30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let found = place(mounts, "0::/user.slice/run-1.scope\n").unwrap();
+        assert_eq!(found.1, Path::new("/sys/fs/cgroup/user.slice/run-1.scope"));
+        let inside = "30 25 0:26 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
+        assert_eq!(place(inside, "0::/docker/1/a\n").unwrap().1, Path::new("/sys/fs/cgroup/a"));
+        assert_eq!(place(inside, "4:memory:/\n"), None);
+        assert_eq!(place("25 1 0:22 / /sys rw - sysfs sysfs rw\n", "0::/\n"), None);
+    }
+
+    #[test]
+    fn directory_without_controllers_is_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Groups::below(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("memory"), "{error}");
+    }
+}

@@ -1,0 +1,142 @@
+//! Programs end in the sandbox as they do in a fresh interpreter, and what honest programs need still works.
+
+use dressage_sandbox::{Ended, Language, Limits, Run, SessionOptions};
+
+use super::{full, limits, python};
+
+/// Programs that print or write at their end, or choose an exit code in an unusual place.
+const ENDINGS: [&str; 24] = [
+    "print('end')",
+    "import sys; sys.stdout.write('no line end')",
+    "f = open('out', 'w'); f.write('left open'); print('x')",
+    "f = open('out', 'w'); f.write('in a cycle')\nclass C: pass\nc = C(); c.c = c; c.f = f; del f",
+    "import builtins; builtins.kept = open('out', 'w'); builtins.kept.write('kept elsewhere')",
+    "import json; json.kept = open('out', 'w'); json.kept.write('kept by a module')",
+    "import os, sys\nclass C:\n    def __del__(self): print('gone', os.name, sys is not None)\nc = C()",
+    "class C:\n    def __del__(self): print('cycle gone')\nc = C(); c.me = c",
+    "class C:\n    def __del__(self): raise ValueError('late')\nc = C(); print(1)",
+    "import atexit\natexit.register(print, 'first'); atexit.register(print, 'last')",
+    "import atexit\natexit.register(lambda: 1 / 0); atexit.register(print, 'before')",
+    "import atexit, sys\natexit.register(sys.exit, 3)",
+    "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('waited for'))).start()",
+    "import threading, time\nthreading.Thread(target=lambda: (time.sleep(5), print('never')), daemon=True).start()",
+    "import threading, sys\nthreading.Thread(target=sys.exit, args=(4,)).start()",
+    "import sys; sys.exit(None)",
+    "import sys; sys.exit(300)",
+    "import sys; sys.exit(-1)",
+    "import sys; sys.exit('words')",
+    "import sys; sys.exit((1, 2))",
+    "raise SystemExit",
+    "raise ValueError('x')",
+    "import ctypes; ctypes.CDLL(None).printf(b'by the C library')",
+    "import concurrent.futures as f\nwith f.ThreadPoolExecutor(2) as p: print(list(p.map(abs, [-1, -2])))",
+];
+
+#[tokio::test]
+async fn programs_end_as_in_fresh_interpreter() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    for code in ENDINGS {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("main.py"), code).unwrap();
+        let fresh =
+            std::process::Command::new("python3").arg("main.py").current_dir(folder.path()).output().unwrap();
+        let run = Run { fetch: vec!["out".into()], limits: limits(), ..Run::new(Language::Python, code) };
+        let ours = sandbox.run(&run).await.unwrap();
+        let file = std::fs::read(folder.path().join("out")).ok();
+        assert_eq!(ours.files.get("out"), file.as_ref(), "{code}");
+        assert_eq!(ours.stdout.text(), String::from_utf8_lossy(&fresh.stdout), "{code}");
+        assert_eq!(ours.ended, Ended::Exit(fresh.status.code().unwrap()), "{code}");
+        let last = |text: &str| text.lines().last().unwrap_or_default().to_owned();
+        assert_eq!(last(&ours.stderr.text()), last(&String::from_utf8_lossy(&fresh.stderr)), "{code}");
+    }
+}
+
+#[tokio::test]
+async fn honest_programs_work_behind_the_filter() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    for (code, expected) in [
+        (
+            "import mmap\nm = mmap.mmap(-1, 5000); m[:3] = b'abc'; print(m[:4], len(m), type(m).__name__)",
+            "b'abc\\x00' 5000 mmap\n",
+        ),
+        (
+            "import mmap, os\nm = mmap.mmap(-1, 10)\nif os.fork() == 0: m[0] = 65; os._exit(0)\nos.wait(); print(m[0])",
+            "65\n",
+        ),
+        (
+            "import multiprocessing as m\nwith m.get_context('fork').Pool(3) as p: print(p.map(abs, [-1, -2]))",
+            "[1, 2]\n",
+        ),
+        (
+            "import multiprocessing as m\nv = m.Value('i', 0)\np = m.get_context('fork').Process(target=lambda: setattr(v, 'value', 7))\np.start(); p.join(); print(v.value)",
+            "7\n",
+        ),
+        (
+            "import asyncio\nasync def f():\n    p = await asyncio.create_subprocess_exec('cat', stdin=-1, stdout=-1)\n    print((await p.communicate(b'hi'))[0])\nasyncio.run(f())",
+            "b'hi'\n",
+        ),
+        (
+            "import socket\na, b = socket.socketpair()\na.setsockopt(1, 7, 1 << 20); a.sendall(b'x'); print(b.recv(2))",
+            "b'x'\n",
+        ),
+        (
+            "import sqlite3\nc = sqlite3.connect('x.db'); c.execute('create table t (x)'); c.commit(); print(c.execute('select count(*) from t').fetchone())",
+            "(0,)\n",
+        ),
+        (
+            "import shutil\nopen('a', 'w').write('x' * 100000); shutil.copy('a', 'b'); print(len(open('b').read()))",
+            "100000\n",
+        ),
+        ("import tempfile\nwith tempfile.TemporaryDirectory() as d: print(d[:5])", "/tmp/\n"),
+        ("import os\nf = os.open('x', os.O_CREAT | os.O_RDWR); os.fsync(f); print('synced')", "synced\n"),
+    ] {
+        let outcome = python(&sandbox, code).await;
+        assert_eq!(outcome.stdout.text(), expected, "{code}\n{}", outcome.stderr.text());
+    }
+}
+
+#[tokio::test]
+async fn processor_time_counts_children_that_still_run() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(1.5)";
+    let outcome = python(&sandbox, code).await;
+    assert!(outcome.cpu_seconds > 0.3, "{}", outcome.cpu_seconds);
+}
+
+#[tokio::test]
+async fn processor_time_between_cells_is_bounded() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let limits = Limits { seconds: 1.0, ..limits() };
+    let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
+    let calm =
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nx = 1";
+    assert_eq!(session.cell(calm).await.unwrap().ended, None);
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    assert_eq!(session.cell("x").await.unwrap().shown, ["1"]);
+    // Children that end at once leave no time behind; they are counted while they run.
+    for code in [
+        "import os\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass",
+        "import os, signal, time
+if os.fork() == 0:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        try:
+            if os.fork() == 0:
+                for _ in range(300000): pass
+                os._exit(0)
+        except OSError: time.sleep(0.01)",
+    ] {
+        let cell = session.cell(code).await.unwrap();
+        assert!(cell.ended.is_none() || cell.is_fresh, "{cell:?}");
+        let begun = std::time::Instant::now();
+        loop {
+            tokio::time::sleep(std::time::Duration::from_secs(4)).await;
+            let next = session.cell("1").await.unwrap();
+            if next.ended.is_some() {
+                assert_eq!(next.ended, Some(Ended::TimeLimit), "{code}");
+                break;
+            }
+            assert!(begun.elapsed().as_secs() < 60, "it goes on: {code}");
+        }
+    }
+}
