@@ -1,0 +1,160 @@
+//! Messages of instructions where a template does not print them: several of them, and those after the first turn.
+//!
+//! Chat templates differ in the system messages that they take: any, only leading ones, one, or none. A client
+//! sends them as its API allows. What a template takes is found by a probe when the chat is made.
+//!
+//! # Guarantees
+//! - **One rule for all turns**: the arrangement is a function of the messages and of the template, and messages
+//!   after a reply change nothing before it. So a history goes on with its exact tokens, unless late messages are
+//!   [merged](LateSystem::Merge).
+//! - **Nothing is lost**: the text of each message is printed, in the order of the messages.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{Chat, Message, Role};
+
+/// What becomes of a system message after the first turn that the chat template does not print there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LateSystem {
+    /// It is printed where it stands, in a user's turn.
+    #[default]
+    User,
+    /// It is appended to the first system message, which changes the beginning of the conversation: a recorded
+    /// conversation forks there.
+    Merge,
+}
+
+/// Which messages of instructions a template prints.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SystemForm {
+    /// Whether it prints one that leads a conversation.
+    pub leading: bool,
+    /// Whether it prints several that lead a conversation.
+    pub several: bool,
+    /// Whether it prints one after the first turn, where it stands.
+    pub late: bool,
+    /// Whether it takes two messages of the user in a row.
+    pub users: bool,
+    /// What becomes of late ones that it does not print.
+    pub unprinted: LateSystem,
+}
+
+/// Number of messages of instructions that are printed elsewhere than as they came.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ShiftedSystems {
+    /// Leading messages that were joined with the first one.
+    pub joined: u32,
+    /// Messages that were printed in a user's turn, or merged into the first one.
+    pub moved: u32,
+}
+
+impl SystemForm {
+    /// Counts what [`arranged`](Self::arranged) changes. `opens` says that the messages begin a conversation.
+    pub(crate) fn shifted(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
+        let instructing = messages.iter().filter(|message| message.role.instructs()).count() as u32;
+        let leads = messages.iter().take_while(|message| message.role.instructs()).count() as u32;
+        let leading = if opens && self.leading { leads } else { 0 };
+        let late = if self.late && self.leading { 0 } else { instructing - leading };
+        ShiftedSystems { joined: if self.several { 0 } else { leading.saturating_sub(1) }, moved: late }
+    }
+
+    /// Returns the messages as the template prints them: leading instructions as one message, joined by a blank
+    /// line, and later ones in a user's turn.
+    pub(crate) fn arranged<'a>(&self, messages: &'a [Message]) -> Cow<'a, [Message]> {
+        if self.shifted(messages, true) == ShiftedSystems::default() {
+            return Cow::Borrowed(messages);
+        }
+        let leads = messages.iter().take_while(|message| message.role.instructs()).count();
+        let (leading, rest) = messages.split_at(if self.leading { leads } else { 0 });
+        let mut arranged: Vec<Message> = Vec::with_capacity(messages.len());
+        for message in leading {
+            match arranged.first_mut().filter(|_| !self.several) {
+                Some(first) => append(first, message),
+                None => arranged.push(message.clone()),
+            }
+        }
+        let merges = self.unprinted == LateSystem::Merge && self.leading;
+        // Whether the last message is a user's that holds instructions.
+        let mut instructs = false;
+        for message in rest {
+            let is_late = message.role.instructs() && !(self.late && self.leading);
+            if is_late && merges {
+                match arranged.first_mut().filter(|first| first.role.instructs()) {
+                    Some(first) => append(first, message),
+                    None => arranged.insert(0, Message::system(message.content.as_str())),
+                }
+                continue;
+            }
+            let joins = (is_late || (instructs && message.role == Role::User)) && !self.users;
+            match arranged.last_mut().filter(|last| joins && last.role == Role::User) {
+                Some(last) => append(last, message),
+                None if is_late => arranged.push(Message::user(message.content.as_str())),
+                None => arranged.push(message.clone()),
+            }
+            instructs = is_late;
+        }
+        Cow::Owned(arranged)
+    }
+}
+
+/// Appends the content of a message to another one, after a blank line.
+fn append(message: &mut Message, more: &Message) {
+    message.content = format!("{}\n\n{}", message.content.as_str(), more.content.as_str()).into();
+}
+
+impl Chat {
+    /// Finds which messages of instructions the template prints.
+    pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemForm {
+        const TEXTS: [&str; 2] = ["DressageProbeFirst", "DressageProbeSecond"];
+        const REPLY: &str = "DressageProbeReply";
+        let said = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
+        let [first, second] = TEXTS.map(|text| said(Role::System, text));
+        let (user, reply) = (said(Role::User, "Hi"), said(Role::Assistant, REPLY));
+        let printed = |messages: &[&Value]| {
+            let messages: Vec<Value> = messages.iter().map(|message| Value::clone(message)).collect();
+            self.render(&messages, None, true, None).unwrap_or_default()
+        };
+        let prints = |messages: &[&Value]| {
+            let text = printed(messages);
+            let all: Vec<Option<usize>> = TEXTS.iter().map(|part| text.find(part)).collect();
+            all.iter().all(Option::is_some) && all.is_sorted()
+        };
+        let prints_late = |messages: &[&Value]| {
+            printed(messages).rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(TEXTS[0]))
+        };
+        let developers = TEXTS.map(|text| said(Role::Developer, text));
+        let pairs = [[&first, &second], [&first, &developers[1]], [&developers[0], &second]];
+        let pairs = &pairs[..if self.form.developer { 3 } else { 1 }];
+        let [one, other] = TEXTS.map(|text| said(Role::User, text));
+        SystemForm {
+            leading: printed(&[&first, &user]).contains(TEXTS[0]),
+            several: pairs.iter().all(|[first, second]| prints(&[first, second, &user])),
+            late: prints_late(&[&user, &reply, &first])
+                && prints_late(&[&user, &reply, &first, &user])
+                && printed(&[&user, &first, &user]).contains(TEXTS[0]),
+            users: prints(&[&one, &other]),
+            unprinted,
+        }
+    }
+
+    /// Counts the messages of instructions that are printed elsewhere than as they came. `opens` says that the
+    /// messages begin a conversation, and do not follow a reply.
+    pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
+        self.form.systems.shifted(messages, opens)
+    }
+
+    /// Returns the messages with late instructions in the first one, if they are to be merged and there are any.
+    pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
+        let systems = &self.form.systems;
+        let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;
+        merges.then(|| systems.arranged(messages).into_owned())
+    }
+}
+
+#[cfg(test)]
+#[path = "systems_tests.rs"]
+mod tests;
