@@ -110,3 +110,7 @@ fn place(found: &LeftOut) -> String {
         keyword => format!("the keyword {keyword:?} at {path}"),
     }
 }
+
+#[cfg(test)]
+#[path = "forms_tests.rs"]
+mod tests;

@@ -17,7 +17,7 @@ use crate::schema::Schema;
 use crate::vocabulary::{why_not_followed, with_room};
 
 /// Keywords that llguidance knows as restrictions and does not follow, some of them without a word.
-const NOT_FOLLOWED: [&str; 11] = [
+const NOT_FOLLOWED: [&str; 12] = [
     "not",
     "if",
     "contains",
@@ -29,6 +29,7 @@ const NOT_FOLLOWED: [&str; 11] = [
     "unevaluatedItems",
     "unevaluatedProperties",
     "$dynamicRef",
+    "$recursiveRef",
 ];
 
 /// Keywords whose values are kept as they are, those that others depend on first.
@@ -284,7 +285,7 @@ impl<'a> Flattening<'a> {
 fn restricts(keyword: &str, value: &Value) -> bool {
     match keyword {
         "uniqueItems" | "not" => *value != false,
-        "contains" | "$dynamicRef" => true,
+        "contains" | "$dynamicRef" | "$recursiveRef" => true,
         _ => *value != true && *value != json!({}),
     }
 }

@@ -193,6 +193,13 @@ impl Preparation<'_> {
                     last.push('\n');
                     last.push_str(&self.response(&message.content));
                 }
+                // A question after results shares their message where turns must alternate.
+                Some(Turn { content: Value::String(last), .. })
+                    if results_open && message.role == Role::User && !self.form.systems.users =>
+                {
+                    last.push_str("\n\n");
+                    last.push_str(&self.quoted(&message.content));
+                }
                 _ if is_result => {
                     let content = self.response(&message.content);
                     turns.push(Turn { role: Role::User, content: content.into(), source: None });

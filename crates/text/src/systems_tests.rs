@@ -125,6 +125,22 @@ fn prompts_continue_across_joined_and_moved_instructions() {
 }
 
 #[test]
+fn results_and_what_follows_them_share_a_turn_where_turns_alternate() {
+    let strict = chat(STRICT_TURNS, ChatOptions::default());
+    let messages = [
+        Message::user("q"),
+        Message::assistant("r"),
+        Message::tool("1"),
+        Message::system("s"),
+        Message::user("p"),
+    ];
+    let want = "user:<tool_response>\n1\n</tool_response>\n\ns\n\np";
+    assert_eq!(turns(&strict, &messages), ["user:q", "assistant:r", want]);
+    let loose = chat(FIRST_SYSTEM_ONLY, ChatOptions::default());
+    assert_eq!(turns(&loose, &messages)[2..], ["tool:1", "user:s", "user:p"]);
+}
+
+#[test]
 fn shifted_instructions_are_counted_once() {
     let strict = chat(FIRST_SYSTEM_ONLY, ChatOptions::default());
     let (s, q) = (|| Message::system("s"), || Message::user("q"));
