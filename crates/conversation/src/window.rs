@@ -132,7 +132,7 @@ impl Cut {
             .map(|call| {
                 call.name.len()
                     + 32
-                    + written(&call.arguments)
+                    + written(&*call.arguments)
                     + call.arguments.unreadable().map_or(0, str::len)
             })
             .sum::<usize>();

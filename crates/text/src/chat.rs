@@ -25,7 +25,7 @@ use crate::describe::ToolPrompt;
 use crate::prepare::{CallForm, MessageForm, Preparation, Prepared};
 use crate::protocol::ToolSupport;
 use crate::reader::{Found, Part, Reader, Tags, thought_of};
-use crate::systems::LateSystem;
+use crate::systems::{LateSystem, ShiftedSystems};
 use crate::template::Rendering;
 use crate::thought::Thoughts;
 use crate::{ChatTemplate, Message, Role, TextError, Tokenizer, ToolProtocol, ToolSpec, bare};
@@ -363,6 +363,19 @@ impl Chat {
         } else {
             format!("it has no {sign} in it")
         }
+    }
+
+    /// Counts the messages of instructions that are printed elsewhere than as they came. `opens` says that the
+    /// messages begin a conversation, and do not follow a reply.
+    pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
+        self.form.systems.shifted(messages, opens)
+    }
+
+    /// Returns the messages with late instructions in the first one, if they are to be merged and there are any.
+    pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
+        let systems = &self.form.systems;
+        let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;
+        merges.then(|| systems.arranged(messages).into_owned())
     }
 
     pub(crate) fn thoughts(&self) -> &Thoughts {

@@ -76,6 +76,8 @@ mod schema;
 mod sentencepiece;
 mod stream;
 mod systems;
+#[cfg(test)]
+mod systems_tests;
 mod template;
 pub mod testing;
 mod thought;

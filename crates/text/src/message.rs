@@ -132,6 +132,21 @@ impl Message {
         Message { tool_calls, ..Self::assistant(content) }
     }
 
+    /// Checks that the arguments of every call are a JSON object, as in a message that is to be imitated.
+    ///
+    /// # Errors
+    /// Returns an error that names the first call whose arguments are not one.
+    pub fn check_calls(&self) -> Result<(), String> {
+        let mut unreadable =
+            self.tool_calls.iter().filter_map(|call| Some((call, call.arguments.unreadable()?)));
+        match unreadable.next() {
+            None => Ok(()),
+            Some((call, text)) => {
+                Err(format!("tool call {:?}: \"arguments\" is {text}, not a JSON object", call.name))
+            }
+        }
+    }
+
     /// The result of a tool call.
     pub fn tool(content: impl Into<Content>) -> Self {
         Self::new(Role::Tool, content)
@@ -157,8 +172,8 @@ pub struct ToolCall {
 ///
 /// A history may hold calls whose arguments are no JSON object: cut by a limit on tokens, clipped to save room,
 /// or written so by another model. Their text is kept, and the object is empty. They equal no object.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(from = "Value")]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Value", into = "Value")]
 pub struct Arguments {
     object: Map<String, Value>,
     unreadable: Option<String>,

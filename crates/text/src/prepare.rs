@@ -64,6 +64,8 @@ pub(crate) enum UnreadableForm {
     Text,
     /// As text of the message, in the format of calls.
     Written,
+    /// With their text as the only argument.
+    Entry,
     /// Without arguments.
     Empty,
 }
@@ -276,8 +278,10 @@ impl Preparation<'_> {
 
     /// The arguments of a call as the template is given them.
     fn arguments(&self, arguments: &Arguments) -> Value {
-        if let (Some(text), UnreadableForm::Text) = (arguments.unreadable(), self.form.unreadable) {
-            return self.quoted(text).into();
+        match (arguments.unreadable(), self.form.unreadable) {
+            (Some(text), UnreadableForm::Text) => return self.quoted(text).into(),
+            (Some(text), UnreadableForm::Entry) => return json!({ "arguments": self.quoted(text) }),
+            _ => {}
         }
         let arguments = arguments.iter().map(|(key, value)| {
             let value = match value {

@@ -7,7 +7,7 @@ use crate::excerpt::excerpt;
 use crate::prepare::{CallForm, MessageForm, UnreadableForm};
 use crate::protocol::ToolSupport;
 use crate::reader::{Reader, Tags};
-use crate::systems::SystemForm;
+use crate::systems::{LateSystem, SystemForm};
 use crate::thought::{REASONING, Thoughts};
 use crate::{Chat, Message, Parsed, Role, TextError, ToolCall, ToolProtocol, ToolSpec};
 
@@ -142,8 +142,8 @@ impl Chat {
         Err(TextError::CallToken { token, why })
     }
 
-    /// Finds how the template is shown calls whose arguments are no JSON object: with their text as it is where
-    /// it prints that, else written out as text, else with their text escaped.
+    /// Finds how the template is shown calls whose arguments are no JSON object: in the first form in which it
+    /// prints their text as it is, else in the first one in which it prints the text escaped.
     pub(crate) fn probe_unreadable(&mut self) {
         const CUT: &str = "{\"text\": \"DressageProbeThought";
         let id = probe_id(self.format);
@@ -156,7 +156,8 @@ impl Chat {
             let [guard] = self.free_characters(&messages, &[]).ok()?;
             self.print(&messages, &[], true, guard).ok()
         };
-        let forms = [UnreadableForm::Text, UnreadableForm::Written].map(|form| (form, printed(form)));
+        let forms = [UnreadableForm::Text, UnreadableForm::Written, UnreadableForm::Entry];
+        let forms = forms.map(|form| (form, printed(form)));
         let prints = |what: &'static str| {
             let mut forms = forms.iter();
             forms
@@ -164,6 +165,40 @@ impl Chat {
                 .map(|(form, _)| *form)
         };
         self.form.unreadable = prints(CUT).or_else(|| prints(PROBE_THOUGHT)).unwrap_or(UnreadableForm::Empty);
+    }
+
+    /// Finds which messages of instructions the template prints.
+    pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemForm {
+        const TEXTS: [&str; 2] = ["DressageProbeFirst", "DressageProbeSecond"];
+        const REPLY: &str = "DressageProbeReply";
+        let said = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
+        let [first, second] = TEXTS.map(|text| said(Role::System, text));
+        let (user, reply) = (said(Role::User, "Hi"), said(Role::Assistant, REPLY));
+        let printed = |messages: &[&Value]| {
+            let messages: Vec<Value> = messages.iter().map(|message| Value::clone(message)).collect();
+            self.render(&messages, None, true, None).unwrap_or_default()
+        };
+        let prints = |messages: &[&Value]| {
+            let text = printed(messages);
+            let all: Vec<Option<usize>> = TEXTS.iter().map(|part| text.find(part)).collect();
+            all.iter().all(Option::is_some) && all.is_sorted()
+        };
+        let prints_late = |messages: &[&Value]| {
+            printed(messages).rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(TEXTS[0]))
+        };
+        let developers = TEXTS.map(|text| said(Role::Developer, text));
+        let pairs = [[&first, &second], [&first, &developers[1]], [&developers[0], &second]];
+        let pairs = &pairs[..if self.form.developer { 3 } else { 1 }];
+        let [one, other] = TEXTS.map(|text| said(Role::User, text));
+        SystemForm {
+            leading: printed(&[&first, &user]).contains(TEXTS[0]),
+            several: pairs.iter().all(|[first, second]| prints(&[first, second, &user])),
+            late: prints_late(&[&user, &reply, &first])
+                && prints_late(&[&user, &reply, &first, &user])
+                && printed(&[&user, &first, &user]).contains(TEXTS[0]),
+            users: prints(&[&one, &other]),
+            unprinted,
+        }
     }
 
     /// Finds the format of calls: the one that is asked for, else the one in which a call reads back that the

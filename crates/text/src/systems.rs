@@ -1,7 +1,7 @@
 //! Messages of instructions where a template does not print them: several of them, and those after the first turn.
 //!
 //! Chat templates differ in the system messages that they take: any, only leading ones, one, or none. A client
-//! sends them as its API allows. What a template takes is found by a probe when the chat is made.
+//! sends them as its API allows. What a template takes is found by a probe when the chat is made (`probe.rs`).
 //!
 //! # Guarantees
 //! - **One rule for all turns**: the arrangement is a function of the messages and of the template, and messages
@@ -12,9 +12,8 @@
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use crate::{Chat, Message, Role};
+use crate::{Message, Role};
 
 /// What becomes of a system message after the first turn that the chat template does not print there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,56 +104,3 @@ impl SystemForm {
 fn append(message: &mut Message, more: &Message) {
     message.content = format!("{}\n\n{}", message.content.as_str(), more.content.as_str()).into();
 }
-
-impl Chat {
-    /// Finds which messages of instructions the template prints.
-    pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemForm {
-        const TEXTS: [&str; 2] = ["DressageProbeFirst", "DressageProbeSecond"];
-        const REPLY: &str = "DressageProbeReply";
-        let said = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
-        let [first, second] = TEXTS.map(|text| said(Role::System, text));
-        let (user, reply) = (said(Role::User, "Hi"), said(Role::Assistant, REPLY));
-        let printed = |messages: &[&Value]| {
-            let messages: Vec<Value> = messages.iter().map(|message| Value::clone(message)).collect();
-            self.render(&messages, None, true, None).unwrap_or_default()
-        };
-        let prints = |messages: &[&Value]| {
-            let text = printed(messages);
-            let all: Vec<Option<usize>> = TEXTS.iter().map(|part| text.find(part)).collect();
-            all.iter().all(Option::is_some) && all.is_sorted()
-        };
-        let prints_late = |messages: &[&Value]| {
-            printed(messages).rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(TEXTS[0]))
-        };
-        let developers = TEXTS.map(|text| said(Role::Developer, text));
-        let pairs = [[&first, &second], [&first, &developers[1]], [&developers[0], &second]];
-        let pairs = &pairs[..if self.form.developer { 3 } else { 1 }];
-        let [one, other] = TEXTS.map(|text| said(Role::User, text));
-        SystemForm {
-            leading: printed(&[&first, &user]).contains(TEXTS[0]),
-            several: pairs.iter().all(|[first, second]| prints(&[first, second, &user])),
-            late: prints_late(&[&user, &reply, &first])
-                && prints_late(&[&user, &reply, &first, &user])
-                && printed(&[&user, &first, &user]).contains(TEXTS[0]),
-            users: prints(&[&one, &other]),
-            unprinted,
-        }
-    }
-
-    /// Counts the messages of instructions that are printed elsewhere than as they came. `opens` says that the
-    /// messages begin a conversation, and do not follow a reply.
-    pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
-        self.form.systems.shifted(messages, opens)
-    }
-
-    /// Returns the messages with late instructions in the first one, if they are to be merged and there are any.
-    pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
-        let systems = &self.form.systems;
-        let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;
-        merges.then(|| systems.arranged(messages).into_owned())
-    }
-}
-
-#[cfg(test)]
-#[path = "systems_tests.rs"]
-mod tests;

@@ -1,9 +1,8 @@
 //! Tests of system messages over templates that take them in different ways.
 
-use super::*;
-use crate::ChatOptions;
 use crate::chat_tests::{chat, text};
 use crate::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, sampled, tiny_chat};
+use crate::{Chat, ChatOptions, LateSystem, Message, Role, ShiftedSystems};
 
 /// Collects all system messages at the beginning, as some templates do.
 const COLLECTS: &str = "{{ '<|im_start|>system\n' }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}\
@@ -126,7 +125,10 @@ fn prompts_continue_across_joined_and_moved_instructions() {
 
 #[test]
 fn results_and_what_follows_them_share_a_turn_where_turns_alternate() {
-    let strict = chat(STRICT_TURNS, ChatOptions::default());
+    let loop_start = "{% for m in messages %}";
+    let no_tools = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}";
+    let template = STRICT_TURNS.replace(loop_start, &format!("{loop_start}{no_tools}"));
+    let strict = chat(&template, ChatOptions::default());
     let messages = [
         Message::user("q"),
         Message::assistant("r"),

@@ -35,23 +35,21 @@ fn message(item: &Value) -> Result<Message, String> {
             .map_err(|error| format!("has `tool_calls` that are wrong: {error}"))?,
         None => Vec::new(),
     };
-    let broken = tool_calls.iter().find_map(|call| Some((&call.name, call.arguments.unreadable()?)));
-    if let Some((name, text)) = broken {
-        return Err(format!("calls {name:?} with arguments that are no JSON object: {text}"));
-    }
     let content = match field(&["content", "value"]) {
         Some(content) => content_of(content)?,
         None if tool_calls.is_empty() => return Err(format!("has no `content`; it has {}", names(fields))),
         None => String::new(),
     };
-    Ok(Message {
+    let message = Message {
         role: role_of(role)?,
         content: content.into(),
         reasoning_content: None,
         tool_calls,
         tool_call_id: text("tool_call_id"),
         name: text("name"),
-    })
+    };
+    message.check_calls().map_err(|why| format!("has `tool_calls` that are wrong: {why}"))?;
+    Ok(message)
 }
 
 fn role_of(role: &Value) -> Result<Role, String> {
