@@ -325,7 +325,7 @@ pub fn calls(calls: &serde_json::Value) -> String {
     text
 }
 
-/// System messages that were printed elsewhere than as the program sent them, in a line if there are any.
+/// Describes, in a line, system messages that were printed elsewhere than as the program sent them.
 fn systems(counts: &serde_json::Value) -> String {
     let [joined, moved] =
         ["joined_systems", "moved_systems"].map(|name| counts[name].as_u64().unwrap_or_default());

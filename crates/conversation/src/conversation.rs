@@ -162,8 +162,8 @@ pub struct Counts {
     /// Leading system messages that were joined with the first one, since the template takes only one.
     #[serde(default)]
     pub joined_systems: u32,
-    /// System messages that were printed in a user's turn or merged into the first one, since the template does
-    /// not print them where they stand.
+    /// System messages that were printed in a user's turn or merged into the first one, since the template
+    /// does not print them where they stand.
     #[serde(default)]
     pub moved_systems: u32,
 }

@@ -21,12 +21,12 @@ pub(crate) fn asked(call: &Call) -> Option<&'static str> {
     }
 }
 
-/// Returns the grammar of the form that a call asks for. Keywords of tools' schemas that no grammar can hold a
-/// call to are left out and counted, unless their tool is strict.
+/// Returns the grammar of the form that a call asks for. Keywords of tools' schemas that no grammar can hold
+/// a call to are left out and counted, unless their tool is strict.
 ///
 /// # Errors
-/// Returns an error if there is no such tool, no grammar of such a form, or a keyword in the schema of a reply
-/// or of a strict tool that no grammar can hold it to.
+/// Returns an error if there is no such tool, no grammar of such a form, or a keyword in the schema of a
+/// reply or of a strict tool that no grammar can hold it to.
 pub(crate) async fn grammar(
     gateway: &Gateway,
     call: &Call,
@@ -47,7 +47,7 @@ pub(crate) async fn grammar(
     }
 }
 
-/// The grammar of a reply that keeps to a schema.
+/// Returns the grammar of a reply that keeps to a schema.
 async fn json_schema(schema: serde_json::Value) -> Result<Grammar, Fault> {
     let followed = blocking(move || followed_schema(&schema)).await?;
     let (schema, left_out) = followed.map_err(|why| Fault::new(Kind::Internal, why))?;
@@ -63,7 +63,7 @@ async fn json_schema(schema: serde_json::Value) -> Result<Grammar, Fault> {
     }
 }
 
-/// The grammar of calls of the tools that may be called.
+/// Returns the grammar of calls of the tools that may be called.
 async fn calls(gateway: &Gateway, call: &Call, model: &TokenModel) -> Result<Grammar, Fault> {
     let tools: Vec<ToolSpec> = match &call.tool_choice {
         ToolChoice::Named(name) => call.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
@@ -102,7 +102,7 @@ async fn calls(gateway: &Gateway, call: &Call, model: &TokenModel) -> Result<Gra
     Ok(Grammar::Lark(found.lark))
 }
 
-/// A keyword and its place, for an error.
+/// Describes a keyword and its place, for an error.
 fn place(found: &LeftOut) -> String {
     let path = if found.path.is_empty() { "the top" } else { &found.path };
     match found.keyword.as_str() {

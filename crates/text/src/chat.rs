@@ -365,13 +365,14 @@ impl Chat {
         }
     }
 
-    /// Counts the messages of instructions that are printed elsewhere than as they came. `opens` says that the
-    /// messages begin a conversation, and do not follow a reply.
+    /// Counts the messages of instructions that are printed elsewhere than as they came. `opens` says that
+    /// the messages begin a conversation, and do not follow a reply.
     pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         self.form.systems.shifted(messages, opens)
     }
 
-    /// Returns the messages with late instructions in the first one, if they are to be merged and there are any.
+    /// Returns the messages with late instructions in the first one, if they are to be merged and there are
+    /// any.
     pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
         let systems = &self.form.systems;
         let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;

@@ -1,12 +1,13 @@
 //! JSON schemas in the form that a grammar can follow.
 //!
-//! The schema of a tool is put inside of a larger grammar, where its references would lead elsewhere, and it may
-//! have keywords that llguidance does not know. A [`GrammarSchema`] has every target of a reference among its own
-//! definitions, and leaves out keywords that cannot be followed, each by its place.
+//! The schema of a tool is put inside of a larger grammar, where its references would lead elsewhere, and it
+//! may have keywords that llguidance does not know. A [`GrammarSchema`] has every target of a reference among
+//! its own definitions, and leaves out keywords that cannot be followed, each by its place.
 //!
 //! # Guarantees
 //! - **It compiles**, alone and inside of a grammar: llguidance compiles it once, over single bytes.
-//! - **It is looser at most**: what keeps to the schema keeps to this form, too, in the order of its properties.
+//! - **It is looser at most**: what keeps to the schema keeps to this form, too, in the order of its
+//!   properties.
 //! - **Nothing else is left out**: a keyword goes only if the schema does not compile with it.
 
 use std::collections::HashMap;
@@ -53,8 +54,15 @@ const PLAIN: [&str; 17] = [
     "multipleOf",
 ];
 
+/// Formats of texts that llguidance follows; any other one is an annotation.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
 /// Maximum number of definitions that are copied to tell the branches of `oneOf` apart.
 const MAX_COPIES: usize = 64;
+
+/// Maximum number of times that parts of one schema are compiled to find the keywords that fail.
+const MAX_TRIALS: usize = 400;
 
 /// A keyword of a schema that a grammar cannot hold a reply to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,8 +129,8 @@ impl GrammarSchema {
         schema
     }
 
-    /// Puts definitions in the place of references among the branches of `oneOf`, whose differences llguidance
-    /// sees only then.
+    /// Puts definitions in the place of references among the branches of `oneOf`, whose differences
+    /// llguidance sees only then.
     fn copy_branches(&mut self) {
         let definitions = self.definitions.clone();
         let mut copies = 0;
@@ -147,14 +155,16 @@ impl GrammarSchema {
         if why_not_followed(&self.document()).is_none() {
             return;
         }
+        let mut cleaning = Cleaning { trials: 0, left_out: Vec::new() };
         let names: Vec<String> = self.definitions.keys().cloned().collect();
         for name in names {
             let path = paths.get(&name).cloned().unwrap_or_default();
             if let Some(schema) = self.definitions.get_mut(&name) {
-                clean(schema, &path, &mut self.left_out);
+                cleaning.clean(schema, &path);
             }
         }
-        clean(&mut self.root, path, &mut self.left_out);
+        cleaning.clean(&mut self.root, path);
+        self.left_out.append(&mut cleaning.left_out);
         if why_not_followed(&self.document()).is_none() {
             return;
         }
@@ -255,6 +265,13 @@ impl<'a> Flattening<'a> {
                     Value::Object(_) => self.schema(schema.at(value), &place()),
                     other => other.clone(),
                 },
+                "format" if !FORMATS.iter().any(|known| *value == *known) => {
+                    let types = schema.types();
+                    if types.is_empty() || types.contains("string") {
+                        self.leave_out(path, key);
+                    }
+                    continue;
+                }
                 key if PLAIN.contains(&key) => value.clone(),
                 key => {
                     if NOT_FOLLOWED.contains(&key) && restricts(key, value) {
@@ -325,43 +342,56 @@ fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     found
 }
 
-/// Leaves keywords out of a flat schema until it compiles by itself, its references aside.
-fn clean(schema: &mut Value, path: &str, left_out: &mut Vec<LeftOut>) {
-    let Value::Object(fields) = schema else { return };
-    for (place, schema) in subschemas(fields) {
-        clean(schema, &format!("{path}{place}"), left_out);
+/// Finds the keywords that keep schemas from compiling.
+struct Cleaning {
+    trials: usize,
+    left_out: Vec<LeftOut>,
+}
+
+impl Cleaning {
+    /// Returns whether a flat schema, its references aside, does not compile, or is one too many to be tried.
+    fn fails(&mut self, fields: &Map<String, Value>) -> bool {
+        self.trials += 1;
+        let schema = || without_references(&fields.clone().into());
+        self.trials > MAX_TRIALS || why_not_followed(&schema()).is_some()
     }
-    let fails =
-        |fields: &Map<String, Value>| why_not_followed(&without_references(&fields.clone().into())).is_some();
-    if !fails(fields) {
-        return;
-    }
-    let rank = |key: &str| match key {
-        "properties" | "items" | "prefixItems" => 1,
-        "minProperties" | "maxProperties" | "oneOf" => 3,
-        key if PLAIN.contains(&key) => usize::from(key != "type"),
-        _ => 2,
-    };
-    let mut keys: Vec<String> = fields.keys().cloned().collect();
-    keys.sort_by_key(|key| rank(key));
-    let mut kept = Map::new();
-    for key in keys {
-        let Some(value) = fields.get(&key) else { continue };
-        kept.insert(key.clone(), value.clone());
-        if !fails(&kept) {
-            continue;
+
+    /// Leaves keywords out of a flat schema until it compiles by itself.
+    fn clean(&mut self, schema: &mut Value, path: &str) {
+        let Value::Object(fields) = schema else { return };
+        for (place, schema) in subschemas(fields) {
+            self.clean(schema, &format!("{path}{place}"));
         }
-        kept.remove(&key);
-        left_out.push(LeftOut { tool: String::new(), path: path.into(), keyword: key.clone() });
-        // Branches that may overlap are alternatives at least.
-        if key == "oneOf" && !kept.contains_key("anyOf") {
-            kept.insert("anyOf".into(), value.clone());
-            if fails(&kept) {
-                kept.remove("anyOf");
+        if !self.fails(fields) {
+            return;
+        }
+        let rank = |key: &str| match key {
+            "properties" | "items" | "prefixItems" => 1,
+            "minProperties" | "maxProperties" | "oneOf" => 3,
+            key if PLAIN.contains(&key) => usize::from(key != "type"),
+            _ => 2,
+        };
+        let mut keys: Vec<String> = fields.keys().cloned().collect();
+        keys.sort_by_key(|key| rank(key));
+        let mut kept = Map::new();
+        for key in keys {
+            let Some(value) = fields.get(&key) else { continue };
+            kept.insert(key.clone(), value.clone());
+            if !self.fails(&kept) {
+                continue;
+            }
+            kept.remove(&key);
+            self.left_out.push(LeftOut { tool: String::new(), path: path.into(), keyword: key.clone() });
+            // Branches that may overlap are alternatives at least.
+            if key == "oneOf" && !kept.contains_key("anyOf") {
+                kept.insert("anyOf".into(), value.clone());
+                if self.fails(&kept) {
+                    kept.remove("anyOf");
+                }
             }
         }
+        *fields = kept;
     }
-    *fields = kept;
 }
 
 /// Returns a flat schema in which anything stands in the place of a reference.

@@ -170,8 +170,8 @@ pub struct ToolCall {
 
 /// Arguments of a call: an object, which is what it dereferences to.
 ///
-/// A history may hold calls whose arguments are no JSON object: cut by a limit on tokens, clipped to save room,
-/// or written so by another model. Their text is kept, and the object is empty. They equal no object.
+/// A history may hold calls whose arguments are no JSON object: cut by a limit on tokens, clipped to save
+/// room, or written so by another model. Their text is kept, and the object is empty. They equal no object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Value", into = "Value")]
 pub struct Arguments {
@@ -185,8 +185,8 @@ impl Arguments {
         self.unreadable.as_deref()
     }
 
-    /// Returns the arguments as text: the object on one line, as templates print it, or the text that stands in
-    /// its place.
+    /// Returns the arguments as text: the object on one line, as templates print it, or the text that stands
+    /// in its place.
     pub fn to_text(&self) -> String {
         self.unreadable.clone().unwrap_or_else(|| python_json::dumps(&Value::Object(self.object.clone())))
     }
@@ -199,8 +199,9 @@ impl From<Map<String, Value>> for Arguments {
 }
 
 impl From<Value> for Arguments {
-    /// Reads what a client sends as arguments: an object, or a string that holds one as JSON. An empty string is
-    /// a call without arguments, from servers that join what their model streamed. Anything else is kept as text.
+    /// Reads what a client sends as arguments: an object, or a string that holds one as JSON. An empty string
+    /// is a call without arguments, from servers that join what their model streamed. Anything else is kept
+    /// as text.
     fn from(sent: Value) -> Self {
         match sent {
             Value::Object(object) => object.into(),

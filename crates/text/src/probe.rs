@@ -142,8 +142,8 @@ impl Chat {
         Err(TextError::CallToken { token, why })
     }
 
-    /// Finds how the template is shown calls whose arguments are no JSON object: in the first form in which it
-    /// prints their text as it is, else in the first one in which it prints the text escaped.
+    /// Finds how the template is shown calls whose arguments are no JSON object: in the first form in which
+    /// it prints their text as it is, else in the first one in which it prints the text escaped.
     pub(crate) fn probe_unreadable(&mut self) {
         const CUT: &str = "{\"text\": \"DressageProbeThought";
         let id = probe_id(self.format);

@@ -136,7 +136,8 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// Returns the names of the properties that an object must have, with those that references and `allOf` add.
+    /// Returns the names of the properties that an object must have, with those that references and `allOf`
+    /// add.
     pub(crate) fn required(self) -> BTreeSet<&'a str> {
         let mut found = BTreeSet::new();
         self.add_required(&mut MAX_STEPS.clone(), &mut found);

@@ -1,12 +1,14 @@
-//! Messages of instructions where a template does not print them: several of them, and those after the first turn.
+//! Messages of instructions where a template does not print them: several of them, and those after the first
+//! turn.
 //!
-//! Chat templates differ in the system messages that they take: any, only leading ones, one, or none. A client
-//! sends them as its API allows. What a template takes is found by a probe when the chat is made (`probe.rs`).
+//! Chat templates differ in the system messages that they take: any, only leading ones, one, or none. A
+//! client sends them as its API allows. What a template takes is found by a probe when the chat is made
+//! (`probe.rs`).
 //!
 //! # Guarantees
-//! - **One rule for all turns**: the arrangement is a function of the messages and of the template, and messages
-//!   after a reply change nothing before it. So a history goes on with its exact tokens, unless late messages are
-//!   [merged](LateSystem::Merge).
+//! - **One rule for all turns**: the arrangement is a function of the messages and of the template, and
+//!   messages after a reply change nothing before it. So a history goes on with its exact tokens, unless late
+//!   messages are [merged](LateSystem::Merge).
 //! - **Nothing is lost**: the text of each message is printed, in the order of the messages.
 
 use std::borrow::Cow;
@@ -22,8 +24,8 @@ pub enum LateSystem {
     /// It is printed where it stands, in a user's turn.
     #[default]
     User,
-    /// It is appended to the first system message, which changes the beginning of the conversation: a recorded
-    /// conversation forks there.
+    /// It is appended to the first system message, which changes the beginning of the conversation: a
+    /// recorded conversation forks there.
     Merge,
 }
 
@@ -61,8 +63,8 @@ impl SystemForm {
         ShiftedSystems { joined: if self.several { 0 } else { leading.saturating_sub(1) }, moved: late }
     }
 
-    /// Returns the messages as the template prints them: leading instructions as one message, joined by a blank
-    /// line, and later ones in a user's turn.
+    /// Returns the messages as the template prints them: leading instructions as one message, joined by a
+    /// blank line, and later ones in a user's turn.
     pub(crate) fn arranged<'a>(&self, messages: &'a [Message]) -> Cow<'a, [Message]> {
         if self.shifted(messages, true) == ShiftedSystems::default() {
             return Cow::Borrowed(messages);
@@ -81,6 +83,9 @@ impl SystemForm {
         let mut instructs = false;
         for message in rest {
             let is_late = message.role.instructs() && !(self.late && self.leading);
+            if is_late && message.content.trim().is_empty() {
+                continue;
+            }
             if is_late && merges {
                 match arranged.first_mut().filter(|first| first.role.instructs()) {
                     Some(first) => append(first, message),
@@ -102,5 +107,7 @@ impl SystemForm {
 
 /// Appends the content of a message to another one, after a blank line.
 fn append(message: &mut Message, more: &Message) {
-    message.content = format!("{}\n\n{}", message.content.as_str(), more.content.as_str()).into();
+    let texts = [message.content.as_str(), more.content.as_str()];
+    let texts: Vec<&str> = texts.into_iter().filter(|text| !text.trim().is_empty()).collect();
+    message.content = texts.join("\n\n").into();
 }

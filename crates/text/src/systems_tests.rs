@@ -37,6 +37,12 @@ fn leading_instructions_are_one_message_where_the_template_takes_one() {
         (FIRST_SYSTEM_ONLY, vec![developer("a"), q()], vec!["system:a", "user:q"]),
         (FIRST_SYSTEM_ONLY, vec![a(), b(), a(), q()], vec!["system:a\n\nb\n\na", "user:q"]),
         (FIRST_SYSTEM_ONLY, vec![a(), q()], vec!["system:a", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![Message::system(""), b(), q()], vec!["system:b", "user:q"]),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![a(), Message::system(" "), q(), Message::system("")],
+            vec!["system:a", "user:q"],
+        ),
         (FIRST_SYSTEM_ONLY, vec![q()], vec!["user:q"]),
         (STRICT_TURNS, vec![a(), b(), q()], vec!["system:a\n\nb", "user:q"]),
         (DEVELOPER, vec![a(), developer("b"), q()], vec!["system:a\n\nb", "user:q"]),

@@ -1,4 +1,5 @@
-//! System messages that a template does not print as they come, and calls of the past without readable arguments.
+//! System messages that a template does not print as they come, and calls of the past without readable
+//! arguments.
 
 use dressage_text::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, tiny_chat};
 use dressage_text::{ChatOptions, LateSystem, Role};

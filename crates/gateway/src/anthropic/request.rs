@@ -171,7 +171,7 @@ fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, Fault> {
     })
 }
 
-/// The name of a strict tool.
+/// Returns the name of a tool if it is strict.
 fn strict(value: &Value) -> Option<String> {
     value["name"].as_str().filter(|_| value["strict"] == true).map(str::to_owned)
 }

@@ -148,7 +148,7 @@ pub(crate) fn tool(value: &Value) -> Result<ToolSpec, Fault> {
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
 }
 
-/// The name of a strict tool.
+/// Returns the name of a tool if it is strict.
 fn strict(value: &Value) -> Option<String> {
     let function = &value["function"];
     let is_strict = function["strict"] == true || value["strict"] == true;

@@ -4,8 +4,8 @@
 //! - Values are typed by the tool's schema (`values.rs`) and are taken as they are, white space included.
 //! - A call ends with `</tool_call>`, or where the next one begins. Without its closing tag it is malformed.
 //! - No token ends a turn: `<|observation|>` begins the results of its calls, `<|user|>` the next question.
-//! - A value ends with the last `</arg_value>` before the next name or the end of the call, so that it may hold
-//!   that tag. It cannot hold the tags that end or begin a call, nor `<arg_key>`.
+//! - A value ends with the last `</arg_value>` before the next name or the end of the call, so that it may
+//!   hold that tag. It cannot hold the tags that end or begin a call, nor `<arg_key>`.
 //! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 
 use std::ops::Range;

@@ -2,8 +2,8 @@
 //! from.
 //!
 //! Guarantees: what keeps to a grammar reads as calls of its tools, whose arguments keep to the schemas of
-//! these, except for keywords that are left out and named (`grammar_schema.rs`). White space between parts of JSON is as templates print it: a model in doubt would write it for
-//! ever.
+//! these, except for keywords that are left out and named (`grammar_schema.rs`). White space between parts of
+//! JSON is as templates print it: a model in doubt would write it for ever.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;

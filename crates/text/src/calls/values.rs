@@ -10,9 +10,9 @@ use crate::{ToolCall, ToolSpec, python_json};
 /// Returns the value that `text` stands for, or `None` if it is empty and the parameter cannot be a text.
 ///
 /// A parameter that can only be a string is the text as it is; another is JSON of one of its types, Python's
-/// `True`, `False` and `None` included. If the text is not JSON and the parameter cannot be a string, a Python
-/// literal is read for an array, an object or a number. An integer may be written with a fraction of zero. Any
-/// other text, and one that is no JSON for a parameter of which nothing is known, is a string.
+/// `True`, `False` and `None` included. If the text is not JSON and the parameter cannot be a string, a
+/// Python literal is read for an array, an object or a number. An integer may be written with a fraction of
+/// zero. Any other text, and one that is no JSON for a parameter of which nothing is known, is a string.
 fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     let types = schema.types();
     let allows = |name: &str| types.contains(name);
@@ -43,7 +43,7 @@ fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
         .or_else(|| python::number(trimmed).filter(|_| allows("integer") || allows("number")))
     };
     let Some(value) = value.or_else(|| if is_text { None } else { literal() }) else { return as_text() };
-    let value = if allows("integer") && !allows("number") { whole(value) } else { value };
+    let value = if allows("integer") && !allows("number") && !is_text { whole(value) } else { value };
     let kind = type_of(&value);
     let fits = types.is_empty() || allows(kind) || (kind == "integer" && allows("number"));
     if fits || !is_text { Some(value) } else { as_text() }
@@ -83,9 +83,9 @@ pub(crate) fn unquoted(name: &str) -> &str {
 
 /// Splits a text behind a parameter's opening tag into the value and what follows it.
 ///
-/// The value ends with the first closing tag that an opening tag or the end of the call follows, so that it may
-/// hold closing tags itself. An opening tag at the beginning of a line ends it as well if it names a parameter
-/// (`is_parameter`) and no such closing tag stands before it.
+/// The value ends with the first closing tag that an opening tag or the end of the call follows, so that it
+/// may hold closing tags itself. An opening tag at the beginning of a line ends it as well if it names a
+/// parameter (`is_parameter`) and no such closing tag stands before it.
 pub(crate) fn value_before<'a>(
     text: &'a str,
     [open, close]: [&str; 2],
@@ -181,6 +181,7 @@ mod tests {
             // What can be a text is one before it is Python's.
             (either.clone(), "['a']", json!("['a']")),
             (json!({"type": ["string", "integer"]}), "42", json!(42)),
+            (json!({"type": ["string", "integer"]}), "5.0", json!("5.0")),
             (json!({"type": "array"}), "['a', 'b']", json!(["a", "b"])),
             (json!({"type": "array"}), "('a', 1)", json!(["a", 1])),
             (json!({"type": "array"}), "[a]", json!("[a]")),
