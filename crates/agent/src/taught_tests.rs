@@ -63,7 +63,10 @@ fn agent() -> Agent {
 
 fn call(expression: &str) -> Message {
     let arguments = json!({ "expression": expression }).as_object().unwrap().clone();
-    Message::calls("", vec![ToolCall { id: "x1".into(), name: "calculator".into(), arguments }])
+    Message::calls(
+        "",
+        vec![ToolCall { id: "x1".into(), name: "calculator".into(), arguments: arguments.into() }],
+    )
 }
 
 async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<Query>) {

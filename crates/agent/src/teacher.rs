@@ -89,7 +89,8 @@ fn message(item: &Value) -> Result<Message, String> {
     if let Some(fields) = item.as_object_mut() {
         fields.entry("role").or_insert_with(|| "assistant".into());
     }
-    serde_json::from_value(item).map_err(|error| error.to_string())
+    let message: Message = serde_json::from_value(item).map_err(|error| error.to_string())?;
+    message.check_calls().map(|()| message)
 }
 
 /// Says the replies of a task, one to a query.
@@ -138,6 +139,10 @@ mod tests {
             (json!([]), "has no reply"),
             (json!([{ "role": "tool", "content": "1" }]), "has no reply"),
             (json!([3]), "has a wrong message 0"),
+            (
+                json!([{ "tool_calls": [{ "function": { "name": "f", "arguments": "{\"a\": " } }] }]),
+                "wrong message 0: tool call \"f\": \"arguments\" is {\"a\": , not a JSON object",
+            ),
             (json!(["a", { "role": "wizard", "content": "b" }]), "has a wrong message 1"),
         ] {
             let error = written(&task(replies), "replies").unwrap_err();

@@ -227,6 +227,7 @@ fn shown(
     }
     if let Some(program) = attempt.outcome.evidence.get("program") {
         text += &calls(&program["calls"]);
+        text += &systems(&program["forks"]);
         text += &external(&program["external"]);
     }
     for segment in attempt.trajectory.segments() {
@@ -262,6 +263,20 @@ pub fn calls(calls: &serde_json::Value) -> String {
         );
     }
     text
+}
+
+/// Describes, in a line, system messages that were printed elsewhere than as the program sent them.
+fn systems(counts: &serde_json::Value) -> String {
+    let [joined, moved] =
+        ["joined_systems", "moved_systems"].map(|name| counts[name].as_u64().unwrap_or_default());
+    match joined + moved {
+        0 => String::new(),
+        _ => format!(
+            "{:10} the chat template does not print all of them where they stand: {joined} joined with the first, \
+             {moved} later ones in a user's turn or merged\n",
+            "systems"
+        ),
+    }
 }
 
 /// Calls that policies of others answered: the messages that are new in each, and the reply.

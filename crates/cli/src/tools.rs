@@ -105,7 +105,7 @@ async fn show(
 
 /// Calls a tool and prints its answer.
 async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
-    let call = ToolCall { id: String::new(), name: name.to_owned(), arguments };
+    let call = ToolCall { id: String::new(), name: name.to_owned(), arguments: arguments.into() };
     let begun = Instant::now();
     let answers = tools.answer(&Parsed { calls: vec![Ok(call)], ..Parsed::default() }, true).await;
     let style = Style::stderr();

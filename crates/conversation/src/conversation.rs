@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use dressage_policy::{Completion, FinishReason, SamplingParams};
-use dressage_text::{Message, TextError, ToolSpec};
+use dressage_text::{Message, ShiftedSystems, TextError, ToolSpec};
 use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 
@@ -124,6 +124,8 @@ pub struct Prepared {
     pub repeated: Repeated,
     /// A place where the template prints the past otherwise than it was recorded.
     pub drift: Option<dressage_tree::Drift>,
+    /// System messages of its new part that are printed elsewhere than as they came.
+    pub shifted: ShiftedSystems,
     from: From,
     format: Arc<Format>,
     after: Option<(NodeId, SegmentId)>,
@@ -157,6 +159,13 @@ pub struct Counts {
     pub forked: BTreeMap<Reason, u32>,
     /// Prompts for which messages were recognised only after white space around them was left out.
     pub trimmed: u32,
+    /// Leading system messages that were joined with the first one, since the template takes only one.
+    #[serde(default)]
+    pub joined_systems: u32,
+    /// System messages that were printed in a user's turn or merged into the first one, since the template
+    /// does not print them where they stand.
+    #[serde(default)]
+    pub moved_systems: u32,
 }
 
 /// The conversations of one attempt: everything that was said, in tokens and in messages.
@@ -184,6 +193,7 @@ impl Recognised {
     pub fn render(self) -> Result<Prepared, ConversationError> {
         let Recognised { from, format, mut origin, repeated, after, new, turn } = self;
         let chat = format.chat();
+        let shifted = chat.shifted_systems(&new, after.is_none());
         let Some(after) = after else {
             let prompt = chat.prompt(&new, &from.tools)?;
             let in_thought = chat.opened_thought(&new, &from.tools)?.is_some();
@@ -193,6 +203,7 @@ impl Recognised {
                 origin,
                 repeated,
                 drift: None,
+                shifted,
                 from,
                 format,
                 after: None,
@@ -247,6 +258,7 @@ impl Recognised {
             origin,
             repeated,
             drift,
+            shifted,
             from,
             format,
             after,
@@ -329,6 +341,8 @@ impl Conversation {
     pub fn recognise(&self, request: &Request<'_>) -> Recognised {
         let Request { agent, policy, format, messages, tools } = *request;
         let key = tools_key(tools);
+        let merged = format.chat().merged_systems(messages);
+        let messages = merged.as_deref().unwrap_or(messages);
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned())).copied();
         let asked: Vec<(&Message, Form)> =
             messages.iter().map(|message| (message, Form::of(message))).collect();
@@ -421,6 +435,8 @@ impl Conversation {
             Origin::Forked(fork) => *self.counts.forked.entry(fork.reason).or_default() += 1,
         }
         self.counts.trimmed += u32::from(prepared.repeated.trimmed > 0);
+        self.counts.joined_systems += prepared.shifted.joined;
+        self.counts.moved_systems += prepared.shifted.moved;
         if let Some(fitted) = prepared.fitted.take() {
             self.note_cut(party, *fitted);
         }
@@ -523,3 +539,6 @@ mod tests;
 #[cfg(test)]
 #[path = "history_tests.rs"]
 mod history_tests;
+
+#[cfg(test)]
+mod systems_tests;

@@ -244,7 +244,7 @@ fn prompts_are_counted_by_how_they_came_about() {
     talk.say(&messages, "Another past.");
     let counts = talk.conversation.counts().clone();
     let forked = [(Reason::AskedAgain, 1), (Reason::ReplyEdited, 1)].into();
-    assert_eq!(counts, Counts { began: 1, continued: 2, forked, trimmed: 1 });
+    assert_eq!(counts, Counts { began: 1, continued: 2, forked, trimmed: 1, ..Counts::default() });
     let whole = talk.conversation.trajectory().clone();
     assert_eq!(whole.segments().len(), 9);
     assert!(talk.conversation.into_trajectory() == whole);

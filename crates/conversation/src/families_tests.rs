@@ -39,7 +39,7 @@ fn every_format_of_calls_goes_on_after_a_result_as_its_template_prints_it() {
                     assert_eq!(prepared.origin, Origin::Continued, "{protocol:?}");
                 }
                 let arguments = json!({ "a": round }).as_object().cloned().unwrap();
-                let call = ToolCall { id: "x".into(), name: "add".into(), arguments };
+                let call = ToolCall { id: "x".into(), name: "add".into(), arguments: arguments.into() };
                 let shown = chat.assistant(&Message::calls("", vec![call]), None).unwrap();
                 // Ids that the model writes count the calls of the conversation.
                 let written = chat.tokenizer().decode_with_special(&shown);

@@ -42,6 +42,8 @@
 //!   tell apart replies that say the same. White space around content does not matter, which is counted. A
 //!   reply may come back as its model wrote it or taken apart, its calls in messages of their own;
 //!   instructions as the system's or a developer's.
+//! - **System messages** that the template does not print as they come are joined or moved by one rule
+//!   ([`LateSystem`](dressage_text::LateSystem)), which changes nothing before a reply; they are counted.
 //! - **All else forks**, at the first message that is not as recorded, for a [`Reason`] that has words. An
 //!   assistant's message that was not sampled here is given, as the template prints it. The same prompt asked
 //!   twice has two replies, side by side. Agents and policies share no histories.

@@ -49,9 +49,8 @@ fn canonical(value: &Value) -> String {
 
 /// Content of a message, apart from white space around it.
 fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
-    let call = |call: &dressage_text::ToolCall| {
-        (call.name.clone(), canonical(&Value::Object(call.arguments.clone())))
-    };
+    let call =
+        |call: &dressage_text::ToolCall| (call.name.clone(), canonical(&Value::from(call.arguments.clone())));
     (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
 }
 
@@ -198,13 +197,13 @@ impl Style {
             Style::Trimmed => message.content = message.content.trim().into(),
             Style::Dumped => {
                 for call in &mut message.tool_calls {
-                    let mut entries: Vec<_> = std::mem::take(&mut call.arguments).into_iter().collect();
+                    let mut entries: Vec<_> = std::mem::take(&mut *call.arguments).into_iter().collect();
                     entries.reverse();
                     let shorter = |value: Value| match value.as_f64() {
                         Some(number) if number.fract() == 0.0 => Value::from(number as i64),
                         _ => value,
                     };
-                    call.arguments = entries.into_iter().map(|(key, value)| (key, shorter(value))).collect();
+                    *call.arguments = entries.into_iter().map(|(key, value)| (key, shorter(value))).collect();
                 }
             }
             Style::NoIds => message.tool_calls.iter_mut().for_each(|call| call.id.clear()),

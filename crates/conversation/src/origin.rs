@@ -48,6 +48,8 @@ pub enum Reason {
     ReplyEdited,
     /// The calls of a reply are not what they were.
     CallsEdited,
+    /// The arguments of a reply's call are no JSON object any more: cut, or clipped.
+    CallsCut,
     /// The thought of a reply is not what it was.
     ThoughtEdited,
     /// The text beside the calls of a reply was left out.
@@ -82,6 +84,7 @@ impl Reason {
             Reason::Shortened => "messages of the past were left out",
             Reason::ReplyEdited => "a reply was edited",
             Reason::CallsEdited => "the calls of a reply were edited",
+            Reason::CallsCut => "the arguments of a call are no JSON object any more",
             Reason::ThoughtEdited => "the thought of a reply was edited",
             Reason::TextLost => "the text beside the calls of a reply was left out",
             Reason::CallsAsText => "calls were turned into text",
@@ -137,7 +140,9 @@ impl Index {
             let Root { format, tools, .. } = &self.roots[root];
             let apart = Form::taken_apart(message, format.chat(), tools);
             let form = apart.as_ref().unwrap_or(form);
-            return fork(at, self.why_no_reply(root, hit.node, form, &asked[at + 1..]));
+            let reason = self.why_no_reply(root, hit.node, form, &asked[at + 1..]);
+            let is_cut = message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
+            return fork(at, if is_cut && reason == Reason::CallsEdited { Reason::CallsCut } else { reason });
         }
         if at == 0 && self.other_system(hit.node, form, asked.get(1)) {
             return fork(at, Reason::System);

@@ -91,6 +91,11 @@ impl Form {
         let mut of_calls = Hash::default();
         for call in calls {
             of_calls.text(&call.name);
+            if let Some(text) = call.arguments.unreadable() {
+                // No object has so many fields.
+                of_calls.number_of(usize::MAX);
+                of_calls.text(text);
+            }
             of_calls.number_of(call.arguments.len());
             of_calls.object(call.arguments.iter());
         }
@@ -222,7 +227,7 @@ mod tests {
 
     fn call(id: &str, arguments: &str) -> ToolCall {
         let Value::Object(arguments) = serde_json::from_str(arguments).unwrap() else { panic!() };
-        ToolCall { id: id.into(), name: "add".into(), arguments }
+        ToolCall { id: id.into(), name: "add".into(), arguments: arguments.into() }
     }
 
     fn read(json: Value) -> Form {

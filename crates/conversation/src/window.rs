@@ -128,7 +128,14 @@ impl Cut {
     fn size(&self, at: usize, message: &Message) -> usize {
         let content = self.shortened.get(&at).map_or(message.content.len(), |most| most + NOTE);
         let calls = message.tool_calls.iter();
-        let calls = calls.map(|call| call.name.len() + 32 + written(&call.arguments)).sum::<usize>();
+        let calls = calls
+            .map(|call| {
+                call.name.len()
+                    + 32
+                    + written(&*call.arguments)
+                    + call.arguments.unreadable().map_or(0, str::len)
+            })
+            .sum::<usize>();
         content + calls + message.reasoning_content.as_ref().map_or(0, String::len) + AROUND
     }
 
@@ -231,7 +238,10 @@ pub(crate) fn transcript(before: Option<&str>, messages: &[Message], most: usize
         text += ": ";
         text += message.content.as_str();
         for call in &message.tool_calls {
-            let arguments = serde_json::to_string(&call.arguments).unwrap_or_default();
+            let arguments = match call.arguments.unreadable() {
+                Some(text) => text.to_owned(),
+                None => serde_json::to_string(&*call.arguments).unwrap_or_default(),
+            };
             text += &format!("\ncalls {}({arguments})", call.name);
         }
         text += "\n\n";

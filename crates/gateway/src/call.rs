@@ -138,6 +138,8 @@ pub struct Call {
     pub input: Input,
     /// Tools that it is told of.
     pub tools: Vec<ToolSpec>,
+    /// Names of the tools whose calls must keep to every keyword of their schemas if they are forced.
+    pub strict: Vec<String>,
     /// Which of them it may call.
     pub tool_choice: ToolChoice,
     /// Whether it may call several at once; else those after the first are left out.
@@ -159,6 +161,7 @@ impl Call {
             model: model.into(),
             input,
             tools: Vec::new(),
+            strict: Vec::new(),
             tool_choice: ToolChoice::Auto,
             parallel_calls: true,
             sampling: Sampling::default(),

@@ -7,8 +7,8 @@ use dressage_conversation::{Conversation, Format, Judged, Prepared, Recognised, 
 use dressage_text::{Message, ToolSpec};
 
 use crate::answering::{Answering, Caller};
+use crate::blocking::blocking;
 use crate::call::{Call, Input};
-use crate::exchange::blocking;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::metrics::add;

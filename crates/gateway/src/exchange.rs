@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dressage_conversation::{Conversation, Format, Origin, Prepared};
 use dressage_policy::{
-    CallStreams, Completion, FinishReason, SampleEvent, SampleRequest, SampleStream, SamplingParams,
+    CallStreams, Completion, FinishReason, Grammar, SampleEvent, SampleRequest, SampleStream, SamplingParams,
     TopLogprobs, within,
 };
 use dressage_text::{Message, Piece, ToolSpec};
@@ -18,6 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::answering::{Answering, Caller};
 use crate::batch::Batch;
+use crate::blocking::blocking;
 use crate::call::{Call, Input, ToolChoice};
 use crate::fault::{Fault, Kind};
 use crate::forms;
@@ -51,6 +52,8 @@ struct Exchange {
     tools: Arc<[ToolSpec]>,
     tool_choice: ToolChoice,
     parallel_calls: bool,
+    /// Whether replies are JSON of a form, in which tags of thoughts and calls are text.
+    is_json: bool,
     /// Whether clients are told the stop string that ends a reply.
     keeps_stop: bool,
     /// Whether it is a summary, which no limit of the attempt counts.
@@ -175,7 +178,7 @@ impl Gateway {
         };
         let fixed = answering.fixed.clone();
         let mut params = parameters(&call, &drawn, fixed.as_ref());
-        params.grammar = if fixed.is_none() { forms::grammar(&call, &drawn)? } else { None };
+        params.grammar = if fixed.is_none() { forms::grammar(self, &call, &drawn).await? } else { None };
         params.validate()?;
 
         let (place, running) = self.held(caller, answering.summarises).await?;
@@ -276,6 +279,7 @@ impl Gateway {
             tools,
             tool_choice,
             parallel_calls,
+            is_json: matches!(params.grammar, Some(Grammar::JsonObject | Grammar::JsonSchema(_))),
             keeps_stop: sampling.keeps_stop,
             summarises,
             reply,
@@ -309,6 +313,8 @@ impl Gateway {
         check_messages(&messages)?;
         let prepared = self.fitted(caller, answering, format, &messages, tools).await?;
         add(&self.0.metrics.drifted, u64::from(prepared.drift.is_some()));
+        add(&self.0.metrics.systems_joined, u64::from(prepared.shifted.joined));
+        add(&self.0.metrics.systems_moved, u64::from(prepared.shifted.moved));
         Ok(Prompt::Chat(prepared))
     }
 
@@ -316,13 +322,6 @@ impl Gateway {
     fn random_seed(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(self.call_id().as_bytes())
     }
-}
-
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Fault> {
-    let failed = |error| Fault::new(Kind::Internal, format!("writing the prompt came to no end: {error}"));
-    tokio::task::spawn_blocking(work).await.map_err(failed)
 }
 
 fn given(ids: Arc<[u32]>) -> Result<Prompt, Fault> {
@@ -425,7 +424,7 @@ impl Exchange {
         let is_chat = matches!(prompt, Prompt::Chat(_));
         let chat = self.drawn.format.chat();
         let whole = self.tool_choice == ToolChoice::None;
-        let mut reading = match is_chat {
+        let mut reading = match is_chat && !self.is_json {
             true => Reading::chat(chat, in_thought, &self.tools, &params.stop_strings, &calls),
             false => Reading::text(chat, &params.stop_strings),
         };
@@ -564,7 +563,8 @@ impl Exchange {
                 }
             }
         }
-        let (rest, mut end) = reading.end(reply, finish, self.tool_choice == ToolChoice::None);
+        let (rest, mut end) =
+            reading.end(reply, finish, self.is_json || self.tool_choice == ToolChoice::None);
         end.prompt_tokens = prompt_tokens;
         if let Some(state) = &mut state {
             if !self.summarises {

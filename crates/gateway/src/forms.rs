@@ -1,10 +1,15 @@
 //! Forms that replies must have, as grammars.
 
-use dressage_policy::Grammar;
-use dressage_text::ToolSpec;
+use std::sync::Arc;
 
+use dressage_policy::Grammar;
+use dressage_text::{LeftOut, ToolSpec, followed_schema};
+
+use crate::blocking::blocking;
 use crate::call::{Call, Constraint, ToolChoice};
-use crate::fault::Fault;
+use crate::fault::{Fault, Kind};
+use crate::gateway::Gateway;
+use crate::metrics::add;
 use crate::model::TokenModel;
 
 /// The field of a call that asks for a form; `None` where none does.
@@ -16,11 +21,17 @@ pub(crate) fn asked(call: &Call) -> Option<&'static str> {
     }
 }
 
-/// The grammar of the form that a call asks for.
+/// Returns the grammar of the form that a call asks for. Keywords of tools' schemas that no grammar can hold
+/// a call to are left out and counted, unless their tool is strict.
 ///
 /// # Errors
-/// When there is no such tool, or no grammar of such a form.
-pub(crate) fn grammar(call: &Call, model: &TokenModel) -> Result<Option<Grammar>, Fault> {
+/// Returns an error if there is no such tool, no grammar of such a form, or a keyword in the schema of a
+/// reply or of a strict tool that no grammar can hold it to.
+pub(crate) async fn grammar(
+    gateway: &Gateway,
+    call: &Call,
+    model: &TokenModel,
+) -> Result<Option<Grammar>, Fault> {
     let must_call = matches!(call.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
     match &call.constraint {
         Some(_) if must_call => Err(Fault::field(
@@ -28,16 +39,32 @@ pub(crate) fn grammar(call: &Call, model: &TokenModel) -> Result<Option<Grammar>
             "a reply cannot both be a call and have another form; leave out response_format or tool_choice",
         )),
         Some(Constraint::JsonObject) => Ok(Some(Grammar::JsonObject)),
-        Some(Constraint::JsonSchema(schema)) => Ok(Some(Grammar::JsonSchema(schema.to_string()))),
+        Some(Constraint::JsonSchema(schema)) => json_schema(schema.clone()).await.map(Some),
         Some(Constraint::Regex(pattern)) => Ok(Some(Grammar::Regex(pattern.clone()))),
         Some(Constraint::Grammar(grammar)) => Ok(Some(Grammar::Lark(grammar.clone()))),
-        None if must_call => calls(call, model).map(Some),
+        None if must_call => calls(gateway, call, model).await.map(Some),
         None => Ok(None),
     }
 }
 
-/// The grammar of calls of the tools that may be called.
-fn calls(call: &Call, model: &TokenModel) -> Result<Grammar, Fault> {
+/// Returns the grammar of a reply that keeps to a schema.
+async fn json_schema(schema: serde_json::Value) -> Result<Grammar, Fault> {
+    let followed = blocking(move || followed_schema(&schema)).await?;
+    let (schema, left_out) = followed.map_err(|why| Fault::new(Kind::Internal, why))?;
+    match left_out.first() {
+        None => Ok(Grammar::JsonSchema(schema.to_string())),
+        Some(found) => {
+            let message = format!(
+                "the schema has {}, which no grammar can hold a reply to; leave it out",
+                place(found)
+            );
+            Err(Fault::field("response_format", message))
+        }
+    }
+}
+
+/// Returns the grammar of calls of the tools that may be called.
+async fn calls(gateway: &Gateway, call: &Call, model: &TokenModel) -> Result<Grammar, Fault> {
     let tools: Vec<ToolSpec> = match &call.tool_choice {
         ToolChoice::Named(name) => call.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
         _ => call.tools.clone(),
@@ -50,11 +77,40 @@ fn calls(call: &Call, model: &TokenModel) -> Result<Grammar, Fault> {
         return Err(Fault::field("tool_choice", message));
     }
     let several = call.parallel_calls && matches!(call.tool_choice, ToolChoice::Required);
-    let found = model.format.chat().must_call(&tools, several);
+    let format = Arc::clone(&model.format);
+    let found = blocking(move || format.chat().must_call(&tools, several)).await?;
     let unknown = || {
         let message =
             "this model writes calls in a format that no grammar is known of; use tool_choice = \"auto\"";
         Fault::field("tool_choice", message)
     };
-    found.map(Grammar::Lark).ok_or_else(unknown)
+    let found = found.ok_or_else(unknown)?;
+    if let Some(strict) = found.left_out.iter().find(|found| call.strict.contains(&found.tool)) {
+        let message = format!(
+            "the parameters of the strict tool {:?} have {}, which no grammar can hold a call to; leave it out, or \
+             leave out `strict`",
+            strict.tool,
+            place(strict)
+        );
+        return Err(Fault::field("tools", message));
+    }
+    for LeftOut { tool, path, keyword } in &found.left_out {
+        tracing::debug!(tool, path, keyword, "left a keyword out of the grammar of calls");
+        gateway.unknown_field("tools", &format!("parameters.{keyword}"));
+    }
+    add(&gateway.0.metrics.keywords_left_out, found.left_out.len() as u64);
+    Ok(Grammar::Lark(found.lark))
 }
+
+/// Describes a keyword and its place, for an error.
+fn place(found: &LeftOut) -> String {
+    let path = if found.path.is_empty() { "the top" } else { &found.path };
+    match found.keyword.as_str() {
+        "schema" => format!("something that is no schema, or none that a grammar can be made of, at {path}"),
+        keyword => format!("the keyword {keyword:?} at {path}"),
+    }
+}
+
+#[cfg(test)]
+#[path = "forms_tests.rs"]
+mod tests;

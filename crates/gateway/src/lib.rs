@@ -24,6 +24,7 @@
 mod answering;
 mod anthropic;
 mod batch;
+mod blocking;
 mod call;
 mod context;
 mod exchange;

@@ -22,6 +22,9 @@ pub(crate) struct Metrics {
     pub forked: AtomicU64,
     pub cut: AtomicU64,
     pub summaries: AtomicU64,
+    pub systems_joined: AtomicU64,
+    pub systems_moved: AtomicU64,
+    pub keywords_left_out: AtomicU64,
     pub first_token: Histogram,
     pub whole: Histogram,
 }
@@ -86,6 +89,21 @@ impl Metrics {
                 "dressage_context_summaries_total",
                 "Summaries that a context policy asked for.",
                 &self.summaries,
+            ),
+            (
+                "dressage_system_messages_joined_total",
+                "Leading system messages that were joined, since the template takes one.",
+                &self.systems_joined,
+            ),
+            (
+                "dressage_system_messages_moved_total",
+                "Late system messages that were printed elsewhere, since the template does not print them.",
+                &self.systems_moved,
+            ),
+            (
+                "dressage_schema_keywords_left_out_total",
+                "Keywords of tools' schemas that the grammar of a call left out.",
+                &self.keywords_left_out,
             ),
             ("dressage_drift_total", "Prompts whose past the template prints otherwise.", &self.drifted),
         ] {

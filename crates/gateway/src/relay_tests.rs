@@ -35,7 +35,7 @@ impl Responder for Parrot {
 /// A whole reply with a thought and a call.
 fn parts() -> Vec<Result<Said, Fault>> {
     let arguments = json!({ "a": 1 }).as_object().cloned().unwrap_or_else(Map::new);
-    let call = ToolCall { id: "c1".into(), name: "add".into(), arguments };
+    let call = ToolCall { id: "c1".into(), name: "add".into(), arguments: arguments.into() };
     let mut message = Message::calls("So be it.", vec![call]);
     message.reasoning_content = Some("Hm.".into());
     let finish = FinishReason::StopId;

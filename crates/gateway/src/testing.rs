@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use dressage_conversation::{Format, Options as History, Origin};
 use dressage_policy::{Sampler, SamplingParams, Simulator, SimulatorConfig};
+use dressage_text::Vocabulary;
 use dressage_text::testing::{IM_END, VOCABULARY, tiny_chat};
 use serde_json::Value;
 use tower::ServiceExt;
@@ -94,6 +95,13 @@ impl Served {
     /// A model that says anything, in so many tokens.
     pub(crate) fn simulated(tokens: usize) -> Self {
         Self::new(Arc::new(Simulator::new(simulator())), tokens, Options::default())
+    }
+
+    /// A model that says anything of the form that a call asks for, in so many tokens.
+    pub(crate) fn formed(tokens: usize) -> Self {
+        let vocabulary = Vocabulary::new(FORMAT.chat().tokenizer());
+        let simulator = Simulator::new(simulator()).with_grammars(Arc::new(vocabulary));
+        Self::new(Arc::new(simulator), tokens, Options::default())
     }
 
     /// A model that fails after its first token.

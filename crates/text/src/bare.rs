@@ -30,7 +30,7 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<Parsed> {
         let id = format!("call_{}", calls.len());
         let call = call_from(Value::Object(object), &["arguments", "parameters"]);
         calls.push(
-            call.map(|(name, arguments)| ToolCall { id, name, arguments })
+            call.map(|(name, arguments)| ToolCall { id, name, arguments: arguments.into() })
                 .map_err(|why| Malformed { why, raw }),
         );
         stretches.push(text[rest..range.start.max(rest)].trim());
@@ -68,7 +68,7 @@ mod tests {
         let parsed = find(text, &[tool("calculator"), tool("clock")])?;
         assert!(parsed.bare);
         let shown = |call: &Result<crate::ToolCall, Malformed>| match call {
-            Ok(call) => json!([call.id, call.name, call.arguments]),
+            Ok(call) => json!([call.id, call.name, *call.arguments]),
             Err(malformed) => malformed.why.as_str().into(),
         };
         Some((parsed.content, parsed.calls.iter().map(shown).collect()))

@@ -25,6 +25,7 @@ use crate::describe::ToolPrompt;
 use crate::prepare::{CallForm, MessageForm, Preparation, Prepared};
 use crate::protocol::ToolSupport;
 use crate::reader::{Found, Part, Reader, Tags, thought_of};
+use crate::systems::{LateSystem, ShiftedSystems};
 use crate::template::Rendering;
 use crate::thought::Thoughts;
 use crate::{ChatTemplate, Message, Role, TextError, Tokenizer, ToolProtocol, ToolSpec, bare};
@@ -39,6 +40,8 @@ pub struct ChatOptions {
     pub tool_prompt: ToolPrompt,
     /// Whether a JSON object that names a tool is a call also without tags.
     pub bare_calls: bool,
+    /// What becomes of a late system message that the template does not print.
+    pub late_system: LateSystem,
     /// Further variables of the template, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
     /// The moment that the template calls now, in seconds since 1970; where it is not given, that of the
@@ -150,6 +153,7 @@ impl Chat {
             stop_ids: Vec::new(),
         };
         chat.form = chat.probe_messages();
+        chat.form.systems = chat.probe_systems(options.late_system);
         chat.probe_turn()?;
         chat.probe_format(options.tools);
         let syntax = chat.format.syntax();
@@ -170,6 +174,7 @@ impl Chat {
         chat.tags = Tags::new(&chat.thoughts, syntax);
         chat.said = chat.tags_of_replies();
         chat.unwritable = chat.probe_call().err();
+        chat.probe_unreadable();
         Ok(chat)
     }
 
@@ -358,6 +363,20 @@ impl Chat {
         } else {
             format!("it has no {sign} in it")
         }
+    }
+
+    /// Counts the messages of instructions that are printed elsewhere than as they came. `opens` says that
+    /// the messages begin a conversation, and do not follow a reply.
+    pub fn shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
+        self.form.systems.shifted(messages, opens)
+    }
+
+    /// Returns the messages with late instructions in the first one, if they are to be merged and there are
+    /// any.
+    pub fn merged_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
+        let systems = &self.form.systems;
+        let merges = systems.unprinted == LateSystem::Merge && systems.shifted(messages, true).moved > 0;
+        merges.then(|| systems.arranged(messages).into_owned())
     }
 
     pub(crate) fn thoughts(&self) -> &Thoughts {

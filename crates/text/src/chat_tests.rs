@@ -135,7 +135,7 @@ fn demonstrations_are_what_would_be_sampled() {
     let call = ToolCall {
         id: "call_0".into(),
         name: "calculator".into(),
-        arguments: json!({"expression": "1+1"}).as_object().unwrap().clone(),
+        arguments: json!({"expression": "1+1"}).as_object().unwrap().clone().into(),
     };
     let written = "Let me see.\n<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
     let ids = chat.assistant(&Message::calls("Let me see.", vec![call.clone()]), None).unwrap();
@@ -219,8 +219,8 @@ fn messages_have_the_shape_of_the_api() {
     let back = serde_json::to_value(&message).unwrap();
     assert_eq!(back["tool_calls"][0]["function"]["arguments"], json!("{\"a\":1}"));
     assert_eq!(serde_json::from_value::<Message>(back).unwrap(), message);
-    let bad = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "1"}}]});
-    assert!(serde_json::from_value::<Message>(bad).unwrap_err().to_string().contains("\"f\""));
+    let bad = json!({"role": "assistant", "tool_calls": [{"function": {"arguments": "1"}}]});
+    assert!(serde_json::from_value::<Message>(bad).unwrap_err().to_string().contains("name"));
 }
 
 #[test]

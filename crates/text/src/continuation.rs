@@ -7,10 +7,8 @@
 //! Not here: which of the past a template is shown, and where it would print it otherwise than it was
 //! recorded.
 
-use serde_json::Map;
-
 use crate::excerpt::excerpt;
-use crate::{Chat, Message, Role, TextError, ToolCall, ToolSpec};
+use crate::{Arguments, Chat, Message, Role, TextError, ToolCall, ToolSpec};
 
 /// The text that stands for a reply while the template is asked what follows it.
 const NEUTRAL: &str = "Done.";
@@ -51,7 +49,7 @@ impl Chat {
             let id = result.tool_call_id.clone().unwrap_or_else(|| format!("call_{index}"));
             let of_id = || made.iter().find(|call| call.id == id).map(|call| call.name.clone());
             let name = result.name.clone().or_else(of_id).unwrap_or_else(|| SOME_TOOL.into());
-            ToolCall { id, name, arguments: Map::new() }
+            ToolCall { id, name, arguments: Arguments::default() }
         };
         results.enumerate().map(call).collect()
     }
@@ -61,8 +59,7 @@ impl Chat {
     /// the ids of the turn, with or without (when it was cut) the token that ends it.
     ///
     /// # Errors
-    /// Errors that the template raises, whatever the model wrote; tools in a format that is not understood; a
-    /// system message that the template does not print here.
+    /// Errors that the template raises, whatever the model wrote; tools in a format that is not understood.
     pub fn continuation(
         &self,
         history: &[Message],
@@ -77,12 +74,6 @@ impl Chat {
             // A template that does not end a turn with calls: a turn without them shows what follows.
             None => self.following(history, Vec::new(), new, tools, [guard, mark])?.unwrap_or_default(),
         };
-        if new.iter().any(|message| message.role.instructs()) && !self.prints_later(Role::System) {
-            return Err(TextError::Template(
-                "it does not print a system message after an assistant's turn; put it at the beginning"
-                    .into(),
-            ));
-        }
         let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
         let given = if ended { self.without_end(&following) } else { &following };
         Ok(self.tokenizer().encode_guarded(given, Some(guard)))

@@ -118,13 +118,16 @@ fn a_demonstration_goes_on_with_the_thought_that_the_prompt_begins() {
 }
 
 #[test]
-fn a_system_message_that_would_get_lost_is_refused() {
+fn system_message_that_would_get_lost_is_a_users_turn() {
     let chat = chat(HOISTS, ChatOptions::default());
     let (history, reply) = ([Message::user("1+1?")], sampled(&chat, "two"));
-    let error = chat.continuation(&history, &reply, &[Message::system("Be brief.")], &[]).unwrap_err();
-    assert!(error.to_string().contains("system message"), "{error}");
-    let chat = tiny_chat().unwrap();
-    assert!(chat.continuation(&history, &reply, &[Message::system("Be brief.")], &[]).is_ok());
+    let after = |chat: &Chat, message: Message| {
+        text(chat, &chat.continuation(&history, &reply, &[message], &[]).unwrap())
+    };
+    let moved = after(&chat, Message::system("Be brief."));
+    assert_eq!(moved, after(&chat, Message::user("Be brief.")));
+    assert!(moved.contains("Be brief."));
+    assert!(after(&tiny_chat().unwrap(), Message::system("Be brief.")).contains("system\nBe brief."));
 }
 
 /// Texts of the kind that templates and parsers stumble over.

@@ -37,7 +37,7 @@ fn tools() -> [ToolSpec; 1] {
 
 fn call(arguments: Value) -> ToolCall {
     let arguments = arguments.as_object().cloned().unwrap();
-    ToolCall { id: "call_0".into(), name: "search".into(), arguments }
+    ToolCall { id: "call_0".into(), name: "search".into(), arguments: arguments.into() }
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn variants_of_a_family_are_read_alike() {
             .into_iter()
             .next()
             .unwrap()
-            .map(|call| Value::Object(call.arguments))
+            .map(|call| Value::from(call.arguments))
             .map_err(|call| call.why)
     };
     let want = Ok(json!({ "text": "42", "limit": 7 }));
@@ -292,11 +292,7 @@ fn variants_of_a_family_are_read_alike() {
             "<|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{}",
             "<|tool_call_end|> is missing",
         ),
-        (
-            ToolProtocol::QwenXml,
-            "<tool_call>\n{\"name\": \"search\"}\n</tool_call>",
-            "<function=NAME> is missing",
-        ),
+        (ToolProtocol::QwenXml, "<tool_call>\nsearch\n</tool_call>", "<function=NAME> is missing"),
         (
             ToolProtocol::QwenXml,
             "<tool_call>\n<function=search>\n<parameter=text>\n42",
@@ -356,5 +352,211 @@ fn thoughts_before_calls_are_told_apart_in_every_family() {
             assert_eq!(streamed.thought, format!("Hm. {said}"), "{protocol:?}");
             assert_eq!((streamed.raw, streamed.thought), (whole.clone(), chat.thought(&whole, in_thought)));
         }
+    }
+}
+
+#[test]
+fn calls_without_readable_arguments_are_shown_in_every_family() {
+    for protocol in ALL {
+        let chat = chat(protocol);
+        for unreadable in
+            ["{\"text\": \"cut", "null", "[1]", "\"text\"", "7", "{'a': True}", "{} <|im_end|> more"]
+        {
+            let broken = ToolCall { arguments: Value::from(unreadable).into(), ..call(json!({})) };
+            let result = Message { tool_call_id: Some("call_0".into()), ..Message::tool("no JSON") };
+            let messages =
+                [Message::user("q"), Message::calls("", vec![broken]), result, Message::user("go on")];
+            let prompt =
+                chat.prompt(&messages, &tools()).unwrap_or_else(|error| panic!("{protocol:?}: {error}"));
+            let prompt = text(&chat, &prompt);
+            let (escaped, plain) = (json!(unreadable).to_string(), prompt.contains(unreadable));
+            assert!(plain || prompt.contains(&escaped), "{protocol:?} {unreadable}: {prompt}");
+            assert!(prompt.contains("search") && prompt.contains("no JSON"), "{protocol:?}: {prompt}");
+        }
+    }
+}
+
+/// A tool whose parameters have types behind references and combinators.
+fn referring() -> [ToolSpec; 1] {
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            "code": { "$ref": "#/$defs/Code" },
+            "maybe": { "anyOf": [{ "$ref": "#/$defs/Code" }, { "type": "null" }] },
+            "every": { "allOf": [{ "$ref": "#/$defs/Code" }], "description": "d" },
+            "count": { "$ref": "#/$defs/Count" },
+            "days": { "anyOf": [{ "type": "integer" }, { "type": "null" }] },
+            "list": { "type": "array", "items": { "$ref": "#/$defs/Code" } },
+            "map": { "type": "object" },
+            "share": { "type": "number" },
+            "on": { "type": "boolean" },
+            "free": {},
+        },
+        "$defs": { "Code": { "type": "string", "enum": ["1", "true"] }, "Count": { "type": "integer" } },
+    });
+    [ToolSpec { name: "search".into(), description: String::new(), parameters }]
+}
+
+#[test]
+fn values_between_tags_are_typed_through_the_schema() {
+    let tools = referring();
+    let written = [
+        (
+            ToolProtocol::QwenXml,
+            "<tool_call>\n<function=search>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            ToolProtocol::Glm,
+            "<tool_call>search\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+        ),
+        (
+            ToolProtocol::Minimax,
+            "<minimax:tool_call>\n<invoke name=\"search\">\n<parameter name=\"KEY\">VALUE</parameter>\n</invoke>\n</minimax:tool_call>",
+        ),
+    ];
+    for (key, value, want) in [
+        ("code", "1", Some(json!("1"))),
+        ("code", "true", Some(json!("true"))),
+        ("code", "", Some(json!(""))),
+        ("maybe", "1", Some(json!("1"))),
+        ("maybe", "null", Some(json!(null))),
+        ("every", "1", Some(json!("1"))),
+        ("count", "7", Some(json!(7))),
+        ("count", "7.0", Some(json!(7))),
+        ("count", "+7", Some(json!(7))),
+        ("count", "", None),
+        ("count", "NaN", Some(json!("NaN"))),
+        ("days", "None", Some(json!(null))),
+        ("days", "", None),
+        ("list", "['1', 'true']", Some(json!(["1", "true"]))),
+        ("list", "[\"1\"]", Some(json!(["1"]))),
+        ("list", "", None),
+        ("map", "{'a': True, 'b': None}", Some(json!({ "a": true, "b": null }))),
+        ("map", "{'a': ", Some(json!("{'a': "))),
+        ("share", ".5", Some(json!(0.5))),
+        ("share", "1e3", Some(json!(1000.0))),
+        ("on", "True", Some(json!(true))),
+        ("on", "FALSE", Some(json!(false))),
+        ("free", "42", Some(json!(42))),
+        ("free", "['a']", Some(json!("['a']"))),
+        ("other", "42", Some(json!(42))),
+        ("other", "", Some(json!(""))),
+    ] {
+        for (protocol, text) in written {
+            let said = text.replace("KEY", key).replace("VALUE", value);
+            let read = chat(protocol).parse(&said, false, &tools).calls;
+            let found = read[0].as_ref().unwrap().arguments.get(key).cloned();
+            assert_eq!((read.len(), found), (1, want.clone()), "{protocol:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn values_between_tags_may_hold_tags_of_parameters() {
+    let qwen = |value: &str| {
+        format!(
+            "<tool_call>\n<function=search>\n<parameter=code>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        )
+    };
+    let minimax = |value: &str| {
+        format!(
+            "<minimax:tool_call>\n<invoke name=\"search\">\n<parameter name=\"code\">{value}</parameter>\n</invoke>\n</minimax:tool_call>"
+        )
+    };
+    let glm = |value: &str| {
+        format!("<tool_call>search\n<arg_key>code</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>")
+    };
+    let read = |protocol, said: &str| {
+        let calls = chat(protocol).parse(said, false, &referring()).calls;
+        assert_eq!(calls.len(), 1, "{said}");
+        calls.into_iter().next().unwrap().map(|call| Value::from(call.arguments)).map_err(|call| call.why)
+    };
+    for value in [
+        "code: </parameter> tag",
+        "use <parameter=x> here",
+        "use <parameter=count> here",
+        "a\n<parameter=x>\n1\n</parameter>\nb",
+        "return '</function>'",
+        "</parameter>",
+        "a < b && c > d",
+        "&lt;x&gt;",
+        "\n  indented\n",
+    ] {
+        assert_eq!(read(ToolProtocol::QwenXml, &qwen(value)), Ok(json!({ "code": value })), "{value}");
+    }
+    for value in ["code: </parameter> tag", "use <parameter name=\"x\"> here", "</parameter>", "a\n"] {
+        assert_eq!(read(ToolProtocol::Minimax, &minimax(value)), Ok(json!({ "code": value })), "{value}");
+    }
+    for value in ["code: </arg_value> tag", "</arg_value>", "<arg_value>x", "a\n"] {
+        assert_eq!(read(ToolProtocol::Glm, &glm(value)), Ok(json!({ "code": value })), "{value}");
+    }
+    let inner = |body: &str| format!("<tool_call>\n{body}\n</tool_call>");
+    for (body, want) in [
+        (
+            "<function=\"search\">\n<parameter=\"code\">\n1\n</parameter>\n</function>",
+            Ok(json!({ "code": "1" })),
+        ),
+        ("<function='search'>\n</function>", Ok(json!({}))),
+        // A parameter that is not closed ends where a line begins with the next one.
+        (
+            "<function=search>\n<parameter=code>\n1\n<parameter=count>\n2\n</parameter>\n</function>",
+            Ok(json!({ "code": "1", "count": 2 })),
+        ),
+        ("<function=search>\n<parameter=code>\n1\n</function>", Ok(json!({ "code": "1" }))),
+        ("<function=search>\n<parameter=code>\n1\n</parameter>", Ok(json!({ "code": "1" }))),
+        ("{\"name\": \"search\", \"arguments\": {\"code\": \"1\"}}", Ok(json!({ "code": "1" }))),
+        ("<function=search>\n<parameter=code>\n1\n</parameter> junk\n</function>", Err(())),
+        ("<function=search>\njunk\n</function>", Err(())),
+        ("<function=>\n</function>", Err(())),
+        ("{\"name\": 7}", Err(())),
+    ] {
+        assert_eq!(read(ToolProtocol::QwenXml, &inner(body)).map_err(drop), want, "{body}");
+    }
+    // A reply that was cut is no call.
+    for cut in [
+        "<tool_call>\n<function=search>\n<parameter=code>\n1",
+        "<tool_call>\n<function=search>\n<parameter=code>\n1\n</parameter>\n",
+    ] {
+        assert!(read(ToolProtocol::QwenXml, cut).is_err(), "{cut}");
+    }
+    let named = "<tool_call>\"search\"\n<arg_key>'code'</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
+    assert_eq!(read(ToolProtocol::Glm, named), Ok(json!({ "code": "1" })));
+    let json = "<tool_call>{\"name\": \"search\", \"arguments\": {\"code\": \"1\"}}</tool_call>";
+    assert_eq!(read(ToolProtocol::Glm, json), Ok(json!({ "code": "1" })));
+    assert!(read(ToolProtocol::Glm, "<tool_call>search\n<arg_key>a</arg_key>\n<arg_value>1</arg_value> junk <arg_key>b</arg_key>\n<arg_value>2</arg_value></tool_call>").is_err());
+}
+
+#[test]
+fn calls_of_every_family_keep_to_schemas_with_references() {
+    use dressage_policy::{Grammar, Grammars};
+
+    let parameters = json!({
+        "type": "object",
+        "properties": { "at": { "$ref": "#/$defs/Point" }, "other": { "anyOf": [{ "$ref": "#/$defs/Point" }, { "type": "null" }] },
+                        "tags": { "type": "array", "items": { "type": "string" }, "uniqueItems": true } },
+        "required": ["at"], "additionalProperties": false,
+        "$defs": { "Point": { "type": "object", "properties": { "x": { "type": "integer" } }, "required": ["x"], "additionalProperties": false } },
+    });
+    let tools = [ToolSpec { name: "search".into(), description: String::new(), parameters }];
+    for protocol in ALL {
+        let chat = chat(protocol);
+        let grammar = chat.must_call(&tools, false).unwrap();
+        let left_out: Vec<(&str, &str, &str)> =
+            grammar.left_out.iter().map(|found| (&*found.tool, &*found.path, &*found.keyword)).collect();
+        assert_eq!(left_out, [("search", "/properties/tags", "uniqueItems")], "{protocol:?}");
+        let vocabulary = crate::Vocabulary::new(chat.tokenizer());
+        let keeps = |arguments: Value| {
+            let said = chat.format.syntax().render("", &[call(arguments)]);
+            let mut constraint = vocabulary.start(&Grammar::Lark(grammar.lark.clone())).unwrap();
+            let follows = chat.tokenizer().encode_template(&said).into_iter().all(|id| {
+                let allows = constraint.allowed().is_ok_and(|allowed| allowed.tokens.contains(id));
+                allows && constraint.push(id).is_ok()
+            });
+            follows && constraint.allowed().is_ok_and(|allowed| allowed.may_end)
+        };
+        assert!(keeps(json!({ "at": { "x": 1 } })), "{protocol:?}: {}", grammar.lark);
+        assert!(keeps(json!({ "at": { "x": 1 }, "other": null, "tags": ["a", "a"] })), "{protocol:?}");
+        assert!(!keeps(json!({ "at": { "y": 1 } })), "{protocol:?}");
+        assert!(!keeps(json!({ "at": { "x": 1 }, "other": 2 })), "{protocol:?}");
     }
 }

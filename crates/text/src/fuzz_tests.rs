@@ -46,7 +46,7 @@ fn known(chat: &Chat) -> Vec<String> {
     let arguments =
         json!({"string": "</tool_call> é", "number": 1.5, "array": [1, "]"], "object": {"a": null}});
     for arguments in [Map::new(), arguments.as_object().cloned().unwrap()] {
-        let call = ToolCall { id: "call_0".into(), name: "probe".into(), arguments };
+        let call = ToolCall { id: "call_0".into(), name: "probe".into(), arguments: arguments.into() };
         known.extend([
             syntax.render("", std::slice::from_ref(&call)),
             syntax.render("Say", &[call.clone(), call]),

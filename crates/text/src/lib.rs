@@ -61,6 +61,7 @@ mod families_tests;
 #[cfg(test)]
 mod fuzz_tests;
 mod gguf;
+mod grammar_schema;
 mod jinja;
 mod message;
 #[cfg(test)]
@@ -71,8 +72,12 @@ mod probe;
 mod protocol;
 mod python_json;
 mod reader;
+mod schema;
 mod sentencepiece;
 mod stream;
+mod systems;
+#[cfg(test)]
+mod systems_tests;
 mod template;
 pub mod testing;
 mod thought;
@@ -86,9 +91,12 @@ pub use describe::ToolPrompt;
 pub use dressage_model::TokenizerSource;
 pub use encoder::EncoderTokenizer;
 pub use error::TextError;
-pub use message::{Message, Role, ToolCall, ToolSpec};
+pub use grammar_schema::{LeftOut, followed_schema};
+pub use message::{Arguments, Message, Role, ToolCall, ToolSpec};
+pub use must_call::CallGrammar;
 pub use protocol::ToolProtocol;
 pub use stream::{Piece, ReplyStream, StreamDecoder};
+pub use systems::{LateSystem, ShiftedSystems};
 pub use template::{ChatTemplate, Rendering};
 pub use tokenizer::Tokenizer;
 pub use vocabulary::Vocabulary;

@@ -1,9 +1,11 @@
 //! Messages, tools and calls, in the shape that OpenAI's API gives them.
 
+use std::ops::{Deref, DerefMut};
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::Content;
+use crate::{Content, python_json};
 
 /// Role of a speaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -130,6 +132,21 @@ impl Message {
         Message { tool_calls, ..Self::assistant(content) }
     }
 
+    /// Checks that the arguments of every call are a JSON object, as in a message that is to be imitated.
+    ///
+    /// # Errors
+    /// Returns an error that names the first call whose arguments are not one.
+    pub fn check_calls(&self) -> Result<(), String> {
+        let mut unreadable =
+            self.tool_calls.iter().filter_map(|call| Some((call, call.arguments.unreadable()?)));
+        match unreadable.next() {
+            None => Ok(()),
+            Some((call, text)) => {
+                Err(format!("tool call {:?}: \"arguments\" is {text}, not a JSON object", call.name))
+            }
+        }
+    }
+
     /// The result of a tool call.
     pub fn tool(content: impl Into<Content>) -> Self {
         Self::new(Role::Tool, content)
@@ -138,17 +155,91 @@ impl Message {
 
 /// A call of a tool.
 ///
-/// Serialised in OpenAI's shape: `{"id", "type": "function", "function": {"name", "arguments"}}` with the
-/// arguments as a string of JSON. Read from the same, or with the arguments as an object.
+/// Serialized in OpenAI's shape: `{"id", "type": "function", "function": {"name", "arguments"}}` with the
+/// arguments as a string of JSON. Read from the same, the arguments as [`Arguments`] reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "WireCall", into = "WireCall")]
+#[serde(from = "WireCall", into = "WireCall")]
 pub struct ToolCall {
     /// Ties a result to its call; unique within a conversation.
     pub id: String,
     /// The tool.
     pub name: String,
     /// Arguments by name.
-    pub arguments: Map<String, Value>,
+    pub arguments: Arguments,
+}
+
+/// Arguments of a call: an object, which is what it dereferences to.
+///
+/// A history may hold calls whose arguments are no JSON object: cut by a limit on tokens, clipped to save
+/// room, or written so by another model. Their text is kept, and the object is empty. They equal no object.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Value", into = "Value")]
+pub struct Arguments {
+    object: Map<String, Value>,
+    unreadable: Option<String>,
+}
+
+impl Arguments {
+    /// Returns the text of arguments that are no JSON object, or `None` if they are one.
+    pub fn unreadable(&self) -> Option<&str> {
+        self.unreadable.as_deref()
+    }
+
+    /// Returns the arguments as text: the object on one line, as templates print it, or the text that stands
+    /// in its place.
+    pub fn to_text(&self) -> String {
+        self.unreadable.clone().unwrap_or_else(|| python_json::dumps(&Value::Object(self.object.clone())))
+    }
+}
+
+impl From<Map<String, Value>> for Arguments {
+    fn from(object: Map<String, Value>) -> Self {
+        Arguments { object, unreadable: None }
+    }
+}
+
+impl From<Value> for Arguments {
+    /// Reads what a client sends as arguments: an object, or a string that holds one as JSON. An empty string
+    /// is a call without arguments, from servers that join what their model streamed. Anything else is kept
+    /// as text.
+    fn from(sent: Value) -> Self {
+        match sent {
+            Value::Object(object) => object.into(),
+            Value::String(text) if text.trim().is_empty() => Arguments::default(),
+            Value::String(text) => match serde_json::from_str(&text) {
+                Ok(Value::Object(object)) => object.into(),
+                _ => Arguments { unreadable: Some(text), ..Arguments::default() },
+            },
+            other => Arguments { unreadable: Some(other.to_string()), ..Arguments::default() },
+        }
+    }
+}
+
+impl From<Arguments> for Value {
+    /// The object, or the text in its place.
+    fn from(arguments: Arguments) -> Self {
+        arguments.unreadable.map_or(Value::Object(arguments.object), Value::String)
+    }
+}
+
+impl Deref for Arguments {
+    type Target = Map<String, Value>;
+
+    fn deref(&self) -> &Map<String, Value> {
+        &self.object
+    }
+}
+
+impl DerefMut for Arguments {
+    fn deref_mut(&mut self) -> &mut Map<String, Value> {
+        &mut self.object
+    }
+}
+
+impl PartialEq<Map<String, Value>> for Arguments {
+    fn eq(&self, object: &Map<String, Value>) -> bool {
+        self.unreadable.is_none() && self.object == *object
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -163,7 +254,12 @@ struct WireCall {
 #[derive(Serialize, Deserialize)]
 struct WireFunction {
     name: String,
+    #[serde(default = "no_arguments")]
     arguments: Value,
+}
+
+fn no_arguments() -> Value {
+    json!({})
 }
 
 fn function_type() -> String {
@@ -172,22 +268,16 @@ fn function_type() -> String {
 
 impl From<ToolCall> for WireCall {
     fn from(call: ToolCall) -> Self {
-        let arguments = Value::String(Value::Object(call.arguments).to_string());
+        let Arguments { object, unreadable } = call.arguments;
+        let arguments = unreadable.unwrap_or_else(|| Value::Object(object).to_string()).into();
         WireCall { id: call.id, kind: function_type(), function: WireFunction { name: call.name, arguments } }
     }
 }
 
-impl TryFrom<WireCall> for ToolCall {
-    type Error = String;
-
-    fn try_from(wire: WireCall) -> Result<Self, String> {
+impl From<WireCall> for ToolCall {
+    fn from(wire: WireCall) -> Self {
         let WireFunction { name, arguments } = wire.function;
-        let arguments = match arguments {
-            // A call without arguments, from servers that join what their model streamed.
-            Value::String(text) if text.trim().is_empty() => Map::new(),
-            arguments => arguments_object(arguments).map_err(|why| format!("tool call {name:?}: {why}"))?,
-        };
-        Ok(ToolCall { id: wire.id, name, arguments })
+        ToolCall { id: wire.id, name, arguments: arguments.into() }
     }
 }
 

@@ -1,22 +1,39 @@
 //! Grammars of replies that must call a tool.
 
+use std::cell::RefCell;
+
 use crate::calls::Forms;
-use crate::{Chat, ToolSpec};
+use crate::vocabulary::with_room;
+use crate::{Chat, LeftOut, ToolSpec};
+
+/// A grammar of replies that call tools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallGrammar {
+    /// The grammar, in the Lark dialect of llguidance.
+    pub lark: String,
+    /// Keywords of the tools' schemas that it does not hold calls to.
+    pub left_out: Vec<LeftOut>,
+}
 
 impl Chat {
-    /// A grammar, in the Lark dialect of llguidance, of replies that are calls of these tools and nothing
-    /// else: one call, or `several` where the format of calls allows that. `None` where there is no tool, or
-    /// calls are in a format of which no grammar is known here.
+    /// Returns a grammar of replies that are calls of these tools and nothing else: one call, or `several` if
+    /// the format of calls allows that. Returns `None` if there is no tool, or if no grammar is known of the
+    /// format of calls. Compiles the schemas of the tools, which belongs away from async workers.
     ///
-    /// Where a format writes arguments one by one and untyped, those that the schema names can be given, in
+    /// If a format writes arguments one by one and untyped, those that the schema names can be given, in
     /// its order.
-    pub fn must_call(&self, tools: &[ToolSpec], several: bool) -> Option<String> {
+    pub fn must_call(&self, tools: &[ToolSpec], several: bool) -> Option<CallGrammar> {
         if tools.is_empty() {
             return None;
         }
-        let syntax = self.format.syntax();
-        let special = |text: &str| self.tokenizer().special(text);
-        syntax.grammar(&Forms { tools, several, special: &special, tags: syntax.tags() })
+        let compiled = with_room(|| {
+            let (syntax, left_out) = (self.format.syntax(), RefCell::default());
+            let special = |text: &str| self.tokenizer().special(text);
+            let forms = Forms { tools, several, special: &special, tags: syntax.tags(), left_out: &left_out };
+            let lark = syntax.grammar(&forms)?;
+            Some(CallGrammar { lark, left_out: left_out.into_inner() })
+        });
+        compiled.ok().flatten()
     }
 }
 
@@ -55,7 +72,7 @@ mod tests {
     fn what_keeps_to_the_grammar_reads_as_calls() {
         let chat = tiny_chat().unwrap();
         let tools = [tool("add", "a"), tool("wait", "seconds")];
-        let several = chat.must_call(&tools, true).unwrap();
+        let several = chat.must_call(&tools, true).unwrap().lark;
         let one = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 12}}\n</tool_call>";
         let other = "<tool_call>\n{\"name\": \"wait\", \"arguments\": {\"seconds\": -1}}\n</tool_call>";
         let both = [one, other].join("\n");
@@ -64,7 +81,7 @@ mod tests {
         let names: Vec<String> =
             read.into_iter().map(|call: Result<ToolCall, _>| call.unwrap().name).collect();
         assert_eq!(names, ["add", "wait"]);
-        let single = chat.must_call(&tools[..1], false).unwrap();
+        let single = chat.must_call(&tools[..1], false).unwrap().lark;
         let keeps = |grammar: &str, text: &str| keeps(&chat, grammar, text);
         assert!(keeps(&single, one) && !keeps(&single, other) && !keeps(&single, &both));
         for text in ["", "Hello", &one[..20], &one.replace("\"a\"", "\"b\""), &one.replace("12", "\"x\"")] {
@@ -97,7 +114,7 @@ mod tests {
 
     fn call(index: usize, name: &str, arguments: Value) -> ToolCall {
         let arguments = arguments.as_object().cloned().unwrap();
-        ToolCall { id: format!("call_{index}"), name: name.into(), arguments }
+        ToolCall { id: format!("call_{index}"), name: name.into(), arguments: arguments.into() }
     }
 
     #[test]
@@ -119,9 +136,9 @@ mod tests {
         ] {
             let chat = family_chat(protocol, ChatOptions::default()).unwrap();
             let (tools, syntax) = (tools(), chat.format.syntax());
-            let any = chat.must_call(&tools, false).unwrap();
-            let wait = chat.must_call(&tools[1..], false).unwrap();
-            let several = chat.must_call(&tools, true).unwrap();
+            let any = chat.must_call(&tools, false).unwrap().lark;
+            let wait = chat.must_call(&tools[1..], false).unwrap().lark;
+            let several = chat.must_call(&tools, true).unwrap().lark;
             for arguments in &searches {
                 let calls = [call(0, "search", arguments.clone())];
                 let text = syntax.render("", &calls);

@@ -9,8 +9,11 @@ use crate::calls::{RESPONSE, Syntax};
 use crate::describe::{ToolPrompt, describe_tools};
 use crate::protocol::ToolSupport;
 use crate::reader::{Found, Part, Reader, Tags, spans, thought_of};
+use crate::systems::SystemForm;
 use crate::thought::ThoughtTags;
-use crate::{ContentPart, Message, Parsed, Role, TextError, Tokenizer, ToolCall, ToolSpec, python_json};
+use crate::{
+    Arguments, ContentPart, Message, Parsed, Role, TextError, Tokenizer, ToolCall, ToolSpec, python_json,
+};
 
 /// Messages and tools in the form that a template is given.
 pub(crate) struct Prepared {
@@ -45,8 +48,26 @@ pub(crate) struct MessageForm {
     pub tight: bool,
     /// Whether it knows the role `developer`.
     pub developer: bool,
+    /// Which messages of instructions it prints.
+    pub systems: SystemForm,
     /// How it takes calls, where it prints them itself; else they are text.
     pub calls: Option<CallForm>,
+    /// How it is shown calls whose arguments are no JSON object, where it prints calls itself.
+    pub unreadable: UnreadableForm,
+}
+
+/// How a template that prints calls is shown one whose arguments are no JSON object.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum UnreadableForm {
+    /// With their text in the place of the arguments.
+    #[default]
+    Text,
+    /// As text of the message, in the format of calls.
+    Written,
+    /// With their text as the only argument.
+    Entry,
+    /// Without arguments.
+    Empty,
 }
 
 /// How a template takes calls.
@@ -68,9 +89,10 @@ impl CallForm {
     ];
 
     /// A call as a template is given it.
-    pub(crate) fn call(self, id: &str, name: &str, arguments: Map<String, Value>) -> Value {
-        let arguments = Value::Object(arguments);
-        let arguments = if self.text { python_json::dumps(&arguments).into() } else { arguments };
+    pub(crate) fn call(self, id: &str, name: &str, arguments: Value) -> Value {
+        let is_object = arguments.is_object();
+        let arguments =
+            if self.text && is_object { python_json::dumps(&arguments).into() } else { arguments };
         json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } })
     }
 
@@ -139,6 +161,7 @@ struct Turn<'a> {
 impl Preparation<'_> {
     pub(crate) fn run(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Prepared, TextError> {
         takes_all(messages)?;
+        let messages = &*self.form.systems.arranged(messages);
         let native = match self.tool_support {
             _ if tools.is_empty() => None,
             ToolSupport::Foreign => return Err(TextError::ForeignTools),
@@ -150,14 +173,16 @@ impl Preparation<'_> {
         if !tools.is_empty() && native.is_none() {
             let mut section =
                 describe_tools(tools, self.tool_prompt, self.tags.syntax, |text| self.quoted(text));
+            let is_opening =
+                |role: Role| role.instructs() || (role == Role::User && !self.form.systems.leading);
             if let Some((first, others)) = messages.split_first()
-                && first.role.instructs()
+                && is_opening(first.role)
             {
                 section = format!("{}\n\n{section}", self.quoted(&first.content));
                 rest = others;
             }
             let role = messages.first().map_or(Role::System, |first| first.role);
-            let role = if role.instructs() { role } else { Role::System };
+            let role = if is_opening(role) { role } else { Role::System };
             turns.push(Turn { role, content: section.into(), source: None });
         }
         // Whether the last turn holds tool results under the user's name.
@@ -169,6 +194,13 @@ impl Preparation<'_> {
                 Some(Turn { content: Value::String(last), .. }) if is_result && results_open => {
                     last.push('\n');
                     last.push_str(&self.response(&message.content));
+                }
+                // A question after results shares their message where turns must alternate.
+                Some(Turn { content: Value::String(last), .. })
+                    if results_open && message.role == Role::User && !self.form.systems.users =>
+                {
+                    last.push_str("\n\n");
+                    last.push_str(&self.quoted(&message.content));
                 }
                 _ if is_result => {
                     let content = self.response(&message.content);
@@ -230,11 +262,35 @@ impl Preparation<'_> {
 
     /// Content of an assistant's message: all of it where calls are text, else without them.
     fn print(&self, message: &Message) -> String {
-        match self.form.calls {
+        match self.form.calls.filter(|_| !self.writes_calls(message)) {
             Some(_) if self.tags.syntax.thought_tags().is_some() => self.quoted(&message.content),
             Some(_) => self.marked(&message.content, false),
             None => self.written(message, false),
         }
+    }
+
+    /// Whether the calls of a message are part of its text.
+    fn writes_calls(&self, message: &Message) -> bool {
+        self.form.calls.is_none()
+            || (self.form.unreadable == UnreadableForm::Written
+                && message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some()))
+    }
+
+    /// The arguments of a call as the template is given them.
+    fn arguments(&self, arguments: &Arguments) -> Value {
+        match (arguments.unreadable(), self.form.unreadable) {
+            (Some(text), UnreadableForm::Text) => return self.quoted(text).into(),
+            (Some(text), UnreadableForm::Entry) => return json!({ "arguments": self.quoted(text) }),
+            _ => {}
+        }
+        let arguments = arguments.iter().map(|(key, value)| {
+            let value = match value {
+                Value::String(text) => self.quoted(text).into(),
+                other => self.guarded(other),
+            };
+            (self.tokenizer.guard(key, self.guard, false), value)
+        });
+        Value::Object(arguments.collect())
     }
 
     fn value(&self, turn: &Turn<'_>, ids: &mut Ids) -> Value {
@@ -244,17 +300,11 @@ impl Preparation<'_> {
         };
         let mut value = json!({ "role": role.as_str(), "content": turn.content });
         let Some(message) = turn.source.as_deref() else { return value };
-        if let Some(form) = self.form.calls.filter(|_| !message.tool_calls.is_empty()) {
+        let calls = self.form.calls.filter(|_| !message.tool_calls.is_empty() && !self.writes_calls(message));
+        if let Some(form) = calls {
             let given = ids.of_turn(&message.tool_calls, self.tags.syntax);
             let calls = message.tool_calls.iter().zip(&given).map(|(call, id)| {
-                let arguments = call.arguments.iter().map(|(key, value)| {
-                    let value = match value {
-                        Value::String(text) => self.quoted(text).into(),
-                        other => self.guarded(other),
-                    };
-                    (self.tokenizer.guard(key, self.guard, false), value)
-                });
-                form.call(&self.quoted(id), &self.quoted(&call.name), arguments.collect())
+                form.call(&self.quoted(id), &self.quoted(&call.name), self.arguments(&call.arguments))
             });
             value = form.message(turn.content.clone(), calls.collect());
         }

@@ -4,9 +4,10 @@ use serde_json::{Map, Value, json};
 
 use crate::calls::CallFormat;
 use crate::excerpt::excerpt;
-use crate::prepare::{CallForm, MessageForm};
+use crate::prepare::{CallForm, MessageForm, UnreadableForm};
 use crate::protocol::ToolSupport;
 use crate::reader::{Reader, Tags};
+use crate::systems::{LateSystem, SystemForm};
 use crate::thought::{REASONING, Thoughts};
 use crate::{Chat, Message, Parsed, Role, TextError, ToolCall, ToolProtocol, ToolSpec};
 
@@ -61,7 +62,9 @@ impl Chat {
             tags: None,
             tight: false,
             calls: None,
+            unreadable: UnreadableForm::default(),
             developer: knows_developer,
+            systems: SystemForm::default(),
         }
     }
 
@@ -111,8 +114,7 @@ impl Chat {
             Some(form) => {
                 let id = probe_id(self.format);
                 (said["tool_call_id"], said["name"]) = (id.as_str().into(), PROBE_TOOL.into());
-                let arguments = json!({ "text": REPLY }).as_object().cloned().unwrap_or_default();
-                form.message("".into(), vec![form.call(&id, PROBE_TOOL, arguments)])
+                form.message("".into(), vec![form.call(&id, PROBE_TOOL, json!({ "text": REPLY }))])
             }
         };
         let text = self.render(&[question, reply, said], None, true, None);
@@ -121,7 +123,7 @@ impl Chat {
 
     /// Finds what keeps a call from being written and read back.
     pub(crate) fn probe_call(&self) -> Result<(), TextError> {
-        let call = ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new() };
+        let call = ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new().into() };
         let mut ids = self.assistant(&Message::calls("", vec![call.clone()]), None)?;
         ids.pop();
         let name = |id: &u32| self.tokenizer.token_text(*id);
@@ -138,6 +140,65 @@ impl Chat {
         let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
         let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
         Err(TextError::CallToken { token, why })
+    }
+
+    /// Finds how the template is shown calls whose arguments are no JSON object: in the first form in which
+    /// it prints their text as it is, else in the first one in which it prints the text escaped.
+    pub(crate) fn probe_unreadable(&mut self) {
+        const CUT: &str = "{\"text\": \"DressageProbeThought";
+        let id = probe_id(self.format);
+        let call = ToolCall { id: id.clone(), name: PROBE_TOOL.into(), arguments: Value::from(CUT).into() };
+        let result =
+            Message { tool_call_id: Some(id), name: Some(PROBE_TOOL.into()), ..Message::tool(PROBE_TEXT) };
+        let messages = [Message::user("Hi"), Message::calls("", vec![call]), result, Message::user("Hi")];
+        let mut printed = |form: UnreadableForm| {
+            self.form.unreadable = form;
+            let [guard] = self.free_characters(&messages, &[]).ok()?;
+            self.print(&messages, &[], true, guard).ok()
+        };
+        let forms = [UnreadableForm::Text, UnreadableForm::Written, UnreadableForm::Entry];
+        let forms = forms.map(|form| (form, printed(form)));
+        let prints = |what: &'static str| {
+            let mut forms = forms.iter();
+            forms
+                .find(|(_, text)| text.as_ref().is_some_and(|text| text.contains(what)))
+                .map(|(form, _)| *form)
+        };
+        self.form.unreadable = prints(CUT).or_else(|| prints(PROBE_THOUGHT)).unwrap_or(UnreadableForm::Empty);
+    }
+
+    /// Finds which messages of instructions the template prints.
+    pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemForm {
+        const TEXTS: [&str; 2] = ["DressageProbeFirst", "DressageProbeSecond"];
+        const REPLY: &str = "DressageProbeReply";
+        let said = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
+        let [first, second] = TEXTS.map(|text| said(Role::System, text));
+        let (user, reply) = (said(Role::User, "Hi"), said(Role::Assistant, REPLY));
+        let printed = |messages: &[&Value]| {
+            let messages: Vec<Value> = messages.iter().map(|message| Value::clone(message)).collect();
+            self.render(&messages, None, true, None).unwrap_or_default()
+        };
+        let prints = |messages: &[&Value]| {
+            let text = printed(messages);
+            let all: Vec<Option<usize>> = TEXTS.iter().map(|part| text.find(part)).collect();
+            all.iter().all(Option::is_some) && all.is_sorted()
+        };
+        let prints_late = |messages: &[&Value]| {
+            printed(messages).rsplit_once(REPLY).is_some_and(|(_, after)| after.contains(TEXTS[0]))
+        };
+        let developers = TEXTS.map(|text| said(Role::Developer, text));
+        let pairs = [[&first, &second], [&first, &developers[1]], [&developers[0], &second]];
+        let pairs = &pairs[..if self.form.developer { 3 } else { 1 }];
+        let [one, other] = TEXTS.map(|text| said(Role::User, text));
+        SystemForm {
+            leading: printed(&[&first, &user]).contains(TEXTS[0]),
+            several: pairs.iter().all(|[first, second]| prints(&[first, second, &user])),
+            late: prints_late(&[&user, &reply, &first])
+                && prints_late(&[&user, &reply, &first, &user])
+                && printed(&[&user, &first, &user]).contains(TEXTS[0]),
+            users: prints(&[&one, &other]),
+            unprinted,
+        }
     }
 
     /// Finds the format of calls: the one that is asked for, else the one in which a call reads back that the
@@ -186,7 +247,7 @@ impl Chat {
         ids.dedup();
         let question = json!({ "role": "user", "content": PROBE_TEXT });
         let print = |(form, id): (CallForm, &String)| {
-            let call = form.call(id, PROBE_TOOL, probe_arguments());
+            let call = form.call(id, PROBE_TOOL, probe_arguments().into());
             let reply = form.message("".into(), vec![call]);
             let text = self.render(&[question.clone(), reply], None, false, None).ok()?;
             let (_, text) = text.rsplit_once(PROBE_TEXT)?;

@@ -389,7 +389,9 @@ impl Reader {
     fn report(&mut self, calls: Vec<Result<Written, Fault>>, text: &str, found: &mut Vec<Found>) {
         for call in calls {
             found.push(Found::Call(match call {
-                Ok((name, arguments)) => Ok(ToolCall { id: format!("call_{}", self.calls), name, arguments }),
+                Ok((name, arguments)) => {
+                    Ok(ToolCall { id: format!("call_{}", self.calls), name, arguments: arguments.into() })
+                }
                 Err(Fault { why, raw }) => {
                     Err(Malformed { why, raw: raw.unwrap_or_else(|| text.trim_end().to_owned()) })
                 }

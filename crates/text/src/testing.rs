@@ -78,6 +78,20 @@ pub const STRICT: &str = "{% for m in messages %}
     {%- endif %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
+/// Raises an exception for each system message but the first.
+pub const FIRST_SYSTEM_ONLY: &str = "{% for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
+    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// The same, and raises an exception unless turns of user and assistant alternate.
+pub const STRICT_TURNS: &str = "{% set ns = namespace(last='assistant') %}{% for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('one system message') }}{% endif %}
+    {%- if m.role != 'system' %}{% if m.role == ns.last %}{{ raise_exception('roles must alternate') }}{% endif %}
+        {%- set ns.last = m.role %}{% endif %}
+    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
 /// Headers between special tokens, trimmed contents, a token for the beginning of the text, no tool role.
 pub const HEADERS: &str = r#"{{ bos_token }}
 {%- for message in messages %}

@@ -3,7 +3,7 @@
 //! Grammars are llguidance's. A reply may be cut into tokens in any way, as the model likes it: nothing is
 //! forced but the text. Special tokens are no text; a Lark grammar alone can ask for them, by their names.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread;
 
 use dressage_policy::{Allowed, Constraint, Grammar, Grammars, PolicyError, TokenBytes, TokenSet, caught};
@@ -11,7 +11,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::Tokenizer;
 
@@ -102,15 +102,41 @@ impl Grammars for Vocabulary {
         };
         let parsed = parsed(grammar).map_err(|reason| wrong(&reason))?;
         let factory = self.factory()?;
-        // Recursion goes as deep as a grammar has rules.
-        let compiled = thread::scope(|scope| {
-            let compile = || factory.create_parser(parsed).map_err(|error| format!("{error:#}"));
-            let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK);
-            let thread = thread.spawn_scoped(scope, compile).map_err(|error| error.to_string())?;
-            thread.join().unwrap_or_else(|_| Err("llguidance stops at it".into()))
-        });
-        let matcher = Matcher::new(Ok(compiled.map_err(|reason| wrong(&reason))?));
+        let compiled = with_room(|| factory.create_parser(parsed).map_err(|error| format!("{error:#}")));
+        let matcher =
+            Matcher::new(Ok(compiled.and_then(|parser| parser).map_err(|reason| wrong(&reason))?));
         Ok(Box::new(Following { matcher, kind, end: self.end() }))
+    }
+}
+
+/// Runs work on a thread with room for the recursion over a grammar, which goes as deep as it has rules.
+///
+/// # Errors
+/// Returns an error if the thread cannot be started, or if the work panics.
+pub(crate) fn with_room<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(|error| error.to_string())?;
+        thread.join().map_err(|_| "llguidance stops at it".into())
+    })
+}
+
+/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the room of [`with_room`].
+pub(crate) fn why_not_followed(schema: &Value) -> Option<String> {
+    /// A vocabulary of single bytes, over which a grammar compiles in less than a millisecond.
+    static BYTES: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary {
+        bytes: (0..=u8::MAX).map(|byte| Some(vec![byte])).collect(),
+        specials: Vec::new(),
+        factory: OnceLock::new(),
+    });
+    let factory = match BYTES.factory() {
+        Ok(factory) => factory,
+        Err(error) => return Some(error.to_string()),
+    };
+    let grammar = TopLevelGrammar::from_json_schema(schema.clone());
+    match caught(|| factory.create_parser(grammar)) {
+        Ok(compiled) => compiled.err().map(|error| one_line(&format!("{error:#}"))),
+        Err(panic) => Some(format!("llguidance stops at {panic:?}")),
     }
 }
 

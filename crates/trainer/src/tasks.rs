@@ -444,6 +444,7 @@ pub fn chat_options(agent: &AgentKeys, now: Option<u64>) -> ChatOptions {
         tools: agent.protocol,
         tool_prompt: agent.tool_prompt,
         bare_calls: agent.bare_calls,
+        late_system: agent.late_system,
         variables: agent.variables.clone(),
         now,
     }

@@ -141,7 +141,7 @@ mod tests {
             params: Default::default(),
         };
         let arguments = json!({ "expression": "10 ^ 9" }).as_object().unwrap().clone();
-        let call = ToolCall { id: String::new(), name: "calculator".into(), arguments };
+        let call = ToolCall { id: String::new(), name: "calculator".into(), arguments: arguments.into() };
         let reply = Parsed { content: String::new(), calls: vec![Ok(call)], bare: false };
         let start = tokio::time::Instant::now();
         // Two agents, with a set each.

@@ -29,7 +29,7 @@ impl Calculator {
     /// A call that asks for the value of `expression`.
     pub fn call(expression: &str) -> ToolCall {
         let arguments = Map::from_iter([("expression".to_owned(), Value::from(expression))]);
-        ToolCall { id: String::new(), name: Self::NAME.to_owned(), arguments }
+        ToolCall { id: String::new(), name: Self::NAME.to_owned(), arguments: arguments.into() }
     }
 
     /// Description that the model is given.

@@ -33,7 +33,7 @@ pub fn spec(name: &str) -> ToolSpec {
 /// A call of a tool.
 pub fn call(name: &str, arguments: Value) -> ToolCall {
     let arguments = arguments.as_object().unwrap().clone();
-    ToolCall { id: String::new(), name: name.into(), arguments }
+    ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() }
 }
 
 /// A reply that makes these calls.

@@ -71,7 +71,7 @@ fn attempt(name: &str, row: Value) -> ToolContext {
 
 fn call(name: &str, arguments: Value) -> ToolCall {
     let Value::Object(arguments) = arguments else { panic!("{arguments}") };
-    ToolCall { id: String::new(), name: name.into(), arguments }
+    ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() }
 }
 
 async fn open(set: &ToolSet, name: &str) -> OpenTools {

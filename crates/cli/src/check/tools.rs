@@ -96,7 +96,7 @@ async fn called(
     let mut said = Vec::new();
     for spec in specs {
         let arguments = arguments(spec, task);
-        let call = ToolCall { id: String::new(), name: spec.name.clone(), arguments };
+        let call = ToolCall { id: String::new(), name: spec.name.clone(), arguments: arguments.into() };
         let answers = tools.answer(&Parsed { calls: vec![Ok(call)], ..Parsed::default() }, true).await;
         for Observation { text, kind, trouble, .. } in answers {
             let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");

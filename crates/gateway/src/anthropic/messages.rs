@@ -1,6 +1,6 @@
 //! Messages of content blocks, read into messages of text and calls.
 
-use dressage_text::{Message, Role, ToolCall};
+use dressage_text::{Arguments, Message, Role, ToolCall};
 use serde_json::Value;
 
 use crate::fault::Fault;
@@ -152,14 +152,7 @@ fn assistant(content: &Value, place: &str) -> Result<Message, Fault> {
 }
 
 fn call(block: &Value, place: &str) -> Result<ToolCall, Fault> {
-    let arguments = match &block["input"] {
-        Value::Object(arguments) => arguments.clone(),
-        other => {
-            let param = format!("{place}.input");
-            let message = format!("{param} is {other}, not an object of arguments");
-            return Err(Fault::field(&param, message));
-        }
-    };
+    let arguments = block.get("input").cloned().map(Arguments::from).unwrap_or_default();
     let [id, name] = ["id", "name"].map(|field| text(block, field, place).map(str::to_owned));
     Ok(ToolCall { id: id?, name: name?, arguments })
 }
@@ -209,7 +202,7 @@ mod tests {
         let call = |id: &str, arguments: Value| ToolCall {
             id: id.into(),
             name: "add".into(),
-            arguments: arguments.as_object().unwrap().clone(),
+            arguments: arguments.into(),
         };
         let calls = vec![call("a0", json!({"a": 1.5, "b": 2})), call("a1", json!({}))];
         let result = |id: &str, text: &str| Message { tool_call_id: Some(id.into()), ..Message::tool(text) };
@@ -225,6 +218,23 @@ mod tests {
             Message::user("Well? Go on."),
         ];
         assert_eq!(read, want);
+    }
+
+    #[test]
+    fn arguments_that_are_no_object_keep_their_text() {
+        for (input, text) in [
+            (json!("{\"a\": "), "{\"a\": "),
+            (json!(["x"]), "[\"x\"]"),
+            (json!(null), "null"),
+            (json!(7), "7"),
+            (json!("words"), "words"),
+        ] {
+            let block = json!({"type": "tool_use", "id": "t", "name": "f", "input": input});
+            let result = json!({"type": "tool_result", "tool_use_id": "t"});
+            let read =
+                of(json!([{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]));
+            assert_eq!(read.unwrap()[0].tool_calls[0].arguments.unreadable(), Some(text), "{input}");
+        }
     }
 
     #[test]

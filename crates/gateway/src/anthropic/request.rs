@@ -60,6 +60,7 @@ pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, Fault> {
     };
     let call = Call {
         tools: request.tools.iter().flatten().enumerate().map(tool).collect::<Result<_, _>>()?,
+        strict: request.tools.iter().flatten().filter_map(strict).collect(),
         tool_choice,
         parallel_calls,
         sampling,
@@ -168,6 +169,11 @@ fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, Fault> {
         description: value["description"].as_str().unwrap_or_default().to_owned(),
         parameters: value["input_schema"].clone(),
     })
+}
+
+/// Returns the name of a tool if it is strict.
+fn strict(value: &Value) -> Option<String> {
+    value["name"].as_str().filter(|_| value["strict"] == true).map(str::to_owned)
 }
 
 /// Which tools may be called, and whether several at once.

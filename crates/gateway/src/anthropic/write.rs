@@ -148,7 +148,7 @@ impl Writer {
                 self.open(Open::Thinking) + &self.delta(&delta)
             }
             Piece::Call(Ok(call)) => {
-                let input = Value::Object(call.arguments.clone()).to_string();
+                let input = Value::from(call.arguments.clone()).to_string();
                 let delta = json!({ "type": "input_json_delta", "partial_json": input });
                 let frames =
                     [self.close(), self.start(&tool_use(call, json!({}))), self.delta(&delta), self.stop()];
@@ -173,7 +173,7 @@ impl Dialect for Writer {
                 content.push(json!({ "type": "text", "text": said }));
             }
             let calls = &end.message.tool_calls;
-            content.extend(calls.iter().map(|call| tool_use(call, Value::Object(call.arguments.clone()))));
+            content.extend(calls.iter().map(|call| tool_use(call, Value::from(call.arguments.clone()))));
             let (reason, sequence) = stop(end);
             body["content"] = content.into();
             body["stop_reason"] = reason.into();

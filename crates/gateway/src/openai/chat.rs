@@ -73,6 +73,7 @@ fn prepare(
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
     let call = Call {
         tools: request.tools.iter().flatten().map(tool).collect::<Result<_, _>>()?,
+        strict: request.tools.iter().flatten().filter_map(strict).collect(),
         tool_choice: tool_choice(request.tool_choice.as_ref())?,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
         constraint,
@@ -145,6 +146,13 @@ pub(crate) fn tool(value: &Value) -> Result<ToolSpec, Fault> {
     let parameters = parameters.map_err(|why| wrong(format!("the parameters of {name:?} {why}")))?;
     let description = function["description"].as_str().unwrap_or_default().to_owned();
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
+}
+
+/// Returns the name of a tool if it is strict.
+fn strict(value: &Value) -> Option<String> {
+    let function = &value["function"];
+    let is_strict = function["strict"] == true || value["strict"] == true;
+    function["name"].as_str().filter(|_| is_strict).map(str::to_owned)
 }
 
 fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, Fault> {

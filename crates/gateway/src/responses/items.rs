@@ -4,8 +4,8 @@
 //! of two turns follow each other, the ids that they were given tell them apart, or else the order that the
 //! items of a turn have.
 
-use dressage_text::{Message, ToolCall};
-use serde_json::{Map, Value};
+use dressage_text::{Arguments, Message, ToolCall};
+use serde_json::Value;
 
 use super::memory::response_of;
 use super::tools::{custom_arguments, shown_name};
@@ -137,7 +137,8 @@ impl Reading {
                 self.turn(Part::Thought, item).thought += &thought;
             }
             "function_call" => {
-                let call = call(item, place, arguments(item, place)?)?;
+                let arguments = item.get("arguments").cloned().map(Arguments::from).unwrap_or_default();
+                let call = call(item, place, arguments)?;
                 self.turn(Part::Call, item).calls.push(call);
             }
             "custom_tool_call" => {
@@ -212,19 +213,7 @@ fn thought(item: &Value) -> String {
     kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
 }
 
-fn arguments(item: &Value, place: &str) -> Result<Map<String, Value>, Fault> {
-    let text = text(item, "arguments", place)?;
-    if text.trim().is_empty() {
-        return Ok(Map::new());
-    }
-    serde_json::from_str(text).map_err(|error| {
-        let param = format!("{place}.arguments");
-        let message = format!("{param} is no JSON object: {error}");
-        Fault::field(&param, message)
-    })
-}
-
-fn call(item: &Value, place: &str, arguments: Map<String, Value>) -> Result<ToolCall, Fault> {
+fn call(item: &Value, place: &str, arguments: Arguments) -> Result<ToolCall, Fault> {
     let name = shown_name(item["namespace"].as_str(), text(item, "name", place)?);
     Ok(ToolCall { id: text(item, "call_id", place)?.to_owned(), name, arguments })
 }
@@ -240,7 +229,7 @@ mod tests {
     }
 
     fn called(id: &str, name: &str, arguments: Value) -> ToolCall {
-        ToolCall { id: id.into(), name: name.into(), arguments: arguments.as_object().unwrap().clone() }
+        ToolCall { id: id.into(), name: name.into(), arguments: arguments.into() }
     }
 
     fn think(thought: &str, message: Message) -> Message {
@@ -343,6 +332,23 @@ mod tests {
     }
 
     #[test]
+    fn arguments_that_are_no_object_keep_their_text() {
+        for (arguments, text) in [
+            (json!("{\"a\": "), "{\"a\": "),
+            (json!("[]"), "[]"),
+            (json!("null"), "null"),
+            (json!(null), "null"),
+            (json!(7), "7"),
+        ] {
+            let item =
+                json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]);
+            assert_eq!(of(item).unwrap()[0].tool_calls[0].arguments.unreadable(), Some(text), "{arguments}");
+        }
+        let item = json!([{"type": "function_call", "call_id": "c", "name": "f"}]);
+        assert_eq!(of(item).unwrap(), [Message::calls("", vec![called("c", "f", json!({}))])]);
+    }
+
+    #[test]
     fn references_stand_for_their_items() {
         let find = |id: &str| {
             let content = json!([{"type": "output_text", "text": id}]);
@@ -374,11 +380,6 @@ mod tests {
                 json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
                 "input[0].content[0]",
                 "\"input_image\", which cannot be shown",
-            ),
-            (
-                json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]),
-                "input[0].arguments",
-                "is no JSON object",
             ),
             (
                 json!([{"type": "function_call", "name": "f", "arguments": "{}"}]),

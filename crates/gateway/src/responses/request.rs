@@ -105,6 +105,7 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
     let sampling = Sampling { max_tokens: most.transpose()?, ..asked.sampling()? };
     let call = Call {
         tools: tools.specs.clone(),
+        strict: tools.strict.clone(),
         tool_choice: tools.choice(request.tool_choice.as_ref())?,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
         constraint: request.text.as_ref().map(form).transpose()?.flatten(),

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use dressage_text::{ToolCall, ToolSpec};
+use dressage_text::{Arguments, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use crate::call::ToolChoice;
@@ -21,6 +21,8 @@ const INPUT: &str = "input";
 pub(super) struct Tools {
     /// The tools as the model is told of them.
     pub specs: Vec<ToolSpec>,
+    /// Names, as the model is told of them, of the tools that are strict.
+    pub strict: Vec<String>,
     by_name: HashMap<String, Shape>,
 }
 
@@ -41,8 +43,8 @@ pub(super) fn shown_name(namespace: Option<&str>, name: &str) -> String {
 }
 
 /// The arguments of a custom tool's call.
-pub(super) fn custom_arguments(input: &str) -> Map<String, Value> {
-    Map::from_iter([(INPUT.to_owned(), input.into())])
+pub(super) fn custom_arguments(input: &str) -> Arguments {
+    Map::from_iter([(INPUT.to_owned(), Value::from(input))]).into()
 }
 
 impl Tools {
@@ -73,6 +75,9 @@ impl Tools {
             Some("function") => {
                 let wrong = |why| Fault::field(place, format!("the parameters of {place} {why}"));
                 let parameters = parameters::schema(&tool["parameters"]).map_err(wrong)?;
+                if tool["strict"] == true {
+                    self.strict.push(shown_name(space, name()?));
+                }
                 self.push((space, name()?, false), describe(tool), parameters, place)
             }
             Some("custom") => {
@@ -158,8 +163,8 @@ impl Tools {
             Some(_) => ("ctc", "custom_tool_call", INPUT),
             None => ("fc", "function_call", "arguments"),
         };
-        let text = custom
-            .map_or_else(|| Value::Object(call.arguments.clone()).to_string(), |input| input.to_owned());
+        let text =
+            custom.map_or_else(|| Value::from(call.arguments.clone()).to_string(), |input| input.to_owned());
         let name = shape.map_or(call.name.as_str(), |shape| &shape.name);
         let mut item = json!({
             "id": id(prefix),

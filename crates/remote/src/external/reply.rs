@@ -110,7 +110,7 @@ impl ChatReply {
             };
             let id = if call.id.is_empty() { format!("call_{i}") } else { call.id.clone() };
             match arguments {
-                Ok(arguments) => Ok(ToolCall { id, name: call.name.clone(), arguments }),
+                Ok(arguments) => Ok(ToolCall { id, name: call.name.clone(), arguments: arguments.into() }),
                 Err(error) => {
                     Err(format!("the arguments of tool call {:?} are no JSON object: {error}", call.name))
                 }

@@ -4,12 +4,16 @@
 //! - Values are typed by the tool's schema (`values.rs`) and are taken as they are, white space included.
 //! - A call ends with `</tool_call>`, or where the next one begins. Without its closing tag it is malformed.
 //! - No token ends a turn: `<|observation|>` begins the results of its calls, `<|user|>` the next question.
-//! - A value cannot hold the tags that end or begin a call, nor `</arg_value>`.
+//! - A value ends with the last `</arg_value>` before the next name or the end of the call, so that it may
+//!   hold that tag. It cannot hold the tags that end or begin a call, nor `<arg_key>`.
+//! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 
 use std::ops::Range;
 
-use super::values::{between, call_of, plain};
-use super::{Body, Fault, Forms, Mark, Syntax, Written};
+use serde_json::Value;
+
+use super::values::{between, call_of, plain, unquoted};
+use super::{Body, Fault, Forms, Mark, Syntax, Written, call_from};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -65,10 +69,13 @@ impl Syntax for Glm {
         for call in calls {
             let line = if self.lines { "\n" } else { "" };
             let mut text = format!("{OPEN}{}{line}", call.name);
-            for (key, value) in &call.arguments {
+            for (key, value) in call.arguments.iter() {
                 let value = plain(value);
                 text.push_str(&format!("{}{key}{}{line}", KEY[0], KEY[1]));
                 text.push_str(&format!("{}{value}{}{line}", VALUE[0], VALUE[1]));
+            }
+            if let Some(unreadable) = call.arguments.unreadable() {
+                text.push_str(&format!("{unreadable}{line}"));
             }
             parts.push(text + CLOSE);
         }
@@ -76,7 +83,7 @@ impl Syntax for Glm {
     }
 
     fn writes(&self, printed: &str) -> bool {
-        self.lines == printed.contains("\n<arg_key>")
+        printed.contains(KEY[0]) && self.lines == printed.contains("\n<arg_key>")
     }
 
     fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
@@ -104,9 +111,12 @@ impl Syntax for Glm {
 fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     let inner = text.strip_prefix(OPEN).unwrap_or(text);
     let inner = inner.strip_suffix(CLOSE).ok_or(format!("{CLOSE} is missing"))?;
+    if let Ok(value @ Value::Object(_)) = serde_json::from_str(inner) {
+        return call_from(value, &["arguments", "parameters"]);
+    }
     let end = inner.find(KEY[0]).unwrap_or(inner.len());
     let (name, mut rest) = inner.split_at(end);
-    let name = name.trim();
+    let name = unquoted(name);
     if name.is_empty() || name.contains(['\n', '<']) {
         return Err(format!("a tool's name should stand behind {OPEN}, not {:?}", excerpt(name)));
     }
@@ -115,9 +125,15 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
         let misplaced =
             |rest: &str, tag: &str| format!("{:?} stands where {tag} should", excerpt(rest.trim()));
         let (key, after) = between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
-        let (value, after) = between(after, VALUE[0], VALUE[1]).ok_or_else(|| misplaced(after, VALUE[0]))?;
-        arguments.push((key.trim(), value));
-        rest = after;
+        let end = after.find(KEY[0]).unwrap_or(after.len());
+        let value = after[..end].trim_start().strip_prefix(VALUE[0]);
+        let (value, behind) =
+            value.and_then(|value| value.rsplit_once(VALUE[1])).ok_or_else(|| misplaced(after, VALUE[0]))?;
+        if !behind.trim().is_empty() {
+            return Err(misplaced(behind, KEY[0]));
+        }
+        arguments.push((unquoted(key), value));
+        rest = &after[end..];
     }
     Ok(call_of(name, arguments, tools))
 }

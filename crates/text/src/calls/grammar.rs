@@ -2,15 +2,17 @@
 //! from.
 //!
 //! Guarantees: what keeps to a grammar reads as calls of its tools, whose arguments keep to the schemas of
-//! these. White space between parts of JSON is as templates print it: a model in doubt would write it for
-//! ever.
+//! these, except for keywords that are left out and named (`grammar_schema.rs`). White space between parts of
+//! JSON is as templates print it: a model in doubt would write it for ever.
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::values::types;
-use crate::ToolSpec;
+use crate::grammar_schema::GrammarSchema;
+use crate::schema::Schema;
+use crate::{LeftOut, ToolSpec};
 
 /// Tools to be called, and the tokenizer that the grammar is for.
 pub(crate) struct Forms<'a> {
@@ -21,6 +23,8 @@ pub(crate) struct Forms<'a> {
     pub special: &'a dyn Fn(&str) -> Option<u32>,
     /// The tags of the format.
     pub tags: &'a [&'a str],
+    /// Keywords of the tools' schemas that the grammar leaves out.
+    pub left_out: &'a RefCell<Vec<LeftOut>>,
 }
 
 /// Terms of a rule, and further rules that they need.
@@ -47,14 +51,12 @@ impl Rule {
 }
 
 /// JSON of a schema.
-fn json_of(schema: &Value) -> String {
-    let mut schema = match schema {
-        Value::Object(_) => schema.clone(),
-        _ => json!({ "type": "object" }),
-    };
-    schema["x-guidance"] = json!({
-        "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "
-    });
+fn json_of(mut schema: Value) -> String {
+    let spaces = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+    match schema.as_object_mut() {
+        Some(fields) => drop(fields.insert("x-guidance".into(), spaces)),
+        None => schema = json!({ "anyOf": [schema], "x-guidance": spaces }),
+    }
     format!("%json {schema}")
 }
 
@@ -119,10 +121,23 @@ impl Forms<'_> {
         text
     }
 
+    /// Returns the form of a schema that a grammar can follow, and notes what it leaves out.
+    fn followed(&self, tool: &ToolSpec, schema: Schema<'_>, path: &str) -> GrammarSchema {
+        let form = GrammarSchema::of(schema, path);
+        self.note(tool, form.left_out.iter().cloned());
+        form
+    }
+
+    fn note(&self, tool: &ToolSpec, left_out: impl Iterator<Item = LeftOut>) {
+        let named = left_out.map(|found| LeftOut { tool: tool.name.clone(), ..found });
+        self.left_out.borrow_mut().extend(named);
+    }
+
     /// A call whose arguments are JSON between two texts.
     pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
+        let schema = self.followed(tool, Schema::of(&tool.parameters), "").of_object().document();
         let rule = Rule::default().then(self.said(before));
-        rule.by(&format!("arguments_{at}"), json_of(&tool.parameters)).then(self.said(after))
+        rule.by(&format!("arguments_{at}"), json_of(schema)).then(self.said(after))
     }
 
     /// A call that is JSON between two texts: its name, its arguments under this key, and after these, as it
@@ -134,21 +149,21 @@ impl Forms<'_> {
         [before, after]: [&str; 2],
         more: &Value,
     ) -> Rule {
-        let arguments = match &tool.parameters {
-            schema @ Value::Object(_) => schema.clone(),
-            _ => json!({ "type": "object" }),
-        };
-        let mut schema = json!({
-            "type": "object",
-            "properties": { "name": { "const": tool.name }, key: arguments },
-            "required": ["name", key],
-            "additionalProperties": false,
+        let arguments = self.followed(tool, Schema::of(&tool.parameters), "").of_object();
+        let schema = arguments.within(|arguments| {
+            let mut schema = json!({
+                "type": "object",
+                "properties": { "name": { "const": tool.name }, key: arguments },
+                "required": ["name", key],
+                "additionalProperties": false,
+            });
+            for (name, of) in more.as_object().into_iter().flatten() {
+                schema["properties"][name] = of.clone();
+            }
+            schema
         });
-        for (name, of) in more.as_object().into_iter().flatten() {
-            schema["properties"][name] = of.clone();
-        }
         let rule = Rule::default().then(self.said(before));
-        rule.by(&format!("object_{at}"), json_of(&schema)).then(self.said(after))
+        rule.by(&format!("object_{at}"), json_of(schema)).then(self.said(after))
     }
 
     /// A call whose arguments stand one by one, between `before` and `after`, each as `open` gives it its
@@ -162,16 +177,14 @@ impl Forms<'_> {
         close: &str,
         after: &str,
     ) -> Rule {
-        let schema = &tool.parameters;
+        let schema = Schema::of(&tool.parameters);
         let mut rule = Rule::default().then(self.said(before));
-        let required: Vec<&str> =
-            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        for (number, (key, of)) in schema["properties"].as_object().into_iter().flatten().enumerate() {
-            let name = format!("value_{at}_{number}");
-            let value = self.value(&name, of, schema, close);
+        let required = schema.required();
+        for (number, (key, of)) in schema.properties().into_iter().enumerate() {
+            let value = self.value(&format!("value_{at}_{number}"), tool, (key, of), close);
             let (opens, terms) = (self.said(&open(key)), value.terms);
             rule.rules.push_str(&value.rules);
-            rule = rule.then(match required.contains(&key.as_str()) {
+            rule = rule.then(match required.contains(key) {
                 true => format!("{opens} {terms}"),
                 false => format!("({opens} {terms})?"),
             });
@@ -180,22 +193,22 @@ impl Forms<'_> {
     }
 
     /// A value as bare text, up to `close`.
-    fn value(&self, name: &str, schema: &Value, whole: &Value, close: &str) -> Rule {
-        let types = types(schema);
-        let texts = schema["enum"].as_array().filter(|all| all.iter().all(Value::is_string));
-        if let Some(texts) = texts.filter(|texts| !texts.is_empty()) {
-            let all: Vec<String> = texts.iter().filter_map(Value::as_str).map(literal).collect();
+    fn value(&self, name: &str, tool: &ToolSpec, (key, schema): (&str, Schema<'_>), close: &str) -> Rule {
+        if let Some(texts) = schema.texts() {
+            let all: Vec<String> = texts.into_iter().map(literal).collect();
             return Rule::default().by(name, all.join(" | ")).then(self.said(close));
         }
+        let (types, path) = (schema.types(), format!("/properties/{key}"));
         if !types.is_empty() && !types.contains("string") {
-            let mut schema = schema.clone();
-            for key in ["$defs", "definitions"] {
-                if !whole[key].is_null() {
-                    schema[key] = whole[key].clone();
-                }
-            }
-            return Rule::default().by(name, json_of(&schema)).then(self.said(close));
+            let schema = self.followed(tool, schema, &path).document();
+            return Rule::default().by(name, json_of(schema)).then(self.said(close));
         }
+        // Any text is written; what the schema restricts of it is left out.
+        let restricts = ["pattern", "minLength", "maxLength"].into_iter();
+        let restricts = restricts.filter(|keyword| !schema.value[*keyword].is_null());
+        let left_out =
+            |keyword: &str| LeftOut { tool: String::new(), path: path.clone(), keyword: keyword.into() };
+        self.note(tool, restricts.map(left_out));
         self.text(name, close)
     }
 

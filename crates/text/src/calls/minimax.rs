@@ -5,11 +5,12 @@
 //! - Calls are looked for only between the tags of a section. Other text there is a malformed call.
 //! - A call ends with `</invoke>`; without it, where the next one begins or the section ends, and it is
 //!   malformed.
-//! - A value cannot hold these tags, nor `</parameter>`.
+//! - A parameter ends with the first `</parameter>` that another parameter or the end of the call follows, so
+//!   that its value may hold that tag. It cannot hold the tags of sections and of calls.
 
 use std::ops::Range;
 
-use super::values::{between, call_of, plain};
+use super::values::{between, call_of, plain, unquoted, value_before};
 use super::{Body, Fault, Forms, Mark, Syntax, Written};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -63,8 +64,11 @@ impl Syntax for Minimax {
         }
         for call in calls {
             text.push_str(&format!("{INVOKE}\"{}\">\n", call.name));
-            for (key, value) in &call.arguments {
+            for (key, value) in call.arguments.iter() {
                 text.push_str(&format!("{PARAMETER}\"{key}\">{}{PARAMETER_END}\n", plain(value)));
+            }
+            if let Some(unreadable) = call.arguments.unreadable() {
+                text.push_str(&format!("{unreadable}\n"));
             }
             text.push_str(&format!("{INVOKE_END}\n"));
         }
@@ -94,11 +98,9 @@ impl Syntax for Minimax {
     }
 }
 
-/// A name, with or without quotation marks.
+/// Returns a name without quotation marks.
 fn name_of(text: &str) -> Result<&str, String> {
-    let text = text.trim();
-    let inner = text.strip_prefix(['"', '\'']).and_then(|text| text.strip_suffix(['"', '\'']));
-    let name = inner.unwrap_or(text);
+    let name = unquoted(text);
     if name.is_empty() { Err("a name is empty".into()) } else { Ok(name) }
 }
 
@@ -110,9 +112,10 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     while !rest.trim().is_empty() {
         let misplaced = || format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()));
         let (key, value) = between(rest, PARAMETER, ">").ok_or_else(misplaced)?;
-        let (value, after) = value
-            .split_once(PARAMETER_END)
-            .ok_or_else(|| format!("{PARAMETER_END} is missing behind {key}"))?;
+        if !value.contains(PARAMETER_END) {
+            return Err(format!("{PARAMETER_END} is missing behind {key}"));
+        }
+        let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], |_| false);
         arguments.push((name_of(key)?, value));
         rest = after;
     }

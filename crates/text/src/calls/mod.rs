@@ -5,7 +5,7 @@
 //!
 //! Guarantees, of every format: any text has a reading, and nothing of it is lost: a call that cannot be
 //! understood keeps its text and says why. What [`Syntax::render`] writes reads back, as far as the format
-//! can say it at all: where arguments stand between tags, a text that holds the closing tag cannot be said.
+//! can say it at all: where arguments stand between tags, a text that holds tags of calls cannot be said.
 
 mod arguments;
 mod deepseek;
@@ -18,6 +18,7 @@ mod kimi;
 mod llama;
 mod minimax;
 mod mistral;
+mod python;
 mod qwen_xml;
 mod tags;
 mod values;

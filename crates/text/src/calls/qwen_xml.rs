@@ -3,15 +3,19 @@
 //!
 //! - Values are typed by the tool's schema (`values.rs`), without the line breaks that stand around them.
 //! - A call ends with `</tool_call>`, or where the next one begins. The tags around it may be missing, which
-//!   these models often forget; `</function>` may not.
-//! - A parameter that is not closed ends where the next one begins, or with the call.
-//! - A value cannot hold any of these tags.
+//!   these models often forget; `</function>` may be missing before `</tool_call>`.
+//! - A parameter ends with the first `</parameter>` that another parameter or the end of the call follows, so
+//!   that its value may hold these tags. One that is not closed ends where a line begins with the next one.
+//! - A value cannot hold `<tool_call>`, `</tool_call>` nor `<function=`.
+//! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 
 use std::ops::Range;
 
+use serde_json::Value;
+
 use super::tags::opening;
-use super::values::{between, call_of, plain};
-use super::{Body, Fault, Forms, Mark, Syntax, Written};
+use super::values::{between, call_of, parameters, plain, unquoted, value_before};
+use super::{Body, Fault, Forms, Mark, Syntax, Written, call_from};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -64,12 +68,19 @@ impl Syntax for QwenXml {
                 _ => "\n",
             });
             text.push_str(&format!("{OPEN}\n{FUNCTION}{}>\n", call.name));
-            for (key, value) in &call.arguments {
+            for (key, value) in call.arguments.iter() {
                 text.push_str(&format!("{PARAMETER}{key}>\n{}\n{PARAMETER_END}\n", plain(value)));
+            }
+            if let Some(unreadable) = call.arguments.unreadable() {
+                text.push_str(&format!("{unreadable}\n"));
             }
             text.push_str(&format!("{FUNCTION_END}\n{CLOSE}"));
         }
         text
+    }
+
+    fn writes(&self, printed: &str) -> bool {
+        printed.contains(FUNCTION)
     }
 
     fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
@@ -96,28 +107,34 @@ impl Syntax for QwenXml {
 
 fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     let inner = text.strip_prefix(OPEN).unwrap_or(text).trim();
-    let inner = inner.strip_suffix(CLOSE).unwrap_or(inner);
+    let (inner, closed) = inner.strip_suffix(CLOSE).map_or((inner, false), |inner| (inner, true));
+    if closed && let Ok(value @ Value::Object(_)) = serde_json::from_str(inner) {
+        return call_from(value, &["arguments", "parameters"]);
+    }
     let (name, rest) =
         between(inner, FUNCTION, ">").ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
-    if name.trim().is_empty() {
+    let name = unquoted(name);
+    if name.is_empty() {
         return Err("the tool's name is empty".into());
     }
-    let (mut rest, after) = rest.rsplit_once(FUNCTION_END).ok_or(format!("{FUNCTION_END} is missing"))?;
-    if !after.trim().is_empty() {
-        return Err(format!("{:?} stands behind {FUNCTION_END}", after.trim()));
-    }
+    let mut rest = match rest.rsplit_once(FUNCTION_END) {
+        Some((rest, after)) if after.trim().is_empty() => rest,
+        // The tag is part of a value.
+        Some((_, after)) if closed && after.contains(PARAMETER_END) => rest,
+        Some((_, after)) => return Err(format!("{:?} stands behind {FUNCTION_END}", after.trim())),
+        None if closed => rest,
+        None => return Err(format!("{FUNCTION_END} is missing")),
+    };
+    let known = parameters(name, tools);
+    let is_parameter = |key: &str| known.as_ref().is_none_or(|known| known.contains(&key));
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
         let (key, value) = between(rest, PARAMETER, ">")
             .ok_or_else(|| format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim())))?;
-        let next = value.find(PARAMETER).unwrap_or(value.len());
-        let (value, after) = match value.find(PARAMETER_END).filter(|&end| end < next) {
-            Some(end) => (&value[..end], &value[end + PARAMETER_END.len()..]),
-            None => value.split_at(next),
-        };
+        let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], is_parameter);
         let value = value.strip_prefix('\n').unwrap_or(value);
-        arguments.push((key.trim(), value.strip_suffix('\n').unwrap_or(value)));
+        arguments.push((unquoted(key), value.strip_suffix('\n').unwrap_or(value)));
         rest = after;
     }
-    Ok(call_of(name.trim(), arguments, tools))
+    Ok(call_of(name, arguments, tools))
 }

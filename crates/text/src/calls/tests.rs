@@ -97,7 +97,7 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
         let syntax = format.syntax();
         let mut parts: Vec<String> = syntax.marks().iter().map(|(tag, _)| (*tag).to_owned()).collect();
         parts.extend(syntax.tags().iter().chain(syntax.closes()).map(|tag| (*tag).to_owned()));
-        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new() };
+        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         parts.push(syntax.render("", std::slice::from_ref(&call)));
         parts.push(syntax.render("Say", &[call.clone(), call]));
         for part in [
@@ -165,7 +165,7 @@ fn a_long_reply_costs_no_more_for_each_character() {
     let tools = [tool()];
     for format in CallFormat::ALL {
         let syntax = format.syntax();
-        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new() };
+        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         let call = syntax.render("", std::slice::from_ref(&call));
         let (head, tail) = call.split_at(call.find("{}").map_or(call.len() / 2, |at| at + 1));
         let open = syntax.marks()[0].0;
@@ -219,7 +219,7 @@ proptest! {
     ) {
         let syntax = CallFormat::ALL[index].syntax();
         prop_assume!(arguments.iter().all(|arguments| says(&Value::Object(arguments.clone()), syntax)));
-        let call = |(index, arguments)| ToolCall { id: format!("call_{index}"), name: "probe".into(), arguments };
+        let call = |(index, arguments): (usize, Map<String, Value>)| ToolCall { id: format!("call_{index}"), name: "probe".into(), arguments: arguments.into() };
         let calls: Vec<ToolCall> = arguments.into_iter().enumerate().map(call).collect();
         let text = syntax.render(&content, &calls);
         let parsed = read(CallFormat::ALL[index], &text, &[tool()]);

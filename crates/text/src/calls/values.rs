@@ -1,71 +1,118 @@
-//! Arguments that stand in a reply as bare text, typed by the schema of their tool.
-
-use std::collections::BTreeSet;
+//! Arguments that stand in a reply as bare text between tags, typed by the schema of their tool.
 
 use serde_json::{Map, Value};
 
 use super::Written;
+use super::python;
+use crate::schema::{Schema, type_of};
 use crate::{ToolCall, ToolSpec, python_json};
 
-/// The value that `text` stands for. A parameter that can only be a string is the text as it is; another is
-/// JSON of one of its types, Python's `True`, `False` and `None` included. Where the text is none, and where
-/// nothing is known of the parameter and the text is no JSON, it is a string.
-fn typed(schema: &Value, text: &str) -> Value {
-    let types = types(schema);
-    let as_text = || Value::String(text.to_owned());
-    if types.len() == 1 && types.contains("string") {
+/// Returns the value that `text` stands for, or `None` if it is empty and the parameter cannot be a text.
+///
+/// A parameter that can only be a string is the text as it is; another is JSON of one of its types, Python's
+/// `True`, `False` and `None` included. If the text is not JSON and the parameter cannot be a string, a
+/// Python literal is read for an array, an object or a number. An integer may be written with a fraction of
+/// zero. Any other text, and one that is no JSON for a parameter of which nothing is known, is a string.
+fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
+    let types = schema.types();
+    let allows = |name: &str| types.contains(name);
+    let is_text = allows("string");
+    let as_text = || Some(Value::String(text.to_owned()));
+    if types.len() == 1 && is_text {
         return as_text();
     }
-    let value = match text.trim() {
-        "True" => Value::Bool(true),
-        "False" => Value::Bool(false),
-        "None" => Value::Null,
-        json => serde_json::from_str(json).unwrap_or(Value::Null),
+    let trimmed = text.trim();
+    if trimmed.is_empty() {
+        return if types.is_empty() || is_text { as_text() } else { None };
+    }
+    let value = match trimmed {
+        "True" => Some(Value::Bool(true)),
+        "False" => Some(Value::Bool(false)),
+        "None" => Some(Value::Null),
+        // Strings are written as they are, so quotation marks are part of them.
+        json => serde_json::from_str(json).ok().filter(|value: &Value| !value.is_string()),
     };
-    let kind = kind(&value);
-    let is_null = matches!(text.trim(), "null" | "None");
-    let fits = types.is_empty() || types.contains(kind) || (kind == "integer" && types.contains("number"));
-    // Strings are written as they are, so quotation marks are part of them.
-    let readable = !value.is_string() && (!value.is_null() || is_null);
-    if readable && (fits || !types.contains("string")) { value } else { as_text() }
-}
-
-/// The name of a value's type in a schema.
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.as_str().contains(['.', 'e']) => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
-/// The types that a schema allows; none where it does not say.
-pub(super) fn types(schema: &Value) -> BTreeSet<&str> {
-    let mut found = BTreeSet::new();
-    match &schema["type"] {
-        Value::String(kind) => drop(found.insert(kind.as_str())),
-        Value::Array(kinds) => found.extend(kinds.iter().filter_map(Value::as_str)),
-        _ => {
-            let values = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
-            found.extend(values.map(|value| -> &str { kind(value) }));
-            for key in ["anyOf", "oneOf", "allOf"] {
-                found.extend(schema[key].as_array().into_iter().flatten().flat_map(types));
-            }
+    let literal = || {
+        let lower = trimmed.to_lowercase();
+        match lower.as_str() {
+            "true" | "false" if allows("boolean") => Some(Value::Bool(lower == "true")),
+            "null" | "none" if allows("null") => Some(Value::Null),
+            _ if allows("array") || allows("object") => python::container(trimmed),
+            _ => None,
         }
-    }
-    found
+        .or_else(|| python::number(trimmed).filter(|_| allows("integer") || allows("number")))
+    };
+    let Some(value) = value.or_else(|| if is_text { None } else { literal() }) else { return as_text() };
+    let value = if allows("integer") && !allows("number") && !is_text { whole(value) } else { value };
+    let kind = type_of(&value);
+    let fits = types.is_empty() || allows(kind) || (kind == "integer" && allows("number"));
+    if fits || !is_text { Some(value) } else { as_text() }
 }
 
-/// A call of `name` with arguments as they were written.
+/// Returns the integer that a number is, or the value as it is.
+fn whole(value: Value) -> Value {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let float = value.as_f64().filter(|float| type_of(&value) == "number" && float.fract() == 0.0);
+    float.filter(|float| float.abs() < EXACT).map_or(value, |float| (float as i64).into())
+}
+
+/// Returns the call of `name` with arguments as they were written.
 pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpec]) -> Written {
     let tool = tools.iter().find(|tool| tool.name == name);
-    let properties = tool.map_or(&Value::Null, |tool| &tool.parameters["properties"]);
-    let value = |(key, text): (&str, &str)| (key.to_owned(), typed(&properties[key], text));
-    (name.to_owned(), arguments.into_iter().map(value).collect::<Map<String, Value>>())
+    let properties = tool.map(|tool| Schema::of(&tool.parameters).properties()).unwrap_or_default();
+    let unknown = Schema::of(&Value::Null);
+    let value = |(key, text): (&str, &str)| {
+        let schema = properties.iter().find(|(name, _)| *name == key).map_or(unknown, |(_, schema)| *schema);
+        Some((key.to_owned(), typed(schema, text)?))
+    };
+    (name.to_owned(), arguments.into_iter().filter_map(value).collect::<Map<String, Value>>())
+}
+
+/// Returns the names of a tool's parameters, or `None` if the tool is not known.
+pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'a str>> {
+    let tool = tools.iter().find(|spec| spec.name == tool)?;
+    Some(Schema::of(&tool.parameters).properties().into_iter().map(|(name, _)| name).collect())
+}
+
+/// Returns a name without the quotation marks around it.
+pub(crate) fn unquoted(name: &str) -> &str {
+    let name = name.trim();
+    let inner = |mark: char| name.strip_prefix(mark).and_then(|name| name.strip_suffix(mark));
+    inner('"').or_else(|| inner('\'')).map_or(name, str::trim)
+}
+
+/// Splits a text behind a parameter's opening tag into the value and what follows it.
+///
+/// The value ends with the first closing tag that an opening tag or the end of the call follows, so that it
+/// may hold closing tags itself. An opening tag at the beginning of a line ends it as well if it names a
+/// parameter (`is_parameter`) and no such closing tag stands before it.
+pub(crate) fn value_before<'a>(
+    text: &'a str,
+    [open, close]: [&str; 2],
+    is_parameter: impl Fn(&str) -> bool,
+) -> (&'a str, &'a str) {
+    let closes = || text.match_indices(close).map(|(at, _)| at);
+    let is_end = |at: &usize| {
+        let after = text[at + close.len()..].trim_start();
+        after.is_empty() || after.starts_with(open)
+    };
+    let closed = closes().find(is_end);
+    let before = &text[..closed.unwrap_or(text.len())];
+    let begins_line = |at: &usize| before[..*at].trim_end_matches(' ').ends_with('\n');
+    let opens = || before.match_indices(open).map(|(at, _)| at).filter(begins_line);
+    let names = |at: &usize| {
+        let after = &text[at + open.len()..];
+        after.split_once('>').is_some_and(|(name, _)| is_parameter(unquoted(name)))
+    };
+    let opened = opens().find(names);
+    if let Some(opened) = opened {
+        return text.split_at(opened);
+    }
+    // Something else behind a tag is for the caller to report.
+    match closed.or_else(|| closes().next()) {
+        Some(at) => (&text[..at], &text[at + close.len()..]),
+        None => text.split_at(opens().next().unwrap_or(text.len())),
+    }
 }
 
 /// The text that an argument is written as.
@@ -75,7 +122,7 @@ pub(crate) fn plain(value: &Value) -> String {
 
 /// The arguments of a call as JSON.
 pub(crate) fn arguments(call: &ToolCall) -> String {
-    python_json::dumps(&Value::Object(call.arguments.clone()))
+    call.arguments.to_text()
 }
 
 /// Text between `open` and `close` at the beginning of `text`, and what follows. White space before does not
@@ -94,34 +141,101 @@ mod tests {
     fn texts_are_typed_by_the_schema() {
         let read = |number: &str| -> Value { serde_json::from_str(number).unwrap() };
         let string = json!({"type": "string"});
-        for text in ["42", "\"a\"", "null", " a\n", "{\"a\": 1}", "True", ""] {
-            assert_eq!(typed(&string, text), json!(text));
-            assert_eq!(typed(&json!({"enum": ["a", "b"]}), text), json!(text));
+        let typed = |schema: &Value, text: &str| typed(Schema::of(schema), text);
+        for text in ["42", "\"a\"", "null", " a\n", "{\"a\": 1}", "True", "", "['a']", "+5"] {
+            assert_eq!(typed(&string, text), Some(json!(text)));
+            assert_eq!(typed(&json!({"enum": ["a", "b"]}), text), Some(json!(text)));
         }
+        let [optional, either] = ["null", "array"].map(|other| json!({"anyOf": [string, {"type": other}]}));
+        let (integer, number) = (json!({"type": "integer"}), json!({"type": "number"}));
         for (schema, text, want) in [
-            (json!({"type": "integer"}), " 42\n", json!(42)),
-            (json!({"type": "number"}), "42", json!(42)),
-            (json!({"type": "number"}), "4.5", json!(4.5)),
-            (json!({"type": "integer"}), "12345678901234567890123", read("12345678901234567890123")),
-            (json!({"type": "number"}), "1e400", read("1e400")),
-            (json!({"type": ["integer", "string"]}), "1e400", json!("1e400")),
+            (integer.clone(), " 42\n", json!(42)),
+            (integer.clone(), "5.0", json!(5)),
+            (integer.clone(), "-0", json!(0)),
+            (integer.clone(), "1e3", json!(1000)),
+            (integer.clone(), "5.5", json!(5.5)),
+            (integer.clone(), "+5", json!(5)),
+            (integer.clone(), "1_000", json!(1000)),
+            (integer.clone(), "007", json!(7)),
+            (integer.clone(), "1,000", json!("1,000")),
+            (integer.clone(), "0x10", json!("0x10")),
+            (number.clone(), "42", json!(42)),
+            (number.clone(), "4.5", json!(4.5)),
+            (number.clone(), "5.0", json!(5.0)),
+            (number.clone(), ".5", json!(0.5)),
+            (number.clone(), "NaN", json!("NaN")),
+            (number.clone(), "Infinity", json!("Infinity")),
+            (json!({"type": ["integer", "number"]}), "5.0", json!(5.0)),
             (json!({"type": "boolean"}), "True", json!(true)),
             (json!({"type": "boolean"}), "false", json!(false)),
+            (json!({"type": "boolean"}), "TRUE", json!(true)),
+            (json!({"type": "boolean"}), "1", json!(1)),
+            (json!({"type": "boolean"}), "yes", json!("yes")),
             (json!({"type": ["integer", "null"]}), "None", json!(null)),
-            (json!({"type": ["string", "null"]}), "null", json!(null)),
-            (json!({"type": ["string", "null"]}), "42", json!("42")),
-            (json!({"anyOf": [{"type": "string"}, {"type": "array"}]}), "[1]", json!([1])),
-            (json!({"anyOf": [{"type": "string"}, {"type": "array"}]}), "[1", json!("[1")),
+            (json!({"type": ["integer", "null"]}), "NULL", json!(null)),
+            (optional.clone(), "null", json!(null)),
+            (optional.clone(), "none", json!("none")),
+            (optional.clone(), "42", json!("42")),
+            (optional.clone(), "", json!("")),
+            (either.clone(), "[1]", json!([1])),
+            (either.clone(), "[1", json!("[1")),
+            // What can be a text is one before it is Python's.
+            (either.clone(), "['a']", json!("['a']")),
+            (json!({"type": ["string", "integer"]}), "42", json!(42)),
+            (json!({"type": ["string", "integer"]}), "5.0", json!("5.0")),
+            (json!({"type": "array"}), "['a', 'b']", json!(["a", "b"])),
+            (json!({"type": "array"}), "('a', 1)", json!(["a", 1])),
+            (json!({"type": "array"}), "[a]", json!("[a]")),
             (json!({"type": "object"}), "{\"a\": [null]}", json!({"a": [null]})),
+            (json!({"type": "object"}), "{'a': True}", json!({"a": true})),
             // Of another type than it should be, or no JSON at all: the tool may say so.
-            (json!({"type": "integer"}), "[1]", json!([1])),
-            (json!({"type": "integer"}), "many", json!("many")),
-            (json!({"type": "integer"}), "\"42\"", json!("\"42\"")),
+            (integer.clone(), "[1]", json!([1])),
+            (integer.clone(), "many", json!("many")),
+            (integer.clone(), "\"42\"", json!("\"42\"")),
             (Value::Null, "42", json!(42)),
             (Value::Null, "two", json!("two")),
+            (Value::Null, "['a']", json!("['a']")),
             (json!({}), "", json!("")),
         ] {
-            assert_eq!(typed(&schema, text), want, "{schema} {text}");
+            assert_eq!(typed(&schema, text), Some(want), "{schema} {text}");
+        }
+        for schema in [integer, number, json!({"type": "array"}), json!({"type": ["object", "null"]})] {
+            assert_eq!([typed(&schema, ""), typed(&schema, " \n")], [None, None], "{schema}");
+        }
+    }
+
+    #[test]
+    fn values_end_where_structure_goes_on() {
+        let value = |text| value_before(text, ["<p=", "</p>"], |name| name == "b");
+        for (text, want, rest) in [
+            ("1</p>", "1", ""),
+            ("1</p>\n<p=b>2</p>", "1", "\n<p=b>2</p>"),
+            ("1</p><p=x>2</p>", "1", "<p=x>2</p>"),
+            ("a </p> b</p>", "a </p> b", ""),
+            ("a <p=b> c</p>", "a <p=b> c", ""),
+            ("a\n<p=x>1</p>\n</p>", "a\n<p=x>1</p>\n", ""),
+            ("1\n<p=b>\n2</p>", "1\n", "<p=b>\n2</p>"),
+            ("1\n<p=\"b\">\n2</p>", "1\n", "<p=\"b\">\n2</p>"),
+            ("1\n<p=x>\n2", "1\n", "<p=x>\n2"),
+            ("1\n", "1\n", ""),
+            ("1</p> junk", "1", " junk"),
+            ("", "", ""),
+        ] {
+            assert_eq!(value(text), (want, rest), "{text}");
+        }
+    }
+
+    #[test]
+    fn quotation_marks_around_names_are_left_out() {
+        for (name, want) in [
+            ("\"log\"", "log"),
+            ("'log'", "log"),
+            (" log ", "log"),
+            ("\"log", "\"log"),
+            ("\"log'", "\"log'"),
+            ("\"", "\""),
+        ] {
+            assert_eq!(unquoted(name), want);
         }
     }
 }

@@ -8,7 +8,7 @@ use dressage_agent::tasks::Task;
 use dressage_agent::{ContextPolicy, Limits, Truncation};
 use dressage_conversation::{Format, History, Options};
 use dressage_policy::SamplingParams;
-use dressage_text::{Chat, Message, Role, ToolPrompt, ToolProtocol};
+use dressage_text::{Chat, LateSystem, Message, Role, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
 
 use super::choice::PolicyChoice;
@@ -99,6 +99,8 @@ pub struct AgentKeys {
     /// Whether a JSON object that names a tool, bare or in a fence, is a call also without tags. Such calls
     /// are counted apart.
     pub bare_calls: bool,
+    /// What becomes of a system message after the first turn that the chat template does not print there.
+    pub late_system: LateSystem,
     /// How earlier turns are kept: as they were recorded, or as the chat template prints them, on a branch of
     /// its own where that differs.
     pub history: History,
@@ -153,6 +155,7 @@ impl Default for AgentKeys {
             protocol: ToolProtocol::default(),
             tool_prompt: ToolPrompt::default(),
             bare_calls: false,
+            late_system: LateSystem::default(),
             history: History::default(),
             variables: serde_json::Map::new(),
             max_turns: 4,

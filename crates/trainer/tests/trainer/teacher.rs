@@ -47,7 +47,10 @@ fn taught(asked: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> 
             return Ok(Message::assistant("I do not know."));
         }
         let arguments = json!({ "expression": expression }).as_object().unwrap().clone();
-        Ok(Message::calls("", vec![ToolCall { id: "t".into(), name: "calculator".into(), arguments }]))
+        Ok(Message::calls(
+            "",
+            vec![ToolCall { id: "t".into(), name: "calculator".into(), arguments: arguments.into() }],
+        ))
     })
 }
 

@@ -40,14 +40,16 @@ fn message(item: &Value) -> Result<Message, String> {
         None if tool_calls.is_empty() => return Err(format!("has no `content`; it has {}", names(fields))),
         None => String::new(),
     };
-    Ok(Message {
+    let message = Message {
         role: role_of(role)?,
         content: content.into(),
         reasoning_content: None,
         tool_calls,
         tool_call_id: text("tool_call_id"),
         name: text("name"),
-    })
+    };
+    message.check_calls().map_err(|why| format!("has `tool_calls` that are wrong: {why}"))?;
+    Ok(message)
 }
 
 fn role_of(role: &Value) -> Result<Role, String> {

@@ -81,7 +81,8 @@ async fn a_call_that_hangs_costs_that_call_alone() {
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
-        let call = dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new() };
+        let call =
+            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
         dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
     };
     let late = open.answer(&call("hangs"), true).await;

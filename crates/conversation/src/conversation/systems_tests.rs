@@ -1,0 +1,120 @@
+//! System messages that a template does not print as they come, and calls of the past without readable
+//! arguments.
+
+use dressage_text::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, tiny_chat};
+use dressage_text::{ChatOptions, LateSystem, Role};
+use serde_json::json;
+
+use super::tests::forked;
+use super::*;
+use crate::testing::{Talk, chat, tool};
+use crate::{History, Options, Reason};
+
+fn developer(content: &str) -> Message {
+    Message { role: Role::Developer, ..Message::system(content) }
+}
+
+/// Replies to a conversation that grows by these messages after each reply. Every prompt but the first must
+/// continue the recorded one.
+fn continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
+    let mut messages = first.to_vec();
+    let (prepared, mut reply) = talk.say(&messages, "r");
+    assert_eq!(prepared.origin, Origin::Began);
+    for round in rounds {
+        messages.push(reply.message());
+        messages.extend(round.iter().cloned());
+        let path = talk.conversation.trajectory().path_tokens(reply.segment);
+        let (prepared, next) = talk.say(&messages, "r");
+        assert_eq!(prepared.origin, Origin::Continued, "{round:?}");
+        assert!(prepared.prompt.starts_with(&path), "{round:?}");
+        reply = next;
+    }
+    assert_eq!(talk.conversation.finish(), []);
+}
+
+#[test]
+fn histories_with_shifted_system_messages_continue() {
+    let (s, q) = (|text: &str| Message::system(text), || Message::user("q"));
+    for template in [FIRST_SYSTEM_ONLY, STRICT_TURNS, "chatml"] {
+        for history in [History::Append, History::Template] {
+            let talk = || {
+                Talk::new(chat(template, ChatOptions::default()), Options { history, ..Options::default() })
+            };
+            // Instructions and a developer's item before each request.
+            let mut codex = talk();
+            continues(&mut codex, &[s("i"), developer("d"), q()], &[vec![q()], vec![q()]]);
+            // System messages in between, also as the last message.
+            let mut claude = talk();
+            continues(
+                &mut claude,
+                &[s("i"), q()],
+                &[vec![s("a"), q()], vec![q(), developer("b")], vec![q()]],
+            );
+            let mut bare = talk();
+            continues(&mut bare, &[q(), s("late")], &[vec![s("a")], vec![s("b"), s("c"), q()]]);
+            let counts = [codex, claude, bare].map(|talk| {
+                let counts = talk.conversation.counts();
+                (counts.joined_systems, counts.moved_systems)
+            });
+            let want = if template == "chatml" { [(0, 0); 3] } else { [(1, 0), (0, 2), (0, 4)] };
+            assert_eq!(counts, want, "{template}");
+        }
+    }
+}
+
+#[test]
+fn results_and_late_instructions_of_one_turn_continue() {
+    let mut talk = Talk::new(chat(FIRST_SYSTEM_ONLY, ChatOptions::default()), Options::default());
+    talk.tools = vec![tool("add")];
+    let mut messages = vec![Message::system("i"), Message::system("j"), Message::user("q")];
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+    let (_, reply) = talk.say(&messages, call);
+    messages.extend([reply.message(), Message::tool("1"), Message::system("mind the time")]);
+    let (prepared, _) = talk.say(&messages, "done");
+    assert_eq!(prepared.origin, Origin::Continued);
+    assert!(talk.text(&prepared.prompt).contains("user\nmind the time<|im_end|>"));
+}
+
+#[test]
+fn merged_late_instructions_fork_at_the_first_message() {
+    let options = ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
+    let mut talk = Talk::new(chat(FIRST_SYSTEM_ONLY, options), Options::default());
+    let mut messages = vec![Message::system("a"), Message::user("q")];
+    let (_, reply) = talk.say(&messages, "r");
+    messages.extend([reply.message(), Message::system("b"), Message::user("p")]);
+    let (prepared, reply) = talk.say(&messages, "r");
+    assert_eq!(prepared.origin, forked(0, Reason::System));
+    assert!(talk.text(&prepared.prompt).starts_with("<|im_start|>system\na\n\nb<|im_end|>"));
+    // Merged once, it stays so.
+    messages.extend([reply.message(), Message::user("p")]);
+    assert_eq!(talk.say(&messages, "r").0.origin, Origin::Continued);
+}
+
+#[test]
+fn calls_without_readable_arguments_fork_for_that_reason() {
+    let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
+    talk.tools = vec![tool("add")];
+    let asked = Message::user("q");
+    let (_, reply) = talk.say(
+        std::slice::from_ref(&asked),
+        "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>",
+    );
+    for sent in ["{\"a\": ", "null", "[]", "7", "\"{}\"", "{} and more"] {
+        let mut cut = reply.message();
+        cut.tool_calls[0].arguments = json!(sent).into();
+        let messages = [asked.clone(), cut, Message::tool("no JSON"), Message::user("go on")];
+        let prepared = talk.prepare(&messages);
+        assert_eq!(prepared.origin, forked(1, Reason::CallsCut), "{sent}");
+        let shown = format!("\"name\": \"add\", \"arguments\": {sent}}}");
+        assert!(talk.text(&prepared.prompt).contains(&shown), "{}", talk.text(&prepared.prompt));
+    }
+    // The same history goes on from there.
+    let mut cut = reply.message();
+    cut.tool_calls[0].arguments = json!("{\"a\": ").into();
+    let mut messages = vec![asked.clone(), cut, Message::tool("no JSON")];
+    let (_, next) = talk.say(&messages, "r");
+    messages.extend([next.message(), Message::user("and?")]);
+    assert_eq!(talk.say(&messages, "r").0.origin, Origin::Continued);
+    let unread = [asked, reply.message(), Message::tool("2")];
+    assert_eq!(talk.say(&unread, "r").0.origin, Origin::Continued);
+}

@@ -1,0 +1,273 @@
+//! Python literals as models write them where JSON should stand: `['a', 'b']`, `{'a': True}`, `+5`, `.5`.
+//!
+//! Parses what `ast.literal_eval`, `int` and `float` read and JSON can hold: texts, numbers, lists, tuples,
+//! dictionaries with texts as keys, `True`, `False` and `None`. JSON's `true`, `false` and `null` are read
+//! among these, too. Anything else, such as a call or NaN, is no literal.
+
+use serde_json::{Map, Value};
+
+/// Maximum nesting of lists and dictionaries.
+const MAX_NESTING: usize = 64;
+
+/// Returns the value of a list, a tuple or a dictionary, or `None` if the text is not one.
+pub(crate) fn container(text: &str) -> Option<Value> {
+    let mut parser = Parser { rest: text.trim_start() };
+    let value = parser.rest.starts_with(['[', '{', '(']).then(|| parser.value(0))??;
+    parser.rest.trim().is_empty().then_some(value)
+}
+
+/// Returns the number that a text writes as Python does: with a sign, with leading zeros, without digits
+/// before or after the point, with `_` between digits.
+pub(crate) fn number(text: &str) -> Option<Value> {
+    let text = text.trim();
+    let (sign, digits) = match text.strip_prefix(['+', '-']) {
+        Some(rest) => (if text.starts_with('-') { "-" } else { "" }, rest),
+        None => ("", text),
+    };
+    let at = digits.find(['e', 'E']).unwrap_or(digits.len());
+    let (mantissa, exponent) = digits.split_at(at);
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let [whole, fraction] = [plain_digits(whole)?, plain_digits(fraction)?];
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let whole = Some(whole.trim_start_matches('0')).filter(|whole| !whole.is_empty()).unwrap_or("0");
+    let mut json = format!("{sign}{whole}");
+    if mantissa.contains('.') {
+        json += &format!(".{}", if fraction.is_empty() { "0" } else { &fraction });
+    }
+    if let Some(exponent) = exponent.strip_prefix(['e', 'E']) {
+        let power = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+        let power = Some(plain_digits(power)?).filter(|power| !power.is_empty())?;
+        json += &format!("e{}{power}", if exponent.starts_with('-') { "-" } else { "" });
+    }
+    serde_json::from_str(&json).ok()
+}
+
+/// Returns digits without the `_` between them; `None` if there is something else.
+fn plain_digits(text: &str) -> Option<String> {
+    let is_plain = !text.starts_with('_') && !text.ends_with('_') && !text.contains("__");
+    let digits: String = text.chars().filter(|c| *c != '_').collect();
+    (is_plain && digits.bytes().all(|byte| byte.is_ascii_digit())).then_some(digits)
+}
+
+struct Parser<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Parser<'a> {
+    /// Skips white space, then a token if it comes next; returns whether it did.
+    fn take(&mut self, token: &str) -> bool {
+        self.rest = self.rest.trim_start();
+        self.rest.strip_prefix(token).map(|rest| self.rest = rest).is_some()
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        self.rest = self.rest.trim_start();
+        let depth = Some(depth + 1).filter(|depth| *depth <= MAX_NESTING)?;
+        match self.rest.chars().next()? {
+            '[' => self.items(depth, "]").map(|(items, _)| items.into()),
+            '(' => match self.items(depth, ")")? {
+                // Parentheses around one value are no tuple.
+                (mut items, false) if items.len() == 1 => items.pop(),
+                (items, _) => Some(items.into()),
+            },
+            '{' => self.fields(depth).map(Value::Object),
+            '"' | '\'' => self.text().map(Value::String),
+            'r' | 'u' | 'R' | 'U' if self.rest[1..].starts_with(['"', '\'']) => {
+                self.text().map(Value::String)
+            }
+            _ => self.word(),
+        }
+    }
+
+    /// Parses items up to `close`, and returns whether a comma follows the last one.
+    fn items(&mut self, depth: usize, close: &str) -> Option<(Vec<Value>, bool)> {
+        self.rest = &self.rest[1..];
+        let (mut items, mut comma) = (Vec::new(), true);
+        while !self.take(close) {
+            if !comma {
+                return None;
+            }
+            items.push(self.value(depth)?);
+            comma = self.take(",");
+        }
+        Some((items, comma))
+    }
+
+    fn fields(&mut self, depth: usize) -> Option<Map<String, Value>> {
+        self.rest = &self.rest[1..];
+        let (mut fields, mut comma) = (Map::new(), true);
+        while !self.take("}") {
+            let Value::String(key) = self.value(depth).filter(|_| comma)? else { return None };
+            if !self.take(":") {
+                return None;
+            }
+            let value = self.value(depth)?;
+            fields.insert(key, value);
+            comma = self.take(",");
+        }
+        Some(fields)
+    }
+
+    fn word(&mut self) -> Option<Value> {
+        let end = self.rest.find(|c: char| !(c.is_alphanumeric() || "+-._".contains(c)));
+        let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        self.rest = rest;
+        match word {
+            "True" | "true" => Some(true.into()),
+            "False" | "false" => Some(false.into()),
+            "None" | "null" => Some(Value::Null),
+            word => number(word),
+        }
+    }
+
+    /// Parses a text in quotation marks, one or three of a kind.
+    fn text(&mut self) -> Option<String> {
+        let raw = self.rest.starts_with(['r', 'R']);
+        self.rest = self.rest.trim_start_matches(['r', 'u', 'R', 'U']);
+        let mark = &self.rest[..1];
+        let triple = mark.repeat(3);
+        let mark = if self.rest.starts_with(&triple) { triple.as_str() } else { mark };
+        let mut rest = &self.rest[mark.len()..];
+        let mut text = String::new();
+        loop {
+            if let Some(after) = rest.strip_prefix(mark) {
+                self.rest = after;
+                return Some(text);
+            }
+            let c = rest.chars().next()?;
+            rest = &rest[c.len_utf8()..];
+            match c {
+                '\n' if mark.len() == 1 => return None,
+                '\\' if !raw => rest = escape(rest, &mut text)?,
+                c => text.push(c),
+            }
+        }
+    }
+}
+
+/// Adds the character of an escape, whose backslash has been read, and returns what follows.
+fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
+    let c = rest.chars().next()?;
+    let after = &rest[c.len_utf8()..];
+    let length = match c {
+        'n' => return push(text, '\n', after),
+        't' => return push(text, '\t', after),
+        'r' => return push(text, '\r', after),
+        'b' => return push(text, '\u{8}', after),
+        'f' => return push(text, '\u{c}', after),
+        '\\' | '\'' | '"' | '/' => return push(text, c, after),
+        '\n' => return Some(after),
+        'x' => 2,
+        'u' => 4,
+        'U' => 8,
+        // Python keeps the backslash of an escape that it does not know.
+        _ => {
+            text.push('\\');
+            return push(text, c, after);
+        }
+    };
+    let code = |text: &str, length: usize| u32::from_str_radix(text.get(..length)?, 16).ok();
+    let (mut found, mut after) = (code(after, length)?, &after[length..]);
+    // A pair of surrogates, as JSON writes characters beyond 16 bits.
+    if let (0xD800..0xDC00, Some(low)) = (found, after.strip_prefix("\\u").and_then(|low| code(low, 4))) {
+        found = 0x10000 + ((found - 0xD800) << 10) + (low.checked_sub(0xDC00)? & 0x3FF);
+        after = &after[6..];
+    }
+    push(text, char::from_u32(found)?, after)
+}
+
+fn push<'a>(text: &mut String, c: char, after: &'a str) -> Option<&'a str> {
+    text.push(c);
+    Some(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn containers_read_as_python_reads_them() {
+        for (text, want) in [
+            ("['a', 'b']", json!(["a", "b"])),
+            (" [ 'a' , \"b\" , ] ", json!(["a", "b"])),
+            ("{'a': True}", json!({ "a": true })),
+            (
+                "{'a': {'b': [None, False]}, \"c\": -1.5e3,}",
+                json!({ "a": { "b": [null, false] }, "c": -1500.0 }),
+            ),
+            ("{'a': true, 'b': null}", json!({ "a": true, "b": null })),
+            ("(1, 2)", json!([1, 2])),
+            ("(1,)", json!([1])),
+            ("[(1), ()]", json!([1, []])),
+            ("[]", json!([])),
+            ("{}", json!({})),
+            (
+                "['it\\'s', \"a\\tb\", '\\x41\\u00e9\\U0001F600\\ud83d\\ude00', '\\d']",
+                json!(["it's", "a\tb", "Aé😀😀", "\\d"]),
+            ),
+            ("[r'\\d+', u'x', '''a\n'b' ''']", json!(["\\d+", "x", "a\n'b' "])),
+            ("[+5, .5, 5., 1_000, 007, 1e3]", json!([5, 0.5, 5.0, 1000, 7, 1000.0])),
+            ("['é', '日本']", json!(["é", "日本"])),
+        ] {
+            assert_eq!(container(text), Some(want), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_no_containers() {
+        for text in [
+            "",
+            "a",
+            "5",
+            "'a'",
+            "['a'",
+            "['a' 'b' 'c'",
+            "[a]",
+            "{'a'}",
+            "{1: 2}",
+            "{'a': }",
+            "[1,,2]",
+            "[,]",
+            "['a\nb']",
+            "[1] x",
+            "f([1])",
+            "[nan]",
+            "[1 + 2]",
+            "{'a': 1 'b': 2}",
+            "['\\ud83d']",
+            "[r",
+            "['\\x4']",
+            "[é",
+        ] {
+            assert_eq!(container(text), None, "{text}");
+        }
+        assert_eq!(container(&"[".repeat(100_000)), None);
+    }
+
+    #[test]
+    fn numbers_read_as_python_reads_them() {
+        for (text, want) in [
+            ("+5", json!(5)),
+            ("-5", json!(-5)),
+            (" 007 ", json!(7)),
+            (".5", json!(0.5)),
+            ("-.5", json!(-0.5)),
+            ("5.", json!(5.0)),
+            ("1_000", json!(1000)),
+            ("+1.5E+3", json!(1500.0)),
+            ("2e-1", json!(0.2)),
+        ] {
+            assert_eq!(number(text), Some(want), "{text}");
+        }
+        for text in [
+            "", "+", ".", "1,000", "1 000", "NaN", "Infinity", "inf", "0x10", "1__0", "_1", "e5", "1e",
+            "--1", "٣", "1e400",
+        ] {
+            assert_eq!(number(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! JSON schemas in the form that a grammar can follow.
+//!
+//! The schema of a tool is put inside of a larger grammar, where its references would lead elsewhere, and it
+//! may have keywords that llguidance does not know. A [`GrammarSchema`] has every target of a reference among
+//! its own definitions, and leaves out keywords that cannot be followed, each by its place.
+//!
+//! # Guarantees
+//! - **It compiles**, alone and inside of a grammar: llguidance compiles it once, over single bytes.
+//! - **It is looser at most**: what keeps to the schema keeps to this form, too, in the order of its
+//!   properties.
+//! - **Nothing else is left out**: a keyword goes only if the schema does not compile with it.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::schema::Schema;
+use crate::vocabulary::{why_not_followed, with_room};
+
+/// Keywords that llguidance knows as restrictions and does not follow, some of them without a word.
+const NOT_FOLLOWED: [&str; 12] = [
+    "not",
+    "if",
+    "contains",
+    "uniqueItems",
+    "propertyNames",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+];
+
+/// Keywords whose values are kept as they are, those that others depend on first.
+const PLAIN: [&str; 17] = [
+    "type",
+    "const",
+    "enum",
+    "required",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+
+/// Formats of texts that llguidance follows; any other one is an annotation.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// Maximum number of definitions that are copied to tell the branches of `oneOf` apart.
+const MAX_COPIES: usize = 64;
+
+/// Maximum number of times that parts of one schema are compiled to find the keywords that fail.
+const MAX_TRIALS: usize = 400;
+
+/// A keyword of a schema that a grammar cannot hold a reply to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The tool whose parameters the schema describes; empty for the schema of a reply.
+    pub tool: String,
+    /// JSON pointer of the schema that has the keyword, within its document.
+    pub path: String,
+    /// The keyword, or `schema` if the value at the path is no schema.
+    pub keyword: String,
+}
+
+/// A schema that a grammar can follow.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct GrammarSchema {
+    root: Value,
+    definitions: Map<String, Value>,
+    /// Keywords of the original schema that are not in this one.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl GrammarSchema {
+    /// Creates the form of a schema, whose place in its document is `path`. Needs the room of [`with_room`].
+    pub(crate) fn of(schema: Schema<'_>, path: &str) -> Self {
+        let mut flattening = Flattening::default();
+        let mut form = GrammarSchema { root: flattening.schema(schema, path), ..GrammarSchema::default() };
+        while let Some((name, schema, path)) = flattening.pending.pop() {
+            let flat = flattening.schema(schema, &path);
+            form.definitions.insert(name, flat);
+        }
+        form.left_out = flattening.left_out;
+        form.copy_branches();
+        form.leave_out(path, &flattening.paths);
+        form
+    }
+
+    /// Returns the schema as a document.
+    pub(crate) fn document(&self) -> Value {
+        self.with_definitions(self.root.clone())
+    }
+
+    /// Returns a document around this schema, which `around` puts into a schema of its own.
+    pub(crate) fn within(&self, around: impl FnOnce(Value) -> Value) -> Value {
+        self.with_definitions(around(self.root.clone()))
+    }
+
+    /// Restricts the schema to objects if it does not say that it is one.
+    pub(crate) fn of_object(mut self) -> Self {
+        let is_open = match &mut self.root {
+            Value::Object(fields) if fields.contains_key("type") || fields.contains_key("$ref") => false,
+            Value::Object(fields) => fields.insert("type".into(), "object".into()).is_none(),
+            _ => true,
+        };
+        if is_open && (!self.root.is_object() || why_not_followed(&self.document()).is_some()) {
+            self.root = json!({ "type": "object" });
+        }
+        self
+    }
+
+    fn with_definitions(&self, mut schema: Value) -> Value {
+        if let (Some(fields), false) = (schema.as_object_mut(), self.definitions.is_empty()) {
+            fields.insert("$defs".into(), self.definitions.clone().into());
+        }
+        schema
+    }
+
+    /// Puts definitions in the place of references among the branches of `oneOf`, whose differences
+    /// llguidance sees only then.
+    fn copy_branches(&mut self) {
+        let definitions = self.definitions.clone();
+        let mut copies = 0;
+        for schema in self.definitions.values_mut().chain([&mut self.root]) {
+            each_schema(schema, &mut |fields| {
+                for branch in fields.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten() {
+                    let target = branch.as_object().filter(|fields| fields.len() == 1);
+                    let target = target.and_then(|fields| definition(fields.get("$ref")?));
+                    if let Some(target) = target.and_then(|name| definitions.get(name))
+                        && copies < MAX_COPIES
+                    {
+                        *branch = target.clone();
+                        copies += 1;
+                    }
+                }
+            });
+        }
+    }
+
+    /// Leaves out the keywords with which the schema does not compile.
+    fn leave_out(&mut self, path: &str, paths: &HashMap<String, String>) {
+        if why_not_followed(&self.document()).is_none() {
+            return;
+        }
+        let mut cleaning = Cleaning { trials: 0, left_out: Vec::new() };
+        let names: Vec<String> = self.definitions.keys().cloned().collect();
+        for name in names {
+            let path = paths.get(&name).cloned().unwrap_or_default();
+            if let Some(schema) = self.definitions.get_mut(&name) {
+                cleaning.clean(schema, &path);
+            }
+        }
+        cleaning.clean(&mut self.root, path);
+        self.left_out.append(&mut cleaning.left_out);
+        if why_not_followed(&self.document()).is_none() {
+            return;
+        }
+        // Only together do they fail: circular references with keywords beside them, or sizes.
+        let mut found = Vec::new();
+        for schema in self.definitions.values_mut().chain([&mut self.root]) {
+            each_schema(schema, &mut |fields| {
+                if let Some(reference) = fields.get("$ref").cloned() {
+                    found.extend(fields.keys().filter(|key| *key != "$ref").cloned());
+                    *fields = Map::from_iter([("$ref".to_owned(), reference)]);
+                }
+            });
+        }
+        let left_out =
+            |keyword: &str| LeftOut { tool: String::new(), path: path.into(), keyword: keyword.into() };
+        self.left_out.extend(found.iter().map(|keyword| left_out(keyword)));
+        if why_not_followed(&self.document()).is_some() {
+            self.left_out.push(left_out("schema"));
+            *self = GrammarSchema {
+                root: true.into(),
+                left_out: std::mem::take(&mut self.left_out),
+                ..Self::default()
+            };
+        }
+    }
+}
+
+/// Returns the schema of a reply in a form that a grammar can follow, and the keywords that it leaves out.
+///
+/// # Errors
+/// Returns an error if there is no room to compile it.
+pub fn followed_schema(schema: &Value) -> Result<(Value, Vec<LeftOut>), String> {
+    with_room(|| {
+        let form = GrammarSchema::of(Schema::of(schema), "");
+        (form.document(), form.left_out)
+    })
+}
+
+/// Collects a schema and all that it refers to.
+#[derive(Default)]
+struct Flattening<'a> {
+    /// Names of definitions by the addresses of their schemas.
+    names: HashMap<*const Value, String>,
+    /// Places of definitions in the document.
+    paths: HashMap<String, String>,
+    pending: Vec<(String, Schema<'a>, String)>,
+    left_out: Vec<LeftOut>,
+}
+
+impl<'a> Flattening<'a> {
+    fn leave_out(&mut self, path: &str, keyword: &str) {
+        self.left_out.push(LeftOut { tool: String::new(), path: path.into(), keyword: keyword.into() });
+    }
+
+    fn schema(&mut self, schema: Schema<'a>, path: &str) -> Value {
+        let Value::Object(fields) = schema.value else {
+            if !schema.value.is_boolean() {
+                self.leave_out(path, "schema");
+            }
+            return schema.value.as_bool().unwrap_or(true).into();
+        };
+        let mut flat = Map::new();
+        for (key, value) in fields {
+            let place = || format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
+            let value = match key.as_str() {
+                "$ref" => {
+                    match value.as_str().and_then(|reference| schema.resolve(reference).zip(Some(reference)))
+                    {
+                        Some((target, reference)) => self.reference(target, reference).into(),
+                        None => {
+                            self.leave_out(path, key);
+                            continue;
+                        }
+                    }
+                }
+                "properties" | "patternProperties" => match value {
+                    Value::Object(all) => {
+                        let each = all.iter().map(|(name, of)| {
+                            let place = format!("{}/{}", place(), name.replace('~', "~0").replace('/', "~1"));
+                            (name.clone(), self.schema(schema.at(of), &place))
+                        });
+                        Value::Object(each.collect())
+                    }
+                    other => other.clone(),
+                },
+                "anyOf"
+                | "oneOf"
+                | "allOf"
+                | "prefixItems"
+                | "items"
+                | "additionalItems"
+                | "additionalProperties" => match value {
+                    Value::Array(all) => {
+                        let each = all.iter().enumerate();
+                        each.map(|(at, of)| self.schema(schema.at(of), &format!("{}/{at}", place())))
+                            .collect()
+                    }
+                    Value::Object(_) => self.schema(schema.at(value), &place()),
+                    other => other.clone(),
+                },
+                "format" if !FORMATS.iter().any(|known| *value == *known) => {
+                    let types = schema.types();
+                    if types.is_empty() || types.contains("string") {
+                        self.leave_out(path, key);
+                    }
+                    continue;
+                }
+                key if PLAIN.contains(&key) => value.clone(),
+                key => {
+                    if NOT_FOLLOWED.contains(&key) && restricts(key, value) {
+                        self.leave_out(path, key);
+                    }
+                    continue;
+                }
+            };
+            flat.insert(key.clone(), value);
+        }
+        flat.into()
+    }
+
+    /// Returns the reference to the definition of a schema, which is added if there is none yet.
+    fn reference(&mut self, target: Schema<'a>, reference: &str) -> String {
+        let count = self.names.len();
+        let name = self.names.entry(target.value).or_insert_with(|| format!("s{count}")).clone();
+        if self.paths.len() < self.names.len() {
+            let path = reference.split_once('#').map_or(reference, |(_, pointer)| pointer).to_owned();
+            self.paths.insert(name.clone(), path.clone());
+            self.pending.push((name.clone(), target, path));
+        }
+        format!("#/$defs/{name}")
+    }
+}
+
+/// Returns whether a keyword that cannot be followed restricts anything with this value.
+fn restricts(keyword: &str, value: &Value) -> bool {
+    match keyword {
+        "uniqueItems" | "not" => *value != false,
+        "contains" | "$dynamicRef" | "$recursiveRef" => true,
+        _ => *value != true && *value != json!({}),
+    }
+}
+
+/// Returns the name of the definition that a reference leads to.
+fn definition(reference: &Value) -> Option<&str> {
+    reference.as_str()?.strip_prefix("#/$defs/")
+}
+
+/// Calls `visit` for a flat schema and each of its subschemas, the inner ones first.
+fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>)) {
+    let Value::Object(fields) = schema else { return };
+    for (_, schema) in subschemas(fields) {
+        each_schema(schema, visit);
+    }
+    visit(fields);
+}
+
+/// Returns the subschemas of a flat schema with their places in it.
+fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
+    let mut found: Vec<(String, &mut Value)> = Vec::new();
+    for (key, value) in fields {
+        match (key.as_str(), value) {
+            ("properties" | "patternProperties", Value::Object(all)) => {
+                found.extend(all.iter_mut().map(|(name, schema)| (format!("/{key}/{name}"), schema)));
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems" | "items", Value::Array(all)) => {
+                let each = all.iter_mut().enumerate();
+                found.extend(each.map(|(at, schema)| (format!("/{key}/{at}"), schema)));
+            }
+            ("items" | "additionalItems" | "additionalProperties", schema @ Value::Object(_)) => {
+                found.push((format!("/{key}"), schema));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Finds the keywords that keep schemas from compiling.
+struct Cleaning {
+    trials: usize,
+    left_out: Vec<LeftOut>,
+}
+
+impl Cleaning {
+    /// Returns whether a flat schema, its references aside, does not compile, or is one too many to be tried.
+    fn fails(&mut self, fields: &Map<String, Value>) -> bool {
+        self.trials += 1;
+        let schema = || without_references(&fields.clone().into());
+        self.trials > MAX_TRIALS || why_not_followed(&schema()).is_some()
+    }
+
+    /// Leaves keywords out of a flat schema until it compiles by itself.
+    fn clean(&mut self, schema: &mut Value, path: &str) {
+        let Value::Object(fields) = schema else { return };
+        for (place, schema) in subschemas(fields) {
+            self.clean(schema, &format!("{path}{place}"));
+        }
+        if !self.fails(fields) {
+            return;
+        }
+        let rank = |key: &str| match key {
+            "properties" | "items" | "prefixItems" => 1,
+            "minProperties" | "maxProperties" | "oneOf" => 3,
+            key if PLAIN.contains(&key) => usize::from(key != "type"),
+            _ => 2,
+        };
+        let mut keys: Vec<String> = fields.keys().cloned().collect();
+        keys.sort_by_key(|key| rank(key));
+        let mut kept = Map::new();
+        for key in keys {
+            let Some(value) = fields.get(&key) else { continue };
+            kept.insert(key.clone(), value.clone());
+            if !self.fails(&kept) {
+                continue;
+            }
+            kept.remove(&key);
+            self.left_out.push(LeftOut { tool: String::new(), path: path.into(), keyword: key.clone() });
+            // Branches that may overlap are alternatives at least.
+            if key == "oneOf" && !kept.contains_key("anyOf") {
+                kept.insert("anyOf".into(), value.clone());
+                if self.fails(&kept) {
+                    kept.remove("anyOf");
+                }
+            }
+        }
+        *fields = kept;
+    }
+}
+
+/// Returns a flat schema in which anything stands in the place of a reference.
+fn without_references(schema: &Value) -> Value {
+    match schema {
+        Value::Object(fields) => {
+            let kept = fields.iter().filter(|(key, value)| *key != "$ref" || definition(value).is_none());
+            kept.map(|(key, value)| (key.clone(), without_references(value))).collect()
+        }
+        Value::Array(items) => items.iter().map(without_references).collect(),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+#[path = "grammar_schema_tests.rs"]
+mod tests;

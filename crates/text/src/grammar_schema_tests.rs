@@ -1,0 +1,211 @@
+//! Tests of schemas in the form that a grammar can follow.
+
+use dressage_policy::{Grammar, Grammars};
+
+use super::*;
+use crate::Vocabulary;
+use crate::testing::tiny_tokenizer;
+
+/// The form of a schema, and what it leaves out as `PATH KEYWORD`.
+fn followed(schema: &Value) -> (Value, Vec<String>) {
+    let (form, left_out) = followed_schema(schema).unwrap();
+    (form, left_out.iter().map(|found| format!("{} {}", found.path, found.keyword)).collect())
+}
+
+/// Whether a text keeps to a schema.
+fn keeps(schema: &Value, text: &str) -> bool {
+    let tokenizer = tiny_tokenizer().unwrap();
+    let mut constraint = Vocabulary::new(&tokenizer).start(&Grammar::JsonSchema(schema.to_string())).unwrap();
+    for id in tokenizer.encode(text) {
+        if !constraint.allowed().is_ok_and(|allowed| allowed.tokens.contains(id)) {
+            return false;
+        }
+        constraint.push(id).unwrap();
+    }
+    constraint.allowed().is_ok_and(|allowed| allowed.may_end)
+}
+
+fn object(properties: Value) -> Value {
+    json!({ "type": "object", "properties": properties, "additionalProperties": false })
+}
+
+#[test]
+fn references_are_followed_wherever_they_stand() {
+    let number = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"], "additionalProperties": false });
+    let of = |v: Value| {
+        json!({
+            "type": "object", "properties": { "v": v }, "required": ["v"], "additionalProperties": false,
+            "$defs": { "Q": number, "a/b %": { "type": "boolean" }, "Anchored": { "$anchor": "here", "type": "null" },
+                       "L": { "type": "array", "items": { "$ref": "#/$defs/L" }, "maxItems": 2 }, "Chain": { "$ref": "#/$defs/Q" } },
+            "definitions": { "Q": { "enum": ["x", "y"] } },
+        })
+    };
+    for (v, good, bad) in [
+        (json!({ "$ref": "#/$defs/Q" }), "{\"n\": 1}", "{\"n\": \"x\"}"),
+        (json!({ "$ref": "#/$defs/Q", "description": "d" }), "{\"n\": 1}", "{}"),
+        (json!({ "$ref": "#/$defs/Chain" }), "{\"n\": 1}", "1"),
+        (json!({ "$ref": "#/definitions/Q" }), "\"x\"", "\"z\""),
+        (json!({ "$ref": "#/$defs/a~1b%20%25" }), "true", "1"),
+        (json!({ "$ref": "#here" }), "null", "1"),
+        (json!({ "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }), "null", "1"),
+        (json!({ "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }), "{\"n\": 1}", "{\"m\": 1}"),
+        (json!({ "allOf": [{ "$ref": "#/definitions/Q" }], "default": "x" }), "\"y\"", "1"),
+        (json!({ "oneOf": [{ "$ref": "#/$defs/Q" }, { "$ref": "#/definitions/Q" }] }), "\"y\"", "1"),
+        (json!({ "type": "array", "items": { "$ref": "#/$defs/Q" } }), "[{\"n\": 1}, {\"n\": 2}]", "[1]"),
+        (json!({ "type": "array", "prefixItems": [{ "$ref": "#/definitions/Q" }] }), "[\"x\"]", "[1]"),
+        (
+            json!({ "type": "object", "additionalProperties": { "$ref": "#/definitions/Q" } }),
+            "{\"a\": \"x\"}",
+            "{\"a\": 1}",
+        ),
+        (
+            json!({ "type": "object", "patternProperties": { "^p": { "$ref": "#/definitions/Q" } }, "additionalProperties": false }),
+            "{\"pa\": \"x\"}",
+            "{\"pa\": 1}",
+        ),
+        (json!({ "$ref": "#/$defs/L" }), "[[], [[]]]", "[1]"),
+        (json!({ "anyOf": [{ "$ref": "#" }, { "type": "integer" }] }), "{\"v\": {\"v\": 3}}", "{\"w\": 3}"),
+        (
+            json!({ "type": ["object", "null"], "properties": { "$ref": { "type": "integer" } }, "additionalProperties": false }),
+            "{\"$ref\": 1}",
+            "{\"$ref\": null}",
+        ),
+        (json!({ "const": { "$ref": "#/nowhere" } }), "{\"$ref\": \"#/nowhere\"}", "1"),
+    ] {
+        let (form, left_out) = followed(&of(v.clone()));
+        assert_eq!(left_out, [""; 0], "{v}");
+        assert!(keeps(&form, &format!("{{\"v\": {good}}}")), "{v}: {good}\n{form}");
+        assert!(!keeps(&form, &format!("{{\"v\": {bad}}}")), "{v}: {bad}\n{form}");
+        // Within another schema it is the same.
+        let form = with_room(|| {
+            GrammarSchema::of(Schema::of(&of(v.clone())), "")
+                .within(|schema| object(json!({ "call": schema })))
+        })
+        .unwrap();
+        assert!(keeps(&form, &format!("{{\"call\": {{\"v\": {good}}}}}")), "{v}: {good}\n{form}");
+        assert!(!keeps(&form, &format!("{{\"call\": {{\"v\": {bad}}}}}")), "{v}: {bad}\n{form}");
+    }
+    let root =
+        json!({ "$ref": "#/$defs/Args", "$defs": { "Args": object(json!({ "a": { "type": "integer" } })) } });
+    assert!(keeps(&followed(&root).0, "{\"a\": 1}") && !keeps(&followed(&root).0, "{\"b\": 1}"));
+}
+
+#[test]
+fn branches_that_a_constant_tells_apart_stay_exclusive() {
+    let branch = |kind: &str| json!({ "type": "object", "properties": { "kind": { "const": kind } }, "required": ["kind"], "additionalProperties": false });
+    let schema = json!({
+        "oneOf": [{ "$ref": "#/$defs/Cat" }, { "$ref": "#/$defs/Dog" }],
+        "discriminator": { "propertyName": "kind" },
+        "$defs": { "Cat": branch("cat"), "Dog": branch("dog") },
+    });
+    let (form, left_out) = followed(&schema);
+    assert_eq!(left_out, [""; 0]);
+    assert!(keeps(&form, "{\"kind\": \"dog\"}") && !keeps(&form, "{\"kind\": \"cow\"}"));
+}
+
+#[test]
+fn keywords_that_cannot_be_followed_are_left_out_by_name() {
+    let of = |v: &Value| json!({ "type": "object", "properties": { "v": v, "n": { "type": "integer" } }, "required": ["n"] });
+    let text = json!({ "type": "string" });
+    for (v, keyword) in [
+        (json!({ "type": "string", "format": "uri-reference" }), "format"),
+        (json!({ "type": "string", "format": "byte" }), "format"),
+        (json!({ "type": "string", "format": "password", "maxLength": 3 }), "format"),
+        (json!({ "type": "string", "format": 7 }), "format"),
+        (json!({ "type": "array", "items": text, "uniqueItems": true }), "uniqueItems"),
+        (json!({ "type": "string", "not": { "const": "a" } }), "not"),
+        (json!({ "type": "string", "pattern": "\\bfoo\\b" }), "pattern"),
+        (json!({ "type": "string", "pattern": "^(?=.*[0-9]).+$" }), "pattern"),
+        (json!({ "type": "string", "pattern": "(a)\\1" }), "pattern"),
+        (json!({ "type": "string", "pattern": "(" }), "pattern"),
+        (json!({ "type": "object", "propertyNames": { "pattern": "^a" } }), "propertyNames"),
+        (json!({ "type": "object", "additionalProperties": null }), "additionalProperties"),
+        (
+            json!({ "type": "object", "minProperties": 2, "properties": { "a": {}, "b": {} } }),
+            "minProperties",
+        ),
+        (json!({ "type": "object", "if": { "required": ["a"] }, "then": { "required": ["b"] } }), "if"),
+        (json!({ "type": "object", "dependentRequired": { "a": ["b"] } }), "dependentRequired"),
+        (
+            json!({ "type": "object", "unevaluatedProperties": false, "properties": {} }),
+            "unevaluatedProperties",
+        ),
+        (json!({ "type": "array", "contains": { "const": 1 }, "minContains": 2 }), "contains"),
+        (json!({ "type": "object", "patternProperties": { "^a": {}, "b$": {} } }), "patternProperties"),
+        (json!({ "type": "datetime" }), "type"),
+        (json!({ "type": "integer", "minimum": "3" }), "minimum"),
+        (json!({ "enum": "a" }), "enum"),
+        (json!({ "oneOf": [{ "type": "integer" }, { "minimum": 3 }] }), "oneOf"),
+        (json!({ "$ref": "https://example.com/elsewhere.json" }), "$ref"),
+        (json!({ "$ref": "#/$defs/Nowhere" }), "$ref"),
+        (json!("string"), "schema"),
+        (json!(null), "schema"),
+    ] {
+        // That of the parameter is left out, and the rest of the schema is kept.
+        let (form, left_out) = followed(&of(&v));
+        assert_eq!(left_out, [format!("/properties/v {keyword}")], "{v}");
+        assert!(keeps(&form, "{\"n\": 1}") && !keeps(&form, "{\"n\": \"x\"}"), "{v}\n{form}");
+    }
+    let nested = json!({ "$defs": { "Q": { "type": "object", "properties": { "x": { "type": "string", "format": "iri" } } } },
+                         "properties": { "a/b": { "type": "array", "items": { "$ref": "#/$defs/Q" } } } });
+    assert_eq!(followed(&nested).1, ["/$defs/Q/properties/x format"]);
+}
+
+#[test]
+fn annotations_and_keywords_that_say_nothing_are_no_loss() {
+    let schema = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://example.com/f.json", "title": "F",
+        "type": "object", "x-order": 1, "x-guidance": { "lenient": true }, "examples": [{}], "deprecated": true,
+        "properties": {
+            "a": { "type": "array", "uniqueItems": false, "items": { "type": "string", "format": "date" } },
+            "b": { "type": "integer", "format": "int64", "nullable": true, "example": 3 },
+            "c": { "type": "object", "not": false, "unevaluatedProperties": false, "additionalProperties": false },
+        },
+        "additionalProperties": false,
+    });
+    let (form, left_out) = followed(&schema);
+    assert_eq!(left_out, ["/properties/c unevaluatedProperties"]);
+    assert!(form.get("x-guidance").is_none());
+    assert!(keeps(&form, "{\"a\": [\"2020-01-01\"], \"b\": 7}") && !keeps(&form, "{\"a\": [\"x\"]}"));
+}
+
+#[test]
+fn circles_with_keywords_beside_the_reference_are_loosened() {
+    let schema = json!({
+        "type": "object", "properties": { "next": { "$ref": "#/$defs/Node", "minProperties": 1 } },
+        "$defs": { "Node": { "type": "object", "properties": { "next": { "$ref": "#/$defs/Node", "required": ["v"] } } } },
+    });
+    let (form, left_out) = followed(&schema);
+    assert!(!left_out.is_empty() && keeps(&form, "{\"next\": {\"next\": {}}}"), "{left_out:?}\n{form}");
+    assert!(!keeps(&form, "{\"next\": 1}"));
+}
+
+#[test]
+fn hostile_schemas_take_no_longer_than_others() {
+    let references: Map<String, Value> = (0..500)
+        .map(|at| {
+            let next = format!("#/$defs/a{}", (at + 1) % 500);
+            (format!("a{at}"), json!({ "anyOf": [{ "$ref": next }, { "$ref": "#/$defs/a7" }] }))
+        })
+        .collect();
+    let wide = |schema: Value| -> Value {
+        let properties: Map<String, Value> = (0..100).map(|at| (format!("p{at}"), schema.clone())).collect();
+        json!({ "type": "object", "properties": properties })
+    };
+    for schema in [
+        json!({ "$ref": "#/$defs/a0", "$defs": references }),
+        wide(json!({ "type": "string", "format": "byte" })),
+        wide(json!({ "type": "string", "pattern": "(a{1,1000}b){1000,100000}", "format": "byte" })),
+        wide(json!({ "type": "string", "pattern": "(.*a){30}.*", "not": {} })),
+        wide(
+            json!({ "type": "array", "items": { "enum": [1, 2] }, "maxItems": 1_000_000_000, "format": "x" }),
+        ),
+        wide(json!({ "type": "string", "minLength": 1_000_000_000, "format": "byte" })),
+    ] {
+        let start = std::time::Instant::now();
+        followed(&schema);
+        let text: String = schema.to_string().chars().take(100).collect();
+        println!("{:?} {text}", start.elapsed());
+        assert!(start.elapsed().as_secs() < 30, "{:?} {text}", start.elapsed());
+    }
+}

@@ -1,0 +1,354 @@
+//! JSON schemas of tools: where references lead, and which types and properties a schema allows.
+//!
+//! A reference is resolved within its own document: pointers, anchors, and the ids of resources that the
+//! document embeds. Nothing is fetched. What a circle of references says ends after [`MAX_STEPS`].
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+/// Maximum number of schemas that are visited to answer one question about a schema.
+const MAX_STEPS: usize = 500;
+
+/// Names that documents give types besides those of JSON Schema, by their beginnings, as vLLM reads them.
+const ALIASES: [(&str, &str); 14] = [
+    ("str", "string"),
+    ("text", "string"),
+    ("varchar", "string"),
+    ("char", "string"),
+    ("enum", "string"),
+    ("int", "integer"),
+    ("uint", "integer"),
+    ("long", "integer"),
+    ("short", "integer"),
+    ("float", "number"),
+    ("double", "number"),
+    ("bool", "boolean"),
+    ("dict", "object"),
+    ("list", "array"),
+];
+
+/// A schema within its document.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Schema<'a> {
+    document: &'a Value,
+    /// The innermost resource around the schema, from which pointers and anchors start.
+    resource: &'a Value,
+    /// The schema itself.
+    pub value: &'a Value,
+}
+
+impl<'a> Schema<'a> {
+    /// Creates the schema that is a whole document.
+    pub(crate) fn of(document: &'a Value) -> Self {
+        Schema { document, resource: document, value: document }
+    }
+
+    /// Returns a subschema of this schema.
+    pub(crate) fn at(self, value: &'a Value) -> Self {
+        let resource = if id(value).is_some() { value } else { self.resource };
+        Schema { resource, value, ..self }
+    }
+
+    /// Returns the schema that a reference leads to, or `None` if the document does not contain it.
+    pub(crate) fn resolve(self, reference: &str) -> Option<Self> {
+        let (resource, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        let resource = match resource {
+            "" => self.resource,
+            name => find(self.document, &|value| id(value).is_some_and(|id| is_named(id, name)))?,
+        };
+        let fragment = percent_decoded(fragment);
+        let found = match fragment.as_str() {
+            "" => resource,
+            pointer if pointer.starts_with('/') => resource
+                .pointer(pointer)
+                .or_else(|| self.document.pointer(pointer))
+                .or((pointer == "/").then_some(resource))?,
+            anchor => find(resource, &|value| is_anchored(value, anchor))?,
+        };
+        Some(Schema { resource, ..self }.at(found))
+    }
+
+    /// Returns the types that the schema allows, by their names in JSON Schema; empty if it does not restrict
+    /// them. `nullable` adds `null`, as in OpenAPI.
+    pub(crate) fn types(self) -> BTreeSet<&'a str> {
+        let mut types = self.types_within(&mut MAX_STEPS.clone()).unwrap_or_default();
+        if self.value["nullable"] == true && !types.is_empty() {
+            types.insert("null");
+        }
+        types
+    }
+
+    /// Returns the intersection of the types that every keyword allows, or `None` if none restricts them.
+    fn types_within(self, steps: &mut usize) -> Option<BTreeSet<&'a str>> {
+        *steps = steps.checked_sub(1)?;
+        let value = self.value;
+        let named = match &value["type"] {
+            Value::String(name) => Some(BTreeSet::from([type_named(name)])),
+            Value::Array(names) => Some(names.iter().filter_map(Value::as_str).map(type_named).collect()),
+            _ => None,
+        };
+        let constants = value["enum"].as_array().into_iter().flatten().chain(value.get("const"));
+        let constants: BTreeSet<&str> = constants.map(|value| type_of(value)).collect();
+        let mut restrictions = vec![named, Some(constants)];
+        if let Some(target) = value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
+            restrictions.push(target.types_within(steps));
+        }
+        for key in ["anyOf", "oneOf"] {
+            let branches = value[key].as_array().into_iter().flatten();
+            let branches: Option<Vec<_>> = branches.map(|value| self.at(value).types_within(steps)).collect();
+            restrictions.push(branches.map(|types| types.into_iter().flatten().collect()));
+        }
+        for value in value["allOf"].as_array().into_iter().flatten() {
+            restrictions.push(self.at(value).types_within(steps));
+        }
+        let restrictions = restrictions.into_iter().flatten().filter(|types| !types.is_empty());
+        restrictions.reduce(|one, other| {
+            let both = common(&one, &other);
+            // A schema that contradicts itself: the first keyword counts.
+            if both.is_empty() { one } else { both }
+        })
+    }
+
+    /// Returns the properties of an object by name, with those that references and combinators add.
+    pub(crate) fn properties(self) -> Vec<(&'a str, Schema<'a>)> {
+        let mut found = Vec::new();
+        self.add_properties(&mut MAX_STEPS.clone(), &mut found);
+        found
+    }
+
+    fn add_properties(self, steps: &mut usize, found: &mut Vec<(&'a str, Schema<'a>)>) {
+        let Some(left) = steps.checked_sub(1) else { return };
+        *steps = left;
+        let value = self.value;
+        for (name, property) in value["properties"].as_object().into_iter().flatten() {
+            if found.iter().all(|(known, _)| known != name) {
+                found.push((name, self.at(property)));
+            }
+        }
+        if let Some(target) = value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
+            target.add_properties(steps, found);
+        }
+        for branch in
+            ["allOf", "anyOf", "oneOf"].iter().flat_map(|key| value[*key].as_array().into_iter().flatten())
+        {
+            self.at(branch).add_properties(steps, found);
+        }
+    }
+
+    /// Returns the names of the properties that an object must have, with those that references and `allOf`
+    /// add.
+    pub(crate) fn required(self) -> BTreeSet<&'a str> {
+        let mut found = BTreeSet::new();
+        self.add_required(&mut MAX_STEPS.clone(), &mut found);
+        found
+    }
+
+    fn add_required(self, steps: &mut usize, found: &mut BTreeSet<&'a str>) {
+        let Some(left) = steps.checked_sub(1) else { return };
+        *steps = left;
+        found.extend(self.value["required"].as_array().into_iter().flatten().filter_map(Value::as_str));
+        if let Some(target) = self.value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
+            target.add_required(steps, found);
+        }
+        for part in self.value["allOf"].as_array().into_iter().flatten() {
+            self.at(part).add_required(steps, found);
+        }
+    }
+
+    /// Returns the texts that the schema lists, if it lists nothing else.
+    pub(crate) fn texts(self) -> Option<Vec<&'a str>> {
+        let mut schema = self;
+        for _ in 0..MAX_STEPS {
+            if let Some(values) = schema.value["enum"].as_array() {
+                return values
+                    .iter()
+                    .map(Value::as_str)
+                    .collect::<Option<Vec<_>>>()
+                    .filter(|all| !all.is_empty());
+            }
+            if let Some(text) = schema.value["const"].as_str() {
+                return Some(vec![text]);
+            }
+            schema = schema.resolve(schema.value["$ref"].as_str()?)?;
+        }
+        None
+    }
+}
+
+/// Returns the types that two restrictions both allow; an integer is a number.
+fn common<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
+    let within = |of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>| -> Vec<&'a str> {
+        let is_allowed = |name: &&&str| by.contains(**name) || (**name == "integer" && by.contains("number"));
+        of.iter().filter(is_allowed).copied().collect()
+    };
+    within(one, other).into_iter().chain(within(other, one)).collect()
+}
+
+/// Returns the name of a value's type.
+pub(crate) fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.as_str().contains(['.', 'e']) => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// Returns the name of a type in JSON Schema, for a name that a document gives.
+fn type_named(name: &str) -> &str {
+    const NAMES: [&str; 7] = ["string", "integer", "number", "boolean", "array", "object", "null"];
+    if NAMES.contains(&name) {
+        return name;
+    }
+    let lower = name.to_lowercase();
+    if let Some(known) = NAMES.into_iter().find(|known| *known == lower) {
+        return known;
+    }
+    ALIASES.into_iter().find(|(alias, _)| lower.starts_with(alias)).map_or(name, |(_, known)| known)
+}
+
+/// Returns the id of a resource, or `None` if the value is not one.
+fn id(value: &Value) -> Option<&str> {
+    let id = value.get("$id").or_else(|| value.get("id"))?.as_str()?;
+    (!id.starts_with('#') && !id.is_empty()).then_some(id)
+}
+
+/// Returns whether a resource with this id is meant by `name`, which may be relative to another id.
+fn is_named(id: &str, name: &str) -> bool {
+    let id = id.trim_end_matches('#');
+    id == name || id.strip_suffix(name.trim_start_matches("./")).is_some_and(|before| before.ends_with('/'))
+}
+
+fn is_anchored(value: &Value, anchor: &str) -> bool {
+    let names = |key: &str| value.get(key).and_then(Value::as_str);
+    ["$anchor", "$dynamicAnchor"].into_iter().any(|key| names(key) == Some(anchor))
+        || ["$id", "id"].into_iter().any(|key| names(key).and_then(|id| id.strip_prefix('#')) == Some(anchor))
+}
+
+/// Returns the first object within a value that fulfills a condition.
+fn find<'a>(value: &'a Value, condition: &dyn Fn(&Value) -> bool) -> Option<&'a Value> {
+    match value {
+        Value::Object(fields) if condition(value) => Some(value).filter(|_| !fields.is_empty()),
+        Value::Object(fields) => fields.values().find_map(|value| find(value, condition)),
+        Value::Array(items) => items.iter().find_map(|item| find(item, condition)),
+        _ => None,
+    }
+}
+
+/// Decodes `%20` and the like, as fragments of URIs have them.
+fn percent_decoded(text: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let Some((&byte, after)) = rest.split_first() {
+        let hex = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        match hex.filter(|_| byte == b'%').and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(decoded) => {
+                bytes.push(decoded);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).unwrap_or_else(|_| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn types(schema: Value) -> Vec<String> {
+        let document = json!({
+            "properties": { "v": schema, "w": { "type": "boolean" }, "a/b%": { "type": "null" } },
+            "$defs": {
+                "Code": { "type": "string", "enum": ["1", "2"], "$anchor": "code" },
+                "Chain": { "$ref": "#/$defs/Code" },
+                "Loop": { "$ref": "#/$defs/Loop" },
+                "Other": { "$id": "https://example.com/other.json", "$ref": "#/$defs/Inner",
+                           "$defs": { "Inner": { "type": "array" } } },
+            },
+            "definitions": { "Old": { "type": "integer" }, "Named": { "$id": "#old", "type": "object" } },
+        });
+        let root = Schema::of(&document);
+        root.at(&document["properties"]["v"]).types().into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn types_follow_references_and_combinators() {
+        for (schema, want) in [
+            (json!({ "$ref": "#/$defs/Code" }), vec!["string"]),
+            (json!({ "$ref": "#/$defs/Chain" }), vec!["string"]),
+            (json!({ "$ref": "#/$defs/Loop" }), vec![]),
+            (json!({ "$ref": "#/$defs/Nowhere" }), vec![]),
+            (json!({ "$ref": "#code" }), vec!["string"]),
+            (json!({ "$ref": "#old" }), vec!["object"]),
+            (json!({ "$ref": "#/definitions/Old" }), vec!["integer"]),
+            (json!({ "$ref": "#/properties/w" }), vec!["boolean"]),
+            (json!({ "$ref": "#/properties/a~1b%25" }), vec!["null"]),
+            (json!({ "$ref": "https://example.com/other.json" }), vec!["array"]),
+            (json!({ "$ref": "other.json#/$defs/Inner" }), vec!["array"]),
+            (json!({ "anyOf": [{ "$ref": "#/$defs/Code" }, { "type": "null" }] }), vec!["null", "string"]),
+            (
+                json!({ "oneOf": [{ "$ref": "#/definitions/Old" }, { "const": "x" }] }),
+                vec!["integer", "string"],
+            ),
+            (json!({ "allOf": [{ "$ref": "#/$defs/Code" }], "description": "d" }), vec!["string"]),
+            (
+                json!({ "allOf": [{ "minLength": 2 }, { "type": ["string", "null"] }] }),
+                vec!["null", "string"],
+            ),
+            (json!({ "type": ["string", "null"], "allOf": [{ "type": "string" }] }), vec!["string"]),
+            (json!({ "type": "number", "anyOf": [{ "type": "integer" }] }), vec!["integer"]),
+            (json!({ "type": "string", "enum": [1, 2] }), vec!["string"]),
+            (json!({ "enum": ["a", null, 2] }), vec!["integer", "null", "string"]),
+            (json!({ "type": "integer", "nullable": true }), vec!["integer", "null"]),
+            // A branch that allows anything lifts the restriction.
+            (json!({ "anyOf": [{ "type": "string" }, {}] }), vec![]),
+            (json!({ "type": "Dict[str, int]" }), vec!["object"]),
+            (json!({ "type": "INT32" }), vec!["integer"]),
+            (json!({ "type": "datetime" }), vec!["datetime"]),
+            (json!({}), vec![]),
+            (json!(true), vec![]),
+            (json!("x"), vec![]),
+        ] {
+            assert_eq!(types(schema.clone()), want, "{schema}");
+        }
+    }
+
+    #[test]
+    fn properties_include_those_behind_references() {
+        let document = json!({
+            "$ref": "#/$defs/Args",
+            "$defs": {
+                "Args": { "allOf": [{ "$ref": "#/$defs/Base" }, { "properties": { "b": { "type": "string" } } }] },
+                "Base": { "properties": { "a": { "$ref": "#/$defs/Num" }, "b": { "type": "null" } } },
+                "Num": { "type": "integer" },
+            },
+        });
+        let found = Schema::of(&document).properties();
+        let found: Vec<_> = found.iter().map(|(name, of)| (*name, of.types())).collect();
+        assert_eq!(found, [("a", ["integer"].into()), ("b", ["null"].into())]);
+        let circle = json!({ "allOf": [{ "$ref": "#" }], "properties": { "x": {} } });
+        assert_eq!(Schema::of(&circle).properties().len(), 1);
+    }
+
+    #[test]
+    fn texts_are_found_behind_references() {
+        let document = json!({ "$defs": { "E": { "enum": ["a", "b"] }, "M": { "enum": ["a", 1] } } });
+        let texts = |schema: &Value| {
+            Schema { value: schema, ..Schema::of(&document) }.texts().map(|all| all.join(","))
+        };
+        assert_eq!(texts(&json!({ "$ref": "#/$defs/E" })).as_deref(), Some("a,b"));
+        assert_eq!(texts(&json!({ "const": "c" })).as_deref(), Some("c"));
+        for other in [json!({ "$ref": "#/$defs/M" }), json!({ "enum": [] }), json!({ "type": "string" })] {
+            assert_eq!(texts(&other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Tests of system messages over templates that take them in different ways.
+
+use crate::chat_tests::{chat, text};
+use crate::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, sampled, tiny_chat};
+use crate::{Chat, ChatOptions, LateSystem, Message, Role, ShiftedSystems};
+
+/// Collects all system messages at the beginning, as some templates do.
+const COLLECTS: &str = "{{ '<|im_start|>system\n' }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}\
+    {{ '<|im_end|>\n' }}{% for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+/// Takes no system message.
+const NO_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}\
+    {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+/// Knows the role `developer`, and drops all instructions but the first.
+const DEVELOPER: &str = "{% for m in messages %}{% if m.role in ['system', 'developer'] and not loop.first %}{% else %}\
+    {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+fn developer(content: &str) -> Message {
+    Message { role: Role::Developer, ..Message::system(content) }
+}
+
+/// The turns of a prompt as `role:content`, without the one to come.
+fn turns(chat: &Chat, messages: &[Message]) -> Vec<String> {
+    let prompt = text(chat, &chat.prompt(messages, &[]).unwrap());
+    let turns = prompt.split("<|im_start|>").filter_map(|turn| turn.split_once("<|im_end|>"));
+    turns.map(|(turn, _)| turn.replacen('\n', ":", 1)).collect()
+}
+
+#[test]
+fn leading_instructions_are_one_message_where_the_template_takes_one() {
+    let (a, b, q) = (|| Message::system("a"), || Message::system("b"), || Message::user("q"));
+    for (template, messages, want) in [
+        ("chatml", vec![a(), b(), q()], vec!["system:a", "system:b", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![a(), b(), q()], vec!["system:a\n\nb", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![a(), developer("b"), q()], vec!["system:a\n\nb", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![developer("a"), b(), q()], vec!["system:a\n\nb", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![developer("a"), q()], vec!["system:a", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![a(), b(), a(), q()], vec!["system:a\n\nb\n\na", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![a(), q()], vec!["system:a", "user:q"]),
+        (FIRST_SYSTEM_ONLY, vec![Message::system(""), b(), q()], vec!["system:b", "user:q"]),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![a(), Message::system(" "), q(), Message::system("")],
+            vec!["system:a", "user:q"],
+        ),
+        (FIRST_SYSTEM_ONLY, vec![q()], vec!["user:q"]),
+        (STRICT_TURNS, vec![a(), b(), q()], vec!["system:a\n\nb", "user:q"]),
+        (DEVELOPER, vec![a(), developer("b"), q()], vec!["system:a\n\nb", "user:q"]),
+        (DEVELOPER, vec![developer("a"), b(), q()], vec!["developer:a\n\nb", "user:q"]),
+        (NO_SYSTEM, vec![a(), b(), q()], vec!["user:a", "user:b", "user:q"]),
+    ] {
+        assert_eq!(turns(&chat(template, ChatOptions::default()), &messages), want, "{template}");
+    }
+}
+
+#[test]
+fn late_instructions_are_a_users_where_the_template_drops_them() {
+    let (s, q, r) = (|| Message::system("s"), |text: &str| Message::user(text), || Message::assistant("r"));
+    for (template, messages, want) in [
+        ("chatml", vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "system:s", "user:p"]),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![q("q"), r(), s(), q("p")],
+            vec!["user:q", "assistant:r", "user:s", "user:p"],
+        ),
+        (FIRST_SYSTEM_ONLY, vec![q("q"), r(), developer("s")], vec!["user:q", "assistant:r", "user:s"]),
+        (FIRST_SYSTEM_ONLY, vec![q("q"), s()], vec!["user:q", "user:s"]),
+        (FIRST_SYSTEM_ONLY, vec![s(), q("q"), s()], vec!["system:s", "user:q", "user:s"]),
+        (
+            COLLECTS,
+            vec![q("q"), r(), s(), q("p")],
+            vec!["system:", "user:q", "assistant:r", "user:s", "user:p"],
+        ),
+        (DEVELOPER, vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "user:s", "user:p"]),
+        // Where turns must alternate, it shares one.
+        (STRICT_TURNS, vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "user:s\n\np"]),
+        (STRICT_TURNS, vec![q("q"), s()], vec!["user:q\n\ns"]),
+        (
+            STRICT_TURNS,
+            vec![q("q"), r(), s(), s(), q("p")],
+            vec!["user:q", "assistant:r", "user:s\n\ns\n\np"],
+        ),
+        (STRICT_TURNS, vec![q("q"), s(), r(), q("p")], vec!["user:q\n\ns", "assistant:r", "user:p"]),
+        (
+            STRICT_TURNS,
+            vec![s(), q("q"), r(), s(), q("p")],
+            vec!["system:s", "user:q", "assistant:r", "user:s\n\np"],
+        ),
+    ] {
+        assert_eq!(turns(&chat(template, ChatOptions::default()), &messages), want, "{template}");
+    }
+}
+
+#[test]
+fn late_instructions_are_merged_into_the_first_where_the_recipe_asks() {
+    let options = || ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
+    let (s, q, r) = (|text: &str| Message::system(text), || Message::user("q"), || Message::assistant("r"));
+    let strict = chat(FIRST_SYSTEM_ONLY, options());
+    let messages = [s("a"), s("b"), q(), r(), s("c"), q()];
+    assert_eq!(turns(&strict, &messages), ["system:a\n\nb\n\nc", "user:q", "assistant:r", "user:q"]);
+    assert_eq!(turns(&strict, &messages[2..]), ["system:c", "user:q", "assistant:r", "user:q"]);
+    assert_eq!(strict.merged_systems(&messages).unwrap()[0].content, "a\n\nb\n\nc");
+    assert_eq!(strict.merged_systems(&messages[..4]), None);
+    // A template that prints them is left alone.
+    assert_eq!(chat("chatml", options()).merged_systems(&messages), None);
+    assert_eq!(tiny_chat().unwrap().merged_systems(&messages), None);
+}
+
+#[test]
+fn prompts_continue_across_joined_and_moved_instructions() {
+    for template in [FIRST_SYSTEM_ONLY, STRICT_TURNS, COLLECTS, DEVELOPER, "chatml"] {
+        let chat = chat(template, ChatOptions::default());
+        let mut messages = vec![Message::system("a"), developer("b"), Message::user("q")];
+        let mut prompt = chat.prompt(&messages, &[]).unwrap();
+        for turn in 0..3 {
+            let reply = sampled(&chat, "r");
+            let new = match turn {
+                0 => vec![Message::user("p")],
+                1 => vec![Message::system("late"), Message::user("p")],
+                _ => vec![Message::user("p"), developer("late"), Message::system("again")],
+            };
+            let more = chat.continuation(&messages, &reply, &new, &[]).unwrap();
+            messages.push(Message::assistant("r"));
+            messages.extend(new);
+            let next = chat.prompt(&messages, &[]).unwrap();
+            assert_eq!([prompt, reply, more].concat(), next, "{template}: turn {turn}");
+            prompt = next;
+        }
+    }
+}
+
+#[test]
+fn results_and_what_follows_them_share_a_turn_where_turns_alternate() {
+    let loop_start = "{% for m in messages %}";
+    let no_tools = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}";
+    let template = STRICT_TURNS.replace(loop_start, &format!("{loop_start}{no_tools}"));
+    let strict = chat(&template, ChatOptions::default());
+    let messages = [
+        Message::user("q"),
+        Message::assistant("r"),
+        Message::tool("1"),
+        Message::system("s"),
+        Message::user("p"),
+    ];
+    let want = "user:<tool_response>\n1\n</tool_response>\n\ns\n\np";
+    assert_eq!(turns(&strict, &messages), ["user:q", "assistant:r", want]);
+    let loose = chat(FIRST_SYSTEM_ONLY, ChatOptions::default());
+    assert_eq!(turns(&loose, &messages)[2..], ["tool:1", "user:s", "user:p"]);
+}
+
+#[test]
+fn shifted_instructions_are_counted_once() {
+    let strict = chat(FIRST_SYSTEM_ONLY, ChatOptions::default());
+    let (s, q) = (|| Message::system("s"), || Message::user("q"));
+    let counts = |messages: &[Message], opens: bool| {
+        let ShiftedSystems { joined, moved } = strict.shifted_systems(messages, opens);
+        (joined, moved)
+    };
+    assert_eq!(counts(&[s(), s(), s(), q()], true), (2, 0));
+    assert_eq!(counts(&[s(), q(), s(), q(), s()], true), (0, 2));
+    assert_eq!(counts(&[s(), q()], false), (0, 1));
+    assert_eq!(counts(&[q()], false), (0, 0));
+    let plain = tiny_chat().unwrap();
+    assert_eq!(plain.shifted_systems(&[s(), s(), q(), s()], true), ShiftedSystems::default());
+}
+
+#[test]
+fn described_tools_join_instructions_that_lead() {
+    let tool = crate::chat_tests::calculator();
+    for (template, role) in [(FIRST_SYSTEM_ONLY, "system"), (STRICT_TURNS, "system"), (NO_SYSTEM, "user")] {
+        let chat = chat(template, ChatOptions::default());
+        let messages = [Message::system("a"), Message::system("b"), Message::user("q")];
+        let prompt = text(&chat, &chat.prompt(&messages, std::slice::from_ref(&tool)).unwrap());
+        assert!(prompt.starts_with(&format!("<|im_start|>{role}\na")), "{prompt}");
+        assert!(prompt.contains("You can call tools.") && prompt.contains("q<|im_end|>"), "{prompt}");
+    }
+}
