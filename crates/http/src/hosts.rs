@@ -22,7 +22,7 @@ struct Lists {
 
 /// A host, any port of it or one, or all hosts of a domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Pattern {
+pub(crate) struct Pattern {
     host: String,
     /// Whether the names below `host` are meant, and not it.
     below: bool,
@@ -30,7 +30,7 @@ struct Pattern {
 }
 
 impl Pattern {
-    fn parse(text: &str) -> Result<Self, HttpError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, HttpError> {
         let wrong = |why: &str| {
             HttpError::Invalid(format!(
                 "{text:?} is no host: {why}; write a name or an address, such as \"api.example.org\", \"*.example.org\", \
@@ -63,7 +63,7 @@ impl Pattern {
         Ok(Pattern { host: host.trim_end_matches('.').to_owned(), below, port })
     }
 
-    fn fits(&self, host: &str, port: u16) -> bool {
+    pub(crate) fn fits(&self, host: &str, port: u16) -> bool {
         let named = match self.below {
             true => host.strip_suffix(&self.host).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
             false => host == self.host,

@@ -6,6 +6,8 @@
 //! whole question with a deadline and a most for the answer; [`Client::request`] hands over an answer as it
 //! comes.
 //!
+//! [`Access`] is the server's side: which requests of web pages a server answers.
+//!
 //! Not here: who is asked, in which format, and when to ask again.
 //!
 //! ```
@@ -18,12 +20,14 @@
 //! # Ok::<(), dressage_http::HttpError>(())
 //! ```
 
+mod access;
 mod ask;
 mod client;
 mod error;
 mod hosts;
 mod text;
 
+pub use access::{Access, Cors, Rejection, Verdict};
 pub use ask::{Ask, Bounds, Reply};
 pub use client::Client;
 pub use error::{HttpError, causes};

@@ -1,0 +1,302 @@
+//! Access rules of a server for requests that a web page in a user's browser can cause.
+//!
+//! A server without keys trusts every client that reaches it. A web page reaches services of the user's machine
+//! in two ways: by a request to another origin, and by a name of its own that resolves to 127.0.0.1 (DNS
+//! rebinding), which makes the page same-origin. [`Access::check`] decides by `Host`, `Origin`,
+//! `Sec-Fetch-Site` and `Content-Type`, before any part of the body is read, and gives the headers of
+//! cross-origin resource sharing (CORS) for the response.
+//!
+//! Out of scope: keys, which each server checks itself, and the shape of error bodies.
+
+use std::net::IpAddr;
+
+use hyper::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, VARY,
+};
+use hyper::{Method, StatusCode, Uri};
+
+use crate::HttpError;
+use crate::hosts::Pattern;
+
+/// Names of this machine, which a server answers in any case.
+const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+
+/// Methods that a page of an allowed origin can use.
+const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
+
+/// Request headers that a page can send if its preflight request lists none.
+const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type, x-api-key");
+
+/// Response headers that a page can read.
+const EXPOSED_HEADERS: HeaderValue =
+    HeaderValue::from_static("request-id, retry-after, x-should-retry, content-type");
+
+/// Time in which a browser needs no other preflight request, in seconds.
+const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("600");
+
+/// Origins whose pages can call a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Origins {
+    Any,
+    Listed(Vec<String>),
+}
+
+/// Hosts that a server answers as, and origins whose pages can call it. The default: names of this machine, and
+/// no origin except the server's own.
+#[derive(Debug, Clone)]
+pub struct Access {
+    hosts: Vec<Pattern>,
+    origins: Origins,
+    /// Whether any IP address is one of the server's own, because it listens at all addresses.
+    any_address: bool,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        Access { hosts: Vec::new(), origins: Origins::Listed(Vec::new()), any_address: false }
+    }
+}
+
+/// Decision about a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// The request is answered. [`Cors::apply`] adds the headers that its response needs.
+    Allowed(Cors),
+    /// The request is the preflight request of an allowed origin. Its response is empty, with status 204.
+    Preflight(Cors),
+    /// The request is rejected.
+    Rejected(Rejection),
+}
+
+/// Rejection of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// 403, or 415 for a body whose type a page can send without a preflight request.
+    pub status: StatusCode,
+    /// Reason and the way out.
+    pub message: String,
+}
+
+/// Response headers of cross-origin resource sharing.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Cors(HeaderMap);
+
+impl Cors {
+    /// Adds the headers to those of a response.
+    pub fn apply(&self, headers: &mut HeaderMap) {
+        for (name, value) in &self.0 {
+            // A response can vary by more than its origin.
+            if name == VARY {
+                headers.append(name, value.clone());
+            } else {
+                headers.insert(name, value.clone());
+            }
+        }
+    }
+}
+
+impl Access {
+    /// Creates rules from further hosts that the server answers as, and from origins whose pages can call it.
+    /// `*.` before a host stands for all names below it; `*` as an origin stands for every origin.
+    ///
+    /// # Errors
+    /// Returns [`HttpError::Invalid`] if a host or an origin is malformed.
+    pub fn new(hosts: &[String], origins: &[String]) -> Result<Self, HttpError> {
+        let hosts = hosts.iter().map(|host| Pattern::parse(host)).collect::<Result<_, _>>()?;
+        let origins = match origins.iter().any(|origin| origin.trim() == "*") {
+            true => Origins::Any,
+            false => Origins::Listed(origins.iter().map(|text| origin(text)).collect::<Result<_, _>>()?),
+        };
+        Ok(Access { hosts, origins, ..Access::default() })
+    }
+
+    /// Adds the address that the server listens at to its hosts. An unspecified address (0.0.0.0 or ::) stands
+    /// for all IP addresses: a page can only rebind a name.
+    #[must_use]
+    pub fn bound_to(mut self, address: IpAddr) -> Self {
+        self.any_address |= address.is_unspecified();
+        self.hosts.extend(Pattern::parse(&address.to_string()));
+        self
+    }
+
+    /// Decides about a request, by its head. `needs_key` states that the server answers no request without a
+    /// key, which no page has: then only the headers for the response depend on the origin.
+    pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap, needs_key: bool) -> Verdict {
+        let origin = headers.get(ORIGIN);
+        let allowed = origin.is_some_and(|origin| self.allows(origin));
+        if !needs_key && let Some(rejection) = self.foreign(method, uri, headers, allowed) {
+            return Verdict::Rejected(rejection);
+        }
+        let is_preflight = method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+        match origin.filter(|_| is_preflight) {
+            Some(_) if allowed => Verdict::Preflight(self.cors(origin, Some(headers))),
+            Some(origin) if !self.is_own_origin(origin, headers) => Verdict::Rejected(not_allowed(origin)),
+            _ => Verdict::Allowed(self.cors(origin.filter(|_| allowed), None)),
+        }
+    }
+
+    /// Returns the rejection of a request that a foreign page caused, or could have caused.
+    fn foreign(&self, method: &Method, uri: &Uri, headers: &HeaderMap, allowed: bool) -> Option<Rejection> {
+        let rejected = |status, message: String| Some(Rejection { status, message });
+        // A request target in absolute form overrides the Host header (RFC 9112, 3.2.2).
+        let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+        let mut named = named.chain(uri.authority().map(|authority| authority.as_str()));
+        if let Some(host) = named.find(|host| !self.is_own_host(host)) {
+            let message = format!(
+                "the Host header is {host:?}, which is no name of this server; without keys it answers only as \
+                 localhost, 127.0.0.1, [::1], the address that it listens at, and names given with --allow-host"
+            );
+            return rejected(StatusCode::FORBIDDEN, message);
+        }
+        if let Some(origin) = headers.get(ORIGIN) {
+            if !allowed && !self.is_own_origin(origin, headers) {
+                return Some(not_allowed(origin));
+            }
+        } else if let Some(site) = headers.get("sec-fetch-site")
+            && !matches!(site.as_bytes(), b"same-origin" | b"none")
+            && self.origins != Origins::Any
+        {
+            // Browsers send no Origin with a GET request for an image, a script or a page.
+            let message = format!(
+                "the request comes from a page of another site (Sec-Fetch-Site: {}); without keys this server \
+                 answers only pages of its own origin and of those given with --allow-origin",
+                String::from_utf8_lossy(site.as_bytes())
+            );
+            return rejected(StatusCode::FORBIDDEN, message);
+        }
+        // Forms and scripts can send these types of body to any origin, without a preflight request.
+        if method == Method::POST && !is_json(headers) && !is_empty(headers) {
+            let kind = headers
+                .get(CONTENT_TYPE)
+                .map_or(String::new(), |kind| format!(", not {}", String::from_utf8_lossy(kind.as_bytes())));
+            let message = format!("the body must have the Content-Type application/json{kind}");
+            return rejected(StatusCode::UNSUPPORTED_MEDIA_TYPE, message);
+        }
+        None
+    }
+
+    /// Returns whether a host, with or without a port, is one of the server's own.
+    fn is_own_host(&self, text: &str) -> bool {
+        split(text).is_some_and(|(host, port)| {
+            let is_address = || self.any_address && host.parse::<IpAddr>().is_ok();
+            let port = port.unwrap_or(80);
+            LOCAL_NAMES.contains(&host.as_str())
+                || self.hosts.iter().any(|pattern| pattern.fits(&host, port))
+                || is_address()
+        })
+    }
+
+    /// Returns whether an origin is the server's own: one of its hosts, at the port of the request.
+    fn is_own_origin(&self, origin: &HeaderValue, headers: &HeaderMap) -> bool {
+        let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
+        let authority = text.split_once("://").map(|(_, authority)| authority);
+        let port = |text: &str| split(text).map(|(_, port)| port);
+        let asked = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port);
+        authority.is_some_and(|authority| self.is_own_host(authority) && port(authority) == asked)
+    }
+
+    /// Returns whether pages of an origin can call the server.
+    fn allows(&self, origin: &HeaderValue) -> bool {
+        match &self.origins {
+            Origins::Any => true,
+            Origins::Listed(origins) => {
+                let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
+                origins.contains(&text)
+            }
+        }
+    }
+
+    /// Returns the headers of a response to `origin`, if that is allowed, and those of a preflight response if
+    /// the headers of its request are given.
+    fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
+        let mut cors = HeaderMap::new();
+        match &self.origins {
+            Origins::Listed(origins) if origins.is_empty() => return Cors(cors),
+            Origins::Listed(_) => drop(cors.insert(VARY, HeaderValue::from_static("origin"))),
+            Origins::Any => {}
+        }
+        let Some(origin) = origin else { return Cors(cors) };
+        let any = HeaderValue::from_static("*");
+        let allowed = if self.origins == Origins::Any { any } else { origin.clone() };
+        cors.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+        let Some(request) = preflight else {
+            cors.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
+            return Cors(cors);
+        };
+        let asked = request.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(ALLOWED_HEADERS);
+        cors.insert(ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
+        cors.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
+        cors.insert(ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
+        // Chromium asks for this before a page of the internet reaches a private address.
+        if request.contains_key("access-control-request-private-network") {
+            let name = HeaderName::from_static("access-control-allow-private-network");
+            cors.insert(name, HeaderValue::from_static("true"));
+        }
+        Cors(cors)
+    }
+}
+
+fn not_allowed(origin: &HeaderValue) -> Rejection {
+    let origin = String::from_utf8_lossy(origin.as_bytes());
+    let message = format!(
+        "the request comes from a page of {origin:?}, which is not an allowed origin; to allow it, start the server \
+         with --allow-origin {origin}"
+    );
+    Rejection { status: StatusCode::FORBIDDEN, message }
+}
+
+/// Parses an allowed origin.
+fn origin(text: &str) -> Result<String, HttpError> {
+    let text = text.trim().to_ascii_lowercase();
+    let is_origin = text == "null"
+        || text.split_once("://").is_some_and(|(scheme, authority)| {
+            !scheme.is_empty() && !authority.contains(['/', '?', '#', '@', '*']) && split(authority).is_some()
+        });
+    match is_origin {
+        true => Ok(text),
+        false => Err(HttpError::Invalid(format!(
+            "{text:?} is no origin; write its scheme, host and port without a path, such as \
+             \"http://localhost:3000\", or \"*\" for every origin"
+        ))),
+    }
+}
+
+/// Splits an authority into its host in lower case, without brackets and final dot, and its port.
+fn split(text: &str) -> Option<(String, Option<u16>)> {
+    let text = text.trim().to_ascii_lowercase();
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text.as_str(), None),
+        },
+    };
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let port = port.map(str::parse).transpose().ok()?;
+    (!host.is_empty()).then(|| (host.to_owned(), port))
+}
+
+/// Returns whether the body is declared as JSON.
+fn is_json(headers: &HeaderMap) -> bool {
+    let mut kinds = headers.get_all(CONTENT_TYPE).iter();
+    let (Some(kind), None) = (kinds.next(), kinds.next()) else { return false };
+    let kind = kind.to_str().unwrap_or_default().to_ascii_lowercase();
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    essence == "application/json" || essence.starts_with("application/") && essence.ends_with("+json")
+}
+
+/// Returns whether a request has no body, and no type of one.
+fn is_empty(headers: &HeaderMap) -> bool {
+    use hyper::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+    let length = headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0");
+    length && !headers.contains_key(TRANSFER_ENCODING) && !headers.contains_key(CONTENT_TYPE)
+}
+
+#[cfg(test)]
+#[path = "access_tests.rs"]
+mod tests;
