@@ -301,9 +301,12 @@ impl Gateway {
             Input::Messages(messages) => messages,
             Input::Tokens(ids) => return given(ids.into()),
             Input::Text(text) => {
-                let format = Arc::clone(format);
-                let encode = move || format.chat().tokenizer().encode_document(&text);
-                return given(blocking(encode).await?.into());
+                let (format, context) = (Arc::clone(format), answering.model.tokens()?.context);
+                let encode = move || {
+                    let tokenizer = format.chat().tokenizer();
+                    tokenizer.check_length(&text, context).map(|()| tokenizer.encode_document(&text))
+                };
+                return given(blocking(encode).await??.into());
             }
         };
         check_messages(&messages)?;
@@ -546,7 +549,7 @@ impl Exchange {
             Prompt::Ids(_) => None,
         };
         let prompt_tokens = self.transcript.head.prompt.len();
-        let (mut turn, mut reply) = (None, None);
+        let (mut turn, mut reply, mut segment) = (None, None, None);
         let mut alone = Conversation::new();
         let mut state = self.session.as_ref().map(|session| session.state());
         // A reply of which nothing was drawn leaves no trace.
@@ -555,7 +558,7 @@ impl Exchange {
             match prompt {
                 Prompt::Chat(prepared) => {
                     let read = conversation.record(*prepared, completion, params).map_err(failed)?;
-                    turn = Some(read.turn);
+                    (turn, segment) = (Some(read.turn), Some(read.segment));
                     reply = Some(read);
                 }
                 Prompt::Ids(ids) => {
@@ -567,6 +570,14 @@ impl Exchange {
         let (rest, mut end) = reading.end(reply, finish, self.tool_choice == ToolChoice::None);
         end.prompt_tokens = prompt_tokens;
         if let Some(state) = &mut state {
+            if let Some(segment) = segment {
+                state.conversation.told(segment, &end.message);
+                // Some clients put the stop string back that ended the reply.
+                if let Some(stop) = &end.stopped_by {
+                    let content = format!("{}{stop}", end.message.content.as_str()).into();
+                    state.conversation.told(segment, &Message { content, ..end.message.clone() });
+                }
+            }
             if !self.summarises {
                 state.left_tokens = state.left_tokens.saturating_sub(tokens);
             }

@@ -40,6 +40,7 @@ mod metrics;
 mod model;
 mod openai;
 mod parameters;
+mod parts;
 mod places;
 mod reading;
 mod relay;

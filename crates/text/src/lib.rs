@@ -62,6 +62,7 @@ mod families_tests;
 mod fuzz_tests;
 mod gguf;
 mod jinja;
+mod length;
 mod message;
 #[cfg(test)]
 mod message_tests;
