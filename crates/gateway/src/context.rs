@@ -8,10 +8,10 @@ use dressage_text::{Message, ToolSpec};
 
 use crate::answering::{Answering, Caller};
 use crate::call::{Call, Input};
-use crate::exchange::blocking;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::metrics::add;
+use crate::prompt::blocking;
 use crate::route::{RouteContext, Summary};
 use crate::session::Session;
 use crate::transcript::Event;

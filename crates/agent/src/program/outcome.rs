@@ -111,6 +111,10 @@ fn called(call: &Called) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
+        Some(Origin::Began) if call.probe => {
+            "began: a probe without tools, not trained (to train such calls, give them an agent with match)"
+                .to_owned()
+        }
         Some(Origin::Began) => "began".to_owned(),
         Some(Origin::Continued) => "continued".to_owned(),
         Some(Origin::Forked(Fork { at, reason })) => format!("forked at message {at}: {}", reason.words()),

@@ -3,10 +3,12 @@
 use dressage_text::{Message, Role, ToolCall};
 use serde_json::Value;
 
-use super::request::API;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::parts::PartsText;
+
+/// Name of the API where unknown fields are counted.
+pub(super) const API: &str = "messages";
 
 /// Beginning of a line that Claude Code puts before its instructions. It is for Anthropic's books, and other
 /// in every request, so no prompt would begin like the one before.

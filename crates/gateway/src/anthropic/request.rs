@@ -4,13 +4,10 @@ use dressage_text::ToolSpec;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::messages;
+use super::messages::{self, API};
 use crate::call::{Call, Constraint, Input, Sampling, ToolChoice};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
-
-/// Name of the API where unknown fields are counted.
-pub(super) const API: &str = "messages";
 
 /// A request.
 #[derive(Deserialize)]

@@ -29,6 +29,8 @@ fn api() -> Router<Gateway> {
         .route("/models/{*model}", get(model))
         .route("/responses", post(responses::responses))
         .route("/responses/{response}", get(responses::get).delete(responses::delete))
+        .route("/responses/input_tokens", post(responses::input_tokens))
+        .route("/responses/{response}/input_items", get(responses::input_items))
         .route("/messages", post(anthropic::messages))
         .route("/messages/count_tokens", post(anthropic::count_tokens))
         // Some clients ask whether anybody is there before their first call.
@@ -104,6 +106,11 @@ async fn wrong_method(State(gateway): State<Gateway>, request: Request) -> Respo
     rejected(&gateway, is_anthropic(request.uri(), request.headers()), &fault)
 }
 
+/// Returns whether a request bears the key of an attempt, which no page has.
+fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
+    key_of(headers).is_some_and(|key| gateway.session_of(&key).is_ok_and(|session| session.is_some()))
+}
+
 /// Rejects requests that a foreign web page can cause, and adds the headers that an allowed one needs.
 async fn guarded(
     State((gateway, access)): State<(Gateway, Arc<Access>)>,
@@ -111,12 +118,8 @@ async fn guarded(
     next: Next,
 ) -> Response {
     let options = &gateway.0.options;
-    // A page has the key of no attempt.
-    let of_attempt = || {
-        let key = key_of(request.headers());
-        key.is_some_and(|key| gateway.session_of(&key).is_ok_and(|session| session.is_some()))
-    };
-    let needs_key = !options.open || !options.keys.is_empty() || of_attempt();
+    let needs_key =
+        !options.open || !options.keys.is_empty() || bears_attempt_key(&gateway, request.headers());
     let (mut response, cors) =
         match access.check(request.method(), request.uri(), request.headers(), needs_key) {
             Verdict::Allowed(cors) => (next.run(request).await, cors),
