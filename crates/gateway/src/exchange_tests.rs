@@ -110,6 +110,40 @@ async fn a_history_that_comes_back_goes_on_with_its_ids() {
 }
 
 #[tokio::test]
+async fn reply_comes_back_as_its_client_received_it() {
+    let two = [CALL, CALL].concat();
+    for (text, more, change) in [
+        // The stop string stays away, or is put back, with what the client ran after it.
+        ("x = 1\n</code>", json!({ "stop": ["</code>"] }), ""),
+        ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>"),
+        ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>\nCalling tools:"),
+        ("<think>Hm.</think>x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>"),
+        ("1, 2, 3, 4", json!({ "stop": ["4", "5"] }), ""),
+        ("1, 2, 3, 4", json!({ "stop": ["4", "5"] }), "4"),
+        ("x = 1", json!({}), "\n</code>"),
+        // One of two calls.
+        (&two, json!({ "tools": tools(), "parallel_tool_calls": false }), ""),
+    ] {
+        let served = Served::scripted(&[text, "Yes."]);
+        let mut body = question("?");
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut said = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
+        said["content"] = format!("{}{change}", said["content"].as_str().unwrap()).into();
+        let next = match said["tool_calls"][0]["id"].as_str() {
+            Some(id) => json!({ "role": "tool", "tool_call_id": id, "content": "3.5" }),
+            None => json!({ "role": "user", "content": "And?" }),
+        };
+        body["messages"].as_array_mut().unwrap().extend([said, next]);
+        served.post(CHAT, &body).await.json();
+        assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{text:?} {change:?}");
+        let recorded = served.session.close(Duration::from_secs(5)).await;
+        let sampled = recorded.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
+        assert_eq!(sampled.count(), 2);
+        assert!(recorded.drift.is_empty(), "{:?}", recorded.drift);
+    }
+}
+
+#[tokio::test]
 async fn keys_say_who_calls_and_paths_do_not() {
     let served = Served::scripted(&["Yes."]);
     let body = question("?").to_string();

@@ -115,8 +115,15 @@ fn instructions(content: &Value, place: &str) -> Result<Option<Message>, Fault> 
     Ok((!text.is_empty()).then(|| Message::system(text)))
 }
 
-/// Adds a block that is a text, a document of text or a search result. Returns whether it is one of these.
-fn shown(kind: &str, block: &Value, place: &str, all: &mut PartsText) -> Result<bool, Fault> {
+/// Adds a block that is a text, a document of text or a search result. Returns whether it is one of these. Inside a
+/// tool's result, for which `hidden` is given, parts that cannot be shown are named and counted.
+fn shown(
+    kind: &str,
+    block: &Value,
+    place: &str,
+    all: &mut PartsText,
+    hidden: Option<&Gateway>,
+) -> Result<bool, Fault> {
     let field = |name: &str| block[name].as_str();
     match (kind, block["source"]["type"].as_str()) {
         ("text", _) => all.text(text(block, "text", place)?),
@@ -125,17 +132,30 @@ fn shown(kind: &str, block: &Value, place: &str, all: &mut PartsText) -> Result<
             all.document([field("title"), field("context"), Some(data)]);
         }
         ("document", Some("content")) => {
-            let content =
-                texts(&block["source"]["content"], &format!("{place}.source.content"), |text| text)?;
+            let content = inner(&block["source"]["content"], &format!("{place}.source.content"), hidden)?;
             all.document([field("title"), field("context"), Some(&content)]);
         }
         ("search_result", _) => {
-            let content = texts(&block["content"], &format!("{place}.content"), |text| text)?;
+            let content = inner(&block["content"], &format!("{place}.content"), hidden)?;
             all.document([field("title"), field("source"), Some(&content)]);
         }
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+/// Returns the text of the content of a document.
+fn inner(content: &Value, place: &str, hidden: Option<&Gateway>) -> Result<String, Fault> {
+    let mut all = PartsText::default();
+    let whole = blocks(content, place, |kind, block, place| {
+        match (kind, hidden) {
+            ("text", _) => all.text(text(block, "text", place)?),
+            ("", _) | (_, None) => return Err(refused(kind, place, "text")),
+            (kind, Some(gateway)) => all.hidden(gateway, API, kind),
+        }
+        Ok(())
+    })?;
+    Ok(whole.unwrap_or_else(|| all.into_text()))
 }
 
 /// A user's message: results of tools in their order, then what the user says.
@@ -145,7 +165,7 @@ fn user(gateway: &Gateway, content: &Value, place: &str, read: &mut Vec<Message>
     let whole = blocks(content, &place, |kind, block, place| {
         match kind {
             "tool_result" => read.push(result(gateway, block, place)?),
-            _ if shown(kind, block, place, said.get_or_insert_default())? => {}
+            _ if shown(kind, block, place, said.get_or_insert_default(), None)? => {}
             "document" => {
                 let message = format!(
                     "the source of {place} is of type {}, but this model, which reads text alone, is shown documents \
@@ -170,7 +190,7 @@ fn result(gateway: &Gateway, block: &Value, place: &str) -> Result<Message, Faul
         content => blocks(content, &format!("{place}.content"), |kind, block, place| {
             match kind {
                 "" => return Err(refused(kind, place, "text")),
-                _ if shown(kind, block, place, &mut all)? => {}
+                _ if shown(kind, block, place, &mut all, Some(gateway))? => {}
                 _ => all.hidden(gateway, API, kind),
             }
             Ok(())
