@@ -356,7 +356,7 @@ impl Index {
                     };
                 }
                 if found.is_empty() && lenient {
-                    (found, length) = (self.appended(&hit, message), 1);
+                    (found, length) = (self.appended(&hit, message, form), 1);
                 }
                 best = found.iter().copied().fold(best, Hit::max);
                 // Below a reply is what follows it as it was, not what follows it extended.
@@ -390,7 +390,7 @@ impl Index {
     }
 
     /// The histories that a message makes of one by beginning with a reply.
-    fn appended(&self, hit: &Hit, message: &Message) -> Vec<Hit> {
+    fn appended(&self, hit: &Hit, message: &Message, form: &Form) -> Vec<Hit> {
         let is_text = message.tool_calls.is_empty() && message.content.others().next().is_none();
         if message.role != Role::Assistant || !is_text {
             return Vec::new();
@@ -406,10 +406,16 @@ impl Index {
             let of_shown = of(&shown.content).filter(|_| shown.tool_calls.is_empty());
             let rest = of_shown.into_iter().chain(of(&written.content)).min()?;
             let whole = extended_by(written, &sent[sent.len() - rest..]);
-            let node = self.extension(reply, Form::of(&whole).loose).unwrap_or(reply);
-            let messages = hit.messages + 1;
-            let rest = std::cmp::Reverse(rest);
-            Some(Hit { messages, to_reply: messages, reply: Some(reply), node, rest, ..*hit })
+            let extension = self.extension(reply, Form::of(&whole).loose).filter(|_| rest > 0);
+            let node = extension.unwrap_or(reply);
+            let thought = self.thought(reply, said, form);
+            let mut hit = Hit { reply: Some(reply), node, ..*hit };
+            hit.messages += 1;
+            hit.to_reply = hit.messages;
+            hit.trimmed.0 += u32::from(rest == 0);
+            hit.unsaid.0 += u32::from(thought != Thought::Whole);
+            hit.rest.0 = rest;
+            (thought != Thought::Other).then_some(hit)
         };
         self.node(hit.node).children.iter().filter_map(extended).collect()
     }

@@ -63,10 +63,10 @@ fn same_text(a: &str, b: &str) -> bool {
     lines(a) == lines(b)
 }
 
-/// Returns what a client has appended to a reply, as the number of bytes at the end of `sent`. `full` is the
-/// text of the reply, `told` the parts of it that its client can have received: a stop string that ended the
-/// reply, and what came after it in the same token, was not among that. `None` if the reply is not at the
-/// beginning of `sent`, or nothing but white space follows it.
+/// Returns what a client has appended to a reply, as the number of bytes at the end of `sent`: 0 if `sent` differs
+/// from the reply in white space alone. `full` is the text of the reply, `told` the parts of it that its client can
+/// have received: a stop string that ended the reply, and what came after it in the same token, was not among that.
+/// `None` if the reply is not at the beginning of `sent`.
 pub(crate) fn appended<'a>(
     full: &'a str,
     told: impl IntoIterator<Item = &'a str>,
@@ -78,12 +78,18 @@ pub(crate) fn appended<'a>(
         let tail = full.strip_prefix(known).filter(|_| !known.is_empty())?;
         let rest = sent.strip_prefix(known)?;
         // Sampled text that the client did not receive, or has put back, or has trimmed.
-        let shared = tail.char_indices().zip(rest.chars()).find(|((_, a), b)| a != b);
-        let shared = shared.map_or(tail.len().min(rest.len()), |((at, _), _)| at);
-        Some(&rest[shared..])
+        let (text, put_back) = (tail.trim_start(), rest.trim_start());
+        let shared = shared(text, put_back);
+        let rest = if shared > 0 { &put_back[shared..] } else { &rest[self::shared(tail, rest)..] };
+        Some(if rest.trim().is_empty() { 0 } else { rest.len() })
     });
-    let rest = rests.min_by_key(|rest| rest.len())?;
-    (!rest.trim().is_empty()).then_some(rest.len())
+    rests.min()
+}
+
+/// Returns how many bytes two texts begin with alike.
+fn shared(a: &str, b: &str) -> usize {
+    let differs = a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b);
+    differs.map_or(a.len().min(b.len()), |((at, _), _)| at)
 }
 
 #[cfg(test)]
@@ -157,13 +163,15 @@ mod tests {
             (" x = 1 \n", &[], "x = 1 \n</code>", "</code>"),
             (" x = 1 \n", &[], "x = 1</code>", "</code>"),
             ("é", &[], "éé", "é"),
+            // White space before the stop string is lost.
+            ("x = 1\n</code>", &["x = 1\n"], "x = 1</code>\nCalling tools:", "\nCalling tools:"),
+            ("1, 2, 3, 4", &["1, 2, 3, "], "1, 2, 3,4", ""),
+            ("x = 1", &[], " x = 1 \n", ""),
         ] {
             let found = appended(full, told.iter().copied(), sent).map(|length| &sent[sent.len() - length..]);
             assert_eq!(found, Some(rest), "{full:?} {sent:?}");
         }
         for (full, sent) in [
-            ("x = 1", "x = 1"),
-            ("x = 1", " x = 1 \n"),
             ("x = 1", "x = 2</code>"),
             ("x = 1", "So x = 1</code>"),
             ("", "anything"),

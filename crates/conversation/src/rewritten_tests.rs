@@ -175,6 +175,22 @@ fn appended_text_is_given_after_sampled_tokens() {
 }
 
 #[test]
+fn extended_reply_with_another_thought_forks() {
+    for (thought, origin) in [("Hm", Origin::Continued), ("No.", forked(1, Reason::ThoughtEdited))] {
+        let mut talk = talk(Replies::Lenient);
+        let question = Message::user("1?");
+        talk.say(std::slice::from_ref(&question), "<think>Hm.</think>x = 1");
+        let thought = Some(thought.to_owned());
+        let sent = Message { reasoning_content: thought, ..Message::assistant("x = 1</code>") };
+        let found = talk.prepare(&[question, sent, Message::user("2?")]).origin;
+        match origin {
+            Origin::Continued => assert_eq!(found, origin),
+            _ => assert!(matches!(found, Origin::Forked(Fork { at: 1, .. })), "{found:?}"),
+        }
+    }
+}
+
+#[test]
 fn extended_reply_is_apart_from_reply_itself() {
     let mut talk = talk(Replies::Lenient);
     let question = Message::user("1?");
@@ -233,6 +249,9 @@ fn reply_is_repeated_as_its_client_received_it() {
         assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
         assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
     }
+    // White space before a stop string is lost.
+    let messages = [question.clone(), Message::assistant("1, 2, 3,4"), Message::user("Go on.")];
+    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
     // Of two calls the first alone.
     let two = [CALL, CALL].concat();
     let (_, reply) = talk.say(&[Message::user("12*3?")], &two);
