@@ -425,7 +425,26 @@ KINDS = {
     ),
     "the text beside calls left out": (
         assistants(lambda m: m | {"content": None} if m.get("tool_calls") else m),
+        "continued",
+    ),
+    "the text beside calls and their ids left out": (
+        assistants(
+            lambda m: (
+                m | {"content": None, "tool_calls": [c | {"id": ""} for c in m["tool_calls"]]}
+                if m.get("tool_calls")
+                else m
+            )
+        ),
         "TextLost",
+    ),
+    "arguments with a further member": (arguments(lambda d: json.dumps(d | {"request": "add"})), "continued"),
+    "an argument spaced otherwise": (
+        arguments(lambda d: json.dumps(d | ({"note": d["note"].replace(" ", "  ")} if "note" in d else {}))),
+        "continued",
+    ),
+    "text appended to the answer": (
+        assistants(lambda m: m if m.get("tool_calls") else m | {"content": m["content"].strip() + "\n</code>"}),
+        "continued",
     ),
     "calls as prose": (
         assistants(lambda m: {"role": "assistant", "content": "I called add."} if m.get("tool_calls") else m),

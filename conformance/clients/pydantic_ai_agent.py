@@ -1,13 +1,23 @@
-"""An agent of `pydantic-ai` over chat completions: `whole`, or `stream`."""
+"""An agent of `pydantic-ai` over chat completions, `whole` or `stream`; `responses`, or `messages` of Anthropic's API."""
 
 import asyncio
 import sys
 
 from calculator import DESCRIPTION, MODEL, NAME, ROUNDS, SYSTEM, calculate, done, questions
 from pydantic_ai import Agent, UsageLimitExceeded, UsageLimits
-from pydantic_ai.models.openai import OpenAIChatModel
 
-agent = Agent(OpenAIChatModel(MODEL, provider="openai"), system_prompt=SYSTEM)
+
+def model(mode):
+    if mode == "messages":
+        from pydantic_ai.models.anthropic import AnthropicModel
+
+        return AnthropicModel(MODEL, provider="anthropic")
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+
+    return (OpenAIResponsesModel if mode == "responses" else OpenAIChatModel)(MODEL, provider="openai")
+
+
+agent = Agent(model(sys.argv[1]), system_prompt=SYSTEM)
 
 
 @agent.tool_plain(name=NAME, description=DESCRIPTION)

@@ -1,6 +1,7 @@
-"""An agent of `strands-agents`, which streams."""
+"""An agent of `strands-agents`, which streams: `chat`, `responses` or `messages`."""
 
 import os
+import sys
 
 from calculator import DESCRIPTION, MODEL, NAME, SYSTEM, calculate, done, questions
 from strands import Agent, tool
@@ -17,9 +18,21 @@ def calculator(expression: str) -> str:
     return calculate(expression)
 
 
-where = {"base_url": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+def model(mode):
+    where = {"base_url": os.environ["OPENAI_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
+    if mode == "responses":
+        from strands.models.openai_responses import OpenAIResponsesModel
+
+        return OpenAIResponsesModel(client_args=where, model_id=MODEL)
+    if mode == "messages":
+        from strands.models.anthropic import AnthropicModel
+
+        return AnthropicModel(model_id=MODEL, max_tokens=128)
+    return OpenAIModel(client_args=where, model_id=MODEL)
+
+
 agent = Agent(
-    model=OpenAIModel(client_args=where, model_id=MODEL),
+    model=model(sys.argv[1] if len(sys.argv) > 1 else "chat"),
     tools=[calculator],
     system_prompt=SYSTEM,
     callback_handler=None,

@@ -178,6 +178,15 @@ impl Tail {
     }
 }
 
+impl Tail {
+    /// Returns the last lines that are not blank, at most `count`.
+    pub fn last_lines(&self, count: usize) -> String {
+        let text = self.text();
+        let mut lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        lines.split_off(lines.len().saturating_sub(count)).join("\n")
+    }
+}
+
 /// Reads a stream to its end.
 pub(crate) async fn read(stream: Option<impl AsyncRead + Unpin>) -> Tail {
     let mut tail = Tail::default();

@@ -24,6 +24,7 @@ pub use agent_loop::{AgentLoop, AttemptContext, Pick, Samplers};
 pub use attempt::{Agent, Attempt, AttemptRequest, Limits, Truncation};
 pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
+pub use dressage_gateway::probe_agent;
 pub use dressage_policy::environment::PASSED;
 pub use helping::{HelperAgent, Opens, Samples};
 pub use kept::{Keeper, KeptProcess};

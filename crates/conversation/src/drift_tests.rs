@@ -20,7 +20,7 @@ fn after(chat: Chat, reply: &str, new: &[Message]) -> Option<(String, String)> {
     let path = [prompt, ids.clone(), given.clone()].concat();
     let format = Format::new(Arc::new(chat), Options::default());
     let past = history.map(Arc::new);
-    let round = Round { past: &past, reply: &ids, said: reply, new, tools: &[] };
+    let round = Round { past: &past, reply: &ids, said: reply, rest: "", new, tools: &[] };
     let drift = format.drift_of_all(&path, round);
     if format.abridges() {
         let near = format.drift_near(round, &given);

@@ -73,7 +73,6 @@ fn all_else_forks_for_a_reason() {
                 m[2].tool_calls.iter_mut().for_each(|call| call.id.clear());
             }),
         ),
-        (Reason::TextLost, 2, 0, Box::new(|m| m[2].content = "".into())),
         (
             Reason::TextLost,
             2,

@@ -40,6 +40,18 @@ pub enum CallIds {
     Unique,
 }
 
+/// How closely a client must repeat a reply for its tokens to be continued.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Replies {
+    /// A reply that only its client's rewriting changes is continued, and counted: text beside calls that is
+    /// missing, arguments with further members or other spacing, text that is appended.
+    #[default]
+    Lenient,
+    /// Such a reply is not continued: the conversation forks there.
+    Strict,
+}
+
 /// Choices that a model and its chat leave open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -50,6 +62,8 @@ pub struct Options {
     pub strict: bool,
     /// How ids of tool calls are given.
     pub call_ids: CallIds,
+    /// How closely a client must repeat a reply.
+    pub replies: Replies,
 }
 
 /// How the conversations of a model are written down.
@@ -75,8 +89,10 @@ pub(crate) struct Round<'a> {
     pub past: &'a [Arc<Message>],
     /// The reply, as it was sampled.
     pub reply: &'a [u32],
-    /// Text of the reply.
+    /// Text of the reply, and the text that its client has appended.
     pub said: &'a str,
+    /// Text that the client has appended, if it has.
+    pub rest: &'a str,
     /// The messages after it.
     pub new: &'a [Message],
     pub tools: &'a [ToolSpec],
@@ -116,13 +132,14 @@ impl Format {
     /// The tokens after a reply.
     ///
     /// # Errors
-    /// Errors of [`Chat::continuation`] and [`Chat::opened_thought`].
-    pub(crate) fn following(&self, round: Round<'_>) -> Result<Following, TextError> {
+    /// Errors of [`Chat::continuation_within`] and [`Chat::opened_thought`].
+    pub(crate) fn following(&self, round: Round<'_>, max_tokens: usize) -> Result<Following, TextError> {
+        let reply = (round.reply, round.rest);
         if self.abridges() {
             let (past, tools) = abridged(round.past, round.tools);
-            self.shown(&past, round.reply, round.new, tools)
+            self.shown(&past, reply, round.new, tools, max_tokens)
         } else {
-            self.shown(&whole(round.past), round.reply, round.new, round.tools)
+            self.shown(&whole(round.past), reply, round.new, round.tools, max_tokens)
         }
     }
 
@@ -130,11 +147,12 @@ impl Format {
     pub(crate) fn shown(
         &self,
         past: &[Message],
-        reply: &[u32],
+        reply: (&[u32], &str),
         new: &[Message],
         tools: &[ToolSpec],
+        max_tokens: usize,
     ) -> Result<Following, TextError> {
-        let tokens = self.chat.continuation(past, reply, new, tools)?;
+        let tokens = self.chat.continuation_within(past, reply, new, tools, max_tokens)?;
         // The text of the reply does not matter, only that there is one.
         let replied = [Message::assistant("")];
         let messages: Vec<Message> = past.iter().chain(&replied).chain(new).cloned().collect();

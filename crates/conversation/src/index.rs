@@ -11,7 +11,9 @@ use std::sync::Arc;
 use dressage_text::{Message, Role, ToolSpec};
 use dressage_tree::{Drift, SegmentId};
 
-use crate::format::Format;
+use crate::format::{Format, Replies};
+use crate::reply::shown;
+use crate::rewritten::{appended, same_calls};
 use crate::said::{Form, Key, thought_key};
 
 /// A place in the index.
@@ -54,6 +56,8 @@ pub(crate) enum NodeKind {
     Given(Form),
     /// A reply, sampled here.
     Reply(Box<Said>),
+    /// The reply above with text that its client has appended. The message is all of it.
+    Extended,
 }
 
 /// A reply.
@@ -67,6 +71,9 @@ pub(crate) struct Said {
     pub shown: Form,
     /// The thought, if there is one.
     pub thought: Option<Key>,
+    /// The message that its client received, if that has another form: a reply that a stop string ended, with
+    /// and without that string, or the first of several calls.
+    pub told: Vec<(Form, Message)>,
 }
 
 /// A prompt that was put before a model.
@@ -100,6 +107,10 @@ pub(crate) struct Hit {
     pub trimmed: std::cmp::Reverse<u32>,
     /// Replies whose thoughts, or a part of them, were left out.
     pub unsaid: std::cmp::Reverse<u32>,
+    /// Replies that came back without their text, or with arguments that are written otherwise.
+    pub altered: std::cmp::Reverse<u32>,
+    /// Number of bytes that the client has appended to the last reply, at the end of its message.
+    pub rest: std::cmp::Reverse<usize>,
     pub reply: Option<NodeId>,
     pub node: NodeId,
 }
@@ -133,8 +144,13 @@ impl Index {
     pub(crate) fn said(&self, id: NodeId) -> Option<&Said> {
         match &self.node(id).kind {
             NodeKind::Reply(said) => Some(said),
-            NodeKind::Root | NodeKind::Given(_) => None,
+            NodeKind::Root | NodeKind::Given(_) | NodeKind::Extended => None,
         }
+    }
+
+    /// Whether a node is a reply that its client has extended.
+    pub(crate) fn is_extended(&self, id: NodeId) -> bool {
+        matches!(self.node(id).kind, NodeKind::Extended)
     }
 
     /// The nodes from `id` up to its root, both included.
@@ -144,7 +160,15 @@ impl Index {
 
     /// The messages down to a node, it included.
     pub(crate) fn messages(&self, id: NodeId) -> Vec<Arc<Message>> {
-        let mut messages: Vec<_> = self.up(id).filter_map(|id| self.node(id).message.clone()).collect();
+        let mut messages = Vec::new();
+        let mut up = self.up(id);
+        while let Some(id) = up.next() {
+            messages.extend(self.node(id).message.clone());
+            if self.is_extended(id) {
+                // The message has that of the reply above.
+                up.next();
+            }
+        }
         messages.reverse();
         messages
     }
@@ -209,6 +233,36 @@ impl Index {
         })
     }
 
+    /// The node of a reply that its client has extended to `message`: below the reply, made where it is not
+    /// there yet.
+    pub(crate) fn extended(&mut self, root: usize, reply: NodeId, message: Message) -> NodeId {
+        let key = Form::of(&message).loose;
+        self.extension(reply, key).unwrap_or_else(|| {
+            let id = self.push(root, Some(reply), Some(Arc::new(message)), NodeKind::Extended);
+            self.below.entry((reply, key)).or_default().push(id);
+            id
+        })
+    }
+
+    /// The node of a reply that its client has extended to a message with this key.
+    fn extension(&self, reply: NodeId, key: Key) -> Option<NodeId> {
+        self.saying(reply, key).iter().copied().find(|&id| self.is_extended(id))
+    }
+
+    /// Notes the message that the client of a reply has received, by which it can come back, too.
+    pub(crate) fn told(&mut self, id: NodeId, message: &Message) {
+        let Node { root, parent: Some(parent), .. } = *self.node(id) else { return };
+        let form = Form::of(message);
+        let NodeKind::Reply(said) = &mut self.node_mut(id).kind else { return };
+        let known = |known: &Form| known.loose == form.loose;
+        if known(&said.shown) || known(&said.written) || said.told.iter().any(|(form, _)| known(form)) {
+            return;
+        }
+        let key = form.loose;
+        said.told.push((form, message.clone()));
+        self.enter(root, parent, key, id);
+    }
+
     /// A new node for a reply below `parent`. `unique` says that the ids of its calls are its own.
     pub(crate) fn reply(
         &mut self,
@@ -262,8 +316,18 @@ impl Index {
     pub(crate) fn search(&self, root: usize, asked: &[(&Message, Form)]) -> Hit {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
-        let start =
-            Hit { to_reply: 0, messages: 0, by_id: 0, trimmed: none, unsaid: none, reply: None, node: *node };
+        let start = Hit {
+            to_reply: 0,
+            messages: 0,
+            by_id: 0,
+            trimmed: none,
+            unsaid: none,
+            altered: none,
+            rest: std::cmp::Reverse(0),
+            reply: None,
+            node: *node,
+        };
+        let lenient = format.options().replies == Replies::Lenient;
         let mut best = start;
         // Histories by how many of the messages they repeat.
         let mut fronts = vec![Vec::new(); asked.len() + 1];
@@ -276,17 +340,93 @@ impl Index {
                 {
                     found = self.repeated(&hit, &apart, 1);
                 }
-                if found.is_empty()
-                    && let Some((joined, pieces)) =
-                        Form::joined(asked[at..].iter().map(|(message, _)| *message))
-                {
-                    (found, length) = (self.repeated(&hit, &joined, pieces), pieces);
+                let joined = match found.is_empty() {
+                    true => Form::joined(asked[at..].iter().map(|(message, _)| *message)),
+                    false => None,
+                };
+                if let Some((_, joined, pieces)) = &joined {
+                    (found, length) = (self.repeated(&hit, joined, *pieces), *pieces);
+                }
+                if found.is_empty() && lenient {
+                    (found, length) = match &joined {
+                        Some((whole, joined, pieces)) => {
+                            (self.altered(&hit, whole, joined, *pieces), *pieces)
+                        }
+                        None => (self.altered(&hit, message, form, 1), 1),
+                    };
+                }
+                if found.is_empty() && lenient {
+                    (found, length) = (self.appended(&hit, message, form), 1);
                 }
                 best = found.iter().copied().fold(best, Hit::max);
+                // Below a reply is what follows it as it was, not what follows it extended.
+                found.retain(|hit| hit.rest.0 == 0 || hit.reply != Some(hit.node));
                 fronts[at + length].append(&mut found);
             }
         }
         best
+    }
+
+    /// The history that a message makes of one by the ids of its calls, which one reply alone has: if it comes
+    /// without its text, or with arguments that are written otherwise.
+    fn altered(&self, hit: &Hit, message: &Message, form: &Form, length: usize) -> Vec<Hit> {
+        let root = self.node(hit.node).root;
+        let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
+        let callers = if has_ids { self.callers(root, &form.ids) } else { Vec::new() };
+        let (&[caller], None) = (&callers[..], message.content.others().next()) else { return Vec::new() };
+        let Some(said) = self.said(caller).filter(|_| self.node(caller).parent == Some(hit.node)) else {
+            return Vec::new();
+        };
+        let shown = self.shown(caller, said);
+        let told = said.told.iter().map(|(form, message)| (&form.ids, message));
+        let same = std::iter::once((&said.shown.ids, &shown)).chain(told).any(|(ids, recorded)| {
+            *ids == form.ids
+                && (!form.has_content || recorded.content.trim() == message.content.trim())
+                && same_calls(&recorded.tool_calls, &message.tool_calls)
+        });
+        let found = same.then(|| self.with(hit, form, length, caller)).flatten();
+        let altered = |hit: Hit| Hit { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit };
+        found.map(altered).into_iter().collect()
+    }
+
+    /// The histories that a message makes of one by beginning with a reply.
+    fn appended(&self, hit: &Hit, message: &Message, form: &Form) -> Vec<Hit> {
+        let is_text = message.tool_calls.is_empty() && message.content.others().next().is_none();
+        if message.role != Role::Assistant || !is_text {
+            return Vec::new();
+        }
+        let sent = message.content.as_str();
+        let extended = |&reply: &NodeId| {
+            let said = self.said(reply)?;
+            let written = self.node(reply).message.as_ref()?;
+            let shown = self.shown(reply, said);
+            let texts = said.told.iter().filter(|(_, message)| message.tool_calls.is_empty());
+            let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();
+            let of = |full: &str| appended(full, texts.iter().copied(), sent);
+            let of_shown = of(&shown.content).filter(|_| shown.tool_calls.is_empty());
+            let rest = of_shown.into_iter().chain(of(&written.content)).min()?;
+            let whole = extended_by(written, &sent[sent.len() - rest..]);
+            let extension = self.extension(reply, Form::of(&whole).loose).filter(|_| rest > 0);
+            let node = extension.unwrap_or(reply);
+            let thought = self.thought(reply, said, form);
+            let mut hit = Hit { reply: Some(reply), node, ..*hit };
+            hit.messages += 1;
+            hit.to_reply = hit.messages;
+            hit.trimmed.0 += u32::from(rest == 0);
+            hit.unsaid.0 += u32::from(thought != Thought::Whole);
+            hit.rest.0 = rest;
+            (thought != Thought::Other).then_some(hit)
+        };
+        self.node(hit.node).children.iter().filter_map(extended).collect()
+    }
+
+    /// The message of a reply as its client was told it.
+    fn shown(&self, reply: NodeId, said: &Said) -> Message {
+        let Node { message: Some(written), root, .. } = self.node(reply) else {
+            return Message::assistant("");
+        };
+        let Root { format, tools, .. } = &self.roots[*root];
+        shown(&format.chat().parse(&written.content, said.in_thought, tools))
     }
 
     /// The histories that a form of so many messages makes of one.
@@ -299,10 +439,11 @@ impl Index {
         let messages = hit.messages + length;
         let mut hit = Hit { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
-            NodeKind::Root => return None,
+            NodeKind::Root | NodeKind::Extended => return None,
             NodeKind::Given(given) => given.exact == form.exact,
             NodeKind::Reply(said) => {
-                let by_id = !form.ids.is_empty() && form.ids == said.shown.ids;
+                let mut known = said.told.iter().map(|(told, _)| &told.ids).chain([&said.shown.ids]);
+                let by_id = !form.ids.is_empty() && known.any(|ids| *ids == form.ids);
                 let thought = self.thought(node, said, form);
                 if thought == Thought::Other
                     && !(by_id && self.callers(self.node(node).root, &form.ids) == [node])
@@ -313,7 +454,9 @@ impl Index {
                 hit.unsaid.0 += u32::from(thought != Thought::Whole);
                 hit.to_reply = messages;
                 hit.reply = Some(node);
-                form.exact == said.shown.exact || form.exact == said.written.exact
+                hit.rest.0 = 0;
+                let told = said.told.iter().map(|(told, _)| told);
+                told.chain([&said.shown, &said.written]).any(|known| known.exact == form.exact)
             }
         };
         hit.trimmed.0 += u32::from(!exact);
@@ -340,6 +483,11 @@ impl Index {
         self.saying(parent, form.loose).iter().any(|&id| self.said(id).is_some())
             && form.role == Role::Assistant
     }
+}
+
+/// A reply with the text that its client has appended.
+pub(crate) fn extended_by(written: &Message, rest: &str) -> Message {
+    Message::assistant(format!("{}{rest}", written.content.as_str()))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,6 +44,9 @@
 //!   instructions as the system's or a developer's.
 //! - **System messages** that the template does not print as they come are joined or moved by one rule
 //!   ([`LateSystem`](dressage_text::LateSystem)), which changes nothing before a reply; they are counted.
+//! - **A client that rewrites a reply still repeats it**, and is counted, unless [`Replies::Strict`] is set: a
+//!   reply whose call ids are kept can lack its text, and its arguments can have further members or other
+//!   spacing; a reply can have text appended, which is given after the sampled tokens. Another value is an edit.
 //! - **All else forks**, at the first message that is not as recorded, for a [`Reason`] that has words. An
 //!   assistant's message that was not sampled here is given, as the template prints it. The same prompt asked
 //!   twice has two replies, side by side. Agents and policies share no histories.
@@ -77,6 +80,7 @@ mod index;
 mod naive_tests;
 mod origin;
 mod reply;
+mod rewritten;
 mod said;
 #[cfg(test)]
 mod testing;
@@ -87,7 +91,7 @@ pub use conversation::{
     Conversation, ConversationError, Counts, Fitting, Judged, Prepared, Recognised, Repeated, Request,
 };
 pub use drift::Drift;
-pub use format::{CallIds, Format, History, Options};
+pub use format::{CallIds, Format, History, Options, Replies};
 pub use origin::{Fork, Origin, Reason};
 pub use reply::Reply;
 pub use window::{Budget, Overflow};

@@ -126,7 +126,7 @@ impl Index {
         let Some((message, form)) = asked.get(at) else {
             return if node.asked.is_some() {
                 fork(at, Reason::AskedAgain)
-            } else if self.said(hit.node).is_some() {
+            } else if self.said(hit.node).is_some() || self.is_extended(hit.node) {
                 Origin::Continued
             } else {
                 fork(at, Reason::Shortened)

@@ -71,9 +71,11 @@ impl Form {
         Some(Form { ids, ..Form::new(Role::Assistant, &content, &calls, thought) })
     }
 
-    /// The form of a reply that begins these messages in pieces, and the number of its messages: some clients
+    /// The reply that begins these messages in pieces, its form, and the number of its messages: some clients
     /// send text and calls apart, or each call in a message of its own. `None` where it is whole.
-    pub(crate) fn joined<'a>(messages: impl IntoIterator<Item = &'a Message>) -> Option<(Self, usize)> {
+    pub(crate) fn joined<'a>(
+        messages: impl IntoIterator<Item = &'a Message>,
+    ) -> Option<(Message, Self, usize)> {
         let mut messages = messages.into_iter().take_while(|message| message.role == Role::Assistant);
         let mut whole = messages.next()?.clone();
         let mut length = 1;
@@ -84,7 +86,10 @@ impl Form {
             }
             length += 1;
         }
-        (length > 1).then(|| (Form::of(&whole), length))
+        (length > 1).then(|| {
+            let form = Form::of(&whole);
+            (whole, form, length)
+        })
     }
 
     fn new(role: Role, content: &str, calls: &[ToolCall], thought: Option<String>) -> Self {
@@ -125,6 +130,16 @@ impl Form {
 /// The reasoning that a message carries beside its content.
 fn reasoning(message: &Message) -> Option<&str> {
     message.reasoning_content.as_deref()
+}
+
+/// Returns whether two values are numbers of the same value.
+pub(crate) fn same_number(a: &Value, b: &Value) -> bool {
+    let key = |value: &Value| {
+        let mut hash = Hash::default();
+        hash.value(value);
+        hash.0.digest128()
+    };
+    a.is_number() && b.is_number() && key(a) == key(b)
 }
 
 /// A key of a thought; white space around it does not count.
@@ -340,7 +355,8 @@ mod tests {
             vec![thinks(Message::calls(" So", vec![one])), second, Message::user("?")],
         ] {
             let length = pieces.len() - 1;
-            assert_eq!(Form::joined(&pieces), Some((whole.clone(), length)), "{pieces:?}");
+            let joined = Form::joined(&pieces).map(|(_, form, length)| (form, length));
+            assert_eq!(joined, Some((whole.clone(), length)), "{pieces:?}");
         }
         assert_eq!(Form::joined(&[text.clone(), text.clone()]), None);
         assert_eq!(Form::joined(&[Message::user(" So"), first.clone()]), None);

@@ -66,6 +66,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for call in &recorded.calls {
         println!("{:?}: {} tokens, then {}", call.origin, call.prompt, call.tokens);
     }
+    println!("counts: {:?}", recorded.counts);
     println!("drift: {:?}", recorded.drift);
     println!("refused: {:?}", recorded.refused);
     println!("unknown: {:?}", gateway.unknown_fields());

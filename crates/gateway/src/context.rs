@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use dressage_conversation::{Conversation, Format, Judged, Prepared, Recognised, Request};
+use dressage_conversation::{Conversation, Format, Judged, Overflow, Prepared, Request};
 use dressage_text::{Message, ToolSpec};
 
 use crate::answering::{Answering, Caller};
@@ -12,6 +12,7 @@ use crate::call::{Call, Input};
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::metrics::add;
+use crate::prompt::blocking;
 use crate::route::{RouteContext, Summary};
 use crate::session::Session;
 use crate::transcript::Event;
@@ -36,6 +37,11 @@ impl Gateway {
             Some(session) => with(&session.state().conversation),
             None => with(&Conversation::new()),
         };
+        // A policy that shortens prompts must see them.
+        let max_tokens = match context.budget.overflow {
+            Overflow::Fail => model.tokens()?.context.min(context.budget.most),
+            _ => usize::MAX,
+        };
         loop {
             let kept = match fitting.messages() {
                 Cow::Borrowed(_) => None,
@@ -46,7 +52,7 @@ impl Gateway {
                 Some(session) => session.state().conversation.recognise(&request),
                 None => Conversation::new().recognise(&request),
             };
-            let prepared = blocking(move || Recognised::render(recognised)).await??;
+            let prepared = blocking(move || recognised.render_within(max_tokens)).await??;
             match fitting.judge(prepared) {
                 Judged::Fits(prepared) => return Ok(prepared),
                 Judged::Again => {}

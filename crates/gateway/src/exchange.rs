@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dressage_conversation::{Conversation, Format, Origin, Prepared};
+use dressage_conversation::{Conversation, Origin};
 use dressage_policy::{
     CallStreams, Completion, FinishReason, Grammar, SampleEvent, SampleRequest, SampleStream, SamplingParams,
     TopLogprobs, within,
@@ -25,21 +25,13 @@ use crate::forms;
 use crate::gateway::{Gateway, now};
 use crate::metrics::add;
 use crate::model::{Backend, Model, TokenModel};
+use crate::prompt::Prompt;
 use crate::reading::Reading;
 use crate::session::{Called, Running, Session};
 use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
 
 /// Most replies to one call.
 const MOST_REPLIES: usize = 128;
-
-/// Prompt of a call.
-#[derive(Clone)]
-enum Prompt {
-    /// Of messages.
-    Chat(Box<Prepared>),
-    /// In ids.
-    Ids(Arc<[u32]>),
-}
 
 /// All that the replies of a call have in common.
 struct Exchange {
@@ -56,6 +48,8 @@ struct Exchange {
     is_json: bool,
     /// Whether clients are told the stop string that ends a reply.
     keeps_stop: bool,
+    /// The question of a call that may be a probe.
+    question: Option<String>,
     /// Whether it is a summary, which no limit of the attempt counts.
     summarises: bool,
     reply: Duration,
@@ -71,11 +65,17 @@ struct Exchange {
 /// A place among the calls, and one in the session: held until the call has ended.
 pub(crate) type Held = (Option<OwnedSemaphorePermit>, Option<Running>);
 
-/// Tokens that have come, and what they say.
+/// Tokens that have come, in parts of which each is text of the message or none of it.
 #[derive(Default)]
 struct Told {
-    pieces: Vec<Piece>,
-    tokens: Vec<Token>,
+    parts: Vec<(Vec<Piece>, Vec<Token>)>,
+    /// Tokens of which it is not known yet what they say.
+    pending: Vec<Token>,
+}
+
+/// Returns whether pieces have text of the message among them.
+fn speaks(pieces: &[Piece]) -> bool {
+    pieces.iter().any(|piece| matches!(piece, Piece::Speech(_)))
 }
 
 impl Told {
@@ -87,11 +87,29 @@ impl Told {
         (ids, logprobs, top, version): (Vec<u32>, Vec<f32>, Vec<TopLogprobs>, u64),
     ) {
         for (at, (&id, &logprob)) in ids.iter().zip(&logprobs).enumerate() {
-            self.pieces.extend(reading.push(id));
-            self.tokens.push(Token { id, logprob, top: top.get(at).cloned().unwrap_or_default(), version });
+            let pieces = reading.push(id);
+            self.pending.push(Token { id, logprob, top: top.get(at).cloned().unwrap_or_default(), version });
+            if pieces.is_empty() {
+                continue;
+            }
+            match self.parts.last_mut().filter(|(last, _)| speaks(last) == speaks(&pieces)) {
+                Some((last, tokens)) => {
+                    last.extend(pieces);
+                    tokens.append(&mut self.pending);
+                }
+                None => self.parts.push((pieces, std::mem::take(&mut self.pending))),
+            }
         }
         completion.extend(&ids, &logprobs, version);
         completion.top.extend(top);
+    }
+
+    /// Returns the parts, the last of which may say nothing yet.
+    fn into_parts(mut self) -> Vec<(Vec<Piece>, Vec<Token>)> {
+        if !self.pending.is_empty() {
+            self.parts.push((Vec::new(), self.pending));
+        }
+        self.parts
     }
 }
 
@@ -185,6 +203,12 @@ impl Gateway {
         let form = forms::asked(&call);
         let Call { input, tools, tool_choice, parallel_calls, n, sampling, .. } = call;
         let tools: Arc<[ToolSpec]> = tools.into();
+        let question = match (&caller.session, &input) {
+            (Some(session), Input::Messages(messages)) if !answering.summarises => {
+                session.state().probes.begins(&answering.agent, messages, &tools)
+            }
+            _ => None,
+        };
         let prompt = self.prompt(caller, &answering, &drawn.format, input, &tools).await?;
         let Answering { agent, model, summarises, batch, .. } = answering;
         if let Prompt::Chat(prepared) = &prompt
@@ -281,6 +305,7 @@ impl Gateway {
             parallel_calls,
             is_json: matches!(params.grammar, Some(Grammar::JsonObject | Grammar::JsonSchema(_))),
             keeps_stop: sampling.keeps_stop,
+            question,
             summarises,
             reply,
             begun,
@@ -292,59 +317,10 @@ impl Gateway {
         Ok(reader)
     }
 
-    /// Writes the prompt, away from the async workers: a template may take long.
-    async fn prompt(
-        &self,
-        caller: &Caller,
-        answering: &Answering,
-        format: &Arc<Format>,
-        input: Input,
-        tools: &Arc<[ToolSpec]>,
-    ) -> Result<Prompt, Fault> {
-        let messages = match input {
-            Input::Messages(messages) => messages,
-            Input::Tokens(ids) => return given(ids.into()),
-            Input::Text(text) => {
-                let format = Arc::clone(format);
-                let encode = move || format.chat().tokenizer().encode_document(&text);
-                return given(blocking(encode).await?.into());
-            }
-        };
-        check_messages(&messages)?;
-        let prepared = self.fitted(caller, answering, format, &messages, tools).await?;
-        add(&self.0.metrics.drifted, u64::from(prepared.drift.is_some()));
-        add(&self.0.metrics.systems_joined, u64::from(prepared.shifted.joined));
-        add(&self.0.metrics.systems_moved, u64::from(prepared.shifted.moved));
-        Ok(Prompt::Chat(prepared))
-    }
-
     /// A seed that no other call has.
     fn random_seed(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(self.call_id().as_bytes())
     }
-}
-
-fn given(ids: Arc<[u32]>) -> Result<Prompt, Fault> {
-    match ids.is_empty() {
-        true => Err(Fault::field("prompt", "the prompt is empty; give at least one token")),
-        false => Ok(Prompt::Ids(ids)),
-    }
-}
-
-fn check_messages(messages: &[Message]) -> Result<(), Fault> {
-    if messages.is_empty() {
-        return Err(Fault::field("messages", "there are no messages; give at least one"));
-    }
-    for (place, message) in messages.iter().enumerate() {
-        if let Some(part) = message.content.others().next() {
-            let param = format!("messages[{place}].content");
-            let what = part.kind();
-            let message =
-                format!("a part of type {what:?} cannot be shown to this model, which reads text alone");
-            return Err(Fault::field(&param, message));
-        }
-    }
-    Ok(())
 }
 
 /// The parameters of a call: a recipe's where it fixes them, else those that the client asks for.
@@ -467,9 +443,10 @@ impl Exchange {
                             };
                             told.add(&mut reading, &mut completion, (tokens, logprobs, top, version));
                         }
-                        let Told { pieces, tokens } = told;
-                        let pieces = if whole { Vec::new() } else { pieces };
-                        self.transcript.push(Event::Delta { choice: index, pieces, tokens });
+                        for (pieces, tokens) in told.into_parts() {
+                            let pieces = if whole { Vec::new() } else { pieces };
+                            self.transcript.push(Event::Delta { choice: index, pieces, tokens });
+                        }
                     }
                     Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
                         read += self.prompt_read(index, read, &logprobs, &top);
@@ -545,7 +522,7 @@ impl Exchange {
             Prompt::Ids(_) => None,
         };
         let prompt_tokens = self.transcript.head.prompt.len();
-        let (mut turn, mut reply) = (None, None);
+        let (mut turn, mut reply, mut segment) = (None, None, None);
         let mut alone = Conversation::new();
         let mut state = self.session.as_ref().map(|session| session.state());
         // A reply of which nothing was drawn leaves no trace.
@@ -554,7 +531,7 @@ impl Exchange {
             match prompt {
                 Prompt::Chat(prepared) => {
                     let read = conversation.record(*prepared, completion, params).map_err(failed)?;
-                    turn = Some(read.turn);
+                    (turn, segment) = (Some(read.turn), Some(read.segment));
                     reply = Some(read);
                 }
                 Prompt::Ids(ids) => {
@@ -567,6 +544,17 @@ impl Exchange {
             reading.end(reply, finish, self.is_json || self.tool_choice == ToolChoice::None);
         end.prompt_tokens = prompt_tokens;
         if let Some(state) = &mut state {
+            if let Some(segment) = segment {
+                if let Some(question) = self.question.clone() {
+                    state.probes.replied(&self.agent, question, segment);
+                }
+                state.conversation.told(segment, &end.message);
+                // Some clients put the stop string back that ended the reply.
+                if let Some(stop) = &end.stopped_by {
+                    let content = format!("{}{stop}", end.message.content.as_str()).into();
+                    state.conversation.told(segment, &Message { content, ..end.message.clone() });
+                }
+            }
             if !self.summarises {
                 state.left_tokens = state.left_tokens.saturating_sub(tokens);
             }
@@ -579,6 +567,7 @@ impl Exchange {
                 model: self.model.name.clone(),
                 external: false,
                 summary: self.summarises,
+                probe: false,
                 origin,
                 prompt: prompt_tokens,
                 tokens,

@@ -110,6 +110,40 @@ async fn a_history_that_comes_back_goes_on_with_its_ids() {
 }
 
 #[tokio::test]
+async fn reply_comes_back_as_its_client_received_it() {
+    let two = [CALL, CALL].concat();
+    for (text, more, change) in [
+        // The stop string stays away, or is put back, with what the client ran after it.
+        ("x = 1\n</code>", json!({ "stop": ["</code>"] }), ""),
+        ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>"),
+        ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>\nCalling tools:"),
+        ("<think>Hm.</think>x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>"),
+        ("1, 2, 3, 4", json!({ "stop": ["4", "5"] }), ""),
+        ("1, 2, 3, 4", json!({ "stop": ["4", "5"] }), "4"),
+        ("x = 1", json!({}), "\n</code>"),
+        // One of two calls.
+        (&two, json!({ "tools": tools(), "parallel_tool_calls": false }), ""),
+    ] {
+        let served = Served::scripted(&[text, "Yes."]);
+        let mut body = question("?");
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut said = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
+        said["content"] = format!("{}{change}", said["content"].as_str().unwrap()).into();
+        let next = match said["tool_calls"][0]["id"].as_str() {
+            Some(id) => json!({ "role": "tool", "tool_call_id": id, "content": "3.5" }),
+            None => json!({ "role": "user", "content": "And?" }),
+        };
+        body["messages"].as_array_mut().unwrap().extend([said, next]);
+        served.post(CHAT, &body).await.json();
+        assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{text:?} {change:?}");
+        let recorded = served.session.close(Duration::from_secs(5)).await;
+        let sampled = recorded.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
+        assert_eq!(sampled.count(), 2);
+        assert!(recorded.drift.is_empty(), "{:?}", recorded.drift);
+    }
+}
+
+#[tokio::test]
 async fn keys_say_who_calls_and_paths_do_not() {
     let served = Served::scripted(&["Yes."]);
     let body = question("?").to_string();
@@ -162,6 +196,7 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
         (with("n", json!(1000)), "n"),
         (with("chat_template", json!("{{ messages }}")), "chat_template"),
         (with("tool_choice", json!("perhaps")), "tool_choice"),
+        (with("top_logprobs", json!(2)), "top_logprobs"),
         (with("logit_bias", json!({ "x": 1 })), "logit_bias"),
         (with("logit_bias", json!({ "1": 1000 })), ""),
         (with("tools", json!([{ "type": "web_search" }])), "tools"),
@@ -447,6 +482,46 @@ async fn completions_take_text_and_ids_and_several_of_them() {
     let told: String =
         chunks.map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default().to_owned()).collect();
     assert_eq!(told, "abc");
+}
+
+#[tokio::test]
+async fn several_prompts_are_streamed_side_by_side() {
+    for echo in [false, true] {
+        let mut body = json!({ "prompt": [[83, 97], [83, 98, 99]], "n": 2, "max_tokens": 3, "echo": echo });
+        let whole = Served::scripted(&["abcd"]).post("/v1/completions", &body).await.json();
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "include_usage": true });
+        let served = Served::scripted(&["abcd"]);
+        let stream = served.post("/v1/completions", &body).await.text;
+        assert!(stream.ends_with("data: [DONE]\n\n"), "{stream}");
+        let (mut texts, mut ends, mut usage) = (vec![String::new(); 4], vec![Value::Null; 4], Value::Null);
+        for frame in stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: {")) {
+            let chunk: Value = serde_json::from_str(&format!("{{{frame}")).unwrap();
+            for choice in chunk["choices"].as_array().unwrap() {
+                let index = choice["index"].as_u64().unwrap() as usize;
+                texts[index] += choice["text"].as_str().unwrap();
+                if !choice["finish_reason"].is_null() {
+                    ends[index] = choice["finish_reason"].clone();
+                }
+            }
+            usage = chunk["usage"].clone();
+        }
+        let want: Vec<&str> = whole["choices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|choice| choice["text"].as_str().unwrap())
+            .collect();
+        assert_eq!((texts, ends), (want.iter().map(ToString::to_string).collect(), vec![json!("length"); 4]));
+        assert_eq!(usage, whole["usage"]);
+        // Both prompts are of the attempt, and each reply was drawn once.
+        assert_eq!(served.session.close(Duration::from_secs(5)).await.calls.len(), 4);
+    }
+    // One that is rejected rejects the stream.
+    let served = Served::scripted(&["abcd"]);
+    let body = json!({ "prompt": [[83], []], "stream": true });
+    assert_eq!(served.post("/v1/completions", &body).await.status, StatusCode::BAD_REQUEST);
+    assert!(served.session.close(Duration::from_secs(5)).await.calls.is_empty());
 }
 
 /// Prompts in ids belong to the attempt as well: those that repeat what was sampled go on from it.

@@ -24,6 +24,10 @@ pub enum Kind {
     Limit,
     /// No such path, model or earlier response.
     NotFound,
+    /// The path has no such method.
+    Method,
+    /// The body is of a type, or in an encoding, that is not read.
+    MediaType,
     /// The attempt is over.
     Gone,
     /// More waits than may wait; worth another try after this time.
@@ -46,6 +50,8 @@ impl Kind {
             Kind::Unauthorised => StatusCode::UNAUTHORIZED,
             Kind::Forbidden => StatusCode::FORBIDDEN,
             Kind::NotFound => StatusCode::NOT_FOUND,
+            Kind::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Kind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Kind::Gone => StatusCode::GONE,
             Kind::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
             Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -64,6 +70,8 @@ impl Kind {
             Kind::Forbidden => "forbidden",
             Kind::Limit => "limit",
             Kind::NotFound => "not_found",
+            Kind::Method => "method",
+            Kind::MediaType => "media_type",
             Kind::Gone => "gone",
             Kind::Busy(_) => "busy",
             Kind::Unavailable => "unavailable",
@@ -128,6 +136,9 @@ impl From<ConversationError> for Fault {
 
 impl From<TextError> for Fault {
     fn from(error: TextError) -> Self {
-        Fault::field("messages", error.to_string())
+        match error {
+            TextError::TooLong { .. } => Fault::new(Kind::TooLong, error.to_string()),
+            error => Fault::field("messages", error.to_string()),
+        }
     }
 }

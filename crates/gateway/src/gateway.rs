@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use dressage_http::Access;
 use tokio::sync::Semaphore;
 
 use crate::fault::{Fault, Kind};
@@ -21,6 +22,8 @@ pub struct Options {
     pub keys: Vec<String>,
     /// Whether calls outside of sessions are answered at all.
     pub open: bool,
+    /// Hosts that the gateway answers as if it asks for no key, and origins whose pages can call it.
+    pub access: Access,
     /// Most calls that are answered at once.
     pub running: usize,
     /// Most calls that wait for their turn; more are told to come back.
@@ -40,6 +43,7 @@ impl Default for Options {
         Options {
             keys: Vec::new(),
             open: true,
+            access: Access::default(),
             running: 1024,
             waiting: 4096,
             body_bytes: 64 << 20,

@@ -125,7 +125,7 @@ pub(crate) async fn tokenizer_info(
 }
 
 /// Models that a caller can ask: those of its attempt, or all.
-fn models(gateway: &Gateway, caller: &Caller) -> Vec<Arc<Model>> {
+pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Arc<Model>> {
     let Some(session) = &caller.session else { return gateway.models() };
     let mut found: Vec<Arc<Model>> = Vec::new();
     for route in &session.options.routes {

@@ -41,7 +41,10 @@ mod metrics;
 mod model;
 mod openai;
 mod parameters;
+mod parts;
 mod places;
+mod probes;
+mod prompt;
 mod reading;
 mod relay;
 mod responses;
@@ -54,6 +57,8 @@ mod sglang;
 #[cfg(test)]
 mod testing;
 mod tokens;
+#[cfg(test)]
+mod training_tests;
 mod transcript;
 mod vllm;
 
@@ -64,6 +69,7 @@ pub use fault::{Fault, Kind};
 pub use gateway::{Gateway, Options};
 pub use http::serve;
 pub use model::{Backend, Model, TokenModel};
+pub use probes::probe_agent;
 pub use route::{Route, RouteContext, Summary, When};
 pub use session::{Called, Recorded, Reward, Session, SessionLimits, SessionOptions};
 pub use transcript::{End, Event, Head, Reader, Token, Transcript};

@@ -172,7 +172,9 @@ impl Told {
                     told.push(Piece::Speech(malformed.raw));
                 }
                 Piece::Thought(text) if !text.is_empty() => told.push(Piece::Thought(text)),
-                Piece::Thought(_) | Piece::Aside(_) => {}
+                // No client is told of it, but it ends what tokens before it may belong to.
+                Piece::Aside(text) => told.push(Piece::Aside(text)),
+                Piece::Thought(_) => {}
             }
         }
         told

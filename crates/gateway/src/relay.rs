@@ -202,6 +202,7 @@ impl Relay {
             model: self.model.name.clone(),
             external: true,
             summary: self.summarises,
+            probe: false,
             origin: None,
             prompt: answer.prompt_tokens,
             tokens: answer.tokens,

@@ -14,6 +14,7 @@ use tokio::sync::{Notify, watch};
 use crate::external::{ExternalCall, Histories};
 use crate::fault::{Fault, Kind};
 use crate::key::Key;
+use crate::probes::Probes;
 use crate::responses::Memory;
 use crate::route::Route;
 use crate::transcript::Transcript;
@@ -80,6 +81,8 @@ pub struct Called {
     pub external: bool,
     /// Whether a context policy asked, for a summary.
     pub summary: bool,
+    /// Whether it was a probe, whose reply is not trained.
+    pub probe: bool,
     /// How the prompt came about; `None` for prompts in ids, and for models of others.
     pub origin: Option<Origin>,
     /// Tokens of the prompt.
@@ -147,6 +150,8 @@ pub(crate) struct State {
     pub histories: Histories,
     /// Replies by id, for clients that continue one by its name.
     pub responses: Memory,
+    /// Calls that may be probes.
+    pub probes: Probes,
 }
 
 /// How long a finished call can be asked for again.
@@ -164,6 +169,7 @@ impl Session {
             repeats: HashMap::new(),
             histories: Histories::default(),
             responses: Memory::default(),
+            probes: Probes::default(),
         };
         Session {
             key: Key::new(&options.attempt),
@@ -316,10 +322,15 @@ impl Session {
             let mut state = session.state();
             let mut conversation = std::mem::take(&mut state.conversation);
             let mut recorded = std::mem::take(&mut state.recorded);
+            let probes = std::mem::take(&mut state.probes);
             drop(state);
             recorded.drift = conversation.finish();
             recorded.counts = conversation.counts().clone();
             recorded.trajectory = conversation.into_trajectory();
+            let probes = probes.set_apart(&mut recorded.trajectory);
+            for call in &mut recorded.calls {
+                call.probe = call.turn.is_some_and(|turn| probes.contains(&turn));
+            }
             recorded
         });
         let mut recorded = finished.await.unwrap_or_default();

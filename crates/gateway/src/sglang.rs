@@ -324,7 +324,7 @@ impl Writer {
 
     /// The replies to one prompt.
     fn replies(&self, head: &Head, replies: Vec<Gathered>) -> Vec<Value> {
-        let one = |(index, Gathered { prompt, tokens, end })| {
+        let one = |(index, Gathered { prompt, tokens, end, .. })| {
             let text = self.text(&tokens, Some(&end));
             self.reply(head, index, &Partial { text, prompt, tokens }, Some(&end))
         };

@@ -86,6 +86,31 @@ impl Event {
     }
 }
 
+/// Tokens of a reply's message, without those of its thought and calls.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct MessageTokens {
+    tokens: Vec<Token>,
+    /// Tokens of which a later part says what they belong to.
+    pending: Vec<Token>,
+}
+
+impl MessageTokens {
+    /// Adds a part of a reply.
+    pub(crate) fn add(&mut self, pieces: &[Piece], tokens: &[Token]) {
+        self.pending.extend_from_slice(tokens);
+        if pieces.iter().any(|piece| matches!(piece, Piece::Speech(_))) {
+            self.tokens.append(&mut self.pending);
+        } else if !pieces.is_empty() {
+            self.pending.clear();
+        }
+    }
+
+    /// Returns the tokens that have come, and forgets them.
+    pub(crate) fn take(&mut self) -> Vec<Token> {
+        std::mem::take(&mut self.tokens)
+    }
+}
+
 /// Things known about a call from its start.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {

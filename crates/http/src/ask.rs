@@ -1,6 +1,5 @@
 //! One whole question and its answer.
 
-use std::io::Read;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -12,6 +11,7 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use crate::client::authority;
 use crate::hosts::target;
 use crate::text;
+use crate::unpack::{Unpack, unpack};
 use crate::{Client, HttpError, causes};
 
 /// A question.
@@ -170,21 +170,12 @@ async fn whole(host: &str, mut body: Incoming, most: usize) -> Result<Bytes, Htt
 /// A body without gzip, which some servers pack it with although nobody asked for it.
 fn unpacked(host: &str, body: Bytes, headers: &HeaderMap, most: usize) -> Result<Bytes, HttpError> {
     let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
-    let packed = || HttpError::Packed { host: host.to_owned(), encoding: encoding.to_owned() };
-    match encoding.trim().to_ascii_lowercase().as_str() {
-        "" | "identity" => Ok(body),
-        _ if body.is_empty() => Ok(body),
-        "gzip" | "x-gzip" => {
-            let mut all = Vec::new();
-            let unpacked = flate2::read::MultiGzDecoder::new(&body[..]);
-            unpacked.take(most as u64 + 1).read_to_end(&mut all).map_err(|_| packed())?;
-            match all.len() > most {
-                true => Err(HttpError::TooLarge { host: host.to_owned(), most }),
-                false => Ok(all.into()),
-            }
+    unpack(encoding, body, most).map_err(|why| match why {
+        Unpack::TooLarge => HttpError::TooLarge { host: host.to_owned(), most },
+        Unpack::Unknown | Unpack::Broken => {
+            HttpError::Packed { host: host.to_owned(), encoding: encoding.to_owned() }
         }
-        _ => Err(packed()),
-    }
+    })
 }
 
 #[cfg(test)]

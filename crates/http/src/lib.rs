@@ -26,9 +26,11 @@ mod client;
 mod error;
 mod hosts;
 mod text;
+mod unpack;
 
 pub use access::{Access, Cors, Rejection, Verdict};
 pub use ask::{Ask, Bounds, Reply};
 pub use client::Client;
 pub use error::{HttpError, causes};
 pub use hosts::Hosts;
+pub use unpack::{Unpack, unpack};

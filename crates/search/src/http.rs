@@ -10,9 +10,11 @@ use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt as _;
+use dressage_http::{Access, Rejection, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -29,6 +31,8 @@ const RETRY_AFTER: u64 = 1;
 pub struct HttpOptions {
     /// Keys, one of which every request must bear; none where this is empty.
     pub keys: Vec<String>,
+    /// Hosts that the service answers as if it asks for no key, and origins whose pages can call it.
+    pub access: Access,
     /// Passages for a query where a request does not say.
     pub top_k: usize,
     /// Most bytes of a body.
@@ -37,7 +41,7 @@ pub struct HttpOptions {
 
 impl Default for HttpOptions {
     fn default() -> Self {
-        HttpOptions { keys: Vec::new(), top_k: 3, body_bytes: 16 << 20 }
+        HttpOptions { keys: Vec::new(), access: Access::default(), top_k: 3, body_bytes: 16 << 20 }
     }
 }
 
@@ -276,15 +280,38 @@ async fn nowhere(request: Request) -> Refusal {
     Refusal { status: StatusCode::NOT_FOUND, code: "not_found", message }
 }
 
+async fn wrong_method(request: Request) -> Refusal {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("{path} has no method {method}; see the header Allow");
+    Refusal { status: StatusCode::METHOD_NOT_ALLOWED, code: "method", message }
+}
+
+/// Rejects requests that a foreign web page can cause, and adds the headers that an allowed one needs.
+async fn guarded(State(service): State<Shared>, request: Request, next: Next) -> Response {
+    let HttpOptions { keys, access, .. } = &service.options;
+    let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+    let (mut response, cors) = match access.check(method, uri, headers, !keys.is_empty()) {
+        Verdict::Allowed(cors) => (next.run(request).await, cors),
+        Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
+        Verdict::Rejected(Rejection { status, message }) => {
+            return Refusal { status, code: "forbidden", message }.into_response();
+        }
+    };
+    cors.apply(response.headers_mut());
+    response
+}
+
 /// The service of an index.
 pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
+    let service = Arc::new(Service { searcher, options });
     Router::new()
         .route("/retrieve", post(retrieve))
         .route("/search", get(search_by_url).post(search))
         .route("/health", get(health))
         .fallback(nowhere)
-        .method_not_allowed_fallback(nowhere)
-        .with_state(Arc::new(Service { searcher, options }))
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&service), guarded))
+        .with_state(service)
 }
 
 /// Serves an index until `stop` ends, and the answers under way with it.
@@ -293,10 +320,11 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
 /// When the listener fails.
 pub async fn serve(
     searcher: Searcher,
-    options: HttpOptions,
+    mut options: HttpOptions,
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
+    options.access = options.access.bound_to(listener.local_addr()?.ip());
     // Answers are small: held back until the client confirms the packet before, each would take 40 ms.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {

@@ -130,7 +130,7 @@ async fn what_is_wrong_with_a_request_is_said() {
         ("/search", "{}", 400, "`query` or `queries` is missing"),
         ("/search", r#"{"query": "a", "queries": ["b"]}"#, 400, "are both there"),
         ("/elsewhere", "{}", 404, "nothing is at POST /elsewhere"),
-        ("/health", "{}", 404, "nothing is at POST /health"),
+        ("/health", "{}", 405, "/health has no method POST"),
     ] {
         let (found, answer) = bench.post(path, body.to_owned()).await;
         assert_eq!(found, status, "{path}: {answer}");
@@ -167,5 +167,29 @@ async fn without_a_key_nothing_is_answered_but_health() {
         let request = Request::post("/retrieve").header(name, value);
         let request = request.body(Body::from(r#"{"queries": ["x"]}"#)).unwrap();
         assert_eq!(bench.ask(request).await.0, status, "{name}: {value}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_other_origins_are_kept_out_without_keys() {
+    let origins = ["http://localhost:3000".to_owned()];
+    let keyed = HttpOptions { keys: vec!["secret".into()], ..HttpOptions::default() };
+    let allowing = HttpOptions { access: Access::new(&[], &origins).unwrap(), ..HttpOptions::default() };
+    for (options, host, origin, status) in [
+        (HttpOptions::default(), "localhost:8000", None, 200),
+        (HttpOptions::default(), "evil.example", None, 403),
+        (HttpOptions::default(), "localhost:8000", Some("http://localhost:3000"), 403),
+        (allowing, "localhost:8000", Some("http://localhost:3000"), 200),
+        (keyed, "evil.example", Some("http://evil.example"), 401),
+    ] {
+        let bench = bench(Mode::Bm25, options).await;
+        let mut request = Request::get("/search?query=engine").header("host", host);
+        if let Some(origin) = origin {
+            request = request.header("origin", origin);
+        }
+        let response = bench.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.status().as_u16(), status, "{host} {origin:?}");
+        let cors = response.headers().get("access-control-allow-origin");
+        assert_eq!(cors.is_some(), status == 200 && origin.is_some());
     }
 }

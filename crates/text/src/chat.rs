@@ -233,8 +233,23 @@ impl Chat {
     /// # Errors
     /// What the template raises, or tools in a format that is not understood.
     pub fn prompt(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<Vec<u32>, TextError> {
+        self.prompt_within(messages, tools, usize::MAX)
+    }
+
+    /// Like [`prompt`](Self::prompt), but rejects a text whose bytes show that it has more than `max_tokens`
+    /// tokens, before it is tokenized.
+    ///
+    /// # Errors
+    /// Returns [`TextError::TooLong`] for such a text, and the errors of [`prompt`](Self::prompt).
+    pub fn prompt_within(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+        max_tokens: usize,
+    ) -> Result<Vec<u32>, TextError> {
         let [guard] = self.free_characters(messages, tools)?;
         let text = self.print(messages, tools, true, guard)?;
+        self.tokenizer.check_length(&text, max_tokens)?;
         Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
     }
 

@@ -67,7 +67,26 @@ impl Chat {
         new: &[Message],
         tools: &[ToolSpec],
     ) -> Result<Vec<u32>, TextError> {
-        let [guard, mark] = self.free_characters(&[history, new].concat(), tools)?;
+        self.continuation_within(history, (sampled, ""), new, tools, usize::MAX)
+    }
+
+    /// Like [`continuation`](Self::continuation), after a turn that its client has extended: `rest` is text that
+    /// follows the sampled text within the turn, which `sampled` must not end then. Rejects text that has more
+    /// than `max_tokens` tokens, by its bytes where these suffice.
+    ///
+    /// # Errors
+    /// Returns [`TextError::TooLong`] if the bytes show that there are more than `max_tokens` tokens, and the
+    /// errors of [`continuation`](Self::continuation).
+    pub fn continuation_within(
+        &self,
+        history: &[Message],
+        (sampled, rest): (&[u32], &str),
+        new: &[Message],
+        tools: &[ToolSpec],
+        max_tokens: usize,
+    ) -> Result<Vec<u32>, TextError> {
+        let shown = [history, new, &[Message::assistant(rest)]].concat();
+        let [guard, mark] = self.free_characters(&shown, tools)?;
         let calls = self.neutral_calls(new, &[]);
         let following = match self.following(history, calls, new, tools, [guard, mark])? {
             Some(following) => following,
@@ -76,7 +95,12 @@ impl Chat {
         };
         let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
         let given = if ended { self.without_end(&following) } else { &following };
-        Ok(self.tokenizer().encode_guarded(given, Some(guard)))
+        let given = match rest {
+            "" => given.to_owned(),
+            rest => self.tokenizer().guard(rest, guard, true) + given,
+        };
+        self.tokenizer().check_length(&given, max_tokens)?;
+        Ok(self.tokenizer().encode_guarded(&given, Some(guard)))
     }
 
     /// The text after a neutral reply with these calls; `None` where calls keep the template from ending it.

@@ -61,4 +61,21 @@ pub enum TextError {
         /// The way it treats calls.
         why: String,
     },
+    /// A text is too long for a context, which its bytes show.
+    #[error(
+        "the prompt has {bytes} bytes, which are at least {min_tokens} tokens (no token of this model stands for more \
+         than {longest} {what}), but {max_tokens} are left of its context; make it shorter"
+    )]
+    TooLong {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Number of tokens that it has at least.
+        min_tokens: usize,
+        /// Number of tokens that it can have.
+        max_tokens: usize,
+        /// Number of bytes of the kind below that one token stands for at most.
+        longest: usize,
+        /// Kind of bytes that are counted.
+        what: &'static str,
+    },
 }

@@ -63,6 +63,7 @@ mod fuzz_tests;
 mod gguf;
 mod grammar_schema;
 mod jinja;
+mod length;
 mod message;
 #[cfg(test)]
 mod message_tests;

@@ -236,6 +236,13 @@ impl Trajectory {
         Ok(SegmentId(id))
     }
 
+    /// Sets the agent of a segment. Without effect if there is no such segment.
+    pub fn assign(&mut self, segment: SegmentId, agent: &str) {
+        if let Some(segment) = self.segments.get_mut(segment.0 as usize) {
+            agent.clone_into(&mut segment.agent);
+        }
+    }
+
     /// Sets agent and policy of all segments.
     #[must_use]
     pub fn by(mut self, agent: &str, policy: &str) -> Self {

@@ -30,14 +30,14 @@ impl Program {
         let mut variables = shared_environment(&self.passes);
         let task = task_of(context).to_string();
         let ours = [
-            // Every client reads its own; those of Anthropic add /v1 themselves.
+            // Every client reads its own; those of Anthropic add /v1 themselves. Their SDKs take one key:
+            // a client that finds ANTHROPIC_AUTH_TOKEN, too, passes both on, and fails.
             ("OPENAI_BASE_URL", v1.as_str()),
             ("OPENAI_API_BASE", &v1),
             ("OPENAI_API_KEY", key),
             ("OPENAI_MODEL", model),
             ("ANTHROPIC_BASE_URL", &base),
             ("ANTHROPIC_API_KEY", key),
-            ("ANTHROPIC_AUTH_TOKEN", key),
             ("ANTHROPIC_MODEL", model),
             ("DRESSAGE_BASE_URL", &base),
             ("DRESSAGE_API_KEY", key),

@@ -1,5 +1,7 @@
 //! From the end of a program and what was recorded of it to an attempt.
 
+use std::collections::BTreeMap;
+
 use dressage_conversation::{Fork, Origin};
 use dressage_gateway::{Called, Recorded};
 use dressage_policy::FinishReason;
@@ -8,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::Program;
 use super::process::Ended;
+use crate::kept::Tail;
 use crate::{Attempt, nested};
 
 /// Key of a program's own account among an attempt's evidence.
@@ -48,11 +51,7 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
                 }
             }
             if recorded.calls.is_empty() && outcome.error.is_none() {
-                let why = match recorded.refused.is_empty() {
-                    true => "never called the model; it is to use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key".into(),
-                    false => format!("had no call answered; refused: {:?}", recorded.refused),
-                };
-                broken(&mut outcome, name, why);
+                broken(&mut outcome, name, silent(&recorded.refused, &stdout, &stderr));
             }
             if outcome.finish.is_whole() {
                 let last = calls.iter().rfind(|call| !call.content.is_empty());
@@ -85,11 +84,37 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     Attempt { trajectory: recorded.trajectory, outcome }
 }
 
+/// Returns why a program that had no call answered is no attempt, with the last lines that it wrote: many programs
+/// report a wrong configuration and exit with 0.
+fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
+    /// Number of lines of each stream.
+    const LINES: usize = 3;
+    let why = match refused.is_empty() {
+        true => {
+            "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key".into()
+        }
+        false => format!("had no call answered; refused: {refused:?}"),
+    };
+    let streams = [("standard error", stderr), ("standard output", stdout)];
+    let written = streams.into_iter().map(|(name, tail)| (name, tail.last_lines(LINES)));
+    let written = written.filter(|(_, lines)| !lines.is_empty());
+    let written: Vec<String> =
+        written.map(|(name, lines)| format!("{name} ends with {:?}", excerpt(&lines))).collect();
+    match written.is_empty() {
+        true => format!("{why}; it wrote nothing"),
+        false => format!("{why}; its {}", written.join(", its ")),
+    }
+}
+
 /// A call as it is told of: who asked whom, how the prompt came about, and how it ended.
 fn called(call: &Called) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
+        Some(Origin::Began) if call.probe => {
+            "began: a probe without tools, not trained (to train such calls, give them an agent with match)"
+                .to_owned()
+        }
         Some(Origin::Began) => "began".to_owned(),
         Some(Origin::Continued) => "continued".to_owned(),
         Some(Origin::Forked(Fork { at, reason })) => format!("forked at message {at}: {}", reason.words()),
@@ -161,6 +186,17 @@ fn excerpt(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silent_program_is_quoted_in_error() {
+        let (none, refused) = (BTreeMap::new(), BTreeMap::from([("not_found".to_owned(), 2)]));
+        let tail = |text: &str| Tail::of(text.to_owned());
+        let why = silent(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
+        assert!(why.starts_with("never called the model"), "{why}");
+        assert!(why.ends_with("; its standard error ends with \"set ONE key, not two\", its standard output ends with \"b\\nc\\nd\""), "{why}");
+        let why = silent(&refused, &tail(""), &tail(" \n"));
+        assert!(why.contains("not_found") && why.ends_with("; it wrote nothing"), "{why}");
+    }
 
     #[test]
     fn answers_are_what_programs_print_last() {

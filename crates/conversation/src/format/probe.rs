@@ -50,9 +50,9 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
         vec![Message::system("Be brief.")],
     ];
     for (at, new) in news.iter().enumerate() {
-        let reply = &chat.stop_ids()[..1];
-        let long = format.shown(&whole(past), reply, new, tools);
-        let following = match (long, format.shown(&short, reply, new, stand_in)) {
+        let reply = (&chat.stop_ids()[..1], "");
+        let long = format.shown(&whole(past), reply, new, tools, usize::MAX);
+        let following = match (long, format.shown(&short, reply, new, stand_in, usize::MAX)) {
             (Ok(long), Ok(short)) if long == short => long,
             (Err(_), Err(_)) => continue,
             _ => return false,
@@ -64,7 +64,7 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
         for said in REPLIES {
             let mut reply = chat.tokenizer().encode(said);
             reply.extend(chat.stop_ids().first());
-            let round = Round { past, reply: &reply, said, new, tools };
+            let round = Round { past, reply: &reply, said, rest: "", new, tools };
             let path = [prompt, &reply, &following.tokens].concat();
             let all = format.drift_of_all(&path, round);
             let near = format.drift_near(round, &following.tokens);

@@ -238,10 +238,9 @@ async fn faults_are_told_in_anthropics_shape() {
         request[field] = value;
         request
     };
-    let search = json!([{"type": "web_search_20250305", "name": "web_search"}]);
     let long = "x".repeat(5000);
     for (request, status, kind, words) in [
-        (with("tools", search), 400, "invalid_request_error", "tools.0 (\"web_search\") is of type"),
+        (with("max_tokens", Value::Null), 400, "invalid_request_error", "max_tokens is missing"),
         (with("tools", json!([{"name": "f"}])), 400, "invalid_request_error", "the input_schema of tools.0"),
         (with("tools", json!([{}])), 400, "invalid_request_error", "has no name"),
         (with("tool_choice", json!("any")), 400, "invalid_request_error", "it is an object of type auto"),
@@ -281,9 +280,24 @@ async fn faults_are_told_in_anthropics_shape() {
         (foreign.status.as_u16(), &foreign.json()["error"]["type"]),
         (401, &json!("authentication_error"))
     );
-    let unknown = json!({"model": "other", "messages": []});
+    let unknown = json!({"model": "other", "max_tokens": 1, "messages": []});
     let answer = served.send("POST", "/v1/messages", STRANGER, &unknown.to_string()).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]["type"]), (404, &json!("not_found_error")));
+}
+
+#[tokio::test]
+async fn hosted_tools_are_left_out_and_counted() {
+    let served = Served::scripted(&["Yes."]);
+    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
+    let own = asked["tools"][0].clone();
+    asked["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}, own, {"type": "bash_20250124", "name": "bash"}]);
+    served.post("/v1/messages", &asked).await.json();
+    let [path] = &served.paths().await[..] else { panic!() };
+    assert!(path.contains("\"add\"") && !path.contains("web_search") && !path.contains("bash"), "{path}");
+    for kind in ["web_search_20250305", "bash_20250124"] {
+        let field = format!("messages.tools[type={kind}]");
+        assert_eq!(served.gateway.unknown_fields().get(&field), Some(&1), "{field}");
+    }
 }
 
 #[tokio::test]

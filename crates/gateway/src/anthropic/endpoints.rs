@@ -17,7 +17,13 @@ use crate::http::{Incoming, answer, failed, json as document};
 pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let ping = gateway.0.options.ping;
     let id = format!("req_{}", gateway.call_id());
-    let response = match prepare(&gateway, incoming) {
+    let prepared = prepare(&gateway, incoming).and_then(|(caller, asked)| {
+        // Anthropic's API has no default.
+        let missing =
+            || Fault::field("max_tokens", "max_tokens is missing; it is the maximum of the reply's tokens");
+        asked.call.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, asked))
+    });
+    let response = match prepared {
         Err(found) => failed(&found, &fault(&found, &id)),
         Ok((caller, Asked { call, streams })) => {
             let begun = gateway.call(&caller, call).await;
@@ -52,6 +58,23 @@ fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, Fault
     let Input::Messages(messages) = &call.input else { return Ok(0) };
     let chat = gateway.chat_of(caller, call)?;
     Ok(chat.prompt(messages, &call.tools)?.len())
+}
+
+/// Returns the response to a request that is rejected.
+pub(crate) fn rejected(gateway: &Gateway, found: &Fault) -> Response {
+    let id = format!("req_{}", gateway.call_id());
+    named(failed(found, &fault(found, &id)), &id)
+}
+
+/// Returns a document, or the response to a request that is rejected.
+pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, Fault>) -> Response {
+    match found {
+        Ok(value) => {
+            let id = format!("req_{}", gateway.call_id());
+            named(document(StatusCode::OK, &value), &id)
+        }
+        Err(fault) => rejected(gateway, &fault),
+    }
 }
 
 /// A response with the id that Anthropic's clients report with errors.

@@ -4,6 +4,11 @@ use dressage_text::{Arguments, Message, Role, ToolCall};
 use serde_json::Value;
 
 use crate::fault::Fault;
+use crate::gateway::Gateway;
+use crate::parts::PartsText;
+
+/// Name of the API where unknown fields are counted.
+pub(super) const API: &str = "messages";
 
 /// Beginning of a line that Claude Code puts before its instructions. It is for Anthropic's books, and other
 /// in every request, so no prompt would begin like the one before.
@@ -15,8 +20,13 @@ const FAILED: &str = "The tool failed.";
 /// Reads instructions and messages.
 ///
 /// # Errors
-/// Names the first message or block that cannot be read, or shown to a model that reads text alone.
-pub(super) fn read(system: Option<&Value>, messages: &[Value]) -> Result<Vec<Message>, Fault> {
+/// Names the first message or block that cannot be read, or shown to a model that reads text alone. Blocks of tools
+/// that Anthropic runs itself are left out, and counted, as are parts of a tool's result that cannot be shown.
+pub(super) fn read(
+    gateway: &Gateway,
+    system: Option<&Value>,
+    messages: &[Value],
+) -> Result<Vec<Message>, Fault> {
     let mut read = Vec::with_capacity(messages.len() + 1);
     if let Some(system) = system.filter(|system| !system.is_null()) {
         read.extend(instructions(system, "system")?);
@@ -25,8 +35,8 @@ pub(super) fn read(system: Option<&Value>, messages: &[Value]) -> Result<Vec<Mes
         let place = format!("messages.{at}");
         let content = &message["content"];
         match message["role"].as_str() {
-            Some("user") => user(content, &place, &mut read)?,
-            Some("assistant") => read.push(assistant(content, &place)?),
+            Some("user") => user(gateway, content, &place, &mut read)?,
+            Some("assistant") => read.push(assistant(gateway, content, &place)?),
             Some("system") => read.extend(instructions(content, &format!("{place}.content"))?),
             _ => {
                 let param = format!("{place}.role");
@@ -73,7 +83,7 @@ fn text<'a>(block: &'a Value, field: &str, place: &str) -> Result<&'a str, Fault
 fn refused(kind: &str, place: &str, known: &str) -> Fault {
     let message = match kind {
         "" => format!("{place} has no type; it is {known}"),
-        "image" | "document" | "search_result" => {
+        "image" => {
             format!(
                 "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
             )
@@ -105,35 +115,101 @@ fn instructions(content: &Value, place: &str) -> Result<Option<Message>, Fault> 
     Ok((!text.is_empty()).then(|| Message::system(text)))
 }
 
+/// Adds a block that is a text, a document of text or a search result. Returns whether it is one of these. Inside a
+/// tool's result, for which `hidden` is given, parts that cannot be shown are named and counted.
+fn shown(
+    kind: &str,
+    block: &Value,
+    place: &str,
+    all: &mut PartsText,
+    hidden: Option<&Gateway>,
+) -> Result<bool, Fault> {
+    let field = |name: &str| block[name].as_str();
+    match (kind, block["source"]["type"].as_str()) {
+        ("text", _) => all.text(text(block, "text", place)?),
+        ("document", Some("text")) => {
+            let data = text(&block["source"], "data", &format!("{place}.source"))?;
+            all.document([field("title"), field("context"), Some(data)]);
+        }
+        ("document", Some("content")) => {
+            let content = inner(&block["source"]["content"], &format!("{place}.source.content"), hidden)?;
+            all.document([field("title"), field("context"), Some(&content)]);
+        }
+        ("search_result", _) => {
+            let content = inner(&block["content"], &format!("{place}.content"), hidden)?;
+            all.document([field("title"), field("source"), Some(&content)]);
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Returns the text of the content of a document.
+fn inner(content: &Value, place: &str, hidden: Option<&Gateway>) -> Result<String, Fault> {
+    let mut all = PartsText::default();
+    let whole = blocks(content, place, |kind, block, place| {
+        match (kind, hidden) {
+            ("text", _) => all.text(text(block, "text", place)?),
+            ("", _) | (_, None) => return Err(refused(kind, place, "text")),
+            (kind, Some(gateway)) => all.hidden(gateway, API, kind),
+        }
+        Ok(())
+    })?;
+    Ok(whole.unwrap_or_else(|| all.into_text()))
+}
+
 /// A user's message: results of tools in their order, then what the user says.
-fn user(content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), Fault> {
-    let mut said = None::<String>;
+fn user(gateway: &Gateway, content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), Fault> {
+    let mut said = None::<PartsText>;
     let place = format!("{place}.content");
     let whole = blocks(content, &place, |kind, block, place| {
         match kind {
-            "text" => *said.get_or_insert_default() += text(block, "text", place)?,
-            "tool_result" => read.push(result(block, place)?),
+            "tool_result" => read.push(result(gateway, block, place)?),
+            _ if shown(kind, block, place, said.get_or_insert_default(), None)? => {}
+            "document" => {
+                let message = format!(
+                    "the source of {place} is of type {}, but this model, which reads text alone, is shown documents \
+                     whose source is of type text or content",
+                    block["source"]["type"]
+                );
+                return Err(Fault::field(place, message));
+            }
             _ => return Err(refused(kind, place, "text or tool_result")),
         }
         Ok(())
     })?;
-    read.extend(whole.or(said).map(Message::user));
+    read.extend(whole.or(said.map(PartsText::into_text)).map(Message::user));
     Ok(())
 }
 
-fn result(block: &Value, place: &str) -> Result<Message, Fault> {
+fn result(gateway: &Gateway, block: &Value, place: &str) -> Result<Message, Fault> {
     let id = text(block, "tool_use_id", place)?.to_owned();
-    let content = match &block["content"] {
-        Value::Null => String::new(),
-        content => texts(content, &format!("{place}.content"), |text| text)?,
+    let mut all = PartsText::default();
+    let whole = match &block["content"] {
+        Value::Null => None,
+        content => blocks(content, &format!("{place}.content"), |kind, block, place| {
+            match kind {
+                "" => return Err(refused(kind, place, "text")),
+                _ if shown(kind, block, place, &mut all, Some(gateway))? => {}
+                _ => all.hidden(gateway, API, kind),
+            }
+            Ok(())
+        })?,
     };
+    let content = whole.unwrap_or_else(|| all.into_text());
     let failed = content.is_empty() && block["is_error"] == true;
     let content = if failed { FAILED.to_owned() } else { content };
     Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
 }
 
+/// Returns whether a block of an assistant's message belongs to a tool that Anthropic runs itself.
+fn is_hosted(kind: &str) -> bool {
+    matches!(kind, "server_tool_use" | "mcp_tool_use" | "container_upload")
+        || kind.ends_with("_tool_result") && kind != "tool_result"
+}
+
 /// An assistant's message: thought, text and calls, however they follow each other.
-fn assistant(content: &Value, place: &str) -> Result<Message, Fault> {
+fn assistant(gateway: &Gateway, content: &Value, place: &str) -> Result<Message, Fault> {
     let (mut thought, mut said, mut calls) = (String::new(), String::new(), Vec::new());
     let place = format!("{place}.content");
     let whole = blocks(content, &place, |kind, block, place| {
@@ -143,6 +219,7 @@ fn assistant(content: &Value, place: &str) -> Result<Message, Fault> {
             // Nobody but who wrote it can read it.
             "redacted_thinking" => {}
             "tool_use" => calls.push(call(block, place)?),
+            hosted if is_hosted(hosted) => gateway.unknown_field(API, &format!("content[type={hosted}]")),
             _ => return Err(refused(kind, place, "text, thinking, redacted_thinking or tool_use")),
         }
         Ok(())
@@ -163,13 +240,18 @@ mod tests {
 
     use super::*;
 
+    fn gateway() -> Gateway {
+        Gateway::new(Vec::new(), crate::Options::default())
+    }
+
     fn of(messages: Value) -> Result<Vec<Message>, Fault> {
-        read(None, messages.as_array().unwrap())
+        read(&gateway(), None, messages.as_array().unwrap())
     }
 
     #[test]
     fn a_history_of_blocks_is_a_history_of_messages() {
         let read = read(
+            &gateway(),
             Some(&json!([
                 {"type": "text", "text": "Be ", "cache_control": {"type": "ephemeral"}},
                 {"type": "text", "text": "brief."},
@@ -249,6 +331,77 @@ mod tests {
     }
 
     #[test]
+    fn documents_and_search_results_of_text_are_shown() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let document = |source: Value| json!({"type": "document", "title": "Notes", "source": source});
+        let of_text = document(json!({"type": "text", "media_type": "text/plain", "data": "hello"}));
+        let of_content = document(json!({"type": "content", "content": [text("hel"), text("lo")]}));
+        let found = json!({
+            "type": "search_result", "title": "Page", "source": "http://a.example", "content": [text("hello")],
+            "citations": {"enabled": true},
+        });
+        let bare = json!({"type": "document", "source": {"type": "content", "content": "hello"}});
+        for (blocks, want) in [
+            (json!([of_text]), "Notes\nhello"),
+            (json!([of_content, text("q")]), "Notes\nhello\n\nq"),
+            (
+                json!([text("Read:"), found, bare, text("q")]),
+                "Read:\n\nPage\nhttp://a.example\nhello\n\nhello\n\nq",
+            ),
+            (json!([bare, text("")]), "hello"),
+        ] {
+            assert_eq!(of(json!([{"role": "user", "content": blocks}])).unwrap(), [Message::user(want)]);
+            let result = json!({"type": "tool_result", "tool_use_id": "a", "content": blocks});
+            let read = of(json!([{"role": "user", "content": [result]}])).unwrap();
+            assert_eq!(read[0].content.as_str(), want);
+        }
+    }
+
+    #[test]
+    fn parts_of_results_that_cannot_be_shown_are_named_and_counted() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let image = json!({"type": "image", "source": {"type": "base64", "data": "AAAA"}});
+        let pdf = json!({"type": "document", "source": {"type": "base64", "data": "AAAA"}});
+        for (blocks, want) in [
+            (json!([text("shot"), image]), "shot\n[a part of type \"image\", which cannot be shown]\n"),
+            (json!([image, text("shot")]), "[a part of type \"image\", which cannot be shown]\nshot"),
+            (json!([pdf]), "[a part of type \"document\", which cannot be shown]\n"),
+            (
+                json!([{"type": "tool_reference", "tool_name": "x"}]),
+                "[a part of type \"tool_reference\", which cannot be shown]\n",
+            ),
+        ] {
+            let gateway = gateway();
+            let result = json!({"type": "tool_result", "tool_use_id": "a", "content": blocks});
+            let read = read(&gateway, None, &[json!({"role": "user", "content": [result]})]).unwrap();
+            assert_eq!(read[0].content.as_str(), want);
+            assert_eq!(gateway.unknown_fields().values().sum::<u64>(), 1);
+        }
+    }
+
+    #[test]
+    fn blocks_of_hosted_tools_are_left_out_and_counted() {
+        let gateway = gateway();
+        let read = read(
+            &gateway,
+            None,
+            json!([
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": [
+                    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+                    {"type": "text", "text": "ok", "citations": []},
+                ]},
+                {"role": "user", "content": "q2"},
+            ])
+            .as_array()
+            .unwrap(),
+        );
+        assert_eq!(read.unwrap(), [Message::user("q"), Message::assistant("ok"), Message::user("q2")]);
+        assert_eq!(gateway.unknown_fields().len(), 2);
+    }
+
+    #[test]
     fn lines_for_the_provider_alone_are_no_instructions() {
         let line = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=0a1b2;";
         let block = |text: &str| json!({"type": "text", "text": text});
@@ -260,7 +413,7 @@ mod tests {
             (json!([block(line)]), ""),
             (json!([block(line), block(&format!("Say {line}"))]), &format!("Say {line}")),
         ] {
-            let read = read(Some(&system), &[json!({"role": "user", "content": "Hi"})]).unwrap();
+            let read = read(&gateway(), Some(&system), &[json!({"role": "user", "content": "Hi"})]).unwrap();
             let want = (!kept.is_empty()).then(|| Message::system(kept));
             assert_eq!(read, want.into_iter().chain([Message::user("Hi")]).collect::<Vec<_>>(), "{system}");
         }
@@ -271,12 +424,15 @@ mod tests {
         let image =
             json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
         let user = |block: &Value| json!([{"role": "user", "content": [block]}]);
-        let result = json!({"type": "tool_result", "tool_use_id": "a", "content": [image]});
         let last = |content: &str| json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
         for (messages, param, why) in [
             (user(&image), "messages.0.content.0", "\"image\", which cannot be shown"),
             (user(&json!({"type": "document", "source": {}})), "messages.0.content.0", "reads text alone"),
-            (user(&result), "messages.0.content.0.content.0", "\"image\""),
+            (
+                user(&json!({"type": "document", "source": {"type": "base64", "data": ""}})),
+                "messages.0.content.0",
+                "is of type \"base64\"",
+            ),
             (user(&json!({"text": "x"})), "messages.0.content.0", "has no type"),
             (user(&json!({"type": "text"})), "messages.0.content.0.text", "is null, not a text"),
             (user(&json!({"type": "server_tool_use"})), "messages.0.content.0", "it is text or tool_result"),

@@ -1,11 +1,13 @@
-//! Anthropic's API: messages, and the counting of their tokens.
+//! Anthropic's API: messages, the counting of their tokens, and models.
 
 mod endpoints;
 mod messages;
+mod models;
 mod request;
 mod write;
 
 #[cfg(test)]
 mod endpoint_tests;
 
-pub(crate) use endpoints::{count_tokens, messages};
+pub(crate) use endpoints::{count_tokens, messages, rejected};
+pub(crate) use models::{model, models};

@@ -4,13 +4,10 @@ use dressage_text::ToolSpec;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::messages;
+use super::messages::{self, API};
 use crate::call::{Call, Constraint, Input, Sampling, ToolChoice};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
-
-/// Name of the API where unknown fields are counted.
-const API: &str = "messages";
 
 /// A request.
 #[derive(Deserialize)]
@@ -49,7 +46,7 @@ pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, Fault> {
     notice(gateway, &request.rest)?;
     let constraint = form(gateway, request.output_config, request.output_format)?;
     let (tool_choice, parallel_calls) = tool_choice(request.tool_choice.as_ref())?;
-    let messages = messages::read(request.system.as_ref(), &request.messages)?;
+    let messages = messages::read(gateway, request.system.as_ref(), &request.messages)?;
     let sampling = Sampling {
         max_tokens: request.max_tokens.map(|most| count("max_tokens", most)).transpose()?,
         temperature: request.temperature,
@@ -59,7 +56,7 @@ pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, Fault> {
         ..Sampling::default()
     };
     let call = Call {
-        tools: request.tools.iter().flatten().enumerate().map(tool).collect::<Result<_, _>>()?,
+        tools: tools(gateway, request.tools.as_deref().unwrap_or_default())?,
         strict: request.tools.iter().flatten().filter_map(strict).collect(),
         tool_choice,
         parallel_calls,
@@ -145,18 +142,23 @@ fn form(
     }
 }
 
+/// Reads tools. Those that Anthropic runs or describes itself are left out, and counted.
+fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, Fault> {
+    let is_custom = |(_, value): &(usize, &Value)| match value["type"].as_str() {
+        None | Some("custom") => true,
+        Some(hosted) => {
+            gateway.unknown_field(API, &format!("tools[type={hosted}]"));
+            false
+        }
+    };
+    values.iter().enumerate().filter(is_custom).map(tool).collect()
+}
+
 /// A tool in Anthropic's shape.
 fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, Fault> {
     let param = format!("tools.{at}");
     let name = value["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| Fault::field(&param, format!("{param} has no name: {value}")))?;
-    if let Some(kind) = value["type"].as_str().filter(|kind| *kind != "custom") {
-        let message = format!(
-            "{param} ({name:?}) is of type {kind:?}, which Anthropic runs or describes itself; only custom \
-             tools with an input_schema can be called here, so leave it out"
-        );
-        return Err(Fault::field(&param, message));
-    }
     let Value::Object(_) = &value["input_schema"] else {
         let message = format!(
             "the input_schema of {param} ({name:?}) is {}, not a JSON schema of type object",

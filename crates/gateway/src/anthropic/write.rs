@@ -12,9 +12,11 @@ use crate::transcript::{End, Event, Head};
 const SIGNATURE: &str = "ZHJlc3NhZ2U=";
 
 /// An error.
-pub(super) fn fault(fault: &Fault, request: &str) -> Value {
+pub(crate) fn fault(fault: &Fault, request: &str) -> Value {
     let kind = match fault.kind {
-        Kind::Invalid | Kind::TooLong | Kind::Limit => "invalid_request_error",
+        Kind::Invalid | Kind::TooLong | Kind::Limit | Kind::Method | Kind::MediaType => {
+            "invalid_request_error"
+        }
         Kind::TooLarge => "request_too_large",
         Kind::Unauthorised => "authentication_error",
         Kind::Forbidden | Kind::Gone => "permission_error",

@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::join_all;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use serde_json::Value;
 
 use crate::answering::Caller;
@@ -16,7 +16,7 @@ use crate::batch::Batch;
 use crate::call::Call;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
-use crate::transcript::{End, Event, Head, Reader, Token};
+use crate::transcript::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
 
 /// A reply, put together.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(crate) struct Gathered {
     pub prompt: Vec<Token>,
     /// Its tokens.
     pub tokens: Vec<Token>,
+    /// Those of its message, without thought and calls.
+    pub message: Vec<Token>,
     /// The rest of it.
     pub end: End,
 }
@@ -115,6 +117,7 @@ pub(crate) async fn answer<D: Dialect>(
 struct Partial {
     prompt: Vec<Token>,
     tokens: Vec<Token>,
+    message: MessageTokens,
     end: Option<End>,
 }
 
@@ -137,8 +140,10 @@ impl Gathering {
                 Event::Prompt { choice, tokens } => {
                     self.replies[*choice].prompt.extend(tokens.iter().cloned());
                 }
-                Event::Delta { choice, tokens, .. } => {
-                    self.replies[*choice].tokens.extend(tokens.iter().cloned());
+                Event::Delta { choice, pieces, tokens } => {
+                    let reply = &mut self.replies[*choice];
+                    reply.tokens.extend(tokens.iter().cloned());
+                    reply.message.add(pieces, tokens);
                 }
                 Event::Ended { choice, end } => self.replies[*choice].end = Some((**end).clone()),
                 Event::Failed(fault) => return Err(fault.clone()),
@@ -151,7 +156,9 @@ impl Gathering {
     fn replies(&mut self) -> Vec<Gathered> {
         let replies = std::mem::take(&mut self.replies).into_iter();
         replies
-            .filter_map(|Partial { prompt, tokens, end }| Some(Gathered { prompt, tokens, end: end? }))
+            .filter_map(|Partial { prompt, tokens, mut message, end }| {
+                Some(Gathered { prompt, tokens, message: message.take(), end: end? })
+            })
             .collect()
     }
 }
@@ -177,6 +184,12 @@ pub(crate) async fn gather_all(
     caller: &Caller,
     calls: Vec<Call>,
 ) -> Result<Vec<(Head, Vec<Gathered>)>, Fault> {
+    let readers = begin_all(gateway, caller, calls).await?;
+    join_all(readers.into_iter().map(gather)).await.into_iter().collect()
+}
+
+/// Begins several calls of one body. If one is rejected, none is recorded.
+async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Vec<Reader>, Fault> {
     let (verdict, batch) = Batch::new();
     let begin = async |(place, call)| {
         // Equal prompts of one body are calls of their own.
@@ -186,7 +199,73 @@ pub(crate) async fn gather_all(
     let begun = join_all(calls.into_iter().enumerate().map(begin)).await;
     let readers = begun.into_iter().collect::<Result<Vec<Reader>, Fault>>();
     verdict.say(readers.is_ok());
-    join_all(readers?.into_iter().map(gather)).await.into_iter().collect()
+    readers
+}
+
+/// Makes several calls of one body at once, and reads them as one, whose replies are theirs in order.
+///
+/// # Errors
+/// Returns the fault of the first of them in their order that is rejected. Then none is recorded.
+pub(crate) async fn merge_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Merged, Fault> {
+    let readers = begin_all(gateway, caller, calls).await?;
+    let heads: Vec<Head> = readers.iter().map(|reader| reader.head().clone()).collect();
+    let first = heads[0].clone();
+    let head = Head { prompt: Vec::new(), origin: None, n: heads.iter().map(|head| head.n).sum(), ..first };
+    let transcript = Transcript::new(head);
+    let reader = transcript.read();
+    let prompts = heads.into_iter().map(|head| head.prompt).collect();
+    tokio::spawn(follow_all(readers, transcript));
+    Ok(Merged { reader, prompts })
+}
+
+/// Calls that are read as one.
+pub(crate) struct Merged {
+    /// Reads all of them.
+    pub reader: Reader,
+    /// Their prompts.
+    pub prompts: Vec<Vec<u32>>,
+}
+
+/// Writes the events of several calls into one transcript, until all have ended or its reader is gone.
+async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
+    let _ending = transcript.ending();
+    let mut offset = 0;
+    let streams = readers.into_iter().map(|reader| {
+        let first = offset;
+        offset += reader.head().n;
+        Box::pin(stream::unfold(reader, move |mut reader| async move {
+            let event = reader.next().await?;
+            if event.is_last() {
+                // The merged transcript has a reader of its own.
+                reader.satisfied();
+            }
+            Some(((first, event), reader))
+        }))
+    });
+    let mut events = stream::select_all(streams);
+    let follow = async {
+        while let Some((first, event)) = events.next().await {
+            match &*event {
+                Event::Prompt { choice, tokens } => {
+                    transcript.push(Event::Prompt { choice: first + choice, tokens: tokens.clone() });
+                }
+                Event::Delta { choice, pieces, tokens } => {
+                    let (pieces, tokens) = (pieces.clone(), tokens.clone());
+                    transcript.push(Event::Delta { choice: first + choice, pieces, tokens });
+                }
+                Event::Ended { choice, end } => {
+                    transcript.push(Event::Ended { choice: first + choice, end: end.clone() });
+                }
+                Event::Failed(fault) => return transcript.push(Event::Failed(fault.clone())),
+                Event::Done => {}
+            }
+        }
+        transcript.push(Event::Done);
+    };
+    tokio::select! {
+        () = follow => {}
+        () = transcript.abandoned() => {}
+    }
 }
 
 /// A whole body; once it is taken, the call counts as read. A server that has written as many bytes as were

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, RawPathParams, Request};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
 use bytes::Bytes;
+use dressage_http::Unpack;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -67,6 +68,7 @@ impl FromRequest<Gateway> for Incoming {
                 }
             }),
         };
+        let body = body.and_then(|body| unpacked(&parts.headers, body, most));
         let mut caller = caller;
         if let (Ok(caller), Ok(body)) = (&mut caller, &body) {
             let mut hash = Xxh3::new();
@@ -79,9 +81,39 @@ impl FromRequest<Gateway> for Incoming {
     }
 }
 
+/// Unpacks a body, up to `max` bytes.
+fn unpacked(headers: &HeaderMap, body: Bytes, max: usize) -> Result<Bytes, Fault> {
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let (Some(encoding), None) = (encodings.next(), encodings.next()) else {
+        return match headers.contains_key(header::CONTENT_ENCODING) {
+            true => Err(packed("several encodings")),
+            false => Ok(body),
+        };
+    };
+    let encoding = encoding.to_str().unwrap_or_default();
+    dressage_http::unpack(encoding, body, max).map_err(|why| match why {
+        Unpack::Unknown => packed(&format!("{encoding:?}")),
+        Unpack::Broken => Fault::new(
+            Kind::Invalid,
+            format!("the body is not the {encoding} that its Content-Encoding names"),
+        ),
+        Unpack::TooLarge => Fault::new(
+            Kind::TooLarge,
+            format!("the unpacked body has more than {max} bytes, the most that is read"),
+        ),
+    })
+}
+
+fn packed(encoding: &str) -> Fault {
+    let message = format!(
+        "the Content-Encoding of the body is {encoding}; send the body with gzip or without encoding"
+    );
+    Fault::new(Kind::MediaType, message)
+}
+
 /// The key of a request: `Authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as
 /// Anthropic's.
-fn key_of(headers: &HeaderMap) -> Option<String> {
+pub(super) fn key_of(headers: &HeaderMap) -> Option<String> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let bearer = text("authorization").and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;

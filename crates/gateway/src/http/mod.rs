@@ -4,6 +4,6 @@ mod answer;
 mod incoming;
 mod serve;
 
-pub(crate) use answer::{Dialect, Gathered, answer, failed, frame, gather_all, json};
+pub(crate) use answer::{Dialect, Gathered, Merged, answer, failed, frame, gather_all, json, merge_all};
 pub(crate) use incoming::{Incoming, read};
 pub use serve::serve;

@@ -1,15 +1,21 @@
 //! The server: which path is answered by whom.
 
 use std::future::Future;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::handler::Handler;
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
+use dressage_http::{Access, Rejection, Verdict};
 use tokio::net::TcpListener;
 
+use super::answer::failed;
+use super::incoming::key_of;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
@@ -19,10 +25,12 @@ fn api() -> Router<Gateway> {
     let v1 = Router::new()
         .route("/chat/completions", post(openai::chat))
         .route("/completions", post(openai::completions))
-        .route("/models", get(openai::models))
-        .route("/models/{*model}", get(openai::model))
+        .route("/models", get(models))
+        .route("/models/{*model}", get(model))
         .route("/responses", post(responses::responses))
         .route("/responses/{response}", get(responses::get).delete(responses::delete))
+        .route("/responses/input_tokens", post(responses::input_tokens))
+        .route("/responses/{response}/input_items", get(responses::input_items))
         .route("/messages", post(anthropic::messages))
         .route("/messages/count_tokens", post(anthropic::count_tokens))
         // Some clients ask whether anybody is there before their first call.
@@ -58,15 +66,84 @@ async fn metrics(State(gateway): State<Gateway>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-async fn nowhere(request: Request) -> Response {
+/// Returns whether a request is of Anthropic's API, whose errors have a shape of their own.
+fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version") || uri.path().split('/').any(|part| part == "messages")
+}
+
+/// Returns the response to a rejected request, in the shape of the API that it is of.
+fn rejected(gateway: &Gateway, anthropic: bool, fault: &Fault) -> Response {
+    match anthropic {
+        true => anthropic::rejected(gateway, fault),
+        false => failed(fault, &openai::fault(fault)),
+    }
+}
+
+async fn models(State(gateway): State<Gateway>, request: Request) -> Response {
+    match is_anthropic(request.uri(), request.headers()) {
+        true => anthropic::models.call(request, gateway).await,
+        false => openai::models.call(request, gateway).await,
+    }
+}
+
+async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
+    match is_anthropic(request.uri(), request.headers()) {
+        true => anthropic::model.call(request, gateway).await,
+        false => openai::model.call(request, gateway).await,
+    }
+}
+
+async fn nowhere(State(gateway): State<Gateway>, request: Request) -> Response {
     let message = format!("nothing is at {} {}", request.method(), request.uri().path());
     let fault = Fault::new(Kind::NotFound, message);
-    crate::http::failed(&fault, &openai::fault(&fault))
+    rejected(&gateway, is_anthropic(request.uri(), request.headers()), &fault)
+}
+
+/// Answers a request with a method that its path does not have. The router adds the header `Allow`.
+async fn wrong_method(State(gateway): State<Gateway>, request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let fault = Fault::new(Kind::Method, format!("{path} has no method {method}; see the header Allow"));
+    rejected(&gateway, is_anthropic(request.uri(), request.headers()), &fault)
+}
+
+/// Returns whether a request bears the key of an attempt, which no page has.
+fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
+    key_of(headers).is_some_and(|key| gateway.session_of(&key).is_ok_and(|session| session.is_some()))
+}
+
+/// Rejects requests that a foreign web page can cause, and adds the headers that an allowed one needs.
+async fn guarded(
+    State((gateway, access)): State<(Gateway, Arc<Access>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let options = &gateway.0.options;
+    let needs_key =
+        !options.open || !options.keys.is_empty() || bears_attempt_key(&gateway, request.headers());
+    let (mut response, cors) =
+        match access.check(request.method(), request.uri(), request.headers(), needs_key) {
+            Verdict::Allowed(cors) => (next.run(request).await, cors),
+            Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
+            Verdict::Rejected(Rejection { status, message }) => {
+                let kind = match status {
+                    StatusCode::UNSUPPORTED_MEDIA_TYPE => Kind::MediaType,
+                    _ => Kind::Forbidden,
+                };
+                let anthropic = is_anthropic(request.uri(), request.headers());
+                return rejected(&gateway, anthropic, &Fault::new(kind, message));
+            }
+        };
+    cors.apply(response.headers_mut());
+    response
 }
 
 impl Gateway {
-    /// All paths of the gateway.
+    /// Returns all paths of the gateway, which answers as the hosts of [`Options::access`](crate::Options).
     pub fn router(&self) -> Router {
+        self.router_as(self.0.options.access.clone())
+    }
+
+    fn router_as(&self, access: Access) -> Router {
         let attempt = "/rollout/{rollout}/attempt/{attempt}";
         Router::new()
             .merge(api())
@@ -76,7 +153,8 @@ impl Gateway {
             .route(&format!("{attempt}/"), get(health))
             .route(&format!("{attempt}/agent/{{agent}}/"), get(health))
             .fallback(nowhere)
-            .method_not_allowed_fallback(nowhere)
+            .method_not_allowed_fallback(wrong_method)
+            .layer(from_fn_with_state((self.clone(), Arc::new(access)), guarded))
             .with_state(self.clone())
     }
 }
@@ -90,6 +168,7 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
+    let access = gateway.0.options.access.clone().bound_to(listener.local_addr()?.ip());
     // Frames of a stream are small: held back until the client confirms the one before, each would take 40
     // ms.
     let listener = listener.tap_io(|connection| {
@@ -97,5 +176,9 @@ pub async fn serve(
             tracing::debug!(%error, "a connection keeps its small packets back");
         }
     });
-    axum::serve(listener, gateway.router()).with_graceful_shutdown(stop).await
+    axum::serve(listener, gateway.router_as(access)).with_graceful_shutdown(stop).await
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use dressage_text::{Chat, Message, Piece, ToolCall, ToolSpec};
+use dressage_text::{Chat, Message, Piece, Role, ToolCall, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -16,6 +16,7 @@ use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
 use crate::model::Backend;
 use crate::parameters;
+use crate::parts::shown_result;
 use crate::transcript::{Event, Head, Token};
 
 /// A request.
@@ -64,17 +65,34 @@ fn prepare(
 ) -> Result<(crate::answering::Caller, Call, Writer, bool), Fault> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
+    for message in request.messages.iter_mut().filter(|message| message.role == Role::Tool) {
+        if let Some(shown) = shown_result(gateway, "chat", &message.content) {
+            message.content = shown;
+        }
+    }
     let asked: Asked = split(&mut request.rest)?;
     let form = structured::of_response_format(request.response_format.as_ref())?;
     let constraint = structured::either(form, structured::of_vllm(gateway, &mut request.rest)?)?;
     notice(gateway, "chat", &request.rest)?;
     let mut sampling = asked.sampling()?;
     let logprobs = request.logprobs.unwrap_or(false);
+    if let (false, Some(top @ 1..)) = (logprobs, request.top_logprobs) {
+        let message = format!("top_logprobs is {top}, but logprobs is not true; set logprobs to true");
+        return Err(Fault::field("top_logprobs", message));
+    }
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
+    let mut tools = request.tools.iter().flatten().map(tool).collect::<Result<Vec<ToolSpec>, _>>()?;
+    let tool_choice = match request.tool_choice.as_ref().filter(|choice| choice["type"] == ALLOWED_TOOLS) {
+        Some(choice) => {
+            let name = |tool: &Value| tool["function"]["name"].as_str().map(str::to_owned);
+            allowed(&mut tools, &choice[ALLOWED_TOOLS], name)?
+        }
+        None => tool_choice(request.tool_choice.as_ref())?,
+    };
     let call = Call {
-        tools: request.tools.iter().flatten().map(tool).collect::<Result<_, _>>()?,
+        tools,
         strict: request.tools.iter().flatten().filter_map(strict).collect(),
-        tool_choice: tool_choice(request.tool_choice.as_ref())?,
+        tool_choice,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
         constraint,
         n: asked.replies()?,
@@ -153,6 +171,38 @@ fn strict(value: &Value) -> Option<String> {
     let function = &value["function"];
     let is_strict = function["strict"] == true || value["strict"] == true;
     function["name"].as_str().filter(|_| is_strict).map(str::to_owned)
+}
+
+/// Type of a choice among some of the tools.
+pub(crate) const ALLOWED_TOOLS: &str = "allowed_tools";
+
+/// Leaves out the tools that a choice of type `allowed_tools` does not name: a model calls no tool that it does
+/// not see. `name` gives the name of a tool as the choice names it.
+///
+/// # Errors
+/// Names the tool that is not among the request's, or the mode that there is not.
+pub(crate) fn allowed(
+    tools: &mut Vec<ToolSpec>,
+    choice: &Value,
+    name: impl Fn(&Value) -> Option<String>,
+) -> Result<ToolChoice, Fault> {
+    let wrong = |why: String| Fault::field("tool_choice", why);
+    let listed = choice["tools"].as_array().filter(|listed| !listed.is_empty());
+    let listed = listed
+        .ok_or_else(|| wrong(format!("tool_choice allows {}; it is a list of tools", choice["tools"])))?;
+    let mut names = Vec::with_capacity(listed.len());
+    for tool in listed {
+        let name = name(tool).filter(|name| tools.iter().any(|known| known.name == *name));
+        names.push(
+            name.ok_or_else(|| wrong(format!("tool_choice allows {tool}, which is not among the tools")))?,
+        );
+    }
+    tools.retain(|tool| names.contains(&tool.name));
+    match choice["mode"].as_str() {
+        Some("auto") => Ok(ToolChoice::Auto),
+        Some("required") => Ok(ToolChoice::Required),
+        _ => Err(wrong(format!("the mode of tool_choice is {}; it is auto or required", choice["mode"]))),
+    }
 }
 
 fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, Fault> {

@@ -16,7 +16,9 @@ use crate::answering::Caller;
 use crate::call::{Call, Input};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
-use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather_all, json as document, read};
+use crate::http::{
+    Dialect, Gathered, Incoming, Merged, answer, failed, frame, gather_all, json as document, merge_all, read,
+};
 use crate::transcript::{Event, Head, Token};
 
 /// A request.
@@ -65,9 +67,19 @@ pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: Incomi
         Ok(prepared) => prepared,
         Err(found) => return failed(&found, &fault(&found)),
     };
-    if let Some(call) = calls.pop_if(|_| writer.prompts == 1) {
+    if calls.len() == 1
+        && let Some(call) = calls.pop()
+    {
         let begun = gateway.call(&caller, call).await;
         return answer(begun, writer, streams, ping).await;
+    }
+    if streams {
+        return match merge_all(&gateway, &caller, calls).await {
+            Ok(Merged { reader, prompts }) => {
+                answer(Ok(reader), Writer { prompts, ..writer }, streams, ping).await
+            }
+            Err(found) => failed(&found, &fault(&found)),
+        };
     }
     match gather_all(&gateway, &caller, calls).await {
         Ok(found) => document(StatusCode::OK, &writer.document(&found)),
@@ -105,9 +117,6 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
         return Err(Fault::field("prompt", "prompt is an empty list; give at least one"));
     }
     let streams = request.stream.unwrap_or(false);
-    if streams && inputs.len() > 1 {
-        return Err(Fault::field("stream", "several prompts are answered as a whole only; leave stream out"));
-    }
     let call = |input| Call {
         n,
         sampling: sampling.clone(),
@@ -123,8 +132,9 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
         versions: request.return_weight_versions.unwrap_or(false),
     };
     let include_usage = request.stream_options.is_some_and(|options| options["include_usage"] == true);
-    let (prompts, top) = (calls.len(), request.logprobs.unwrap_or(0));
-    let (offsets, told) = (vec![0; n], vec![0; n]);
+    let top = request.logprobs.unwrap_or(0);
+    let replies = n * calls.len();
+    let (offsets, told, prompts) = (vec![0; replies], vec![0; replies], Vec::new());
     let writer = Writer { chat, tokens, top, echo, prompts, include_usage, offsets, told, ended: Vec::new() };
     Ok(Prepared { caller, calls, writer, streams })
 }
@@ -136,7 +146,8 @@ struct Writer {
     /// Number of alternatives that were asked for.
     top: usize,
     echo: bool,
-    prompts: usize,
+    /// Prompts, each with as many replies, of several calls that are streamed as one.
+    prompts: Vec<Vec<u32>>,
     include_usage: bool,
     /// Length of the text of each reply so far, in characters.
     offsets: Vec<usize>,
@@ -197,7 +208,7 @@ impl Writer {
         let (mut choices, mut prompt_tokens, mut ended) = (Vec::new(), 0, Vec::new());
         for (head, replies) in calls {
             prompt_tokens += head.prompt.len();
-            for Gathered { prompt, tokens, end } in replies {
+            for Gathered { prompt, tokens, end, .. } in replies {
                 let mut text = if self.echo {
                     self.chat.tokenizer().decode_with_special(&head.prompt)
                 } else {
@@ -256,13 +267,20 @@ impl Dialect for Writer {
         if !self.echo {
             return String::new();
         }
-        let text = self.chat.tokenizer().decode_with_special(&head.prompt);
-        let length = text.chars().count();
-        let frames = (0..head.n).map(|index| {
-            self.offsets[index] = length;
-            frame(None, &self.chunk(head, Some(self.choice(index, &text, None))))
-        });
-        frames.collect::<Vec<_>>().concat()
+        let prompts = match &self.prompts[..] {
+            [] => vec![head.prompt.clone()],
+            several => several.to_vec(),
+        };
+        let replies = head.n / prompts.len();
+        let mut frames = String::new();
+        for (at, prompt) in prompts.iter().enumerate() {
+            let text = self.chat.tokenizer().decode_with_special(prompt);
+            for index in at * replies..(at + 1) * replies {
+                self.offsets[index] = text.chars().count();
+                frames += &frame(None, &self.chunk(head, Some(self.choice(index, &text, None))));
+            }
+        }
+        frames
     }
 
     fn event(&mut self, head: &Head, event: &Event) -> String {
@@ -312,7 +330,8 @@ impl Dialect for Writer {
                 let mut text = String::new();
                 if self.include_usage {
                     let mut chunk = self.chunk(head, None);
-                    chunk["usage"] = usage(head.prompt.len(), &self.ended);
+                    let prompt = head.prompt.len() + self.prompts.iter().map(Vec::len).sum::<usize>();
+                    chunk["usage"] = usage(prompt, &self.ended);
                     text += &frame(None, &chunk);
                 }
                 text + "data: [DONE]\n\n"

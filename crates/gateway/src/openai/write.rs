@@ -14,7 +14,7 @@ use crate::transcript::{End, Token};
 pub(crate) fn fault(fault: &Fault) -> Value {
     let (kind, code) = match fault.kind {
         Kind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
-        Kind::Invalid | Kind::TooLarge => ("invalid_request_error", None),
+        Kind::Invalid | Kind::TooLarge | Kind::Method | Kind::MediaType => ("invalid_request_error", None),
         Kind::Unauthorised => ("authentication_error", Some("invalid_api_key")),
         Kind::Limit => ("invalid_request_error", Some("attempt_limit_reached")),
         Kind::Forbidden => ("permission_error", None),

@@ -427,9 +427,8 @@ async fn what_cannot_be_served_is_refused_by_name() {
         ("background", json!(true), "background"),
         ("conversation", json!("conv_1"), "conversation"),
         ("prompt", json!({"id": "pmpt_1"}), "prompt"),
-        ("top_logprobs", json!(3), "top_logprobs"),
+        ("top_logprobs", json!(21), "top_logprobs"),
         ("n", json!(2), "n"),
-        ("include", json!(["message.output_text.logprobs"]), "include"),
         ("max_output_tokens", json!(0), "max_output_tokens"),
         ("temperature", json!("hot"), "temperature"),
         ("allowed_token_ids", json!([1]), "allowed_token_ids"),
@@ -440,6 +439,7 @@ async fn what_cannot_be_served_is_refused_by_name() {
         ("tools", json!([{"type": "custom", "name": "f"}, {"type": "function", "name": "f"}]), "tools[1]"),
         ("tool_choice", json!({"type": "web_search"}), "tool_choice"),
         ("tool_choice", json!({"type": "function", "name": "g"}), "tool_choice"),
+        ("tool_choice", json!({"type": "allowed_tools", "mode": "auto", "tools": []}), "tool_choice"),
         ("previous_response_id", json!("resp_x"), "previous_response_id"),
     ] {
         let mut asked = with(request(&json!("Hi")), field, value.clone());

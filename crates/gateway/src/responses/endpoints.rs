@@ -1,6 +1,6 @@
 //! `/v1/responses` and `/v1/responses/ID`.
 
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::recall::Recall;
 use super::request::{self, Asked};
 use super::write::{Writer, fault};
 use crate::answering::Caller;
-use crate::call::Call;
+use crate::call::{Call, Input};
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::http::{Incoming, answer, failed, json as document};
@@ -36,7 +36,10 @@ fn recall(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Recall, byte
 
 fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), Fault> {
     let (caller, recall, body) = recall(gateway, incoming)?;
-    let Asked { call, streams, told } = request::read(gateway, &recall, &body)?;
+    let Asked { call, streams, mut told } = request::read(gateway, &recall, &body)?;
+    if call.sampling.logprobs.is_some() {
+        told.chat = Some(gateway.chat_of(&caller, &call)?);
+    }
     Ok((caller, call, Writer::new(told, recall), streams))
 }
 
@@ -68,4 +71,61 @@ pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: Incoming) -
         false => Err(unknown(&id)),
     });
     respond(found)
+}
+
+/// Returns the part of the items that a query asks for: the latest first, 20 of them, unless it says otherwise.
+fn page(items: &[Value], query: &str) -> Result<Value, Fault> {
+    const MAX: usize = 100;
+    let field = |name: &str| {
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
+    };
+    let limit = field("limit").map_or(Ok(20), |text| {
+        let limit = text.parse().ok().filter(|limit| (1..=MAX).contains(limit));
+        limit.ok_or_else(|| Fault::field("limit", format!("limit is {text:?}; it is in 1..={MAX}")))
+    })?;
+    let mut items: Vec<&Value> = items.iter().collect();
+    match field("order").unwrap_or("desc") {
+        "desc" => items.reverse(),
+        "asc" => {}
+        other => return Err(Fault::field("order", format!("order is {other:?}; it is asc or desc"))),
+    }
+    if let Some(after) = field("after") {
+        let place = items.iter().position(|item| item["id"] == after);
+        let place = place.ok_or_else(|| Fault::field("after", format!("there is no item {after:?}")))?;
+        items.drain(..=place);
+    }
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let id = |item: Option<&&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    let (first_id, last_id) = (id(items.first()), id(items.last()));
+    Ok(json!({
+        "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,
+    }))
+}
+
+/// Answers `GET /v1/responses/ID/input_items`.
+pub(crate) async fn input_items(
+    State(gateway): State<Gateway>,
+    RawQuery(query): RawQuery,
+    incoming: Incoming,
+) -> Response {
+    let id = incoming.part("response");
+    let found = recall(&gateway, incoming).and_then(|(_, recall, _)| {
+        let response = recall.get(&id).ok_or_else(|| unknown(&id))?;
+        page(&response.items, query.as_deref().unwrap_or_default())
+    });
+    respond(found)
+}
+
+/// Answers `POST /v1/responses/input_tokens`: the number of tokens of the prompt that a request makes.
+pub(crate) async fn input_tokens(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let counting = tokio::task::spawn_blocking(move || {
+        let (caller, call, ..) = prepare(&gateway, incoming)?;
+        let Input::Messages(messages) = &call.input else { return Ok(0) };
+        Ok(gateway.chat_of(&caller, &call)?.prompt(messages, &call.tools)?.len())
+    });
+    let broken = |error| Fault::new(Kind::Internal, format!("counting did not end: {error}"));
+    let counted = counting.await.map_err(broken).and_then(|counted| counted);
+    respond(counted.map(|tokens| json!({ "object": "response.input_tokens", "input_tokens": tokens })))
 }

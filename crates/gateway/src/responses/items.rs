@@ -10,6 +10,11 @@ use serde_json::Value;
 use super::memory::response_of;
 use super::tools::{custom_arguments, shown_name};
 use crate::fault::{Fault, Kind};
+use crate::gateway::Gateway;
+use crate::parts::PartsText;
+
+/// Name of the API where unknown fields are counted.
+pub(super) const API: &str = "responses";
 
 /// Beginning of the "encrypted" content of a thought, which is the thought.
 const THOUGHT: &str = "dressage:";
@@ -23,7 +28,11 @@ pub(super) fn encrypted(thought: &str) -> String {
 ///
 /// # Errors
 /// Names the first item that cannot be read, or shown to a model that reads text alone.
-pub(super) fn read(input: &Value, find: impl Fn(&str) -> Option<Value>) -> Result<Vec<Message>, Fault> {
+pub(super) fn read(
+    gateway: &Gateway,
+    input: &Value,
+    find: impl Fn(&str) -> Option<Value>,
+) -> Result<Vec<Message>, Fault> {
     let items = match input {
         Value::String(text) => return Ok(vec![Message::user(text.as_str())]),
         Value::Array(items) => items,
@@ -31,7 +40,7 @@ pub(super) fn read(input: &Value, find: impl Fn(&str) -> Option<Value>) -> Resul
             return Err(Fault::field("input", format!("input is {other}; it is a text or a list of items")));
         }
     };
-    let mut reading = Reading::default();
+    let mut reading = Reading { gateway, messages: Vec::new(), turn: None };
     for (at, item) in items.iter().enumerate() {
         let place = format!("input[{at}]");
         let kind = item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
@@ -74,13 +83,13 @@ struct Turn {
     of: Option<String>,
 }
 
-#[derive(Debug, Default)]
-struct Reading {
+struct Reading<'a> {
+    gateway: &'a Gateway,
     messages: Vec<Message>,
     turn: Option<Turn>,
 }
 
-impl Reading {
+impl Reading<'_> {
     fn end_turn(&mut self) {
         let Some(Turn { thought, said, calls, .. }) = self.turn.take() else { return };
         let reasoning_content = (!thought.is_empty()).then_some(thought);
@@ -147,8 +156,11 @@ impl Reading {
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let id = text(item, "call_id", place)?.to_owned();
-                let output = content(&item["output"], &format!("{place}.output"))?;
+                let output = result(self.gateway, &item["output"], &format!("{place}.output"))?;
                 self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
+            }
+            hosted if is_hosted(hosted) => {
+                self.gateway.unknown_field(API, &format!("input[type={hosted}]"));
             }
             _ => {
                 let kind = if kind.is_empty() { "no type".into() } else { format!("the type {kind:?}") };
@@ -185,22 +197,44 @@ fn content(content: &Value, place: &str) -> Result<String, Fault> {
             return Err(Fault::field(place, format!("{place} is {other}; it is a text or a list of parts")));
         }
     };
-    let mut all = String::new();
+    let texts = parts.iter().enumerate().map(|(at, one)| part(one, &format!("{place}[{at}]")));
+    texts.collect()
+}
+
+/// The text of a part of a content.
+fn part(part: &Value, place: &str) -> Result<String, Fault> {
+    let text = match part["type"].as_str() {
+        Some("input_text" | "output_text" | "text" | "summary_text") => text(part, "text", place)?,
+        Some("refusal") => text(part, "refusal", place)?,
+        Some(kind) => {
+            let message = format!(
+                "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
+            );
+            return Err(Fault::field(place, message));
+        }
+        None => return Err(Fault::field(place, format!("{place} has no type: {part}"))),
+    };
+    Ok(text.to_owned())
+}
+
+/// Returns whether an item belongs to a tool that OpenAI runs or describes itself.
+fn is_hosted(kind: &str) -> bool {
+    kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
+}
+
+/// Returns the text of a tool's result, with lines in the place of parts that cannot be shown.
+fn result(gateway: &Gateway, output: &Value, place: &str) -> Result<String, Fault> {
+    let Value::Array(parts) = output else { return content(output, place) };
+    let mut all = PartsText::default();
     for (at, part) in parts.iter().enumerate() {
-        let place = format!("{place}[{at}]");
-        all += match part["type"].as_str() {
-            Some("input_text" | "output_text" | "text" | "summary_text") => text(part, "text", &place)?,
-            Some("refusal") => text(part, "refusal", &place)?,
-            Some(kind) => {
-                let message = format!(
-                    "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
-                );
-                return Err(Fault::field(&place, message));
+        match part["type"].as_str() {
+            Some(kind @ ("input_image" | "input_file" | "input_audio" | "computer_screenshot")) => {
+                all.hidden(gateway, API, kind);
             }
-            None => return Err(Fault::field(&place, format!("{place} has no type: {part}"))),
-        };
+            _ => all.text(&self::part(part, &format!("{place}[{at}]"))?),
+        }
     }
-    Ok(all)
+    Ok(all.into_text())
 }
 
 /// The thought that an item of reasoning holds, in the first of three places that clients keep.
@@ -224,8 +258,12 @@ mod tests {
 
     use super::*;
 
+    fn gateway() -> Gateway {
+        Gateway::new(Vec::new(), crate::Options::default())
+    }
+
     fn of(items: Value) -> Result<Vec<Message>, Fault> {
-        read(&items, |_| None)
+        read(&gateway(), &items, |_| None)
     }
 
     fn called(id: &str, name: &str, arguments: Value) -> ToolCall {
@@ -358,8 +396,8 @@ mod tests {
         let reference = json!({"type": "item_reference", "id": "msg_a_0"});
         let items = json!([reference, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
         let want = [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
-        assert_eq!(read(&items, find).unwrap(), want);
-        let fault = read(&json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();
+        assert_eq!(read(&gateway(), &items, find).unwrap(), want);
+        let fault = read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();
         assert_eq!((fault.kind, fault.param.as_deref()), (Kind::NotFound, Some("input")));
         assert!(fault.message.starts_with("Item with id 'rs_a_0' not found."), "{fault}");
     }
@@ -369,11 +407,7 @@ mod tests {
         for (input, param, why) in [
             (json!(1), "input", "a text or a list of items"),
             (json!([{}]), "input[0]", "has no type"),
-            (
-                json!([{"type": "web_search_call", "id": "ws_1"}]),
-                "input[0]",
-                "has the type \"web_search_call\"",
-            ),
+            (json!([{"type": "wizard", "id": "w"}]), "input[0]", "has the type \"wizard\""),
             (json!([{"role": "tool", "content": ""}]), "input[0].role", "\"tool\"; it is user"),
             (json!([{"role": "user"}]), "input[0].content", "is null; it is a text"),
             (

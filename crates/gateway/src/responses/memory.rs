@@ -24,6 +24,8 @@ pub(super) struct Remembered {
     pub previous: Option<String>,
     /// Messages that were new in its call, instructions left out.
     pub input: Vec<Message>,
+    /// Items of the input of its call, each with an id.
+    pub items: Vec<Value>,
     /// The reply, exactly as it was recorded.
     pub reply: Message,
     /// The response as its client was told it.
@@ -32,7 +34,8 @@ pub(super) struct Remembered {
 
 impl Remembered {
     fn bytes(&self) -> usize {
-        let messages = serde_json::to_string(&(&self.input, &self.reply)).map_or(0, |text| text.len());
+        let parts = (&self.input, &self.items, &self.reply);
+        let messages = serde_json::to_string(&parts).map_or(0, |text| text.len());
         messages + self.body.to_string().len()
     }
 }
@@ -141,6 +144,7 @@ mod tests {
         Remembered {
             previous: previous.map(str::to_owned),
             input: vec![Message::user(format!("{said}?"))],
+            items: Vec::new(),
             reply: Message::assistant(said),
             body: json!({}),
         }

@@ -10,6 +10,8 @@ mod write;
 
 #[cfg(test)]
 mod endpoint_tests;
+#[cfg(test)]
+mod extras_tests;
 
-pub(crate) use endpoints::{delete, get, responses};
+pub(crate) use endpoints::{delete, get, input_items, input_tokens, responses};
 pub(crate) use memory::Memory;

@@ -1,19 +1,18 @@
 //! Requests for responses, read into calls.
 
-use dressage_text::Message;
+use std::sync::Arc;
+
+use dressage_text::{Chat, Message};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::items;
+use super::items::{self, API};
 use super::recall::Recall;
 use super::tools::Tools;
 use crate::call::{Call, Constraint, Input, Sampling};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::openai;
-
-/// Name of the API where unknown fields are counted.
-const API: &str = "responses";
 
 /// A request.
 #[derive(Deserialize)]
@@ -33,6 +32,7 @@ struct Request {
     max_output_tokens: Option<i64>,
     metadata: Option<Value>,
     truncation: Option<String>,
+    top_logprobs: Option<i64>,
     stream: Option<bool>,
     #[serde(flatten)]
     rest: Map<String, Value>,
@@ -59,6 +59,10 @@ pub(super) struct Told {
     pub summary: bool,
     /// Whether thoughts are told so that a client can keep them.
     pub encrypted: bool,
+    /// Items of the input, as the request has them.
+    pub items: Vec<Value>,
+    /// The chat of a model whose log-probabilities the answer has.
+    pub chat: Option<Arc<Chat>>,
     /// Fields of the request that the response repeats.
     pub echo: Map<String, Value>,
 }
@@ -76,16 +80,16 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
     }
     openai::notice(gateway, API, &request.rest)?;
     let include = request.include.clone().unwrap_or_default();
-    included(gateway, &include)?;
+    let logprobs = logprobs(included(gateway, &include), request.top_logprobs)?;
 
     let tools = Tools::read(gateway, request.tools.as_deref().unwrap_or_default())?;
     let input = match request.input.as_ref().filter(|input| !input.is_null()) {
-        Some(input) => items::read(input, |id| recall.item(id))?,
+        Some(input) => items::read(gateway, input, |id| recall.item(id))?,
         None => Vec::new(),
     };
     let mut messages: Vec<Message> = match request.instructions.as_ref().filter(|given| !given.is_null()) {
         Some(Value::String(text)) => vec![Message::system(text.as_str())],
-        Some(items) => items::read(items, |id| recall.item(id))?,
+        Some(items) => items::read(gateway, items, |id| recall.item(id))?,
         None => Vec::new(),
     };
     if let Some(previous) = &request.previous_response_id {
@@ -102,11 +106,13 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
             Err(Fault::field("max_output_tokens", message))
         }
     });
-    let sampling = Sampling { max_tokens: most.transpose()?, ..asked.sampling()? };
+    let sampling = Sampling { max_tokens: most.transpose()?, logprobs, ..asked.sampling()? };
+    let mut specs = tools.specs.clone();
+    let tool_choice = tools.choice(request.tool_choice.as_ref(), &mut specs)?;
     let call = Call {
-        tools: tools.specs.clone(),
+        tools: specs,
         strict: tools.strict.clone(),
-        tool_choice: tools.choice(request.tool_choice.as_ref())?,
+        tool_choice,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
         constraint: request.text.as_ref().map(form).transpose()?.flatten(),
         sampling,
@@ -120,6 +126,8 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
         echo: echo(&request, &call),
         tools,
         input,
+        items: input_items(request.input.as_ref()),
+        chat: None,
         store: request.store.unwrap_or(true),
         summary,
         encrypted: include.iter().any(|what| what == "reasoning.encrypted_content"),
@@ -144,12 +152,8 @@ fn not_found(asked: &str, missing: &str) -> Fault {
 const IGNORED: [&str; 3] = ["client_metadata", "max_tool_calls", "stream_options"];
 
 /// Fields that ask for what there is not, with the values that change nothing.
-const REFUSED: [(&str, &[Value]); 4] = [
-    ("background", &[Value::Bool(false)]),
-    ("conversation", &[]),
-    ("prompt", &[]),
-    ("top_logprobs", &[Value::Null]),
-];
+const REFUSED: [(&str, &[Value]); 3] =
+    [("background", &[Value::Bool(false)]), ("conversation", &[]), ("prompt", &[])];
 
 /// Takes the fields of this API that nobody has read out of the rest; refuses those that ask for what there
 /// is not.
@@ -173,19 +177,55 @@ fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), Fault>
     Ok(())
 }
 
-/// Looks at what the answer is to include: all that tells of hosted tools never has anything to tell.
-fn included(gateway: &Gateway, include: &[String]) -> Result<(), Fault> {
+/// Returns whether the answer is to include log-probabilities. Counts the rest: all that tells of hosted tools never
+/// has anything to tell.
+fn included(gateway: &Gateway, include: &[String]) -> bool {
     for what in include {
-        match what.as_str() {
-            "reasoning.encrypted_content" => {}
-            "message.output_text.logprobs" => {
-                let message = "log-probabilities are not told in this API; ask chat completions for them";
-                return Err(Fault::field("include", message));
-            }
-            other => gateway.unknown_field(API, &format!("include[{other}]")),
+        if !matches!(what.as_str(), "reasoning.encrypted_content" | LOGPROBS) {
+            gateway.unknown_field(API, &format!("include[{what}]"));
         }
     }
-    Ok(())
+    include.iter().any(|what| what == LOGPROBS)
+}
+
+/// Part of an answer that has log-probabilities.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// Returns the number of alternatives of each token, if log-probabilities are asked for.
+fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, Fault> {
+    const MAX: usize = 20;
+    let top = top.map(|top| {
+        let count = usize::try_from(top).ok().filter(|count| *count <= MAX);
+        count.ok_or_else(|| Fault::field("top_logprobs", format!("top_logprobs = {top}; it is in 0..={MAX}")))
+    });
+    let top = top.transpose()?.unwrap_or(0);
+    Ok((included || top > 0).then_some(top))
+}
+
+/// Returns the items of an input.
+fn input_items(input: Option<&Value>) -> Vec<Value> {
+    let message = |role: &str, text: &str| {
+        let kind = if role == "assistant" { "output_text" } else { "input_text" };
+        let content = json!([{ "type": kind, "text": text }]);
+        json!({ "type": "message", "status": "completed", "role": role, "content": content })
+    };
+    match input {
+        Some(Value::String(text)) => vec![message("user", text)],
+        Some(Value::Array(items)) => {
+            let item = |item: &Value| match (item["role"].as_str(), item["content"].as_str()) {
+                (Some(role), Some(text)) => {
+                    let mut whole = message(role, text);
+                    if let Some(id) = item["id"].as_str() {
+                        whole["id"] = id.into();
+                    }
+                    whole
+                }
+                _ => item.clone(),
+            };
+            items.iter().map(item).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// The form that `text.format` asks for.
@@ -222,6 +262,7 @@ fn echo(request: &Request, call: &Call) -> Map<String, Value> {
         "text": or(&request.text, json!({ "format": { "type": "text" } })),
         "tool_choice": or(&request.tool_choice, "auto".into()),
         "tools": request.tools.clone().unwrap_or_default(),
+        "top_logprobs": sampling.logprobs.unwrap_or(0),
         "top_p": sampling.top_p.unwrap_or(1.0),
         "truncation": request.truncation.as_deref().unwrap_or("disabled"),
     });

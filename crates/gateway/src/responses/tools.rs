@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::call::ToolChoice;
 use crate::fault::Fault;
 use crate::gateway::Gateway;
+use crate::openai;
 use crate::parameters;
 
 /// The argument of a custom tool.
@@ -126,8 +127,12 @@ impl Tools {
         Ok(())
     }
 
-    /// Which tools may be called.
-    pub(super) fn choice(&self, value: Option<&Value>) -> Result<ToolChoice, Fault> {
+    /// Returns which tools may be called. Leaves only those in `specs` that a choice of type `allowed_tools` names.
+    pub(super) fn choice(
+        &self,
+        value: Option<&Value>,
+        specs: &mut Vec<ToolSpec>,
+    ) -> Result<ToolChoice, Fault> {
         let wrong = |why: &str| {
             let value = value.unwrap_or(&Value::Null);
             Fault::field("tool_choice", format!("tool_choice is {value}, {why}"))
@@ -140,6 +145,16 @@ impl Tools {
                 "required" => Ok(ToolChoice::Required),
                 _ => Err(wrong("but it is auto, none, required, or an object that names a function")),
             },
+            Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
+                let mut choice = value.clone();
+                if let Some(listed) = choice["tools"].as_array_mut() {
+                    // The others are hosted, and were left out.
+                    listed.retain(|tool| tool["name"].is_string());
+                }
+                let name =
+                    |tool: &Value| Some(shown_name(tool["namespace"].as_str(), tool["name"].as_str()?));
+                openai::allowed(specs, &choice, name)
+            }
             Some(value) => match (value["type"].as_str(), value["name"].as_str()) {
                 (Some("function" | "custom"), Some(name)) => {
                     let shown = shown_name(value["namespace"].as_str(), name);

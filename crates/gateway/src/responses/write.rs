@@ -12,7 +12,7 @@ use super::tools::CallItem;
 use crate::fault::Fault;
 use crate::http::{Dialect, Gathered, frame};
 use crate::openai;
-use crate::transcript::{End, Event, Head};
+use crate::transcript::{End, Event, Head, MessageTokens, Token};
 
 /// An error.
 pub(super) fn fault(fault: &Fault) -> Value {
@@ -45,12 +45,37 @@ pub(super) struct Writer {
     output: Vec<Value>,
     /// Item that text is added to, and its text so far.
     open: Option<(Open, String)>,
+    /// Tokens of the message, for their log-probabilities.
+    message: MessageTokens,
+    /// Log-probabilities that no event has told of yet, and those of the item that is open.
+    fresh: Vec<Value>,
+    logprobs: Vec<Value>,
     end: Option<End>,
 }
 
 impl Writer {
     pub(super) fn new(told: Told, recall: Recall) -> Self {
-        Writer { told, recall, sequence: 0, output: Vec::new(), open: None, end: None }
+        let (message, fresh, logprobs) = Default::default();
+        Writer {
+            told,
+            recall,
+            sequence: 0,
+            output: Vec::new(),
+            open: None,
+            message,
+            fresh,
+            logprobs,
+            end: None,
+        }
+    }
+
+    /// Adds log-probabilities of tokens, if they are asked for.
+    fn note(&mut self, tokens: &[Token]) {
+        if let Some(chat) = &self.told.chat {
+            let told = openai::Tokens { logprobs: true, ..Default::default() };
+            let mut content = told.content(chat, tokens);
+            self.fresh.extend(content["content"].as_array_mut().into_iter().flat_map(std::mem::take));
+        }
     }
 
     /// An event, numbered.
@@ -99,7 +124,7 @@ impl Writer {
                 "type": "message",
                 "status": status,
                 "role": "assistant",
-                "content": part(output_text(text)),
+                "content": part(output_text(text, &self.logprobs)),
             }),
             Open::Thought => {
                 let summary = if self.told.summary { part(summary_text(text)) } else { json!([]) };
@@ -133,7 +158,7 @@ impl Writer {
             frames += &self.about(head, kind, open, at, summary_text(""));
         }
         let part = match open {
-            Open::Message => output_text(""),
+            Open::Message => output_text("", &[]),
             Open::Thought => reasoning_text(""),
         };
         frames += &self.about(head, "response.content_part.added", open, ("content_index", "part"), part);
@@ -157,7 +182,9 @@ impl Writer {
                     "content_index": 0,
                     "delta": text,
                 });
-                fields["logprobs"] = json!([]);
+                let fresh = std::mem::take(&mut self.fresh);
+                fields["logprobs"] = fresh.as_slice().into();
+                self.logprobs.extend(fresh);
                 frames += &self.tell(kind, fields);
             }
             Open::Thought => {
@@ -183,10 +210,11 @@ impl Writer {
                     "output_index": self.output.len(),
                     "content_index": 0,
                     "text": said,
-                    "logprobs": [],
+                    "logprobs": self.logprobs,
                 });
                 frames += &self.tell("response.output_text.done", fields);
-                frames += &self.about(head, "response.content_part.done", open, part, output_text(said));
+                let whole = output_text(said, &self.logprobs);
+                frames += &self.about(head, "response.content_part.done", open, part, whole);
             }
             Open::Thought => {
                 if self.told.summary {
@@ -201,6 +229,9 @@ impl Writer {
             }
         }
         let item = self.item(head, open, said, status);
+        if open == Open::Message {
+            self.logprobs.clear();
+        }
         frames + &self.done(item)
     }
 
@@ -294,6 +325,7 @@ impl Writer {
             let remembered = Remembered {
                 previous: self.told.previous.clone(),
                 input: self.told.input.clone(),
+                items: named(&self.told.items, head),
                 reply: end.message.clone(),
                 body: body.clone(),
             };
@@ -303,12 +335,24 @@ impl Writer {
     }
 }
 
+/// Gives ids to those items of an input that have none.
+fn named(items: &[Value], head: &Head) -> Vec<Value> {
+    let name = |(at, item): (usize, &Value)| {
+        let mut item = item.clone();
+        if item["id"].as_str().is_none() && item.is_object() {
+            item["id"] = format!("in_{}i_{at}", head.id).into();
+        }
+        item
+    };
+    items.iter().enumerate().map(name).collect()
+}
+
 fn response_id(head: &Head) -> String {
     format!("resp_{}", head.id)
 }
 
-fn output_text(text: &str) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+fn output_text(text: &str, logprobs: &[Value]) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs })
 }
 
 fn reasoning_text(text: &str) -> Value {
@@ -341,7 +385,8 @@ impl Dialect for Writer {
     }
 
     fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
-        for Gathered { end, .. } in &replies {
+        for Gathered { end, message, .. } in &replies {
+            self.note(message);
             let thought = end.message.reasoning_content.iter().cloned().map(Piece::Thought);
             let said = Some(end.message.content.as_str()).filter(|said| !said.is_empty());
             let said = said.map(|said| Piece::Speech(said.to_owned()));
@@ -363,7 +408,12 @@ impl Dialect for Writer {
     fn event(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { .. } => String::new(),
-            Event::Delta { pieces, .. } => pieces.iter().map(|piece| self.piece(head, piece)).collect(),
+            Event::Delta { pieces, tokens, .. } => {
+                self.message.add(pieces, tokens);
+                let tokens = self.message.take();
+                self.note(&tokens);
+                pieces.iter().map(|piece| self.piece(head, piece)).collect()
+            }
             Event::Ended { end, .. } => self.ended(head, end),
             Event::Failed(found) => {
                 let told = fault(found);

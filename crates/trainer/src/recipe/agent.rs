@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dressage_agent::tasks::Task;
 use dressage_agent::{ContextPolicy, Limits, Truncation};
-use dressage_conversation::{Format, History, Options};
+use dressage_conversation::{Format, History, Options, Replies};
 use dressage_policy::SamplingParams;
 use dressage_text::{Chat, LateSystem, Message, Role, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
@@ -104,6 +104,8 @@ pub struct AgentKeys {
     /// How earlier turns are kept: as they were recorded, or as the chat template prints them, on a branch of
     /// its own where that differs.
     pub history: History,
+    /// How closely a program must repeat a reply for its tokens to be continued.
+    pub replies: Replies,
     /// Further variables of the chat template, such as `enable_thinking = false`.
     pub variables: serde_json::Map<String, serde_json::Value>,
     /// Most replies of an attempt.
@@ -157,6 +159,7 @@ impl Default for AgentKeys {
             bare_calls: false,
             late_system: LateSystem::default(),
             history: History::default(),
+            replies: Replies::default(),
             variables: serde_json::Map::new(),
             max_turns: 4,
             max_tokens: 256,
@@ -186,7 +189,7 @@ impl AgentKeys {
     }
 
     fn options(&self) -> Options {
-        Options { history: self.history, ..Options::default() }
+        Options { history: self.history, replies: self.replies, ..Options::default() }
     }
 
     /// How its prompts are kept within a context of so many tokens.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use dressage_agent::summary_agent;
+use dressage_agent::{probe_agent, summary_agent};
 use dressage_tree::DEFAULT;
 
-use super::agent::AgentKeys;
+use super::agent::{AgentKeys, AgentKind};
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 
@@ -83,6 +83,10 @@ impl Recipe {
         let agents = self.agents();
         let untrained = agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
         let silent = agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
-        untrained.chain(silent.map(|(name, _)| summary_agent(name))).collect()
+        let silent = silent.map(|(name, _)| summary_agent(name));
+        // Probes are found among the calls of programs.
+        let is_program = self.agent.kind != AgentKind::Tools;
+        let probes = agents.iter().filter(|_| is_program).map(|(name, _)| probe_agent(name));
+        untrained.chain(silent).chain(probes).collect()
     }
 }

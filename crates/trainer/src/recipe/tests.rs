@@ -106,6 +106,19 @@ fn context_policies_are_of_each_agent() {
 }
 
 #[test]
+fn probes_of_programs_are_untrained() {
+    let overrides = [
+        "agent.kind='program'",
+        "agent.command=['true']",
+        "agent.tools=[]",
+        "agent.helper={context={kind='summarise', train=true}}",
+        "agent.context={kind='summarise', train=true}",
+    ];
+    let recipe = load(SMALL, &overrides).unwrap();
+    assert_eq!(recipe.untrained_agents(), ["default.probe", "helper.probe"]);
+}
+
+#[test]
 fn mixtures_and_teachers_read_back_the_same() {
     let overrides = [
         "policy.default={kind='trained'}",

@@ -1,0 +1,184 @@
+//! Changes that clients make to a reply when they send it back, after which it is the same reply.
+//!
+//! A client that keeps the ids of calls, but not their text or the exact arguments, still repeats the reply that
+//! made them. A client that appends to a reply still repeats the text before. Both are decided here, on messages;
+//! the [index](crate::index) decides which replies to compare.
+//!
+//! # Guarantees
+//! **An edit is none of these.** Another value, another function, another number or order of calls, and text that
+//! differs from the recorded text make another reply.
+
+use dressage_text::ToolCall;
+use serde_json::{Map, Value};
+
+/// Returns whether a client's calls are the recorded ones: the same functions in the same order, whose arguments
+/// have every recorded member with its value. Members can be added, members that are null can be missing, and
+/// strings can be spaced otherwise within their lines.
+pub(crate) fn same_calls(recorded: &[ToolCall], sent: &[ToolCall]) -> bool {
+    let same = |(recorded, sent): (&ToolCall, &ToolCall)| {
+        recorded.name == sent.name && has_members(&recorded.arguments, &sent.arguments)
+    };
+    recorded.len() == sent.len() && recorded.iter().zip(sent).all(same)
+}
+
+fn has_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) -> bool {
+    recorded.iter().all(|(name, value)| match sent.get(name) {
+        Some(sent) => same_value(value, sent),
+        None => value.is_null(),
+    })
+}
+
+/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a truth value can be
+/// written as a string, as clients do that know the schema.
+fn same_value(recorded: &Value, sent: &Value) -> bool {
+    match (recorded, sent) {
+        (Value::Object(recorded), Value::Object(sent)) => has_members(recorded, sent),
+        (Value::Array(recorded), Value::Array(sent)) => {
+            recorded.len() == sent.len() && recorded.iter().zip(sent).all(|(a, b)| same_value(a, b))
+        }
+        (Value::String(recorded), Value::String(sent)) => same_text(recorded, sent),
+        (Value::Number(_), Value::Number(_)) => crate::said::same_number(recorded, sent),
+        (Value::String(text), scalar @ (Value::Number(_) | Value::Bool(_)))
+        | (scalar @ (Value::Number(_) | Value::Bool(_)), Value::String(text)) => {
+            serde_json::from_str(text.trim()).is_ok_and(|read| match (&read, scalar) {
+                (Value::Number(_), Value::Number(_)) => crate::said::same_number(&read, scalar),
+                (read, scalar) => read == scalar,
+            })
+        }
+        (recorded, sent) => recorded == sent,
+    }
+}
+
+/// Returns whether two texts differ at most in white space within their lines and around them. Indentation
+/// counts, since programs depend on it.
+fn same_text(a: &str, b: &str) -> bool {
+    let lines = |text: &str| -> Vec<(String, String)> {
+        let line = |line: &str| {
+            let rest = line.trim_start();
+            let indentation = line[..line.len() - rest.len()].to_owned();
+            (indentation, rest.split_whitespace().collect())
+        };
+        text.trim().lines().map(line).collect()
+    };
+    lines(a) == lines(b)
+}
+
+/// Returns what a client has appended to a reply, as the number of bytes at the end of `sent`: 0 if `sent` differs
+/// from the reply in white space alone. `full` is the text of the reply, `told` the parts of it that its client can
+/// have received: a stop string that ended the reply, and what came after it in the same token, was not among that.
+/// `None` if the reply is not at the beginning of `sent`.
+pub(crate) fn appended<'a>(
+    full: &'a str,
+    told: impl IntoIterator<Item = &'a str>,
+    sent: &str,
+) -> Option<usize> {
+    let (full, sent) = (full.trim_start(), sent.trim_start());
+    let rests = std::iter::once(full).chain(told).filter_map(|known| {
+        let known = known.trim();
+        let tail = full.strip_prefix(known).filter(|_| !known.is_empty())?;
+        let rest = sent.strip_prefix(known)?;
+        // Sampled text that the client did not receive, or has put back, or has trimmed.
+        let (text, put_back) = (tail.trim_start(), rest.trim_start());
+        let shared = shared(text, put_back);
+        let rest = if shared > 0 { &put_back[shared..] } else { &rest[self::shared(tail, rest)..] };
+        Some(if rest.trim().is_empty() { 0 } else { rest.len() })
+    });
+    rests.min()
+}
+
+/// Returns how many bytes two texts begin with alike.
+fn shared(a: &str, b: &str) -> usize {
+    let differs = a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b);
+    differs.map_or(a.len().min(b.len()), |((at, _), _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn call(arguments: &Value) -> [ToolCall; 1] {
+        let arguments = arguments.as_object().unwrap().clone();
+        [ToolCall { id: "a".into(), name: "run".into(), arguments }]
+    }
+
+    #[test]
+    fn rewritten_arguments_are_the_same() {
+        for (recorded, sent) in [
+            (json!({"e": "12 * 3"}), json!({"e": "12 * 3", "request": "calculator"})),
+            (json!({"e": "12 * 3"}), json!({"e": "12*3"})),
+            (json!({"e": "12*3"}), json!({"e": " 12 *  3\n"})),
+            (json!({"e": "12*3", "unit": null}), json!({"e": "12*3"})),
+            (json!({"e": {"a": [1, {"b": 2}]}}), json!({"e": {"a": [1.0, {"b": 2, "c": 3}], "d": 4}})),
+            (json!({"n": 3}), json!({"n": "3"})),
+            (json!({"n": "3.0"}), json!({"n": 3})),
+            (json!({"n": "true"}), json!({"n": true})),
+            (json!({"code": "if a:\n    b  = 1"}), json!({"code": "if a:\n    b = 1\n"})),
+            (json!({}), json!({"request": "now"})),
+        ] {
+            assert!(same_calls(&call(&recorded), &call(&sent)), "{recorded} {sent}");
+        }
+    }
+
+    #[test]
+    fn edited_arguments_differ() {
+        for (recorded, sent) in [
+            (json!({"e": "12 * 3"}), json!({"e": "12 * 4"})),
+            (json!({"e": "12 * 3"}), json!({"request": "calculator"})),
+            (json!({"e": "12 * 3"}), json!({"E": "12 * 3"})),
+            (json!({"e": "a"}), json!({"e": "A"})),
+            (json!({"e": "a"}), json!({"e": null})),
+            (json!({"e": "a"}), json!({"e": ""})),
+            (json!({"e": [1, 2]}), json!({"e": [2, 1]})),
+            (json!({"e": [1, 2]}), json!({"e": [1, 2, 3]})),
+            (json!({"e": [1]}), json!({"e": 1})),
+            (json!({"n": 3}), json!({"n": "three"})),
+            (json!({"n": 3}), json!({"n": "3.1"})),
+            (json!({"n": 9_007_199_254_740_993_u64}), json!({"n": 9_007_199_254_740_992_u64})),
+            (json!({"n": false}), json!({"n": 0})),
+            (json!({"n": true}), json!({"n": "True."})),
+            (json!({"code": "if a:\n    b = 1"}), json!({"code": "if a:\nb = 1"})),
+            (json!({"code": "a\nb"}), json!({"code": "a b"})),
+        ] {
+            assert!(!same_calls(&call(&recorded), &call(&sent)), "{recorded} {sent}");
+        }
+        let [one] = call(&json!({}));
+        let other = ToolCall { name: "stop".into(), ..one.clone() };
+        assert!(!same_calls(std::slice::from_ref(&one), std::slice::from_ref(&other)));
+        assert!(!same_calls(&[one.clone(), other.clone()], std::slice::from_ref(&one)));
+        assert!(!same_calls(&[one.clone(), other.clone()], &[other, one]));
+    }
+
+    #[test]
+    fn appended_text_is_found_after_reply() {
+        for (full, told, sent, rest) in [
+            // A stop string that is put back, and more.
+            ("x = 1\n</code>", &["x = 1\n"][..], "x = 1\n</code>\nCalling tools:", "\nCalling tools:"),
+            // One that ended within a token.
+            ("x = 1\n</code>\n\n", &["x = 1\n"], "x = 1\n</code>\nCalling", "Calling"),
+            ("1, 2, 3, 4,", &["1, 2, 3, "], "1, 2, 3, 4 five", " five"),
+            ("1, 2, 3, 4,", &["1, 2, 3, "], "1, 2, 3, five", "five"),
+            // A reply that ended by itself, trimmed or not.
+            (" x = 1 \n", &[], "x = 1 \n</code>", "</code>"),
+            (" x = 1 \n", &[], "x = 1</code>", "</code>"),
+            ("é", &[], "éé", "é"),
+            // White space before the stop string is lost.
+            ("x = 1\n</code>", &["x = 1\n"], "x = 1</code>\nCalling tools:", "\nCalling tools:"),
+            ("1, 2, 3, 4", &["1, 2, 3, "], "1, 2, 3,4", ""),
+            ("x = 1", &[], " x = 1 \n", ""),
+        ] {
+            let found = appended(full, told.iter().copied(), sent).map(|length| &sent[sent.len() - length..]);
+            assert_eq!(found, Some(rest), "{full:?} {sent:?}");
+        }
+        for (full, sent) in [
+            ("x = 1", "x = 2</code>"),
+            ("x = 1", "So x = 1</code>"),
+            ("", "anything"),
+            (" \n", "anything"),
+            ("x = 1, y = 2", "x = 1"),
+        ] {
+            assert_eq!(appended(full, [], sent), None, "{full:?} {sent:?}");
+        }
+    }
+}

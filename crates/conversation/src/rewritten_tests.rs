@@ -1,0 +1,263 @@
+//! Replies that clients rewrite: without their text, with other arguments, with text appended.
+
+use dressage_text::testing::tiny_chat;
+use dressage_text::{ChatOptions, ToolCall};
+use dressage_tree::Kind;
+use serde_json::json;
+
+use super::tests::forked;
+use super::*;
+use crate::testing::{ROUNDS, Talk, chat, completion, tool};
+use crate::{Options, Reason, Replies};
+
+const CALL: &str =
+    "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"12 * 3\"}}\n</tool_call>";
+
+fn talk(replies: Replies) -> Talk {
+    let options = Options { call_ids: CallIds::Unique, replies, ..Options::default() };
+    let mut talk = Talk::new(tiny_chat().unwrap(), options);
+    talk.tools = vec![tool("add")];
+    talk
+}
+
+fn result(call: &ToolCall) -> Message {
+    Message { tool_call_id: Some(call.id.clone()), ..Message::tool("36") }
+}
+
+type Change = fn(&mut Message);
+
+/// Changes after which a reply with a call is the same, and what they are without lenience.
+const REWRITTEN: [(Change, Reason); 6] = [
+    (|m| m.content = "".into(), Reason::TextLost),
+    (|m| m.content = " \n".into(), Reason::TextLost),
+    (|m| drop(m.tool_calls[0].arguments.insert("request".into(), json!("add"))), Reason::CallsEdited),
+    (|m| drop(m.tool_calls[0].arguments.insert("a".into(), json!("12*3"))), Reason::CallsEdited),
+    (
+        |m| {
+            m.content = "".into();
+            m.tool_calls[0].arguments.insert("b".into(), json!(null));
+        },
+        Reason::CallsEdited,
+    ),
+    (
+        |m| {
+            m.reasoning_content = Some("Never thought.".into());
+            m.content = "".into();
+        },
+        Reason::TextLost,
+    ),
+];
+
+#[test]
+fn rewritten_reply_is_continued_and_counted() {
+    for (change, reason) in REWRITTEN {
+        for replies in [Replies::Lenient, Replies::Strict] {
+            let mut talk = talk(replies);
+            let mut messages = vec![Message::user("12*3?")];
+            let (_, reply) = talk.say(&messages, CALL);
+            let mut sent = reply.message();
+            change(&mut sent);
+            messages.extend([sent, result(&reply.message().tool_calls[0])]);
+            let (prepared, answer) = talk.say(&messages, "36.");
+            if replies == Replies::Strict {
+                assert_eq!(prepared.origin, forked(1, reason));
+                continue;
+            }
+            assert_eq!((prepared.origin, prepared.repeated.altered), (Origin::Continued, 1), "{reason:?}");
+            // The tokens are those that were sampled.
+            assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
+            assert_eq!(talk.conversation.counts().altered, 1);
+            // Later prompts repeat both replies.
+            messages.extend([answer.message(), Message::user("Sure?")]);
+            let prepared = talk.prepare(&messages);
+            assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
+            assert_eq!(talk.conversation.finish(), []);
+        }
+    }
+}
+
+#[test]
+fn edited_reply_with_call_ids_forks() {
+    let edits: [(Change, Reason); 7] = [
+        (|m| m.content = "Let us see.".into(), Reason::ReplyEdited),
+        (|m| m.content = "Let me".into(), Reason::ReplyEdited),
+        (|m| drop(m.tool_calls[0].arguments.insert("a".into(), json!("12 * 4"))), Reason::CallsEdited),
+        (|m| drop(m.tool_calls[0].arguments.remove("a")), Reason::CallsEdited),
+        (|m| m.tool_calls[0].name = "sub".into(), Reason::CallsEdited),
+        (
+            |m| {
+                m.content = "".into();
+                m.tool_calls[0].arguments.insert("a".into(), json!("13 * 3"));
+            },
+            Reason::CallsEdited,
+        ),
+        (
+            |m| {
+                m.tool_calls[0].arguments.insert("b".into(), json!(1));
+                m.tool_calls[0].id = "another".into();
+            },
+            Reason::CallsEdited,
+        ),
+    ];
+    for (edit, reason) in edits {
+        let mut talk = talk(Replies::Lenient);
+        let mut messages = vec![Message::user("12*3?")];
+        let (_, reply) = talk.say(&messages, CALL);
+        let mut sent = reply.message();
+        edit(&mut sent);
+        messages.extend([sent, result(&reply.message().tool_calls[0])]);
+        let prepared = talk.prepare(&messages);
+        assert_eq!((prepared.origin, prepared.repeated.to_reply), (forked(1, reason), 0));
+    }
+}
+
+#[test]
+fn rewritten_call_continues_only_where_it_was_made() {
+    let mut talk = talk(Replies::Lenient);
+    let (first, second) = (vec![Message::user("12*3?")], vec![Message::user("12 * 3?")]);
+    let (_, reply) = talk.say(&first, CALL);
+    talk.say(&second, CALL);
+    let mut sent = reply.message();
+    sent.content = "".into();
+    let messages = [second, vec![sent, result(&reply.message().tool_calls[0])]].concat();
+    // The id is that of the other conversation's reply.
+    let origin = talk.prepare(&messages).origin;
+    assert!(matches!(origin, Origin::Forked(Fork { at: 1, .. })), "{origin:?}");
+}
+
+#[test]
+fn appended_text_is_given_after_sampled_tokens() {
+    for template in ["chatml", ROUNDS] {
+        for (reply, ends, sent) in [
+            ("x = 1\n", true, "x = 1\n</code>\nCalling tools:"),
+            ("x = 1\n", true, "x = 1</code>"),
+            ("<think>Hm.</think>x = 1", true, "x = 1</code>"),
+            ("x = 1\n</code>", false, "x = 1\n</code>\nCalling tools:"),
+            ("x = 1", true, "x = 1 <|im_end|> y"),
+        ] {
+            let options = Options { call_ids: CallIds::Unique, ..Options::default() };
+            let mut talk = Talk::new(chat(template, ChatOptions::default()), options);
+            let question = Message::user("1?");
+            let prepared = talk.prepare(std::slice::from_ref(&question));
+            let mut tokens = talk.format.chat().tokenizer().encode(reply);
+            tokens.extend(talk.format.chat().stop_ids().first().filter(|_| ends));
+            let start = prepared.prompt.clone();
+            let params = SamplingParams::default();
+            let first = talk.conversation.record(prepared, completion(tokens.clone()), &params).unwrap();
+            let mut messages = vec![question.clone(), Message::assistant(sent), Message::user("2?")];
+            let (prepared, second) = talk.say(&messages, "y = 2");
+            assert_eq!((prepared.origin, prepared.repeated.extended), (Origin::Continued, true), "{reply:?}");
+            assert_eq!(prepared.drift, None, "{reply:?} {sent:?}");
+            // All that was sampled but the end of the turn, then what was appended.
+            let kept = &tokens[..tokens.len() - usize::from(ends)];
+            assert!(prepared.prompt.starts_with(&[&start, kept].concat()));
+            let text = talk.text(&prepared.prompt);
+            let sent_end = sent.trim_start_matches("x = 1").trim_start();
+            assert!(text.contains(&format!("{sent_end}<|im_end|>")), "{text:?}");
+            // Tags within what is appended are text.
+            let ends = prepared.prompt.iter().filter(|id| talk.format.chat().stop_ids().contains(id)).count();
+            assert_eq!(ends, 3, "{text:?}");
+            assert_eq!(talk.conversation.counts().extended, 1);
+            // The conversation goes on below the extended reply, and a turn later, too.
+            messages.extend([second.message(), Message::user("3?")]);
+            let (prepared, third) = talk.say(&messages, "z = 3");
+            assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
+            assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(second.segment)));
+            messages.extend([third.message(), Message::user("4?")]);
+            assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+            assert_eq!(talk.conversation.finish(), [], "{reply:?}");
+            // Each reply was sampled once.
+            let segments = talk.conversation.trajectory().segments();
+            let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
+            assert_eq!((sampled, segments[first.segment.0 as usize].tokens.len()), (3, tokens.len()));
+        }
+    }
+}
+
+#[test]
+fn extended_reply_with_another_thought_forks() {
+    for (thought, origin) in [("Hm", Origin::Continued), ("No.", forked(1, Reason::ThoughtEdited))] {
+        let mut talk = talk(Replies::Lenient);
+        let question = Message::user("1?");
+        talk.say(std::slice::from_ref(&question), "<think>Hm.</think>x = 1");
+        let thought = Some(thought.to_owned());
+        let sent = Message { reasoning_content: thought, ..Message::assistant("x = 1</code>") };
+        let found = talk.prepare(&[question, sent, Message::user("2?")]).origin;
+        match origin {
+            Origin::Continued => assert_eq!(found, origin),
+            _ => assert!(matches!(found, Origin::Forked(Fork { at: 1, .. })), "{found:?}"),
+        }
+    }
+}
+
+#[test]
+fn extended_reply_is_apart_from_reply_itself() {
+    let mut talk = talk(Replies::Lenient);
+    let question = Message::user("1?");
+    talk.say(std::slice::from_ref(&question), "x = 1");
+    let next = Message::user("2?");
+    let with = |text: &str| vec![question.clone(), Message::assistant(text), next.clone()];
+    let (_, plain) = talk.say(&with("x = 1"), "plain");
+    let (prepared, one) = talk.say(&with("x = 1</a>"), "one");
+    assert_eq!(prepared.origin, forked(2, Reason::Shortened), "it leaves what follows the reply itself");
+    let (_, two) = talk.say(&with("x = 1</b>"), "two");
+    for (sent, reply) in [("x = 1", &plain), ("x = 1</a>", &one), ("x = 1</b>", &two)] {
+        let messages = [with(sent), vec![reply.message(), Message::user("3?")]].concat();
+        let prepared = talk.prepare(&messages);
+        assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4), "{sent}");
+        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
+        // Its answer is not that of another one.
+        let messages = [with("x = 1</c>"), vec![reply.message(), Message::user("3?")]].concat();
+        assert_eq!(talk.prepare(&messages).repeated.to_reply, 2, "{sent}");
+    }
+    // The end of a request is the end of the extended reply.
+    let prepared = talk.prepare(&with("x = 1</a>")[..2]);
+    assert!(prepared.repeated.extended && prepared.repeated.to_reply == 2);
+}
+
+#[test]
+fn appended_text_forks_if_replies_are_strict() {
+    let mut talk = talk(Replies::Strict);
+    talk.say(&[Message::user("1?")], "x = 1");
+    let messages = [Message::user("1?"), Message::assistant("x = 1</code>"), Message::user("2?")];
+    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+}
+
+#[test]
+fn other_text_does_not_extend_a_reply() {
+    for (reply, sent) in
+        [("x = 1", "x = 2</code>"), ("", "x"), ("<think>x</think>", "x = 1"), ("x = 1", "x =")]
+    {
+        let mut talk = talk(Replies::Lenient);
+        talk.say(&[Message::user("1?")], reply);
+        let messages = [Message::user("1?"), Message::assistant(sent), Message::user("2?")];
+        let prepared = talk.prepare(&messages);
+        assert_eq!((prepared.origin, prepared.repeated.to_reply), (forked(1, Reason::ReplyEdited), 0));
+    }
+}
+
+#[test]
+fn reply_is_repeated_as_its_client_received_it() {
+    let mut talk = talk(Replies::Strict);
+    let question = Message::user("Count.");
+    let (_, reply) = talk.say(std::slice::from_ref(&question), "1, 2, 3, 4,");
+    for told in ["1, 2, 3, ", "1, 2, 3, 4"] {
+        let messages = [question.clone(), Message::assistant(told), Message::user("Go on.")];
+        assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+        talk.conversation.told(reply.segment, &messages[1]);
+        let prepared = talk.prepare(&messages);
+        assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
+        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
+    }
+    // White space before a stop string is lost.
+    let messages = [question.clone(), Message::assistant("1, 2, 3,4"), Message::user("Go on.")];
+    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+    // Of two calls the first alone.
+    let two = [CALL, CALL].concat();
+    let (_, reply) = talk.say(&[Message::user("12*3?")], &two);
+    let mut first = reply.message();
+    first.tool_calls.truncate(1);
+    talk.conversation.told(reply.segment, &first);
+    let messages = [Message::user("12*3?"), first.clone(), result(&first.tool_calls[0])];
+    assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+}

@@ -1,0 +1,130 @@
+//! `/v1/models` in Anthropic's shape, for clients that send `anthropic-version`.
+
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::endpoints::respond;
+use crate::fault::Fault;
+use crate::gateway::Gateway;
+use crate::http::Incoming;
+use crate::info;
+use crate::model::Model;
+
+/// Number of models of a page if the request names none, and the largest number, as Anthropic has them.
+const PAGE: (usize, usize) = (20, 1000);
+
+fn describe(model: &Model) -> Value {
+    json!({
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": date(model.created),
+    })
+}
+
+/// Returns a Unix timestamp as RFC 3339 has it. The date is that of `civil_from_days` (Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms").
+fn date(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Returns the part of the models that a query asks for.
+fn page(models: &[Value], query: &str) -> Result<Value, Fault> {
+    let field = |name: &str| {
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
+    };
+    let limit = field("limit").map_or(Ok(PAGE.0), |text| {
+        let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
+        limit.ok_or_else(|| Fault::field("limit", format!("limit is {text:?}; it is in 1..={}", PAGE.1)))
+    })?;
+    let place = |id: &str| models.iter().position(|model| model["id"] == id);
+    let after = field("after_id").and_then(place).map_or(0, |at| at + 1);
+    let before = field("before_id").and_then(place).unwrap_or(models.len()).max(after);
+    let window = &models[after..before];
+    let backwards = field("before_id").is_some();
+    let shown = match backwards {
+        true => &window[window.len().saturating_sub(limit)..],
+        false => &window[..window.len().min(limit)],
+    };
+    let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
+    Ok(json!({
+        "data": shown,
+        "has_more": shown.len() < window.len(),
+        "first_id": id(shown.first()),
+        "last_id": id(shown.last()),
+    }))
+}
+
+/// Answers `GET /v1/models`.
+pub(crate) async fn models(
+    State(gateway): State<Gateway>,
+    RawQuery(query): RawQuery,
+    incoming: Incoming,
+) -> Response {
+    let found = incoming.in_order().and_then(|(caller, _)| {
+        let models: Vec<Value> =
+            info::models(&gateway, &caller).iter().map(|model| describe(model)).collect();
+        page(&models, query.as_deref().unwrap_or_default())
+    });
+    respond(&gateway, found)
+}
+
+/// Answers `GET /v1/models/NAME`.
+pub(crate) async fn model(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
+    let name = incoming.part("model");
+    let found = incoming.in_order().and_then(|(caller, _)| {
+        let known = info::models(&gateway, &caller).into_iter().find(|model| model.name == name);
+        known.map_or_else(|| gateway.model(&name), Ok).map(|model| describe(&model))
+    });
+    respond(&gateway, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn date_matches_known_timestamps() {
+        for (seconds, want) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (1_795_738_402, "2026-11-27T00:13:22Z"),
+        ] {
+            assert_eq!(date(seconds), want);
+        }
+    }
+
+    #[test]
+    fn pages_follow_ids_and_limits() {
+        let models: Vec<Value> = ["a", "b", "c", "d"].iter().map(|id| json!({ "id": id })).collect();
+        let ids = |query: &str| {
+            let page = page(&models, query).unwrap();
+            let ids: Vec<&str> =
+                page["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+            assert_eq!(page["first_id"].as_str(), ids.first().copied());
+            assert_eq!(page["last_id"].as_str(), ids.last().copied());
+            (ids.concat(), page["has_more"] == true)
+        };
+        assert_eq!(ids(""), ("abcd".into(), false));
+        assert_eq!(ids("limit=2"), ("ab".into(), true));
+        assert_eq!(ids("limit=2&after_id=b"), ("cd".into(), false));
+        assert_eq!(ids("limit=1&before_id=d"), ("c".into(), true));
+        assert_eq!(ids("after_id=d"), (String::new(), false));
+        for wrong in ["limit=0", "limit=x", "limit=1001"] {
+            assert_eq!(page(&models, wrong).unwrap_err().param.as_deref(), Some("limit"));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Requests of web pages, packed bodies, wrong methods and unknown paths, without a network.
+
+use std::io::Write;
+
+use axum::body::Body;
+use axum::http::Request as HttpRequest;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::*;
+use crate::Options;
+use crate::testing::Served;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn body() -> Vec<u8> {
+    json!({ "model": "tiny", "messages": [{ "role": "user", "content": "?" }] }).to_string().into_bytes()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+async fn send(
+    gateway: &Gateway,
+    (method, path): (&str, &str),
+    headers: &[(&str, &str)],
+    body: Vec<u8>,
+) -> (StatusCode, HeaderMap, Value) {
+    let mut request = HttpRequest::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let length = body.len();
+    let request = request.header("content-length", length).body(Body::from(body)).unwrap();
+    let (parts, body) = gateway.router().oneshot(request).await.unwrap().into_parts();
+    let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    (parts.status, parts.headers, serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+fn open(options: Options) -> Gateway {
+    let served = Served::scripted(&["Yes."]);
+    let models = served.gateway.models().iter().map(|model| (**model).clone()).collect();
+    Gateway::new(models, options)
+}
+
+#[tokio::test]
+async fn gateway_without_keys_answers_only_own_pages() {
+    let gateway = open(Options::default());
+    let local = ("host", "127.0.0.1:8000");
+    for (headers, status) in [
+        (&[local, JSON][..], StatusCode::OK),
+        (&[local, JSON, ("origin", "http://127.0.0.1:8000")], StatusCode::OK),
+        (&[("host", "evil.example"), JSON], StatusCode::FORBIDDEN),
+        (&[local, JSON, ("origin", "http://evil.example")], StatusCode::FORBIDDEN),
+        (&[local, ("content-type", "text/plain")], StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        (&[local], StatusCode::UNSUPPORTED_MEDIA_TYPE),
+    ] {
+        let (found, _, answer) = send(&gateway, ("POST", CHAT), headers, body()).await;
+        assert_eq!(found, status, "{headers:?}: {answer}");
+        if status == StatusCode::FORBIDDEN {
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert!(message.contains("--allow-"), "{message}");
+        }
+    }
+    // Pages that only read are rejected, too, on every path.
+    for path in ["/v1/models", "/metrics", "/health", "/nowhere", "/health_generate"] {
+        let headers = [local, ("sec-fetch-site", "cross-site")];
+        assert_eq!(send(&gateway, ("GET", path), &headers, vec![]).await.0, StatusCode::FORBIDDEN, "{path}");
+    }
+    assert_eq!(gateway.0.metrics.calls.load(std::sync::atomic::Ordering::Relaxed), 2);
+    // A gateway with keys leaves it to them.
+    let keyed = open(Options { keys: vec!["secret".into()], ..Options::default() });
+    let page = [("host", "evil.example"), ("origin", "http://evil.example"), ("content-type", "text/plain")];
+    assert_eq!(send(&keyed, ("POST", CHAT), &page, body()).await.0, StatusCode::UNAUTHORIZED);
+    let page = [&page[..], &[("authorization", "Bearer secret")]].concat();
+    assert_eq!(send(&keyed, ("POST", CHAT), &page, body()).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn attempt_key_admits_any_host() {
+    let served = Served::scripted(&["Yes."]);
+    let key = format!("Bearer {}", served.session.key());
+    for (key, status) in [(key.as_str(), StatusCode::OK), ("Bearer sk-test", StatusCode::FORBIDDEN)] {
+        let headers = [("host", "host.docker.internal:8000"), ("authorization", key), JSON];
+        assert_eq!(send(&served.gateway, ("POST", CHAT), &headers, body()).await.0, status);
+    }
+}
+
+#[tokio::test]
+async fn allowed_origin_reads_replies_streams_and_errors() {
+    let origins = ["http://localhost:3000".to_owned()];
+    let access = Access::new(&[], &origins).unwrap();
+    let gateway = open(Options { access, ..Options::default() });
+    let page = [("host", "127.0.0.1:8000"), ("origin", "http://localhost:3000"), JSON];
+    let asked = [
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "content-type,authorization"),
+    ];
+    let (status, headers, _) = send(&gateway, ("OPTIONS", CHAT), &[&page[..], &asked].concat(), vec![]).await;
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    assert_eq!(headers["access-control-allow-headers"], "content-type,authorization");
+    let streamed =
+        json!({ "messages": [{ "role": "user", "content": "?" }], "stream": true }).to_string().into_bytes();
+    for (what, body, status) in [
+        (("POST", CHAT), body(), StatusCode::OK),
+        (("POST", CHAT), streamed, StatusCode::OK),
+        (("POST", CHAT), b"{}".to_vec(), StatusCode::BAD_REQUEST),
+        (("GET", "/nowhere"), vec![], StatusCode::NOT_FOUND),
+        (("GET", CHAT), vec![], StatusCode::METHOD_NOT_ALLOWED),
+    ] {
+        let (found, headers, _) = send(&gateway, what, &page, body).await;
+        assert_eq!(found, status, "{what:?}");
+        assert_eq!(headers["access-control-allow-origin"], "http://localhost:3000", "{what:?}");
+    }
+}
+
+#[tokio::test]
+async fn packed_bodies_are_unpacked_within_bounds() {
+    let gateway = open(Options { body_bytes: 10_000, ..Options::default() });
+    let with = async |encoding: &str, body: Vec<u8>| {
+        let (status, _, answer) =
+            send(&gateway, ("POST", CHAT), &[JSON, ("content-encoding", encoding)], body).await;
+        (status, answer["error"]["message"].as_str().unwrap_or_default().to_owned())
+    };
+    for (encoding, bytes) in [("gzip", gzip(&body())), ("X-GZIP", gzip(&body())), ("identity", body())] {
+        assert_eq!(with(encoding, bytes).await.0, StatusCode::OK, "{encoding}");
+    }
+    let mut padded = body();
+    padded.extend(vec![b' '; 100_000]);
+    let packed = gzip(&padded);
+    assert!(packed.len() < 1000);
+    let (status, why) = with("gzip", packed).await;
+    assert!(status == StatusCode::PAYLOAD_TOO_LARGE && why.contains("unpacked"), "{why}");
+    let (status, why) = with("gzip", body()).await;
+    assert!(status == StatusCode::BAD_REQUEST && why.contains("gzip"), "{why}");
+    for unknown in ["br", "zstd", "gzip, gzip"] {
+        let (status, why) = with(unknown, body()).await;
+        assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+        assert!(why.contains(unknown) && why.contains("send the body with gzip"), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_method_is_405_with_allowed_methods() {
+    let gateway = open(Options::default());
+    for (what, allowed) in [
+        (("GET", CHAT), "POST"),
+        (("PUT", "/v1/models"), "GET,HEAD"),
+        (("DELETE", "/v1/messages"), "POST"),
+        (("POST", "/v1/responses/x"), "GET,HEAD,DELETE"),
+    ] {
+        let (status, headers, answer) = send(&gateway, what, &[JSON], vec![]).await;
+        assert_eq!((status, &headers["allow"]), (StatusCode::METHOD_NOT_ALLOWED, &allowed.parse().unwrap()));
+        assert!(answer["error"]["message"].as_str().unwrap().contains(what.0), "{answer}");
+    }
+    assert_eq!(send(&gateway, ("GET", "/v1/nowhere"), &[], vec![]).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn anthropic_clients_get_anthropic_shapes() {
+    let gateway = open(Options::default());
+    let version = ("anthropic-version", "2023-06-01");
+    let (status, headers, list) = send(&gateway, ("GET", "/v1/models"), &[version], vec![]).await;
+    assert!(status == StatusCode::OK && headers.contains_key("request-id"));
+    let model = json!({
+        "type": "model", "id": "tiny", "display_name": "tiny", "created_at": "1970-01-01T00:00:01Z",
+    });
+    let want = json!({ "data": [model], "has_more": false, "first_id": "tiny", "last_id": "tiny" });
+    assert_eq!(list, want);
+    assert_eq!(send(&gateway, ("GET", "/v1/models/tiny"), &[version], vec![]).await.2, model);
+    for (what, headers) in [
+        (("GET", "/v1/models/other"), &[version][..]),
+        (("GET", "/v1/nowhere"), &[version]),
+        (("POST", "/v1/messages/batches"), &[JSON]),
+    ] {
+        let (status, _, answer) = send(&gateway, what, headers, vec![]).await;
+        assert_eq!((status, &answer["type"]), (StatusCode::NOT_FOUND, &json!("error")), "{what:?}");
+        assert_eq!(answer["error"]["type"], "not_found_error");
+    }
+    let (_, _, answer) = send(&gateway, ("GET", "/v1/models"), &[], vec![]).await;
+    assert_eq!(answer["object"], "list");
+}
+
+#[tokio::test]
+async fn long_prompt_is_rejected_by_its_bytes() {
+    let served = Served::scripted(&["Yes."]);
+    // A token of this model is a byte, and 4,096 of them are its context.
+    let text = "x".repeat(1 << 20);
+    let started = std::time::Instant::now();
+    for (path, field, value) in [
+        (CHAT, "messages", json!([{ "role": "user", "content": text }])),
+        ("/v1/completions", "prompt", json!(text)),
+    ] {
+        let answer = served.post(path, &json!({ field: value })).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        let error = &answer.json()["error"];
+        assert_eq!(error["code"], "context_length_exceeded");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("are at least") && message.contains("bytes"), "{message}");
+    }
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+}

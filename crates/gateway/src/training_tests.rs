@@ -1,0 +1,272 @@
+//! What the sampler is asked for by calls of an attempt, whatever its client asks for, and whose tokens these are.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use dressage_conversation::{Format, Options as History};
+use dressage_policy::{
+    FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
+};
+use dressage_text::testing::{IM_END, tiny_chat};
+use dressage_tree::Kind;
+use serde_json::{Value, json};
+
+use crate::testing::{CONTEXT, LIMITS, STRANGER, Served};
+use crate::{
+    Backend, Gateway, Model, Options, Recorded, Route, RouteContext, SessionLimits, SessionOptions,
+    TokenModel, When,
+};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Keeps the requests that it gets, and answers each with a token. The weights of the nth have version n.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<Vec<SampleRequest>>);
+
+#[async_trait]
+impl Sampler for Recorder {
+    async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
+        let version = {
+            let mut requests = self.0.lock().unwrap();
+            requests.push(request);
+            requests.len() as u64
+        };
+        let (sender, stream) = SampleStream::channel();
+        let (tokens, logprobs, top) = (vec![97, IM_END], vec![-0.5; 2], Vec::new());
+        let _ = sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version }));
+        let _ = sender.send(Ok(SampleEvent::Finished(FinishReason::StopId)));
+        Ok(stream)
+    }
+
+    async fn abort(&self, _stream: Option<u64>) -> Result<usize, PolicyError> {
+        Ok(0)
+    }
+
+    async fn workload(&self) -> Result<Load, PolicyError> {
+        Ok(Load::default())
+    }
+
+    async fn version(&self) -> Result<u64, PolicyError> {
+        Ok(0)
+    }
+}
+
+/// Sampling that a recipe fixes.
+fn fixed() -> SamplingParams {
+    SamplingParams { max_tokens: 50, temperature: 0.7, top_p: 0.9, ..SamplingParams::default() }
+}
+
+/// An attempt of two agents, `solver` and `critic`, whose sampling is fixed.
+struct Bench {
+    served: Served,
+    sampler: Arc<Recorder>,
+}
+
+impl Bench {
+    fn new(limits: SessionLimits, stream: u64) -> Self {
+        let sampler = Arc::new(Recorder::default());
+        let format = Arc::new(Format::unprobed(Arc::new(tiny_chat().unwrap()), History::default()));
+        let backend = Backend::Tokens(TokenModel {
+            sampler: Arc::clone(&sampler) as Arc<dyn Sampler>,
+            format: Arc::clone(&format),
+            context: CONTEXT,
+            sampling: SamplingParams { max_tokens: 1000, ..SamplingParams::default() },
+        });
+        let model = Model { name: "tiny".into(), policy: "own".into(), backend, created: 1 };
+        let shared = Arc::new(model.clone());
+        let route = |agent: &str| Route {
+            agent: agent.into(),
+            model: Arc::clone(&shared),
+            when: When::default(),
+            fixed: Some(fixed()),
+            context: RouteContext::NONE,
+        };
+        let gateway = Gateway::new(vec![model], Options::default());
+        let session = gateway.open(SessionOptions {
+            rollout: "r".into(),
+            attempt: "a".into(),
+            seed: 11,
+            stream,
+            routes: vec![route("solver"), route("critic")],
+            limits,
+            rewards: true,
+        });
+        Bench { served: Served { gateway, session, format }, sampler }
+    }
+
+    async fn ask(&self, path: &str, body: &Value) -> Value {
+        self.served.post(path, body).await.json()
+    }
+
+    fn requests(&self) -> Vec<SampleRequest> {
+        self.sampler.0.lock().unwrap().clone()
+    }
+
+    async fn close(self) -> Recorded {
+        self.served.session.close(Duration::from_secs(5)).await
+    }
+}
+
+fn question(text: &str, more: Value) -> Value {
+    let mut body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": text }] });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn recipe_decides_sampling_whatever_client_asks() {
+    let bench = Bench::new(LIMITS, 2);
+    let wishes = json!({
+        "temperature": 0.0, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5,
+        "frequency_penalty": 0.5, "logit_bias": { "97": 5 }, "min_tokens": 3, "ignore_eos": true, "seed": 5,
+        "response_format": { "type": "json_object" }, "stop": ["x"], "stop_token_ids": [98], "max_tokens": 20,
+    });
+    let asked: Vec<String> = wishes.as_object().unwrap().keys().cloned().collect();
+    bench.ask(CHAT, &question("Hi", wishes)).await;
+    let [request] = &bench.requests()[..] else { panic!() };
+    // The client ends replies, and makes them shorter; the turn's end ends them in any case.
+    let chat = bench.served.format.chat();
+    let want = SamplingParams {
+        max_tokens: 20,
+        stop_strings: vec!["x".into()],
+        stop_ids: [chat.stop_ids(), &[98]].concat(),
+        ..fixed()
+    };
+    assert_eq!(request.params, want);
+    assert_eq!((request.seed, request.policy.as_str()), (11, "own"));
+    let recorded = bench.close().await;
+    let overridden: Vec<&String> = recorded.overridden.keys().collect();
+    let kept = ["max_tokens", "stop", "stop_token_ids"];
+    let mut want: Vec<&String> = asked.iter().filter(|name| !kept.contains(&name.as_str())).collect();
+    want.sort_unstable();
+    assert_eq!(overridden, want);
+    assert!(recorded.overridden.values().all(|count| *count == 1));
+}
+
+#[tokio::test]
+async fn client_that_asks_as_recipe_overrides_nothing() {
+    let bench = Bench::new(LIMITS, 2);
+    let fixed = fixed();
+    let same = json!({ "temperature": fixed.temperature, "top_p": fixed.top_p, "max_tokens": 5000 });
+    bench.ask(CHAT, &question("Hi", same)).await;
+    assert_eq!(bench.requests()[0].params.max_tokens, fixed.max_tokens);
+    assert!(bench.close().await.overridden.is_empty());
+}
+
+#[tokio::test]
+async fn sampling_outside_of_attempts_is_the_clients() {
+    let bench = Bench::new(LIMITS, 2);
+    let wishes = json!({ "temperature": 0.25, "seed": 5, "ignore_eos": true, "max_tokens": 7 });
+    let send = async |body: &Value| bench.served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
+    send(&question("Hi", wishes)).await;
+    send(&question("Hi", json!({}))).await;
+    send(&question("Hi", json!({}))).await;
+    let requests = bench.requests();
+    let params = &requests[0].params;
+    assert_eq!((params.temperature, params.max_tokens, params.stop_ids.len()), (0.25, 7, 0));
+    assert_eq!(requests[0].seed, 5);
+    assert_eq!(requests[1].params.stop_ids, bench.served.format.chat().stop_ids());
+    // Without a seed no two calls have the same.
+    assert_ne!(requests[1].seed, requests[2].seed);
+}
+
+#[tokio::test]
+async fn every_call_of_attempt_has_its_own_stream() {
+    let streams = async |stream: u64| {
+        let bench = Bench::new(LIMITS, stream);
+        for body in [
+            question("Hi", json!({})),
+            question("Ho", json!({})),
+            // The same prompt again, and several replies to one.
+            question("Hi", json!({})),
+            question("Hey", json!({ "n": 2 })),
+        ] {
+            bench.ask(CHAT, &body).await;
+        }
+        let path = "/rollout/r/attempt/a/agent/critic/v1/chat/completions";
+        bench.ask(path, &question("Hi", json!({}))).await;
+        let streams: Vec<u64> = bench.requests().iter().map(|request| request.stream).collect();
+        assert_eq!(streams.len(), 6);
+        streams
+    };
+    let first = streams(2).await;
+    let distinct: std::collections::BTreeSet<&u64> = first.iter().collect();
+    assert_eq!(distinct.len(), first.len(), "{first:?}");
+    // They are functions of attempt and prompt, so a replay has them, too.
+    assert_eq!(streams(2).await, first);
+    assert!(streams(3).await.iter().all(|stream| !first.contains(stream)));
+}
+
+#[tokio::test]
+async fn tokens_belong_to_agent_that_asked() {
+    let bench = Bench::new(LIMITS, 2);
+    let prefix = "/rollout/r/attempt/a/agent/critic";
+    let ids = json!({ "prompt": [1, 2, 3] });
+    bench.ask(&format!("{prefix}/v1/completions"), &ids).await;
+    bench.ask("/v1/completions", &json!({ "prompt": [4, 5] })).await;
+    bench.ask(&format!("{prefix}/v1/chat/completions"), &question("Hi", json!({}))).await;
+    bench.ask(CHAT, &question("Hi", json!({}))).await;
+    let recorded = bench.close().await;
+    let of = |kind: Kind| {
+        let segments = recorded.trajectory.segments().iter().filter(move |segment| segment.kind == kind);
+        segments.map(|segment| (segment.agent.as_str(), segment.policy.as_str())).collect::<Vec<_>>()
+    };
+    let want = [("critic", "own"), ("solver", "own"), ("critic", "own"), ("solver", "own")];
+    assert_eq!((of(Kind::Sampled), of(Kind::Given)), (want.to_vec(), want.to_vec()));
+    let called: Vec<&str> = recorded.calls.iter().map(|call| call.agent.as_str()).collect();
+    assert_eq!(called, ["critic", "solver", "critic", "solver"]);
+}
+
+#[tokio::test]
+async fn rewards_name_agents_and_calls_that_exist() {
+    let bench = Bench::new(LIMITS, 2);
+    bench.ask(CHAT, &question("Hi", json!({}))).await;
+    let key = bench.served.session.reward_key().to_owned();
+    let post = async |body: Value| {
+        let answer = bench.served.send("POST", "/rollout/r/attempt/a/reward", &key, &body.to_string()).await;
+        (answer.status.as_u16(), answer.json()["error"]["param"].as_str().map(str::to_owned))
+    };
+    assert_eq!(post(json!({ "value": 1 })).await, (200, None));
+    assert_eq!(post(json!({ "value": 0.5, "agent": "critic", "turn": 0 })).await, (200, None));
+    for (body, param) in [
+        (json!({ "value": 1, "agent": "nobody" }), "agent"),
+        (json!({ "value": 1, "agent": "" }), "agent"),
+        (json!({ "value": 1, "turn": 1 }), "turn"),
+        (json!({ "value": 1, "turn": -1 }), "turn"),
+        (json!({ "value": "1" }), "value"),
+        (json!({ "value": 1, "agents": "solver" }), "agents"),
+    ] {
+        assert_eq!(post(body.clone()).await, (400, Some(param.to_owned())), "{body}");
+    }
+    let recorded = bench.close().await;
+    let values: Vec<f64> = recorded.rewards.iter().map(|reward| reward.value).collect();
+    assert_eq!(values, [1.0, 0.5]);
+}
+
+#[tokio::test]
+async fn tokens_of_replies_stay_within_attempt_and_context() {
+    // Two tokens are sampled for each reply, and five are allowed.
+    let bench = Bench::new(SessionLimits { tokens: 5, ..LIMITS }, 2);
+    for text in ["a", "b", "c", "d"] {
+        bench.ask(CHAT, &question(text, json!({}))).await;
+    }
+    let most: Vec<usize> = bench.requests().iter().map(|request| request.params.max_tokens).collect();
+    assert_eq!(most, [5, 3, 1]);
+    assert_eq!(bench.close().await.refused.get("limit"), Some(&1));
+
+    let bench = Bench::new(LIMITS, 2);
+    let prompt: Vec<u32> = vec![97; CONTEXT - 3];
+    bench.ask("/v1/completions", &json!({ "prompt": prompt, "max_tokens": 10, "min_tokens": 9 })).await;
+    assert_eq!(bench.requests()[0].params.max_tokens, 3);
+}
+
+#[tokio::test]
+async fn later_calls_are_answered_by_no_older_weights() {
+    let bench = Bench::new(LIMITS, 2);
+    for text in ["a", "b", "c"] {
+        bench.ask(CHAT, &question(text, json!({}))).await;
+    }
+    let least: Vec<u64> = bench.requests().iter().map(|request| request.least_version).collect();
+    assert_eq!(least, [0, 1, 2]);
+}

@@ -1,0 +1,164 @@
+//! Lower bounds of the number of tokens of a text, from its bytes alone.
+//!
+//! A prompt that is far too long is rejected before it is tokenized, which takes seconds for some megabytes. Let
+//! A be the largest number of ASCII letters and digits that any token of the vocabulary has. A text with n of
+//! them has at least ⌈n / A⌉ tokens, since each of its letters is in one token. With L as the length of the
+//! longest token in bytes, it has at least ⌈bytes / L⌉ tokens. Example: with A = 20 and L = 128, a megabyte of
+//! prose with 800,000 letters has at least 40,000 tokens, and a megabyte of spaces at least 8,192.
+//!
+//! # Guarantees
+//! **No text is rejected that fits.** The second bound holds only for a tokenizer that drops and composes no
+//! characters. Composition (NFC and NFKC) changes no letter that an ASCII character follows, so the first bound
+//! counts those alone. With a normalizer of another kind there is no bound.
+
+use tokenizers::NormalizerWrapper;
+
+use crate::TextError;
+
+/// Sizes of the longest tokens of a vocabulary. 0 where there is no bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Longest {
+    /// Largest number of ASCII letters and digits in a token.
+    letters: usize,
+    /// Largest number of bytes of a token.
+    bytes: usize,
+}
+
+/// What a normalizer does to the length of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Effect {
+    /// Its bytes do not get fewer.
+    Keeps,
+    /// Characters are composed, so its bytes can get fewer.
+    Composes,
+    /// Anything.
+    Unknown,
+}
+
+fn effect(normalizer: &NormalizerWrapper) -> Effect {
+    match normalizer {
+        NormalizerWrapper::NFD(_) | NormalizerWrapper::Prepend(_) | NormalizerWrapper::ByteLevel(_) => {
+            Effect::Keeps
+        }
+        NormalizerWrapper::NFC(_) | NormalizerWrapper::NFKC(_) => Effect::Composes,
+        NormalizerWrapper::Sequence(all) => all.as_ref().iter().map(effect).max().unwrap_or(Effect::Keeps),
+        // SentencePiece writes a space as ▁.
+        NormalizerWrapper::Replace(replace) => {
+            let written = serde_json::to_value(replace).unwrap_or_default();
+            let widens = written["pattern"]["String"] == " " && written["content"] == "\u{2581}";
+            if widens { Effect::Keeps } else { Effect::Unknown }
+        }
+        _ => Effect::Unknown,
+    }
+}
+
+/// Returns the number of ASCII letters and digits of a text that no composition can change.
+fn letters(text: &[u8]) -> usize {
+    let followed = |pair: &&[u8]| pair[0].is_ascii_alphanumeric() && pair[1].is_ascii();
+    let last = text.last().is_some_and(u8::is_ascii_alphanumeric);
+    text.windows(2).filter(followed).count() + usize::from(last)
+}
+
+impl Longest {
+    /// Measures the tokens of a vocabulary. `strips` states whether one of them takes white space along.
+    pub(crate) fn of<'a>(
+        tokens: impl IntoIterator<Item = &'a [u8]>,
+        normalizer: Option<&NormalizerWrapper>,
+        strips: bool,
+    ) -> Self {
+        let effect = normalizer.map_or(Effect::Keeps, effect);
+        if effect == Effect::Unknown {
+            return Longest::default();
+        }
+        let (mut bytes, mut letters) = (0, 0);
+        for token in tokens {
+            bytes = bytes.max(token.len());
+            letters = letters.max(token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count());
+        }
+        Longest { letters, bytes: if strips || effect == Effect::Composes { 0 } else { bytes } }
+    }
+
+    /// Rejects a text that has more than `max_tokens` tokens, if its bytes show that.
+    pub(crate) fn check(self, text: &str, max_tokens: usize) -> Result<(), TextError> {
+        // Each token stands for at least one byte of a text.
+        if text.len() <= max_tokens {
+            return Ok(());
+        }
+        let too_long = |count: usize, longest: usize, what| {
+            let min_tokens = if longest == 0 { 0 } else { count.div_ceil(longest) };
+            let bytes = text.len();
+            match min_tokens > max_tokens {
+                true => Err(TextError::TooLong { bytes, min_tokens, max_tokens, longest, what }),
+                false => Ok(()),
+            }
+        };
+        too_long(text.len(), self.bytes, "bytes")?;
+        too_long(letters(text.as_bytes()), self.letters, "letters and digits")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dressage_model::TokenizerSource;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Tokenizer;
+    use crate::testing::tiny_tokenizer;
+
+    #[test]
+    fn letters_before_combining_marks_are_not_counted() {
+        for (text, count) in [("abc 12", 5), ("e\u{301}a", 1), ("aé", 0), ("", 0), ("é1", 1), ("--", 0)] {
+            assert_eq!(letters(text.as_bytes()), count, "{text}");
+        }
+    }
+
+    #[test]
+    fn check_rejects_only_what_cannot_fit() {
+        let longest = Longest { letters: 4, bytes: 10 };
+        assert!(longest.check(&" ".repeat(100), 10).is_ok());
+        let error = longest.check(&" ".repeat(101), 10).unwrap_err().to_string();
+        assert!(error.contains("101 bytes") && error.contains("at least 11 tokens"), "{error}");
+        assert!(error.contains("more than 10 bytes"), "{error}");
+        assert!(longest.check(&"a".repeat(40), 10).is_ok());
+        let error = longest.check(&"a".repeat(41), 10).unwrap_err().to_string();
+        assert!(error.contains("more than 4 letters and digits"), "{error}");
+        assert!(Longest::default().check(&"a".repeat(1000), 10).is_ok());
+    }
+
+    #[test]
+    fn normalizers_that_drop_characters_have_no_bound() {
+        let with = |normalizer: serde_json::Value| {
+            let mut json: serde_json::Value =
+                serde_json::from_str(&tiny_tokenizer().unwrap().to_json().unwrap()).unwrap();
+            json["normalizer"] = normalizer;
+            let bytes = json.to_string().into_bytes();
+            Tokenizer::new(&TokenizerSource::Json(bytes))
+                .unwrap()
+                .check_length(&"a".repeat(5000), 10)
+                .is_err()
+        };
+        let kind = |kind: &str| serde_json::json!({ "type": kind });
+        let replace = |pattern: &str, content: &str| serde_json::json!({ "type": "Replace", "pattern": { "String": pattern }, "content": content });
+        for bounded in [serde_json::Value::Null, kind("NFC"), kind("NFKC"), replace(" ", "\u{2581}")] {
+            assert!(with(bounded.clone()), "{bounded}");
+        }
+        for unbounded in [
+            kind("StripAccents"),
+            replace("a", ""),
+            serde_json::json!({ "type": "Strip", "strip_left": true, "strip_right": true }),
+            serde_json::json!({ "type": "Sequence", "normalizers": [kind("NFC"), replace("a", "")] }),
+        ] {
+            assert!(!with(unbounded.clone()), "{unbounded}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bound_never_exceeds_number_of_tokens(text in "(\\PC|[a-z0-9 ]{1,8}|<\\|im_end\\|>|[áe\u{301}]){0,60}") {
+            let tokenizer = tiny_tokenizer().unwrap();
+            let count = tokenizer.encode_template(&text).len();
+            prop_assert!(tokenizer.check_length(&text, count).is_ok());
+        }
+    }
+}
