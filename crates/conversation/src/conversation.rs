@@ -1,16 +1,16 @@
 //! Prompts for requests, and a record of what came of them.
 
+mod counts;
 mod finish;
 mod fitting;
 mod raw;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use dressage_policy::{Completion, FinishReason, SamplingParams};
 use dressage_text::{Message, ShiftedSystems, TextError, ToolSpec};
 use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
-use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
 use crate::format::{CallIds, Format, History, Round};
@@ -21,6 +21,7 @@ use crate::said::{Form, Key, thought_key, tools_key};
 use crate::tokens::{Given, Owner};
 use crate::window::Cut;
 
+pub use counts::Counts;
 use fitting::Fitted;
 pub use fitting::{Fitting, Judged};
 
@@ -163,33 +164,6 @@ struct GivenTurn {
     node: NodeId,
     end: Option<SegmentId>,
     turn: u32,
-}
-
-/// Prompts by how they came about.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    /// Conversations that began.
-    pub began: u32,
-    /// Prompts that continued what was recorded.
-    pub continued: u32,
-    /// Prompts that left it, by reason.
-    pub forked: BTreeMap<Reason, u32>,
-    /// Prompts for which messages were recognised only after white space around them was left out.
-    pub trimmed: u32,
-    /// Leading system messages that were joined with the first one, since the template takes only one.
-    #[serde(default)]
-    pub joined_systems: u32,
-    /// System messages that were printed in a user's turn or merged into the first one, since the template
-    /// does not print them where they stand.
-    #[serde(default)]
-    pub moved_systems: u32,
-    /// Prompts that continue a reply without the text beside its calls, or with arguments that are written
-    /// otherwise.
-    #[serde(default)]
-    pub altered: u32,
-    /// Prompts that continue a reply to which the client has appended text.
-    #[serde(default)]
-    pub extended: u32,
 }
 
 /// The conversations of one attempt: everything that was said, in tokens and in messages.

@@ -12,7 +12,6 @@ use crate::call::{Call, Input};
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::metrics::add;
-use crate::prompt::blocking;
 use crate::route::{RouteContext, Summary};
 use crate::session::Session;
 use crate::transcript::Event;

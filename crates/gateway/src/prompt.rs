@@ -6,8 +6,9 @@ use dressage_conversation::{Format, Prepared};
 use dressage_text::{Message, ToolSpec};
 
 use crate::answering::{Answering, Caller};
+use crate::blocking::blocking;
 use crate::call::Input;
-use crate::fault::{Fault, Kind};
+use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::metrics::add;
 
@@ -49,14 +50,6 @@ impl Gateway {
         add(&self.0.metrics.systems_moved, u64::from(prepared.shifted.moved));
         Ok(Prompt::Chat(prepared))
     }
-}
-
-/// Runs work away from the async workers.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Fault> {
-    let failed = |error| Fault::new(Kind::Internal, format!("writing the prompt came to no end: {error}"));
-    tokio::task::spawn_blocking(work).await.map_err(failed)
 }
 
 fn given(ids: Arc<[u32]>) -> Result<Prompt, Fault> {

@@ -253,9 +253,7 @@ struct Expected {
 
 /// Returns one text or several. A truth value is expected as yes or true, or as no or false.
 fn answers(expected: &Value) -> Result<Vec<Expected>, ScoreError> {
-    let open = |text: &str| {
-        vec![Expected { text: normalise(text), numbers: numbers(text), closed: false }]
-    };
+    let open = |text: &str| vec![Expected { text: normalise(text), numbers: numbers(text), closed: false }];
     let texts = |value: &Value| match value {
         Value::String(text) => Some(open(text)),
         Value::Number(number) => Some(open(number.as_str())),

@@ -6,6 +6,8 @@ use super::*;
 mod bounds;
 #[path = "files_tests.rs"]
 mod files;
+#[path = "round_trip_tests.rs"]
+mod round_trip;
 
 const SMALL: &str = r#"
 [run]
@@ -57,145 +59,6 @@ fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
         .collect::<Result<_, SetError>>()
         .map_err(|e| e.to_string())?;
     Recipe::load(&file, &overrides).map_err(|e| e.to_string())
-}
-
-#[test]
-fn what_is_written_reads_back_the_same() {
-    let recipe = load(SMALL, &["phase.1.clip_high=0.28"]).unwrap();
-    let Phase::Rl(grpo) = &recipe.phase[1] else { panic!() };
-    assert_eq!((grpo.clip_low, grpo.clip_high, grpo.optimiser.warmup), (None, Some(0.28), 2));
-    assert_eq!(recipe.run.folder, std::env::current_dir().unwrap().join("runs/small"));
-    let text = recipe.to_toml().unwrap();
-    assert!(text.contains("clip_high = 0.28\n"), "{text}");
-    assert!(text.contains("kind = \"rl\""), "{text}");
-    let again = load(&text, &[]).unwrap();
-    assert_eq!(again, recipe);
-    assert_eq!(again.to_toml().unwrap(), text);
-}
-
-#[test]
-fn phases_that_are_skipped_are_not_in_the_resolved_recipe() {
-    let whole = load(SMALL, &["phase.1.steps=7"]).unwrap();
-    // Numbers are those of the file, whatever the order.
-    let rest = load(SMALL, &["run.skip_phases=1", "phase.1.steps=7"]).unwrap();
-    assert_eq!(rest.phase, whole.phase[1..]);
-    assert_eq!(load(&rest.to_toml().unwrap(), &[]).unwrap(), rest, "nothing more is skipped");
-    let wrong = load(SMALL, &["run.skip_phases=1", "phase.1.steps=0"]).unwrap_err();
-    assert!(wrong.contains("`phase.1.steps` is 0"), "{wrong}");
-}
-
-#[test]
-fn context_policies_are_of_each_agent() {
-    let overrides = [
-        "agent.context={kind='summarise', keep=3, agent='short'}",
-        "agent.short={context='drop_oldest', max_context_tokens=900}",
-    ];
-    let recipe = load(SMALL, &overrides).unwrap();
-    assert_eq!(load(&recipe.to_toml().unwrap(), &[]).unwrap(), recipe);
-    let names: Vec<&str> = recipe.agents().into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["default", "short"]);
-    let own = recipe.agent.context_policy(8000);
-    assert_eq!((own.budget.keep, own.summariser("default")), (3, "short".to_owned()));
-    let short = recipe.agent_named("short").unwrap().context_policy(8000);
-    assert_eq!((short.budget.most, short.budget.keep, short.summarises()), (900, 2, false));
-    // Summaries that nobody asked to train are no targets.
-    let untrained = recipe.untrained_agents();
-    assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");
-    let trains = load(SMALL, &["agent.context={kind='summarise', train=true}"]).unwrap();
-    assert_eq!(trains.untrained_agents(), Vec::<String>::new());
-}
-
-#[test]
-fn probes_of_programs_are_untrained() {
-    let overrides = [
-        "agent.kind='program'",
-        "agent.command=['true']",
-        "agent.tools=[]",
-        "agent.helper={context={kind='summarise', train=true}}",
-        "agent.context={kind='summarise', train=true}",
-    ];
-    let recipe = load(SMALL, &overrides).unwrap();
-    assert_eq!(recipe.untrained_agents(), ["default.probe", "helper.probe"]);
-}
-
-#[test]
-fn mixtures_and_teachers_read_back_the_same() {
-    let overrides = [
-        "policy.default={kind='trained'}",
-        "policy.other={kind='frozen'}",
-        "policy.teacher={kind='external', base_urls=['http://a/v1', 'http://b/v1'], model='m'}",
-        "agent.policy=[{name='default', share=0.8}, {name='other', share=0.2}]",
-        "phase.0.source={policy='teacher', least_score=0.5}",
-    ];
-    let recipe = load(SMALL, &overrides).unwrap();
-    let text = recipe.to_toml().unwrap();
-    assert_eq!(load(&text, &[]).unwrap(), recipe, "{text}");
-    assert_eq!(recipe.policies_of(&recipe.agent), ["default", "other"]);
-    assert_eq!(recipe.phase[0].teacher(), Some("teacher"));
-    let PolicyKeys::External(keys) = &recipe.policy["teacher"] else { panic!() };
-    assert_eq!(keys.urls().collect::<Vec<_>>(), ["http://a/v1", "http://b/v1"]);
-}
-
-#[test]
-fn several_scorers_read_back_the_same() {
-    let several = "reward={unscored=0.5, scorers=[\
-         {name='right', kind='numeric', extract='boxed', when={source='arithmetic', data_source=['b', 'c']}}, \
-         {name='form', kind='command', command=['true'], weight=0.25, weights={length=-0.5}, unscored='park'}]}";
-    let recipe = load(SMALL, &[several]).unwrap();
-    let [right, form] = &recipe.reward.scorers[..] else { panic!() };
-    assert_eq!((right.name.as_str(), right.weight, right.unscored), ("right", 1.0, None));
-    let fields: Vec<(&str, Vec<String>)> =
-        right.when.fields().map(|(name, values)| (name, values.to_vec())).collect();
-    assert_eq!(
-        fields,
-        [("source", vec!["arithmetic".into()]), ("data_source", vec!["b".into(), "c".into()])]
-    );
-    assert_eq!((form.weight, form.weights["length"], form.unscored), (0.25, -0.5, Some(Unscored::Park)));
-    assert_eq!((form.scorer.name(), recipe.reward.unscored), ("command", Unscored::Value(0.5)));
-    let text = recipe.to_toml().unwrap();
-    assert!(text.contains("[[reward.scorers]]") && !text.contains("[reward.scorer]"), "{text}");
-    assert_eq!(load(&text, &[]).unwrap(), recipe);
-    // A run may go on when a scorer is gone for good.
-    let dropped = load(&text, &["reward.scorers.1.unscored=drop", "reward.outage_seconds=9"]).unwrap();
-    assert_eq!(dropped.difference(&recipe).unwrap(), None);
-    let heavier = load(&text, &["reward.scorers.1.weight=0.5"]).unwrap();
-    assert_eq!(heavier.difference(&recipe).unwrap().unwrap().key, "reward.scorers.1.weight");
-}
-
-#[test]
-fn tools_read_back_the_same() {
-    let tools =
-        "tool=['calculator', {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
-    let recipe = load(SMALL, &[tools]).unwrap();
-    let [plain, sums] = &recipe.tool[..] else { panic!() };
-    assert_eq!((plain.name(), plain.parallel, plain.seconds), ("calculator", true, None));
-    assert_eq!((sums.name(), sums.at_once, sums.max_tokens), ("sums", Some(3), Some(9)));
-    let text = recipe.to_toml().unwrap();
-    assert!(text.contains("[[tool]]") && !text.contains("options"), "{text}");
-    assert_eq!(load(&text, &[]).unwrap(), recipe);
-    let slower = load(&text, &["tool.1.at_once=1", "tool.1.seconds=3"]).unwrap();
-    assert_eq!(slower.difference(&recipe).unwrap(), None);
-    let longer = load(&text, &["tool.1.max_tokens=10"]).unwrap();
-    assert_eq!(longer.difference(&recipe).unwrap().unwrap().key, "tool.1.max_tokens");
-}
-
-#[test]
-fn a_learner_elsewhere_reads_back_the_same() {
-    let learner = "cluster.learner={kind='torch', start=true, processes=2, python='env/bin/python'}";
-    let recipe = load(SMALL, &[learner]).unwrap();
-    let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { panic!() };
-    assert!(keys.python.is_absolute() && keys.python.ends_with("env/bin/python"));
-    let text = recipe.to_toml().unwrap();
-    assert!(text.contains("[cluster.learner]\nkind = \"torch\""), "{text}");
-    assert_eq!(load(&text, &[]).unwrap(), recipe);
-    let plain = load(SMALL, &[]).unwrap();
-    assert!(!plain.to_toml().unwrap().contains("cluster"));
-    let difference = |change: &str| load(&text, &[change]).unwrap().difference(&recipe).unwrap();
-    assert_eq!(difference("cluster.learner.restarts=9"), None);
-    assert_eq!(difference("cluster.learner.environment=['A']"), None);
-    let more = difference("cluster.learner.processes=4").unwrap();
-    assert_eq!(more.to_string(), "`cluster.learner.processes` is 4 now and was 2");
-    assert_eq!(recipe.difference(&plain).unwrap().unwrap().key, "cluster");
 }
 
 #[test]

@@ -1,0 +1,102 @@
+//! The contract about tries: which of them counts, and which broke.
+
+use dressage_tree::{Outcome, Purpose};
+
+use super::made_up::{again, attempt, beginning, place};
+use super::{Tested, grow, refused};
+use crate::{Attempt, Code, End, FailedAttempt, Recorded, Status, Tries};
+
+pub async fn the_abandoned_never_count(store: Tested) {
+    let run = store.run().clone();
+    let [lost, ended] = [attempt(&run, 0, 0), attempt(&run, 0, 1)];
+    store.begin(&beginning(&lost)).await.unwrap();
+    store.append(&lost.id, &lost.trajectory.segments()[..1]).await.unwrap();
+    store.record_attempt(&ended).await.unwrap();
+    assert_eq!(store.abandon_running().await.unwrap(), 1);
+    assert_eq!(store.abandon_running().await.unwrap(), 0);
+    let stored = store.attempt(&lost.id).await.unwrap().unwrap();
+    assert_eq!((stored.status, stored.trajectory.segments().len()), (Status::Abandoned, 1));
+    assert_eq!(store.last_try(&lost.placement).await.unwrap(), None);
+    let summaries = store.summaries(Purpose::Train).await.unwrap();
+    assert_eq!(summaries.iter().map(|summary| summary.id).collect::<Vec<_>>(), [ended.id]);
+    // The process was not gone after all: it is told.
+    for write in [
+        refused(store.begin(&beginning(&lost)), Code::Conflict).await,
+        refused(store.append(&lost.id, lost.trajectory.segments()), Code::Conflict).await,
+        refused(store.end(&lost.id, &lost.end()), Code::Conflict).await,
+    ] {
+        assert!(write.contains("is abandoned and takes nothing more; make another try"), "{write}");
+    }
+    // The next try is another attempt, and none has failed before it.
+    assert_eq!(store.tries(&lost.placement).await.unwrap(), Tries { next: 1, failed: 0 });
+    let next = again(&run, 0, 0, 1);
+    grow(&store, &next).await.unwrap();
+    assert_eq!(store.last_try(&lost.placement).await.unwrap(), Some(next));
+}
+
+pub async fn abandoned_end_keeps_its_outcome_and_the_stream(store: Tested) {
+    let outcome = Outcome { error: Some("the server is gone".into()), ..Outcome::begun() };
+    let broken = Attempt {
+        status: Status::Abandoned,
+        outcome,
+        score: None,
+        reward: None,
+        earned: Vec::new(),
+        ..attempt(store.run(), 0, 0)
+    };
+    store.begin(&beginning(&broken)).await.unwrap();
+    store.append(&broken.id, broken.trajectory.segments()).await.unwrap();
+    for expected in [Recorded::Now, Recorded::Before] {
+        assert_eq!(store.end(&broken.id, &broken.end()).await.unwrap(), expected);
+    }
+    let other = End { outcome: Outcome::begun(), ..broken.end() };
+    refused(store.end(&broken.id, &other), Code::Conflict).await;
+    assert_eq!(store.attempt(&broken.id).await.unwrap(), Some(broken.clone()));
+    assert_eq!(store.last_try(&broken.placement).await.unwrap(), None);
+    assert_eq!(store.tries(&broken.placement).await.unwrap(), Tries { next: 1, failed: 0 });
+}
+
+pub async fn failures_list_what_broke_in_order(store: Tested) {
+    let run = store.run().clone();
+    let of = |group, number, status, error: Option<&str>| {
+        let outcome = Outcome { error: error.map(str::to_owned), ..Outcome::begun() };
+        Attempt { status, outcome, ..again(&run, group, 0, number) }
+    };
+    let attempts = [
+        of(1, 0, Status::Superseded, None),
+        of(1, 1, Status::Failed, Some("late")),
+        of(0, 0, Status::Completed, None),
+        of(0, 1, Status::Abandoned, Some("gone")),
+        // Its process was killed.
+        of(0, 2, Status::Abandoned, None),
+        of(2, 0, Status::Unscored, None),
+    ];
+    store.record_attempts(&attempts).await.unwrap();
+    let expected: Vec<FailedAttempt> = [3, 0, 1].map(|i: usize| FailedAttempt::from(&attempts[i])).into();
+    assert_eq!(store.failures(Purpose::Train).await.unwrap(), expected);
+    assert_eq!(store.failures(Purpose::Eval).await.unwrap(), []);
+}
+
+pub async fn the_last_of_several_tries_counts(store: Tested) {
+    let run = store.run().clone();
+    let failed = Attempt { status: Status::Superseded, score: None, reward: None, ..attempt(&run, 0, 0) };
+    store.record_attempt(&failed).await.unwrap();
+    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), None);
+    assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
+    assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 1, failed: 1 });
+    assert_eq!(store.tries(&place(0, 1)).await.unwrap(), Tries::default());
+    let broken = Attempt { status: Status::Failed, ..again(&run, 0, 0, 2) };
+    let tries = [broken.clone(), again(&run, 0, 0, 1), attempt(&run, 0, 1)];
+    store.record_attempts(&tries).await.unwrap();
+    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), Some(broken.clone()));
+    assert_eq!(store.attempt(&failed.id).await.unwrap(), Some(failed));
+    assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 3, failed: 1 });
+    let summaries = store.summaries(Purpose::Train).await.unwrap();
+    let found: Vec<_> = summaries.iter().map(|s| (s.placement.sample, s.number, s.id)).collect();
+    assert_eq!(found, [(0, 2, broken.id), (1, 0, tries[2].id)]);
+    // A later try that has come to nothing takes nothing from one that counts.
+    let later = Attempt { status: Status::Superseded, ..again(&run, 0, 0, 3) };
+    store.record_attempt(&later).await.unwrap();
+    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), Some(broken));
+    assert_eq!(store.tries(&place(0, 0)).await.unwrap(), Tries { next: 4, failed: 2 });
+}
