@@ -11,6 +11,7 @@ use std::sync::Arc;
 use dressage_policy::{Completion, FinishReason, SamplingParams};
 use dressage_text::{Message, ShiftedSystems, TextError, ToolSpec};
 use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
+use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
 use crate::format::{CallIds, Format, History, Round};
