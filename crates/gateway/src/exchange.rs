@@ -18,7 +18,6 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::answering::{Answering, Caller};
 use crate::batch::Batch;
-use crate::blocking::blocking;
 use crate::call::{Call, Input, ToolChoice};
 use crate::fault::{Fault, Kind};
 use crate::forms;
