@@ -60,7 +60,7 @@ fn length_of_nothing() -> Step {
 }
 
 #[tokio::test]
-async fn any_failure_hands_the_call_to_the_next_endpoint() {
+async fn failure_hands_call_to_next_endpoint() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer.clone()]).await;
         let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
@@ -80,7 +80,7 @@ async fn any_failure_hands_the_call_to_the_next_endpoint() {
 }
 
 #[tokio::test]
-async fn calls_at_once_are_all_served_beside_a_failing_endpoint() {
+async fn concurrent_calls_succeed_beside_failing_endpoint() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer]).await;
         let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
@@ -132,7 +132,7 @@ async fn error_names_the_failure_of_each_endpoint() {
 }
 
 #[tokio::test]
-async fn request_that_no_endpoint_takes_is_asked_once_each() {
+async fn refused_request_is_sent_once_per_endpoint() {
     let refuses = || json_answer("400 Bad Request", "", &json!({"error": "too long"}));
     let (one, other) = (TestServer::new(vec![refuses()]).await, TestServer::new(vec![refuses()]).await);
     let policy = over(&[&one, &other], Duration::from_secs(20));
@@ -157,7 +157,7 @@ async fn slow_endpoint_still_wins_if_the_other_fails() {
 }
 
 #[tokio::test]
-async fn empty_text_is_a_failure_of_a_whole_reply() {
+async fn empty_text_fails_whole_reply() {
     let empty = TestServer::new(vec![json_answer("200 OK", "", &completion(" \n"))]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
     assert_eq!(over(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content, "5");

@@ -139,7 +139,7 @@ fn letter(text: &str) -> Option<usize> {
     (first.is_ascii_uppercase() && chars.next().is_none()).then(|| (first as u8 - b'A') as usize)
 }
 
-/// The number of the one option with this text.
+/// Returns the number of the one option with this text.
 fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let normal = normalise(text);
     let exact = with_signs(text);
@@ -153,7 +153,7 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     same.next().is_none().then_some(found.0)
 }
 
-/// A text in small letters, without spaces and marks that mean nothing beside a number.
+/// Returns a text in small letters, without spaces and marks that mean nothing beside a number.
 fn with_signs(text: &str) -> String {
     let text = text.trim().trim_end_matches('.').replace('−', "-").to_lowercase();
     text.chars()

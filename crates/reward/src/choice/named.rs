@@ -237,7 +237,7 @@ impl Reader<'_> {
             .and_then(|mut found| (found.len() == 1).then(|| found.remove(0)))
     }
 
-    /// The option of a letter.
+    /// Returns the option of a letter.
     fn letter(&self, letter: &str) -> Option<Named> {
         let number = super::letter(letter).filter(|number| *number < self.count)?;
         Some((number, letter.to_ascii_uppercase()))
@@ -331,7 +331,7 @@ impl Reader<'_> {
     }
 }
 
-/// The part of a text behind its last boundary of a clause.
+/// Returns the part of a text behind its last boundary of a clause.
 fn clause(text: &str) -> &str {
     let boundary = BOUNDARY.find_iter(text).last();
     boundary.map_or(text, |found| &text[found.end()..])

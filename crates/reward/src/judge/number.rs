@@ -392,6 +392,7 @@ mod tests {
             "Score: 4,5,6",
             "Score (0-100): 8",
             "8 on a scale from 1 to 100",
+            "Score: 8 on a scale from 1 to 100",
             "Accuracy score: 3\nStyle score: 9",
             "6/10 for style, 9/10 for accuracy",
             "Score: 10/10 for style, 2/10 for substance",

@@ -108,7 +108,7 @@ impl Explicit {
     }
 }
 
-/// The verdict at the beginning of a text, which must be nothing else if it stands `alone`.
+/// Returns the verdict at the beginning of a text, which must be nothing else if it stands `alone`.
 fn opening(text: &str, alone: bool) -> Option<bool> {
     let start = text.trim_start();
     // Items of a list and headings.
@@ -166,7 +166,7 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
     (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(said)
 }
 
-/// The verdict of a sentence that says nothing else. "It" is the answer only in the `first` sentence.
+/// Returns the verdict of a sentence that says nothing else. "It" is the answer only in the `first` sentence.
 fn statement(sentence: &str, first: bool) -> Option<bool> {
     let found = STATEMENT.captures(sentence.trim())?;
     if !first && found.get(1).is_some() {
@@ -177,7 +177,7 @@ fn statement(sentence: &str, first: bool) -> Option<bool> {
     (!said || !is_limited).then_some(said)
 }
 
-/// Sentences with their offsets: up to a mark before white space, a semicolon or the end of a line.
+/// Splits a text into sentences with their offsets: up to a mark before white space, a semicolon or the end of a line.
 fn sentences(text: &str) -> Vec<(usize, &str)> {
     let mut all = Vec::new();
     let mut start = 0;
@@ -436,6 +436,8 @@ mod tests {
             "Student's answer:\nIncorrect\n\nExpected answer:\nCorrect\n\nThey differ.",
             "If the sign were positive:\nCorrect\n\nBut it is not.",
             "No, correct.",
+            "Correct\n\nThe answer is incorrect.",
+            "Verdict: Incorrect\n\nTo sum up, nothing is missing. The answer is correct.",
             "Not totally correct.",
             "Correct, apart from the sign",
             "The answer is correct because it is 5, but the unit is missing.",
