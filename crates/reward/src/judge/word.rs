@@ -177,7 +177,8 @@ fn statement(sentence: &str, first: bool) -> Option<bool> {
     (!said || !is_limited).then_some(said)
 }
 
-/// Splits a text into sentences with their offsets: up to a mark before white space, a semicolon or the end of a line.
+/// Splits a text into sentences with their offsets: up to a mark before white space, a semicolon or the end
+/// of a line.
 fn sentences(text: &str) -> Vec<(usize, &str)> {
     let mut all = Vec::new();
     let mut start = 0;
