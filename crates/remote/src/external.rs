@@ -341,7 +341,7 @@ impl Course {
         }
     }
 
-    /// The error of a call that no endpoint served.
+    /// Returns the error of a call that no endpoint served.
     fn error(mut self, servers: &[Server], waited: Duration) -> ExternalError {
         for (failure, server) in self.failures.iter_mut().zip(servers) {
             let endpoint = server.name.clone();

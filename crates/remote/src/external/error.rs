@@ -149,7 +149,8 @@ impl ExternalError {
         }
     }
 
-    /// Whether the request itself cannot be served by the endpoint, which is then no worse than before.
+    /// Returns whether the request itself cannot be served by the endpoint, which is then no worse than
+    /// before.
     pub(crate) fn is_of_request(&self) -> bool {
         match self {
             ExternalError::Refused { status, .. } => matches!(status, 400 | 413 | 414 | 422),

@@ -60,18 +60,18 @@ fn length_of_nothing() -> Step {
 }
 
 #[tokio::test]
-async fn any_failure_hands_the_call_to_the_next_endpoint() {
+async fn failure_hands_call_to_next_endpoint() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer.clone()]).await;
         let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
-        let policy = over(&[&bad, &good], Duration::from_secs(2));
+        let policy = over(&[&bad, &good], Duration::from_secs(4));
         let start = Instant::now();
         for _ in 0..6 {
             let reply = policy.chat(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_eq!(reply.content, "5", "{what}");
         }
         // The first call takes its half of the time where the endpoint hangs; the others avoid it.
-        assert!(start.elapsed() < Duration::from_millis(1900), "{what}: {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_millis(3800), "{what}: {:?}", start.elapsed());
         // A connection that sends nothing is tried again after a short pause.
         assert!(bad.asked() <= 2 && good.asked() == 6, "{what}: {} {}", bad.asked(), good.asked());
         let models = |server: &TestServer| server.seen.lock().unwrap()[0].body["model"].clone();
@@ -80,12 +80,12 @@ async fn any_failure_hands_the_call_to_the_next_endpoint() {
 }
 
 #[tokio::test]
-async fn calls_at_once_are_all_served_beside_a_failing_endpoint() {
+async fn concurrent_calls_succeed_beside_failing_endpoint() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer]).await;
         let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
         for servers in [[&bad, &good], [&good, &bad]] {
-            let policy = over(&servers, Duration::from_secs(2));
+            let policy = over(&servers, Duration::from_secs(4));
             let question = question();
             let replies = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
             assert!(replies.iter().all(|reply| reply.as_ref().is_ok_and(|r| r.content == "5")), "{what}");
@@ -100,7 +100,7 @@ async fn stream_changes_its_endpoint_before_its_first_piece() {
         let mut stream = piece(&json!({"content": "5"}), Some("stop"));
         stream.extend(b"data: [DONE]\n\n");
         let good = TestServer::new(vec![vec![events_head(), Step::Send(stream)]]).await;
-        let policy = over(&[&bad, &good], Duration::from_secs(2));
+        let policy = over(&[&bad, &good], Duration::from_secs(4));
         let stream = policy.stream(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(stream.whole().await.unwrap().content, "5", "{what}");
     }
@@ -132,7 +132,7 @@ async fn error_names_the_failure_of_each_endpoint() {
 }
 
 #[tokio::test]
-async fn request_that_no_endpoint_takes_is_asked_once_each() {
+async fn refused_request_is_sent_once_per_endpoint() {
     let refuses = || json_answer("400 Bad Request", "", &json!({"error": "too long"}));
     let (one, other) = (TestServer::new(vec![refuses()]).await, TestServer::new(vec![refuses()]).await);
     let policy = over(&[&one, &other], Duration::from_secs(20));
@@ -157,7 +157,7 @@ async fn slow_endpoint_still_wins_if_the_other_fails() {
 }
 
 #[tokio::test]
-async fn empty_text_is_a_failure_of_a_whole_reply() {
+async fn empty_text_fails_whole_reply() {
     let empty = TestServer::new(vec![json_answer("200 OK", "", &completion(" \n"))]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
     assert_eq!(over(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content, "5");

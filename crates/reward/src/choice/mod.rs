@@ -139,7 +139,7 @@ fn letter(text: &str) -> Option<usize> {
     (first.is_ascii_uppercase() && chars.next().is_none()).then(|| (first as u8 - b'A') as usize)
 }
 
-/// The number of the one option with this text.
+/// Returns the number of the one option with this text.
 fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let normal = normalise(text);
     let exact = with_signs(text);
@@ -153,7 +153,7 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     same.next().is_none().then_some(found.0)
 }
 
-/// A text in small letters, without spaces and marks that mean nothing beside a number.
+/// Returns a text in small letters, without spaces and marks that mean nothing beside a number.
 fn with_signs(text: &str) -> String {
     let text = text.trim().trim_end_matches('.').replace('−', "-").to_lowercase();
     text.chars()
@@ -258,6 +258,26 @@ mod tests {
             ("La respuesta no es la A.", None),
             ("答案不是A。", None),
             ("不选A，选择B。", Some("B")),
+            ("B是正确的。", Some("B")),
+            ("A不是正确的。", None),
+            ("La bonne réponse est donc B.", Some("B")),
+            ("सही विकल्प B है।", Some("B")),
+            ("{\"final_answer\": \"B\"}", Some("B")),
+            ("{\"wrong_answer\": \"B\"}", None),
+            ("The correct one is B.", Some("B")),
+            ("I think B is correct", Some("B")),
+            ("A would be the correct answer, but the sum is odd.", None),
+            ("Answer => B", Some("B")),
+            ("<answer>A or B</answer>\nAnswer: C", Some("C")),
+            ("Answer: B (or C)", None),
+            ("Answer: B?C", None),
+            ("The answer is C, H and O.", None),
+            ("The answer is B, I think.", Some("B")),
+            ("\\boxed{A\\sin x}", None),
+            ("不应选B。", None),
+            ("Si la réponse est B, rien ne va.", None),
+            ("I refuse to choose B.", None),
+            ("(B) fails.", None),
         ] {
             let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
             if score.extracted.as_deref() != want {

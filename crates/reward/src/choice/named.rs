@@ -12,8 +12,8 @@ use regex::Regex;
 
 use super::Options;
 use super::words::{
-    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT, OTHER,
-    RULED_OUT, UNDONE,
+    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT,
+    IS_CORRECT_ELSEWHERE, OTHER, RULED_OUT, UNDONE,
 };
 use crate::boxed::last_box_and_place;
 use crate::pattern::pattern;
@@ -77,8 +77,8 @@ struct Reader<'o> {
 }
 
 impl Reader<'_> {
-    /// Returns the option in the last box that names one: `None` within it if the box before it is joined to it
-    /// ("or") and names another one.
+    /// Returns the option in the last box that names one: `None` within it if the box before it is joined to
+    /// it ("or") and names another one.
     fn in_box(&self, text: &str) -> Option<Option<Named>> {
         let mut boxes = Vec::new();
         let mut end = text.len();
@@ -154,7 +154,7 @@ impl Reader<'_> {
                 take(option.start(), self.capital(&text[option.start()..]));
             }
         }
-        for found in IS_CORRECT.captures_iter(text) {
+        for found in IS_CORRECT.captures_iter(text).chain(IS_CORRECT_ELSEWHERE.captures_iter(text)) {
             let Some(letter) = found.get(1) else { continue };
             let before = text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
             let is_one =
@@ -237,7 +237,7 @@ impl Reader<'_> {
             .and_then(|mut found| (found.len() == 1).then(|| found.remove(0)))
     }
 
-    /// The option of a letter.
+    /// Returns the option of a letter.
     fn letter(&self, letter: &str) -> Option<Named> {
         let number = super::letter(letter).filter(|number| *number < self.count)?;
         Some((number, letter.to_ascii_uppercase()))
@@ -279,7 +279,7 @@ impl Reader<'_> {
     /// Returns whether another option follows as a part of the same answer.
     fn is_alternative(&self, rest: &str) -> bool {
         let other = ALTERNATIVE.captures(rest).and_then(|found| found.get(1));
-        other.is_some_and(|letter| self.letter(letter.as_str()).is_some())
+        other.is_some_and(|letter| letter.as_str() != "I")
     }
 
     /// Returns whether a letter stands alone, by what follows it.
@@ -299,7 +299,9 @@ impl Reader<'_> {
         match next {
             ',' if letter.is_ascii_lowercase() => false,
             '.' | ':' | ',' => !follows.is_some_and(char::is_alphanumeric),
-            '!' | '?' | ';' | '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' | '\\' => true,
+            '!' | '?' | ';' => !follows.is_some_and(char::is_alphanumeric),
+            '\\' => !follows.is_some_and(char::is_alphabetic),
+            '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' => true,
             '\'' => false,
             ' ' | '\t' if behind.is_empty() => true,
             ' ' | '\t' => {
@@ -329,7 +331,7 @@ impl Reader<'_> {
     }
 }
 
-/// The part of a text behind its last boundary of a clause.
+/// Returns the part of a text behind its last boundary of a clause.
 fn clause(text: &str) -> &str {
     let boundary = BOUNDARY.find_iter(text).last();
     boundary.map_or(text, |found| &text[found.end()..])
@@ -386,7 +388,7 @@ static JOINS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s$,.()]*(?i:or|and
 /// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
 static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)(?:^|[^\w\s-]|\n|\b(?:option|choice|answer|letter|that|so|therefore|thus|hence|then|only|and|but|because|since|conclude|clearly))\s*$",
+        r"(?i)(?:^|[^\w\s-]|\n|\b(?:option|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",
     )
 });
 static BOUNDARY: LazyLock<Regex> = LazyLock::new(|| {

@@ -9,10 +9,11 @@ use crate::pattern::pattern;
 /// "The answer is", "answer:", "a good choice here is", up to the option. Group 1 has the words between.
 pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:answer|option|choice|letter)\b[\x22'*_`)\]]*((?:\s+[a-z]+){0,7}?)\s*(?:",
+        r"(?i)(?:\b|_)(?:answer|option|choice|letter|(?:correct|right|best)\s+one|(?:my|final)\s+(?:pick|guess|selection|vote))",
+        r"(?:_(?:letter|choice|option|key))?\b[\x22'*_`)\]]*((?:\s+[a-z]+){0,7}?)\s*(?:",
         r"\b(?:is|(?:should|would|must|will|has\s+to|have\s+to|ought\s+to|seems\s+to|appears\s+to|turns\s+out\s+to)\s+be)\b",
         r"(?:\s+(?:therefore|thus|clearly|indeed|definitely|simply|then|hence|obviously|given\s+by|most\s+likely))*\s*:?",
-        r"|:|=|→|->|\s[-–—]\s)\s*",
+        r"|:|=>|⇒|=|→|->|\s[-–—]\s)\s*",
     ))
 });
 
@@ -20,7 +21,7 @@ pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?im)\b(?:i(?:'d|\s+would|\s+will|'ll|'m|\s+am)?\s+(?:choose|chose|pick|picked|select|selected|say|answer",
-        r"|guess|conclude|opt\s+for|vote\s+for|think\s+(?:that\s+)?(?:it\s+is|it's)|believe\s+(?:it\s+is|it's))",
+        r"|guess|conclude|opt\s+for|vote\s+for|think\s+(?:that\s+)?(?:it\s+is|it's)|believe\s+(?:it\s+is|it's)|think|believe)",
         r"|(?:go|going|went)\s+(?:with|for)|(?:we|you)\s+(?:should\s+|must\s+|can\s+)?(?:choose|pick|select)",
         r"|choose|select|pick|(?:that|this|which)\s+leaves(?:\s+us\s+with|\s+only)?",
         r"|matches|matching|corresponds\s+to|corresponding\s+to|agrees\s+with",
@@ -33,7 +34,7 @@ pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
 /// "B is correct", with the letter in group 1.
 pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be|seems|looks)",
+        r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be|(?:seems|appears)(?:\s+to\s+be)?|looks)",
         r"(?i:\s+(?:therefore|thus|hence|clearly|indeed|definitely|obviously|the|my|our|only|most\s+likely|best|final))*",
         r"\s+[\x22'*_`]*(?i:correct|right|answer|choice|best)(?i:\s+(?:answer|option|choice|one))?[\x22'*_`]*",
         r"(?:[.,;:!)]|$|\s*\n|\s+(?i:because|since|as|here)\b|\s+[-–—(])",
@@ -44,22 +45,27 @@ pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         // Languages that separate words: an adjective, a verb and an article may stand between.
-        r"(?i)(?:\b(?:antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
+        r"(?i)(?:\b(?:richtig\s+ist|antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
         r"|ответ(?:ом)?|alternativa|opción|opção|opzione)\b[*_]*",
         r"(?:\s+(?:richtige|korrekte|endgültige|correcta|correcte|correta|corretta|final|finale|yang|benar|tepat|sahihi",
         r"|náà|naa|tó|tọ́|правильный|верный|lautet|ist|wäre|es|est|è|é|sería|serait|sarebbe|seria|ni|adalah|ialah|это",
-        r"|является|la|a|el|o|l|die|option|opción|opção|opzione|opsi|chaguo|pilihan|вариант|letra|letter|lettera|lettre",
+        r"|является|la|a|el|o|l|die|option|opción|opção|opzione|opsi|chaguo|pilihan|вариант|letra|letter|lettera|lettre|donc|also|daher|somit|entonces|quindi|portanto|certa|giusta|esatta|exacta|exacte|juste|lililo",
         r"|buchstabe)\b){0,5}\s*(?:[:=]|\s[-–—])?\s*",
         r"|(?:إجابة|اجابة|جواب|الإجابة|الاجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?(?:\s+(?:هي|هو))?",
         r"\s*:?\s*(?:الخيار\s+|الحرف\s+)?",
         r"|(?:উত্তর|উত্তরটি|জবাব)(?:\s*(?:হল|হলো|হবে|হচ্ছে|বিকল্প))*\s*[:-]?\s*(?:বিকল্প\s+)?",
-        r"|(?:उत्तर|जवाब)(?:\s*(?:है|विकल्प|होगा))*\s*[:-]?\s*(?:विकल्प\s+)?",
+        r"|(?:उत्तर|जवाब|सही\s+विकल्प)(?:\s*(?:है|विकल्प|होगा))*\s*[:-]?\s*(?:विकल्प\s+)?",
         // Languages that do not.
         r"|(?:答案|答え|正解|解答|回答|正答)\s*(?:应该|應該|应|應|就|只能)?(?:是|为|為|選|选|选择|は|が)?\s*:?\s*(?:选项|選項)?\s*",
         r"|(?:选项|選項|选择|選擇|选|選)\s*(?:是|为|為)?\s*:?\s*",
         r"|(?:정답|답안|답변|답)\s*(?:은|는|이)?\s*:?\s*)",
         r"([\s*_\x22'`(\[{$]*(?-i:[A-Z]))",
     ))
+});
+
+/// "B is correct" where words are not separated, with the letter in group 1.
+pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?-i:([A-Z]))\s*(?:选项|選項|项|項)?\s*(?:是\s*(?:正确|正確|对|對)的?|が(?:正解|正しい))")
 });
 
 /// What may follow an option there.
@@ -78,7 +84,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
         r"|incorrect|false|impossible|unlikely|could|might|may|why|than|instead\s+of|unlike|had|claims?|claimed|none",
         r"|initially|originally|tempt\w+|almost|nearly|at\s+first|going\s+to|would\s+have|thought|many|some|most\s+people",
         r"|students|people|others",
-        r"|wenn|falls|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
+        r"|refuse\w*|hard|difficult|avoid|wenn|falls|si|se|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
         r"|如果|若|假如|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
         r"|\b(?:falsche|incorrecta|incorrecte|mauvaise|fausse|salah|sbagliata|errada|incorreta|equivocada)\b",
     ))
@@ -88,7 +94,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:first|initial|other|another|second|third|previous|earlier|tempting|common|worst|bad|eliminated|excluded",
-        r"|naive|alternative|next|each|every|no|his|her|their|your|student's|no\s+es|si)\s*$|[不别非勿没]\s*$",
+        r"|naive|alternative|next|each|every|no|his|her|their|your|student's|no\s+es|si)\s*$|[不别非勿没](?:应该|應該|应当|应|應|能|可以|可|会|要|宜)?\s*$",
     ))
 });
 
@@ -96,7 +102,7 @@ pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w(]*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
-        r"|false|excluded|eliminated|impossible|out|too|ruled|implausible|unlikely)\b",
+        r"|false|excluded|eliminated|impossible|out|too|ruled|implausible|unlikely|fails?)\b",
     ))
 });
 /// What precedes one.
@@ -111,7 +117,7 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
 /// Another option right behind one, with its letter in group 1: "B or C", "B, C", "B/C".
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"^[)\]}\x22'*_`$.]*\s*(?:[,/&|+;]|,?\s*\b(?i:or|and|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
+        r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,/&|+;]|,?\s*\b(?i:or|and|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
         r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z])\b",
         r"[)\]}\x22'*_`$]*\s*(?:[.,;:!?/&|)]|$|\n|\b(?i:or|and|und|oder)\b)",
     ))

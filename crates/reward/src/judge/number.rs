@@ -77,9 +77,12 @@ impl Scale {
             let sign = found.get(3).map(|sign| sign.as_str().trim());
             let has_colon = sign.is_some_and(|sign| !sign.starts_with(['i', 'I']));
             let is_weak = WEAK.contains(&name.as_str().to_lowercase().as_str());
-            let Some(rank) = Rank::of(found.get(1).map_or("", |word| word.as_str()), sign, has_colon) else {
-                continue;
-            };
+            let word = found.get(1).map_or("", |word| word.as_str());
+            let Some(mut rank) = Rank::of(word, sign, has_colon) else { continue };
+            // "Criterion 1 score".
+            if word.is_empty() && before.trim_end_matches(' ').ends_with(|c: char| c.is_ascii_digit()) {
+                rank = Rank::Part;
+            }
             let line = before.rsplit('\n').next().unwrap_or_default();
             let is_label = match (rank, is_weak) {
                 (Rank::Part, _) => has_colon && !is_weak,
@@ -175,8 +178,8 @@ enum Rank {
 }
 
 impl Rank {
-    /// Returns the rank of a label with this word before it and this sign behind it; `None` if it names another
-    /// number than the score ("maximum score").
+    /// Returns the rank of a label with this word before it and this sign behind it; `None` if it names
+    /// another number than the score ("maximum score").
     fn of(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
         let word = word.trim().to_lowercase();
         let plain = match (sign, has_colon) {
@@ -251,7 +254,7 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
 /// What may not follow it: more digits, a letter, the end of a range, another number.
 static NOT_ONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|\s*±",
+        r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|[ \t]+\d|\s*±",
         r"|\s*(?:/|\bof\b)\s*(?:the|these|those|them|its|all)\b)",
     ))
 });
@@ -267,7 +270,7 @@ static OF: LazyLock<Regex> = LazyLock::new(|| {
 /// What may follow a score that no colon marks.
 static AFTER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^[*_$)}\]\x22'`]*(?:$|[.,:;!)](?:\s|$)|\s*\n|\s*[–—(]|\s+-+\s",
+        r"(?i)^[*_$)}\]\x22'`]*(?:$|[.,;!)](?:\s|$)|\s*\n|\s*[–—(]|\s+-+\s",
         r"|\s+(?:points?|pts|marks|stars?|because|since|as|for|overall|in\s+total)\b)",
     ))
 });
@@ -291,7 +294,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)(\b[a-z]+(?:['’]s)?\s+)?\b(score|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
         r"|assessment|final)s?\b(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
         r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
-        r"(?:\s+(?:an?|only|just)\b)?",
+        r"(?:\s+(?-i:an?|only|just)\b)?",
     ))
 });
 /// Words in which a judge gives a score.
@@ -389,10 +392,19 @@ mod tests {
             "Score: 4,5,6",
             "Score (0-100): 8",
             "8 on a scale from 1 to 100",
+            "Score: 8 on a scale from 1 to 100",
             "Accuracy score: 3\nStyle score: 9",
             "6/10 for style, 9/10 for accuracy",
             "Score: 10/10 for style, 2/10 for substance",
             "The answer scores 3 on clarity and 9 on depth.",
+            "Score A: 7\nScore B: 9",
+            "Score 1: 7",
+            "Criterion 1 score: 7\nCriterion 2 score: 3",
+            "Score: 7 8",
+            "Score: ~7",
+            "Score: 7e2",
+            "Score: 150%",
+            "The answer is 7.",
             "Step 3 is wrong",
             "Is it 7?",
         ] {

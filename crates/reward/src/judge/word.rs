@@ -108,7 +108,7 @@ impl Explicit {
     }
 }
 
-/// The verdict at the beginning of a text, which must be nothing else if it stands `alone`.
+/// Returns the verdict at the beginning of a text, which must be nothing else if it stands `alone`.
 fn opening(text: &str, alone: bool) -> Option<bool> {
     let start = text.trim_start();
     // Items of a list and headings.
@@ -127,6 +127,11 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
     };
     let start =
         start.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{fe0f}' || OPENS.contains(&c));
+    // "Yes, correct" and "No, incorrect".
+    let (start, sign) = match AGREES.captures(start) {
+        Some(found) => (&start[found[0].len()..], Some(found.get(1).is_some())),
+        None => (start, sign),
+    };
     let found = WORD.captures(start)?;
     let said = found.get(1).is_none() && found.get(2).is_none();
     if sign.is_some_and(|sign| sign != said) {
@@ -161,16 +166,19 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
     (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(said)
 }
 
-/// The verdict of a sentence that says nothing else. "It" is the answer only in the `first` sentence.
+/// Returns the verdict of a sentence that says nothing else. "It" is the answer only in the `first` sentence.
 fn statement(sentence: &str, first: bool) -> Option<bool> {
     let found = STATEMENT.captures(sentence.trim())?;
     if !first && found.get(1).is_some() {
         return None;
     }
-    Some(found.get(2).is_none() && found.get(3).is_none())
+    let said = found.get(2).is_none() && found.get(3).is_none();
+    let is_limited = found.get(4).is_some_and(|why| LIMITS.is_match(why.as_str()));
+    (!said || !is_limited).then_some(said)
 }
 
-/// Sentences with their offsets: up to a mark before white space, a semicolon or the end of a line.
+/// Splits a text into sentences with their offsets: up to a mark before white space, a semicolon or the end
+/// of a line.
 fn sentences(text: &str) -> Vec<(usize, &str)> {
     let mut all = Vec::new();
     let mut start = 0;
@@ -215,7 +223,13 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
 });
 
 /// "correct", or a denial of it in group 1 or 2.
-static WORD: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^(?:(in)correct|(not\s+)?correct)"));
+static WORD: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^(?:(?:completely|totally|absolutely|fully|entirely|clearly|definitely)\s+)?",
+        r"(?:(in)correct|(not\s+)?correct)",
+    ))
+});
+static AGREES: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^(?:(yes)|no)\s*[,:–—-]\s*"));
 static ANY: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)correct|\bwrong\b|\bright\b|\bpartial|\bhalf\b"));
 
@@ -227,7 +241,7 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
-    r"|mistaken|or|never\s*mind)\b|^\W*not\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
+    r"|mistaken|or|apart|aside|save|never\s*mind)\b|^\W*not\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
 /// and that leave "incorrect" open.
@@ -261,7 +275,7 @@ static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
 static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall|yes|no|finally|clearly|in\s+(?:conclusion|summary|short|total)",
-        r"|i\s+(?:conclude|judge|find)\s+that)\b[,:]?\s+)*",
+        r"|i\s+(?:conclude|judge|find)\s+that|based\s+on[^,.;]*)\b[,:]?\s+)*",
         r"(?:(it|this|that)|(?:the|this|their|his|her)\s+(?:(?:given|provided|submitted|proposed|final|judged",
         r"|(?:student|model|candidate|assistant|user|respondent)(?:'s)?)\s+){0,2}",
         r"(?:answer|response|solution|reply|result|submission|completion)",
@@ -269,7 +283,7 @@ static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:(?:\s+(?:is|was)|'s)\s+(?:(?:clearly|indeed|therefore|thus|hence|completely|entirely|fully|totally",
         r"|absolutely|definitely|exactly)\s+)?[*_\x22'`(\[{]*(?:(in)correct|correct)",
         r"|(\s+(?:is\s+not|isn't|was\s+not|wasn't))\s+[*_\x22'`(\[{]*correct)",
-        r"[*_\x22'`)\]}]*[.!;。！…\s]*[*_\x22'`)\]}]*\s*$",
+        r"[*_\x22'`)\]}]*(,?\s+(?:because|since|as)\b.*)?[.!;。！…\s]*[*_\x22'`)\]}]*\s*$",
     ))
 });
 
@@ -334,6 +348,12 @@ mod tests {
             ("❌ Incorrect", false),
             ("Correct. Not a single error was found.", true),
             ("Correct. No errors.", true),
+            ("Yes, correct.", true),
+            ("No, incorrect.", false),
+            ("Totally correct.", true),
+            ("The model's answer is incorrect because it says 6.", false),
+            ("The answer is correct, since both are 5.", true),
+            ("Based on the comparison, the answer is correct.", true),
             ("My assessment is:\n\n**Correct**", true),
             ("Student's answer:\nIncorrect\n\nThe statement is true, so:\nCorrect", true),
         ] {
@@ -416,6 +436,17 @@ mod tests {
             "Verdict: Correct. But only in part.",
             "Student's answer:\nIncorrect\n\nExpected answer:\nCorrect\n\nThey differ.",
             "If the sign were positive:\nCorrect\n\nBut it is not.",
+            "No, correct.",
+            "Correct\n\nThe answer is incorrect.",
+            "Verdict: Incorrect\n\nTo sum up, nothing is missing. The answer is correct.",
+            "Not totally correct.",
+            "Correct, apart from the sign",
+            "The answer is correct because it is 5, but the unit is missing.",
+            "Correct and incorrect parts.",
+            "50% correct",
+            "Correct to 2 digits.",
+            "Step 1: correct\nStep 2: incorrect",
+            "Ground truth: Correct",
             "Reply with one of:\nCorrect\nIncorrect",
             "The student wrote:\nCorrect",
             "The judgement is that the answer is correct in part.",

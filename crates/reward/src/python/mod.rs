@@ -179,7 +179,8 @@ fn ground_truth(evidence: &Evidence) -> &Value {
     whole.filter(|whole| whole.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
 }
 
-/// Columns of a task's row, with its question and its expected answer, but those that TRL takes away.
+/// Returns the columns of a task's row, with its question and its expected answer, but those that TRL takes
+/// away.
 fn columns(task: &Value) -> Map<String, Value> {
     let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
     columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
@@ -204,7 +205,8 @@ impl PythonScorer {
         Arc::new(PythonScorer { workers: Workers::new(&keys, supervisor), keys })
     }
 
-    /// What is known of an attempt, by the names that verl has for it, with the columns that TRL hands over.
+    /// Returns what is known of an attempt, by the names that verl has for it, with the columns that TRL
+    /// hands over.
     fn attempt(&self, evidence: &Evidence) -> Value {
         let task = &evidence.task;
         let source =

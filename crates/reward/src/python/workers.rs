@@ -191,7 +191,7 @@ impl Taken {
         self.worker.line().await
     }
 
-    /// Columns of the data set that the function must get.
+    /// Returns the columns of the data set that the function must get.
     pub fn columns(&self) -> &[String] {
         &self.worker.columns
     }
