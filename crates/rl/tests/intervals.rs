@@ -2,8 +2,8 @@
 
 use dressage_rl::{Paired, paired_difference};
 
-/// Every other cluster has nine pairs that differ by 1, the others have one pair that does not differ. The mean
-/// over pairs is 0.9, the mean over the means of clusters would be 0.5.
+/// Every other cluster has nine pairs that differ by 1, the others have one pair that does not differ. The
+/// mean over pairs is 0.9, the mean over the means of clusters would be 0.5.
 #[test]
 fn resampled_clusters_count_by_their_pairs() {
     let pairs: Vec<Paired> = (0..400u64)

@@ -10,8 +10,8 @@
 //! admitted until version v − η were at most (v − η + 1 + η) · G, and the steps before have taken v · G. So
 //! the bound holds for every token, and nothing that was sampled is ever thrown away for it.
 //!
-//! If a recipe starts spare attempts, a group is complete as soon as it has as many with a reward as it needs:
-//! of those that end first, or of those that started first. The others are given up.
+//! If a recipe starts spare attempts, a group is complete as soon as it has as many with a reward as it
+//! needs: of those that end first, or of those that started first. The others are given up.
 //!
 //! Attempts that are under way when the weights change go on, and stamp each token with the version that drew
 //! it.
@@ -73,8 +73,8 @@ pub(crate) struct LeftOut {
     pub given_up: usize,
 }
 
-/// Returns how many of the attempts, in the order in which they started, a group is made of; `None` as long as
-/// others are waited for.
+/// Returns how many of the attempts, in the order in which they started, a group is made of; `None` as long
+/// as others are waited for.
 fn enough(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
     // What broke is no use: as long as others may come, they are waited for.
     let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;

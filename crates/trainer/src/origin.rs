@@ -54,7 +54,8 @@ fn earlier_matching() -> Matching {
     Matching::Questions
 }
 
-/// Returns the rules by which the tasks of the run in `folder` are compared; those of new runs if it holds none.
+/// Returns the rules by which the tasks of the run in `folder` are compared; those of new runs if it holds
+/// none.
 ///
 /// # Errors
 /// Returns an error if the folder cannot be read.

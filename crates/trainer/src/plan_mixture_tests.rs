@@ -85,8 +85,8 @@ fn groups_are_compared_with_the_greedy_attempt_of_their_policy() {
     assert_eq!(rival(&cut(long), &RlKeys { overlong: Overlong::Drop, ..keys }), Some(1.0));
 }
 
-/// Groups of another policy alone take no part of a policy's step: neither in its optimiser steps, nor in what
-/// attempts of the step are compared with, nor in the mean divergence.
+/// Groups of another policy alone take no part of a policy's step: neither in its optimiser steps, nor in
+/// what attempts of the step are compared with, nor in the mean divergence.
 #[test]
 fn groups_of_another_policy_do_not_count() {
     let other = |group| -> Vec<Attempt> {
@@ -159,8 +159,8 @@ fn masked_attempts_have_no_share_of_uncertain_tokens() {
     assert_eq!(second.advantage, PerToken::new([-0.5, 0.0]));
 }
 
-/// Where losses are sums over an attempt, they are divided by the most tokens that its agent may sample: 4, or
-/// 8 of the writer.
+/// Where losses are sums over an attempt, they are divided by the most tokens that its agent may sample: 4,
+/// or 8 of the writer.
 #[test]
 fn sums_over_attempts_have_the_scale_of_means() {
     for algorithm in ["dr_grpo", "rloo", "minirl"] {

@@ -119,8 +119,8 @@ impl Tasks {
     /// what is held out.
     ///
     /// # Errors
-    /// Returns an error if a source cannot be read or listed, or an evaluation is requested and nothing is held
-    /// out.
+    /// Returns an error if a source cannot be read or listed, or an evaluation is requested and nothing is
+    /// held out.
     pub async fn load_by(
         recipe: &Recipe,
         environments: &Environments,
@@ -331,8 +331,8 @@ fn held_out(
     (of_sources, (!generated.is_empty()).then(of_all))
 }
 
-/// The tasks that neither ask nor show what is held out. Notes how many do, and how many of the others are near
-/// copies of it.
+/// The tasks that neither ask nor show what is held out. Notes how many do, and how many of the others are
+/// near copies of it.
 fn without_leaks(
     held_out: &HeldOutQuestions,
     source: std::fmt::Arguments<'_>,
@@ -393,8 +393,8 @@ fn shortened(question: &str) -> String {
     }
 }
 
-/// The questions that a run was asked or shown in training, by its record: those of its demonstrations, and of
-/// the attempts that it made for training.
+/// The questions that a run was asked or shown in training, by its record: those of its demonstrations, and
+/// of the attempts that it made for training.
 ///
 /// # Errors
 /// When the record cannot be read, or holds something else than tasks.

@@ -88,7 +88,8 @@ const NAMES: [&str; 17] = [
     "unique_id",
 ];
 
-/// Minimum length of a part of a text that is compared with held-out questions, in characters of its spelling.
+/// Minimum length of a part of a text that is compared with held-out questions, in characters of its
+/// spelling.
 const MIN_PART: usize = 8;
 
 impl QuestionKey {
@@ -162,7 +163,8 @@ impl Task {
         QuestionKey::spelled(self.asked_text())
     }
 
-    /// Returns the key of the whole conversation but for its instructions, whose question has the key `question`.
+    /// Returns the key of the whole conversation but for its instructions, whose question has the key
+    /// `question`.
     fn conversation_key(&self, question: QuestionKey) -> QuestionKey {
         match self.turns()[..] {
             [] | [_] => question,
@@ -174,8 +176,8 @@ impl Task {
         }
     }
 
-    /// Returns everything in the task that could be a held-out question: its conversation, each turn, and each
-    /// line and labelled part of a turn.
+    /// Returns everything in the task that could be a held-out question: its conversation, each turn, and
+    /// each line and labelled part of a turn.
     pub fn shows(&self) -> Vec<QuestionKey> {
         let question = self.question_key();
         let mut shown = vec![question];

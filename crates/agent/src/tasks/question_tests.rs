@@ -1,3 +1,5 @@
+//! Tests of whether tasks ask the same.
+
 use super::*;
 
 fn asks(question: &str) -> Task {

@@ -1,7 +1,7 @@
 //! Texts up to their spelling: the form in which a question is compared with held-out ones.
 //!
-//! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes, signs
-//! of operators, white space beside anything but letters and digits, separators of thousands, marks of
+//! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes,
+//! signs of operators, white space beside anything but letters and digits, separators of thousands, marks of
 //! emphasis and mathematics, a label before or after them (`Question:`, `Answer:`) and punctuation at their
 //! end. Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
 
@@ -226,8 +226,8 @@ pub(super) fn is_unseen(c: char) -> bool {
     matches!(c, '\u{AD}' | '\u{200B}'..='\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2060}'..='\u{2064}' | '\u{FEFF}')
 }
 
-/// Returns a text in one case, in NFKC, with one sign for each quote, dash and operator. What NFKC would merge
-/// with other digits stays apart: `2²` becomes `2^2`, and `3½` becomes `3 1/2`.
+/// Returns a text in one case, in NFKC, with one sign for each quote, dash and operator. What NFKC would
+/// merge with other digits stays apart: `2²` becomes `2^2`, and `3½` becomes `3 1/2`.
 fn compatible(text: &str) -> String {
     if text.is_ascii() {
         return signs(&text.to_ascii_lowercase());

@@ -56,9 +56,9 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
     metrics.add("training/baseline_tokens", tokens as f64);
 }
 
-/// Mean sampled tokens of the attempts that make groups, and of all that were started for these, if more were.
-/// An attempt that was given up counts as long as the longest of its group: it was still running when the last
-/// of these ended, so the mean is that of all at least.
+/// Mean sampled tokens of the attempts that make groups, and of all that were started for these, if more
+/// were. An attempt that was given up counts as long as the longest of its group: it was still running when
+/// the last of these ended, so the mean is that of all at least.
 pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[LeftOut], metrics: &mut Metrics) {
     let (mut kept, mut started) = (Vec::new(), Vec::new());
     for (lengths, left_out) in groups.iter().zip(left_out) {

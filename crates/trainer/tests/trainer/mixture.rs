@@ -65,7 +65,11 @@ async fn attempts_of_the_opponent_are_no_part_of_a_baseline() {
     // Half of the attempts are the opponent's.
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
     parts.agents[0].mixture = Some(MixtureParts { chats: vec![Arc::new(tiny_chat().unwrap())], pick });
-    let plain = ["phase.1.kl={estimator=\"k3\", coefficient=1e-9}", "phase.1.advantage={kind=\"group\"}"];
+    let plain = [
+        "phase.1.kl={estimator=\"k3\", coefficient=1e-9}",
+        "phase.1.advantage={kind=\"group\"}",
+        "phase.1.group_size=8",
+    ];
     let overrides: Vec<&str> = MIXED.into_iter().chain(plain).collect();
     let mut trainer = Trainer::new(recipe(&folder, &overrides), parts, Start::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();

@@ -66,8 +66,8 @@ pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
     content(bytes).map_err(|why| TaskError::Form { path: path.to_owned(), why })
 }
 
-/// The script of a recipe that makes a file of tasks: `prepare.py` beside it, or beside one of the two folders
-/// above.
+/// The script of a recipe that makes a file of tasks: `prepare.py` beside it, or beside one of the two
+/// folders above.
 fn maker(path: &Path) -> Option<PathBuf> {
     let above = path.ancestors().skip(1).take(3);
     above.map(|folder| folder.join("prepare.py")).find(|script| script.is_file())

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-/// Returns the messages that a text is the JSON of: a list of objects with a role, of the JSON of such objects,
-/// or a table with such a list alone. `None` if the text is a question as it stands.
+/// Returns the messages that a text is the JSON of: a list of objects with a role, of the JSON of such
+/// objects, or a table with such a list alone. `None` if the text is a question as it stands.
 ///
 /// # Errors
 /// Returns what the text must be if it was meant as such a list, and is none.
@@ -58,8 +58,9 @@ fn is_message(item: &Value) -> bool {
 /// Whether a text is a list of messages as Python prints it.
 fn is_python(text: &str) -> bool {
     let text = text.trim();
-    let is_list = text.starts_with("[{") && text.ends_with("}]") || text.starts_with("array([{");
-    is_list
+    let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
+    let is_printed = within("[{", "}]") || within("{'", "}") || text.starts_with("array([{");
+    is_printed
         && (text.contains("'role'") && text.contains("'content'")
             || text.contains("'from'") && text.contains("'value'"))
 }
@@ -127,6 +128,7 @@ mod tests {
             "[{'role': 'user', 'content': \"What's 1+1?\"}]",
             "[{'content': 'x', 'role': 'user'}\n {'content': 'y', 'role': 'assistant'}]",
             "array([{'from': 'human', 'value': 'x'}], dtype=object)",
+            "{'role': 'user', 'content': 'Hi'}",
         ] {
             assert!(messages(text).unwrap_err().contains("json.dumps"), "{text}");
         }

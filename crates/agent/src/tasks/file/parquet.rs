@@ -106,8 +106,8 @@ fn whole(
     Ok((rows, unshown))
 }
 
-/// Gives the rows of some columns one by one; at the end, columns that have no form in JSON and are not needed,
-/// which rows may lack.
+/// Gives the rows of some columns one by one; at the end, columns that have no form in JSON and are not
+/// needed, which rows may lack.
 fn read_columns(
     bytes: &Bytes,
     wanted: &dyn Fn(&str) -> bool,
@@ -159,8 +159,8 @@ fn fields(row: Row, shape: &Shape, as_numbers: bool) -> Result<Map<String, Value
         .collect()
 }
 
-/// Takes the members that are null out of the arguments of calls, the parts of messages and the descriptions of
-/// tools. Arrow gives all structs of a column the members of each, so null is how it writes an absent one.
+/// Takes the members that are null out of the arguments of calls, the parts of messages and the descriptions
+/// of tools. Arrow gives all structs of a column the members of each, so null is how it writes an absent one.
 fn without_absent(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(without_absent),
@@ -173,7 +173,11 @@ fn without_absent(value: &mut Value) {
                     }
                     ("tool_calls", Value::Array(calls)) => calls.iter_mut().for_each(|call| {
                         for path in ["/function/arguments", "/arguments"] {
-                            call.pointer_mut(path).into_iter().for_each(without_nulls);
+                            let Some(arguments) = call.pointer_mut(path) else { continue };
+                            if arguments.is_null() {
+                                *arguments = Value::Object(Map::new());
+                            }
+                            without_nulls(arguments);
                         }
                     }),
                     ("function", value) => {
@@ -497,6 +501,7 @@ mod tests {
             {"role": "assistant", "content": null, "tool_calls": [
                 call(json!({"a": "1", "b": null, "n": {"x": 1, "y": null}, "l": [{"z": null}, null]})),
                 call(json!("{\"a\": null}")),
+                call(Value::Null),
             ]},
         ]);
         let mut kept = json!({"ground_truth": null, "extra": {"a": null}, "tools": [
@@ -510,7 +515,11 @@ mod tests {
         );
         assert_eq!(
             chat[1]["tool_calls"],
-            json!([call(json!({"a": "1", "n": {"x": 1}, "l": [{}, null]})), call(json!("{\"a\": null}"))])
+            json!([
+                call(json!({"a": "1", "n": {"x": 1}, "l": [{}, null]})),
+                call(json!("{\"a\": null}")),
+                call(json!({})),
+            ])
         );
         assert_eq!(
             kept,

@@ -1,8 +1,8 @@
 //! Questions that are made of several fields: `"{Body} {Question}"`.
 //!
-//! `{PATH}` stands for a field of the row, `{{` and `}}` for braces. A list becomes lettered lines (`A. …`), as
-//! the scorer `choice` counts its options; a table with `text` and `label` has the names of its labels, and any
-//! other table those of its fields.
+//! `{PATH}` stands for a field of the row, `{{` and `}}` for braces. A list becomes lettered lines (`A. …`),
+//! as the scorer `choice` counts its options; a table with `text` and `label` has the names of its labels,
+//! and any other table those of its fields.
 
 use serde_json::{Map, Value};
 

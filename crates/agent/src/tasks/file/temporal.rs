@@ -1,5 +1,5 @@
-//! Dates and times of Parquet files as texts, in one form whatever their unit: `2026-01-02`,
-//! `03:04:05`, `2026-01-02 03:04:05`, with a fraction if there is one and with `+00:00` if the type has a zone.
+//! Dates and times of Parquet files as texts, in one form whatever their unit: `2026-01-02`, `03:04:05`,
+//! `2026-01-02 03:04:05`, with a fraction if there is one and with `+00:00` if the type has a zone.
 
 use parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as Physical};
 use parquet::record::Field;
