@@ -1,5 +1,5 @@
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dressage_http::Hosts;
 use serde_json::{Map, Value, json};
@@ -108,7 +108,7 @@ async fn call(fault: Fault) -> ToolOutput {
     let session = open(fault).await.unwrap();
     let since = Instant::now();
     let answer = session.call("echo", &Map::new()).await;
-    assert!(since.elapsed() < Duration::from_secs(20), "{answer:?}");
+    assert!(since.elapsed().as_secs() < 20, "{answer:?}");
     answer
 }
 
