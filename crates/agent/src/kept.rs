@@ -177,8 +177,8 @@ const LINES: usize = 10;
 /// Characters of such a line that are shown.
 const LINE: usize = 300;
 
-/// Returns the lines of what a program printed that tell most: the last ones, after the last line that names an
-/// error and what explains it, if that is above them. Each is indented.
+/// Returns the lines of what a program printed that tell most: the last ones, after the last line that names
+/// an error and what explains it, if that is above them. Each is indented.
 pub(crate) fn telling_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(LINES);

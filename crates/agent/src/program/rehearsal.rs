@@ -22,8 +22,8 @@ pub struct Rehearsal {
 }
 
 impl Program {
-    /// Starts the program for a task as in an attempt, and stops it at the latest when `enough` is done or its
-    /// time is over. Nothing is recorded.
+    /// Starts the program for a task as in an attempt, and stops it at the latest when `enough` is done or
+    /// its time is over. Nothing is recorded.
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, or its policies are not there.

@@ -127,6 +127,9 @@ async fn unreadable_answers_fail_the_call_at_once() {
         let answer = ask(&*session, "odd", json!({ "line": line })).await;
         assert_eq!((answer.error, answer.read()), (None, text.to_owned()), "{line}");
     }
+    let line = r#"{"jsonrpc":"2.0","id":ID,"result":"no end"}"#;
+    let answer = ask(&*session, "odd", json!({ "line": line, "end": "" })).await;
+    assert_eq!(answer.read(), "no end", "a message without the end of its line");
     assert_eq!(ask(&*session, "count", json!({})).await, ToolOutput::text("1"), "all this was one server");
     session.close().await.unwrap();
 }

@@ -57,7 +57,7 @@ def call(name: str, arguments: dict) -> dict | None:
         return text("after garbage")
     if name == "odd":
         # The response is written as it is given, whatever it is.
-        sys.stdout.buffer.write(arguments["line"].encode("latin-1") + b"\n")
+        sys.stdout.buffer.write(arguments["line"].encode("latin-1") + arguments.get("end", "\n").encode())
         sys.stdout.flush()
         return None
     if name == "grows":

@@ -22,7 +22,7 @@ use rmcp::transport::streamable_http_client::{
 };
 use sse_stream::{Error as SseError, Sse, SseStream};
 
-use super::super::web::{FIRST_WAIT, LONGEST_WAIT, retry_after};
+use super::super::web::retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
 use super::ledger::Ledger;
 use super::lenient;
 
@@ -200,8 +200,8 @@ impl Web {
         format!("HTTP {status}{text}{way_out}")
     }
 
-    /// Reads the messages within events. If `request` has no answer when they end, and they cannot be resumed,
-    /// an error response to it follows.
+    /// Reads the messages within events. If `request` has no answer when they end, and they cannot be
+    /// resumed, an error response to it follows.
     fn answers(
         &self,
         events: BoxStream<'static, Result<Sse, SseError>>,

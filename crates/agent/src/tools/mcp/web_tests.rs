@@ -11,8 +11,8 @@ use crate::tools::mcp::{Mcp, McpServer};
 use crate::tools::testing::context;
 use crate::tools::{CallError, Session, ToolOutput, Toolbox};
 
-/// A response to a message, or `None` for that of a server without faults. It is given the message, how many of
-/// its method came before, and the session.
+/// Returns a response to a message, or `None` for that of a server without faults. The arguments are the
+/// message, how many of its method came before, and the session.
 type Fault = fn(&Value, usize, Option<&str>) -> Option<String>;
 
 fn http(status: &str, headers: &str, body: &str) -> String {
