@@ -165,26 +165,54 @@ impl Tail {
         String::from_utf8_lossy(&self.kept).into_owned()
     }
 
-    /// Returns the last lines that are not blank.
-    pub fn last_lines(&self, most: usize) -> String {
-        let text = self.text();
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        lines[lines.len().saturating_sub(most)..].join("\n")
-    }
-
     /// The last line that is not blank.
     pub fn last_line(&self) -> Option<String> {
         self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
     }
 }
 
-impl Tail {
-    /// Returns the last lines that are not blank, at most `count`.
-    pub fn last_lines(&self, count: usize) -> String {
-        let text = self.text();
-        let mut lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        lines.split_off(lines.len().saturating_sub(count)).join("\n")
+/// Lines of a program that are shown.
+const LINES: usize = 10;
+
+/// Characters of such a line that are shown.
+const LINE: usize = 300;
+
+/// Returns the lines of what a program printed that tell most: the last ones, after the last line that names
+/// an error and what explains it, if that is above them. Each is indented.
+pub(crate) fn telling_lines(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = lines.len().saturating_sub(LINES);
+    let named = lines[..last].iter().rposition(|line| names_error(line));
+    let is_named_below = lines[last..].iter().any(|line| names_error(line));
+    match named.filter(|_| !is_named_below) {
+        Some(at) => {
+            let end = (at + LINES / 2).min(last);
+            let skipped = (end < last).then(|| "  …".to_owned());
+            let above = lines[at..end].iter().map(|line| shown(line)).chain(skipped);
+            above.chain(lines[last + LINES / 2..].iter().map(|line| shown(line))).collect()
+        }
+        None => lines[last..].iter().map(|line| shown(line)).collect(),
     }
+}
+
+fn shown(line: &str) -> String {
+    let line = line.trim_end();
+    match line.char_indices().nth(LINE) {
+        Some((end, _)) => format!("  {}…", &line[..end]),
+        None => format!("  {line}"),
+    }
+}
+
+/// Whether a line names an error, as `ValueError: …` or `npm error …` do.
+fn names_error(line: &str) -> bool {
+    let line = line.trim_start().to_lowercase();
+    // Frames of a stack name the files of errors.
+    if line.starts_with("at ") || line.starts_with("file \"") {
+        return false;
+    }
+    ["error", "exception", "fatal", "panicked", "cannot find", "could not", "not found"]
+        .into_iter()
+        .any(|word| line.contains(word))
 }
 
 /// Reads a stream to its end.

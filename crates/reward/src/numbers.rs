@@ -33,6 +33,7 @@ pub(crate) struct Found {
 }
 
 /// Returns all numbers of a text, in order.
+#[cfg(test)]
 pub(crate) fn find(text: &str) -> Vec<Found> {
     let (reader, found) = read(text);
     found.into_iter().map(|found| reader.in_context(found)).collect()

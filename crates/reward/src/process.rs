@@ -1,7 +1,7 @@
 //! Processes that score: their environment, and their end.
 //!
-//! A [`Supervisor`] starts them in a run, so that they end with this process even if it is killed. Without one
-//! (in tests, and for users of the library) a process and its group end when its value is dropped.
+//! A [`Supervisor`] starts them in a run, so that they end with this process even if it is killed. Without
+//! one (in tests, and for users of the library) a process and its group end when its value is dropped.
 
 use std::fmt::Debug;
 use std::io;
@@ -16,9 +16,9 @@ use tokio::process::{Child, ChildStdin, Command};
 
 /// Starts programs that end with this process, with all that they have started, however this process ends.
 pub trait Supervisor: Debug + Send + Sync {
-    /// Starts a program in a folder, which is that of this process if empty, with these environment variables.
-    /// Returns its process and a text to write to the standard input first. The program ends when that input
-    /// does. Without `input`, what follows the text is the program's input.
+    /// Starts a program in a folder, which is that of this process if empty, with these environment
+    /// variables. Returns its process and a text to write to the standard input first. The program ends when
+    /// that input does. Without `input`, what follows the text is the program's input.
     ///
     /// # Errors
     /// Returns an error if the supervising process cannot be started. If the program cannot be, the process

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Program;
 use super::process::Ended;
-use crate::kept::Tail;
+use crate::kept::{Tail, telling_lines};
 use crate::{Attempt, nested};
 
 /// Key of a program's own account among an attempt's evidence.
@@ -87,8 +87,6 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
 /// Returns why a program that had no call answered is no attempt, with the last lines that it wrote: many programs
 /// report a wrong configuration and exit with 0.
 fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
-    /// Number of lines of each stream.
-    const LINES: usize = 3;
     let why = match refused.is_empty() {
         true => {
             "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key".into()
@@ -96,13 +94,15 @@ fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> Stri
         false => format!("had no call answered; refused: {refused:?}"),
     };
     let streams = [("standard error", stderr), ("standard output", stdout)];
-    let written = streams.into_iter().map(|(name, tail)| (name, tail.last_lines(LINES)));
-    let written = written.filter(|(_, lines)| !lines.is_empty());
-    let written: Vec<String> =
-        written.map(|(name, lines)| format!("{name} ends with {:?}", excerpt(&lines))).collect();
+    let written: Vec<String> = streams
+        .into_iter()
+        .map(|(name, tail)| (name, telling_lines(&tail.text())))
+        .filter(|(_, lines)| !lines.is_empty())
+        .map(|(name, lines)| format!("its {name} ends with\n{}", lines.join("\n")))
+        .collect();
     match written.is_empty() {
         true => format!("{why}; it wrote nothing"),
-        false => format!("{why}; its {}", written.join(", its ")),
+        false => format!("{why}; {}", written.join("\n")),
     }
 }
 
@@ -193,7 +193,8 @@ mod tests {
         let tail = |text: &str| Tail::of(text.to_owned());
         let why = silent(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
         assert!(why.starts_with("never called the model"), "{why}");
-        assert!(why.ends_with("; its standard error ends with \"set ONE key, not two\", its standard output ends with \"b\\nc\\nd\""), "{why}");
+        let printed = "; its standard error ends with\n  set ONE key, not two\nits standard output ends with\n  a\n  b\n  c\n  d";
+        assert!(why.ends_with(printed), "{why}");
         let why = silent(&refused, &tail(""), &tail(" \n"));
         assert!(why.contains("not_found") && why.ends_with("; it wrote nothing"), "{why}");
     }

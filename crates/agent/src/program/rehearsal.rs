@@ -5,7 +5,7 @@ use dressage_policy::within;
 
 use super::process::{self, Ended};
 use super::{PATIENCE, Program, environment, in_url, workers};
-use crate::AttemptContext;
+use crate::{AttemptContext, kept};
 
 /// What a program did when it was started once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,16 +17,13 @@ pub struct Rehearsal {
     /// Exit code, beyond 128 with the signal that ended it; `None` if the program was still running and was
     /// stopped.
     pub code: Option<i32>,
-    /// Last lines that it printed, on standard error if it wrote there.
+    /// Lines that it printed and that tell most, on standard error if it wrote there.
     pub printed: String,
 }
 
-/// Most lines of a program that a rehearsal keeps.
-const LINES: usize = 12;
-
 impl Program {
-    /// Starts the program for a task as in an attempt, and stops it at the latest when `enough` is done or its
-    /// time is over. Nothing is recorded.
+    /// Starts the program for a task as in an attempt, and stops it at the latest when `enough` is done or
+    /// its time is over. Nothing is recorded.
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, or its policies are not there.
@@ -91,8 +88,8 @@ impl Program {
             // A worker that ended has said how.
             Err(why) => return Ok(Rehearsal { answered, refused, code: Some(1), printed: why }),
         };
-        let printed =
-            [stderr, stdout].iter().map(|stream| stream.last_lines(LINES)).find(|text| !text.is_empty());
-        Ok(Rehearsal { answered, refused, code, printed: printed.unwrap_or_default() })
+        let mut streams = [stderr, stdout].into_iter().map(|stream| kept::telling_lines(&stream.text()));
+        let printed = streams.find(|lines| !lines.is_empty()).unwrap_or_default().join("\n");
+        Ok(Rehearsal { answered, refused, code, printed })
     }
 }

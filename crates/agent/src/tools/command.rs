@@ -29,7 +29,8 @@ const ENDING: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommandOptions {
     /// The program and its arguments. `{NAME}` within one is the argument NAME of the call; an element is
-    /// left out if the argument is null, or not given and without a default. `{{` and `}}` around a name are braces.
+    /// left out if the argument is null, or not given and without a default. `{{` and `}}` around a name are
+    /// braces.
     pub command: Vec<String>,
     /// The folder that it runs in; this process' where empty.
     pub folder: PathBuf,

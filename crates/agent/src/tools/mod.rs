@@ -5,9 +5,9 @@
 //! A [`ToolSet`] is the toolboxes of an agent; [`ToolSet::open`] opens them all as one [`OpenTools`].
 //!
 //! Guarantees: names of tools are unique in a set. The prompts of all attempts at one task list the same
-//! tools, whatever a toolbox offers later. If the tools of a toolbox change within an attempt, the observation
-//! of the turn says so: a tool that is new can be called from then on, and one that is gone answers with an
-//! observation. Calls of one turn run at
+//! tools, whatever a toolbox offers later. If the tools of a toolbox change within an attempt, the
+//! observation of the turn says so: a tool that is new can be called from then on, and one that is gone
+//! answers with an observation. Calls of one turn run at
 //! once where their toolboxes allow it, and are answered in the order in which they were written. Every
 //! opening, call, handing over and closing has a deadline, which waiting for a turn is no part of.
 //!

@@ -1,8 +1,8 @@
 //! `dressage check`: everything about a recipe that would fail later, found in seconds.
 //!
 //! Nothing is trained, and nothing is left behind. Models are opened and not loaded; tools are started, and
-//! called where that can have no effects; each scorer is asked once. A program that is an agent is started once,
-//! against a scripted reply.
+//! called where that can have no effects; each scorer is asked once. A program that is an agent is started
+//! once, against a scripted reply.
 
 mod example;
 mod measure;
@@ -38,8 +38,8 @@ use report::Report;
 /// One line for each thing that the run needs: the recipe itself, its tasks, models, tools, scorers, memory
 /// and disk. A model that is not on this machine is fetched, as training would. Tools whose calls change
 /// nothing (calculator, sandbox, search) are called once, others are started. A program that is an agent is
-/// started once, for one task, until it has called the model; it reads a scripted reply. Ends with code 2 where
-/// something would fail.
+/// started once, for one task, until it has called the model; it reads a scripted reply. Ends with code 2
+/// where something would fail.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage check recipes/calculator

@@ -22,8 +22,8 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Trains until a scorer has written the ids of its process and of one that it has detached, kills the trainer,
-/// and waits until both are gone.
+/// Trains until a scorer has written the ids of its process and of one that it has detached, kills the
+/// trainer, and waits until both are gone.
 fn killed_trainer_leaves_nothing(scorer: &str) {
     let place = Place::new();
     place.replace("recipe.toml", "[reward]\n", &format!("[reward]\nscorer = {scorer}\n"));

@@ -93,8 +93,8 @@ fn read(server: &str, result: Value) -> ToolOutput {
 }
 
 /// Whether the texts already are `structuredContent`: one of them, or all together, is its JSON. A server
-/// that has to wrap a value in an object, as `{"result": VALUE}`, shows the bare value as text, and a list one
-/// item a block.
+/// that has to wrap a value in an object, as `{"result": VALUE}`, shows the bare value as text, and a list
+/// one item a block.
 fn is_told(structured: &Value, parts: &[ContentPart]) -> bool {
     let texts: Vec<&str> = parts
         .iter()

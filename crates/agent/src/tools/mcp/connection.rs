@@ -216,7 +216,7 @@ impl Connection {
 
     async fn list(&self) -> Result<Vec<ToolSpec>, String> {
         let mut tools: Vec<ToolSpec> = Vec::new();
-        let mut cursor = None;
+        let (mut cursor, mut cursors) = (None, Vec::new());
         loop {
             let page = PaginatedRequestParams::default().with_cursor(cursor.take());
             let listed = self.peer.list_tools(Some(page)).await;
@@ -224,27 +224,31 @@ impl Connection {
                 format!("it does not say which tools it has: {}", reasons::of_call(&error))
             })?;
             for tool in listed.tools {
-                let name = tool.name.into_owned();
-                if tools.iter().any(|known| known.name == name) {
-                    // Calls go by name, so the server itself cannot tell them apart.
-                    tracing::warn!(
-                        tool = name,
-                        "an MCP server lists two tools of one name; the first is used"
-                    );
-                    continue;
-                }
-                tools.push(ToolSpec {
-                    name,
+                let spec = ToolSpec {
+                    name: tool.name.into_owned(),
                     description: tool.description.unwrap_or_default().into_owned(),
                     parameters: Value::Object(Arc::unwrap_or_clone(tool.input_schema)),
-                });
+                };
+                // Calls go by name, so the server itself cannot tell two of one name apart.
+                match tools.iter().find(|known| known.name == spec.name) {
+                    None => tools.push(spec),
+                    Some(known) if *known == spec => {}
+                    Some(_) => {
+                        let tool = spec.name;
+                        tracing::warn!(tool, "an MCP server lists two tools of one name; the first is used");
+                    }
+                }
             }
             if tools.len() > MOST_TOOLS {
                 return Err(format!("it has more than {MOST_TOOLS} tools"));
             }
             match listed.next_cursor.filter(|next| !next.is_empty()) {
-                Some(next) => cursor = Some(next),
-                None => return Ok(tools),
+                Some(next) if !cursors.contains(&next) && cursors.len() < MOST_TOOLS => {
+                    cursors.push(next.clone());
+                    cursor = Some(next);
+                }
+                // A cursor that comes again leads to the same page.
+                _ => return Ok(tools),
             }
         }
     }

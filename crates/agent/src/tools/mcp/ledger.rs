@@ -122,7 +122,12 @@ impl Ledger {
                 messages.into_iter().filter_map(|message| self.message(message, request)).collect()
             }
             Ok(message) => self.message(message, request).into_iter().collect(),
-            Err(why) => self.broken(bytes, &why, request).into_iter().collect(),
+            Err(why) => match lenient::several(bytes) {
+                Some(messages) => {
+                    messages.into_iter().filter_map(|message| self.message(message, request)).collect()
+                }
+                None => self.broken(bytes, &why, request).into_iter().collect(),
+            },
         }
     }
 
@@ -156,8 +161,16 @@ impl Ledger {
 
     /// Returns the request that an id names, which servers write as a number or as a text.
     fn pending_id(&self, id: &Value) -> Option<i64> {
-        let id = id.as_i64().or_else(|| id.as_str()?.trim().parse().ok())?;
+        let whole = |id: f64| (id.fract() == 0.0).then_some(id as i64);
+        let id = id.as_i64().or_else(|| whole(id.as_f64()?)).or_else(|| id.as_str()?.trim().parse().ok())?;
         self.state().pending.contains_key(&id).then_some(id)
+    }
+
+    /// Returns the request that awaits a response, if it is the only one.
+    fn only(&self) -> Option<i64> {
+        let state = self.state();
+        let mut ids = state.pending.keys();
+        ids.next().copied().filter(|_| ids.next().is_none())
     }
 
     /// Reads one message that is JSON.
@@ -175,13 +188,17 @@ impl Ledger {
             return None;
         }
         let id = fields.get("id").cloned().unwrap_or_default();
+        let has_version = fields.contains_key("jsonrpc");
         let id = match self.pending_id(&id) {
             Some(id) => id,
-            // An error whose request could not be read has no id. It is the only request's, or the first's.
-            None if is_error && !id.is_number() => match request {
+            // An error whose request could not be read has no id. It is the only request's, or the first's. Of
+            // what a process prints, a log line may look the same.
+            None if is_error && !id.is_number() && (has_version || request.is_some()) => match request {
                 Some(RequestId::Number(request)) => *request,
                 _ => *self.state().pending.keys().next()?,
             },
+            // Nor has a result without an id any other request.
+            None if id.is_null() && has_version && self.only().is_some() => self.only()?,
             None => {
                 debug!(%id, "an MCP server answered a request that awaits no response");
                 self.state().noise = Some(format!("a response to the id {id}"));
@@ -225,10 +242,7 @@ impl Ledger {
         let text = String::from_utf8_lossy(bytes);
         let text = text.trim_start_matches('\u{feff}').trim();
         let excerpt = shown(text);
-        let only = || match *self.state().pending.keys().collect::<Vec<_>>() {
-            [only] => Some(*only),
-            _ => None,
-        };
+        let only = || self.only();
         let is_message = text.contains("\"jsonrpc\"");
         let id = match request {
             Some(request) if text.starts_with(['{', '[']) => Some(request.clone()),
@@ -286,7 +300,8 @@ fn initialized(result: Value) -> Result<InitializeResult, String> {
     serde_json::from_value(least).map_err(|error| error.to_string())
 }
 
-/// Returns a list of tools. A tool without a usable schema takes no arguments; one without a name is left out.
+/// Returns a list of tools. A tool without a usable schema takes no arguments; one without a name is left
+/// out.
 fn listed(mut result: Value) -> Result<ListToolsResult, String> {
     let Some(tools) = result["tools"].as_array_mut().map(std::mem::take) else {
         return Err("it has no list `tools`".into());

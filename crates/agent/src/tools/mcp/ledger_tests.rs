@@ -48,12 +48,17 @@ fn responses_are_read_in_every_form() {
         r#"{"id":7,"result":{"content":[],"structuredContent":{"x":null}}}"#,
         r#"{"jsonrpc":"2.0","id":"7","result":{"content":[],"structuredContent":{"x":null}}}"#,
         r#"[{"jsonrpc":"2.0","id":7,"result":{"content":[],"structuredContent":{"x":null}}}]"#,
+        r#"{"jsonrpc":"2.0","id":7.0,"result":{"content":[],"structuredContent":{"x":null}}}"#,
+        r#"{"jsonrpc":"2.0","id":7,"result":{"content":[],"structuredContent":{"x":null}}}{"method":"x"}"#,
         r#"{"jsonrpc":"1.0","id":7,"error":null,"result":{"content":[],"structuredContent":{"x":-Infinity}}}"#,
     ] {
         let ledger = calling(&[6, 7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [(7, Ok(result.clone()))], "{text}");
         assert!(!ledger.is_pending(&RequestId::Number(7)) && ledger.is_pending(&RequestId::Number(6)));
     }
+    let found = read(&calling(&[7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None);
+    assert_eq!(found, [(7, Ok(json!("no id")))]);
+    assert_eq!(read(&calling(&[6, 7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None), []);
     let ledger = calling(&[1]);
     let two = r#"{"jsonrpc":"2.0","id":1,"result":"one"}"#;
     assert_eq!(read(&ledger, two.as_bytes(), None), [(1, Ok(json!("one")))]);
@@ -121,6 +126,8 @@ fn noise_answers_no_request() {
         "Response: [",
         "{\"level\":\"info\",\"msg\":\"x\"}",
         "{\"level\":\"info\",\"msg\":",
+        "{\"level\":\"error\",\"error\":\"cache miss\"}",
+        "{\"result\":\"ok\"}",
         "{",
         "\u{1b}[32mReady\u{1b}[0m",
         r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#,

@@ -30,6 +30,12 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     .map_err(|error| error.to_string().replace("at line 1 column", "at column"))
 }
 
+/// Parses messages that stand one after the other without a line between; `None` if there is anything else.
+pub(super) fn several(bytes: &[u8]) -> Option<Vec<Value>> {
+    let values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
+    values.collect::<Result<Vec<Value>, _>>().ok().filter(|values| values.iter().all(Value::is_object))
+}
+
 /// Returns the text with what JSON does not have replaced by what it has.
 fn repaired(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rmcp::RoleClient;
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
@@ -10,11 +11,16 @@ use rmcp::transport::Transport;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{ChildStdin, ChildStdout};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use super::ledger::Ledger;
+use super::lenient;
 
 /// Bytes of a line that is too long from which its request is found.
 const START: usize = 4096;
+
+/// Pause after which a line without an end is taken for a message.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The two streams of a server.
 pub(super) struct Lines {
@@ -92,7 +98,20 @@ impl Transport<RoleClient> for Lines {
             if let Some(message) = self.received.pop_front() {
                 return Some(message);
             }
-            let available = self.stdout.fill_buf().await.unwrap_or_default();
+            let available = match self.line.is_empty() || self.is_oversized {
+                true => self.stdout.fill_buf().await,
+                false => match timeout(PAUSE, self.stdout.fill_buf()).await {
+                    Ok(available) => available,
+                    // A message that is complete needs no end of its line.
+                    Err(_) if lenient::parse(&self.line).is_ok_and(|message| message.is_object()) => {
+                        self.received.extend(self.ledger.read(&self.line, None));
+                        self.line.clear();
+                        continue;
+                    }
+                    Err(_) => continue,
+                },
+            };
+            let available = available.unwrap_or_default();
             if available.is_empty() {
                 // The last line may lack its end.
                 let last = std::mem::take(&mut self.line);

@@ -5,10 +5,10 @@
 //! generations of the protocol are spoken: with a handshake (up to 2025-11-25), and without one (2026-07-28).
 //!
 //! Guarantees: whatever a server sends in the place of a response, or an HTTP status, ends the call at once,
-//! with the reason; only silence is waited out. A server that dies, hangs, says too much or nonsense spoils the call at hand. The next one
-//! finds a server that was started anew, and says so, since what the old one held is lost. A server is told
-//! of no environment variables but those named for it, and offers nothing to the model but its tools: it
-//! cannot ask it for anything.
+//! with the reason; only silence is waited out. A server that dies, hangs, says too much or nonsense spoils
+//! the call at hand. The next one finds a server that was started anew, and says so, since what the old one
+//! held is lost. A server is told of no environment variables but those named for it, and offers nothing to
+//! the model but its tools: it cannot ask it for anything.
 
 mod answer;
 mod connection;

@@ -6,12 +6,7 @@ use rmcp::service::ClientInitializeError;
 use rmcp::transport::DynamicTransportError;
 
 use super::ledger::{Ledger, in_words};
-
-/// Lines of a server's standard error that are shown.
-const LINES: usize = 10;
-
-/// Characters of such a line that are shown.
-const LINE: usize = 300;
+use crate::kept;
 
 /// Returns why a connection was not established.
 pub(super) fn of_start(error: &ClientInitializeError, ledger: &Ledger) -> String {
@@ -85,53 +80,13 @@ fn of_transport(error: &DynamicTransportError) -> String {
     }
 }
 
-/// Returns the lines of a server's standard error that tell most: the last ones, after the last that names an
-/// error, if that is above them.
+/// Returns the lines of a server's standard error that tell most, to append to a reason.
 pub(super) fn printed(stderr: &str) -> String {
-    let lines: Vec<&str> = stderr.lines().filter(|line| !line.trim().is_empty()).collect();
-    let last = lines.len().saturating_sub(LINES);
-    let named = lines[..last].iter().rposition(|line| names_error(line));
-    let is_named_below = lines[last..].iter().any(|line| names_error(line));
-    let shown: Vec<String> = match named.filter(|_| !is_named_below) {
-        // The lines that explain an error follow it.
-        Some(at) => {
-            let end = (at + LINES / 2).min(last);
-            let skipped = (end < last).then(|| "  …".to_owned());
-            let rest = &lines[last + LINES / 2..];
-            lines[at..end]
-                .iter()
-                .map(|line| cut(line))
-                .chain(skipped)
-                .chain(rest.iter().map(|line| cut(line)))
-                .collect()
-        }
-        None => lines[last..].iter().map(|line| cut(line)).collect(),
-    };
-    match &shown[..] {
+    match &kept::telling_lines(stderr)[..] {
         [] => String::new(),
         [one] => format!("; it printed: {}", one.trim()),
         lines => format!("; it printed:\n{}", lines.join("\n")),
     }
-}
-
-fn cut(line: &str) -> String {
-    let line = line.trim_end();
-    match line.char_indices().nth(LINE) {
-        Some((end, _)) => format!("  {}…", &line[..end]),
-        None => format!("  {line}"),
-    }
-}
-
-/// Whether a line begins with the name of an error, as `ValueError: …` or `npm error …`.
-fn names_error(line: &str) -> bool {
-    let line = line.trim_start().to_lowercase();
-    // Frames of a stack name the files of errors.
-    if line.starts_with("at ") || line.starts_with("file \"") {
-        return false;
-    }
-    ["error", "exception", "fatal", "panicked", "cannot find", "could not", "not found"]
-        .into_iter()
-        .any(|word| line.contains(word))
 }
 
 #[cfg(test)]
@@ -161,7 +116,7 @@ mod tests {
         let shown = printed(&text);
         assert!(shown.contains("Could not locate the bindings file") && shown.contains("-> /b"), "{shown}");
         assert!(shown.contains("Node.js v20") && !shown.contains("starting"), "{shown}");
-        assert!(shown.lines().count() <= LINES + 3, "{shown}");
+        assert!(shown.lines().count() <= 13, "{shown}");
         let shown = printed(&format!("Error: old\n{}Error: new\nbye\n", numbered(0, 40)));
         assert!(shown.contains("Error: new") && !shown.contains("Error: old"), "{shown}");
     }

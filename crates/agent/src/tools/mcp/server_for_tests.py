@@ -57,7 +57,7 @@ def call(name: str, arguments: dict) -> dict | None:
         return text("after garbage")
     if name == "odd":
         # The response is written as it is given, whatever it is.
-        sys.stdout.buffer.write(arguments["line"].encode("latin-1") + b"\n")
+        sys.stdout.buffer.write(arguments["line"].encode("latin-1") + arguments.get("end", "\n").encode())
         sys.stdout.flush()
         return None
     if name == "grows":
@@ -78,7 +78,8 @@ def page(cursor: str | None) -> dict:
     at = int(cursor or 0)
     schema = {"type": "object", "properties": {"length": {"type": "integer"}}}
     tools = [{"name": name, "description": f"It {name}.", "inputSchema": schema} for name in TOOLS[at : at + 4]]
-    return {"tools": tools, **({"nextCursor": str(at + 4)} if at + 4 < len(TOOLS) else {})}
+    # The last page leads to itself, as those of some servers do.
+    return {"tools": tools, "nextCursor": str(at + 4 if at + 4 < len(TOOLS) else at)}
 
 
 for line in sys.stdin:

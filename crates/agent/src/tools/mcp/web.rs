@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use dressage_http::{Client, HttpError};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use futures_util::{Stream, TryStreamExt, future};
 use http_body_util::{BodyExt, BodyStream, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use hyper::{Method, Request, Response, StatusCode};
 use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
@@ -21,7 +22,7 @@ use rmcp::transport::streamable_http_client::{
 };
 use sse_stream::{Error as SseError, Sse, SseStream};
 
-use super::super::web::{FIRST_WAIT, LONGEST_WAIT, retry_after};
+use super::super::web::retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
 use super::ledger::Ledger;
 use super::lenient;
 
@@ -33,6 +34,9 @@ const MOST_ERROR_BYTES: usize = 64 << 10;
 
 /// Characters of one that are shown.
 const MOST_SHOWN: usize = 400;
+
+/// Longest pause within a body whose length is known: what has a length was complete before it was sent.
+const STALL: Duration = Duration::from_secs(5);
 
 /// How often a message is sent again that a busy server has not taken.
 const RETRIES: u32 = 2;
@@ -196,8 +200,8 @@ impl Web {
         format!("HTTP {status}{text}{way_out}")
     }
 
-    /// Reads the messages within events. If `request` has no answer when they end, and they cannot be resumed,
-    /// an error response to it follows.
+    /// Reads the messages within events. If `request` has no answer when they end, and they cannot be
+    /// resumed, an error response to it follows.
     fn answers(
         &self,
         events: BoxStream<'static, Result<Sse, SseError>>,
@@ -245,7 +249,12 @@ impl Reading {
         };
         self.can_resume |= event.id.as_ref().is_some_and(|id| !id.is_empty());
         let data = event.data.as_deref().unwrap_or_default();
-        let messages = self.ledger.read(data.as_bytes(), self.request.as_ref());
+        // What was cut off comes again.
+        let is_cut = self.can_resume && lenient::parse(data.as_bytes()).is_err();
+        let messages = match is_cut {
+            true => Vec::new(),
+            false => self.ledger.read(data.as_bytes(), self.request.as_ref()),
+        };
         self.read =
             messages.iter().map(|message| Sse { data: Some(text_of(message)), ..event.clone() }).collect();
         // Without a message it still names the place to resume from.
@@ -378,15 +387,25 @@ fn shown(text: &[u8]) -> String {
     }
 }
 
-/// The beginning of a body, and whether it is all.
+/// Reads the start of a body, and returns it with whether it is complete.
+///
+/// # Errors
+/// Returns an error if the body breaks off, or stops before the length that the server has announced.
 async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error> {
+    let broken =
+        |why: String| StreamableHttpError::Client(HttpError::Broken { host: "the server".into(), why });
     let mut all = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let broken = |error: hyper::Error| {
-            let why = dressage_http::causes(&error);
-            StreamableHttpError::Client(HttpError::Broken { host: "the server".into(), why })
+    let announced = body.size_hint().exact();
+    loop {
+        let frame = match announced.filter(|_| !all.is_empty()) {
+            Some(length) => tokio::time::timeout(STALL, body.frame()).await.map_err(|_| {
+                broken(format!("nothing came for {STALL:?} after {} of {length} bytes", all.len()))
+            })?,
+            None => body.frame().await,
         };
-        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|error| broken(dressage_http::causes(&error)))?;
+        let Ok(data) = frame.into_data() else { continue };
         let left = most - all.len();
         all.extend_from_slice(&data[..data.len().min(left)]);
         if data.len() > left {
@@ -401,7 +420,9 @@ fn events(body: Incoming, most: usize) -> BoxStream<'static, Result<Sse, SseErro
     let broken = |error: hyper::Error| std::io::Error::other(dressage_http::causes(&error));
     let frames = TryStreamExt::map_err(BodyStream::new(body), broken);
     let bytes = frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())));
-    SseStream::from_bytes_stream(bounded(bytes, most)).boxed()
+    // The last event may lack its end.
+    let end = stream::once(future::ready(Ok(Bytes::from_static(b"\n\n"))));
+    SseStream::from_bytes_stream(bounded(bytes, most).chain(end)).boxed()
 }
 
 /// Ends a stream of events with an error once one of them is too long: whoever reads it keeps an event until

@@ -2,13 +2,14 @@
 
 mod endpoint;
 mod node;
+pub(super) mod retries;
 mod services;
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use dressage_http::{Ask, Bounds, Client, HttpError, Reply};
-use hyper::header::{HeaderMap, RETRY_AFTER};
+use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
 
 pub use endpoint::{Endpoint, EndpointOptions};
@@ -16,18 +17,13 @@ pub use node::Node;
 pub use services::Services;
 
 use super::{CallError, ToolOutput};
+use retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
 
 /// Most bytes of an answer.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Most redirects that are followed.
 const REDIRECTS: u32 = 5;
-
-/// Wait before the first repetition; it grows by half each time.
-pub(super) const FIRST_WAIT: Duration = Duration::from_secs(1);
-
-/// Longest wait before a repetition: a service that asks for more has said no.
-pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How a service is asked.
 #[derive(Debug, Clone)]
@@ -77,12 +73,6 @@ impl Asks {
             tried += 1;
         }
     }
-}
-
-/// Returns how long a service asks to be left alone.
-pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
 }
 
 /// What the model reads of a question that has no answer.
