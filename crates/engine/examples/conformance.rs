@@ -55,7 +55,8 @@ struct Request {
     chats: Vec<Conversation>,
 }
 
-/// What to do. Fields of all modes stand side by side: serde's tagged enums lose numbers that keep their digits.
+/// What to do. Fields of all modes stand side by side: serde's tagged enums lose numbers that keep their
+/// digits.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mode {

@@ -1,8 +1,8 @@
 //! Short answers in words, as question-answering sets score them.
 //!
 //! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1,
-//! verl and Agent-R1 use. In addition, equal answers have equal numbers: the punctuation that normalization removes
-//! may be a sign or a decimal point.
+//! verl and Agent-R1 use. In addition, equal answers have equal numbers: the punctuation that normalization
+//! removes may be a sign or a decimal point.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -84,8 +84,8 @@ pub fn normalise(text: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the numbers of a text, with signs, decimal points and without marks of thousands. Normalization removes
-/// these: without a look at the numbers, `1.5` would be 15, `-3` be 3 and `1/2` be 12.
+/// Returns the numbers of a text, with signs, decimal points and without marks of thousands. Normalization
+/// removes these: without a look at the numbers, `1.5` would be 15, `-3` be 3 and `1/2` be 12.
 fn numbers(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();

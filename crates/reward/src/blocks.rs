@@ -1,12 +1,12 @@
 //! Blocks of code in replies, between fences as CommonMark 0.31, section 4.5, has them.
 //!
-//! A fence is three or more backticks or tildes at the beginning of a line, alone or after the marks of lists and
-//! quotations. The closing fence stands alone on its line, has the same character, is at least as long, and is
-//! indented by at most three columns more than the text around the block. Each line of the block loses the
-//! indentation of the opening fence. Replies are no perfect Markdown, so three things are more lenient: tags do
-//! not hide a fence, a line that is indented less does not end a block, and a closing fence may lack, or have text
-//! after it, if the fences of the text make no sense otherwise. A text without any such fence may have code between
-//! backticks in a line.
+//! A fence is three or more backticks or tildes at the beginning of a line, alone or after the marks of lists
+//! and quotations. The closing fence stands alone on its line, has the same character, is at least as long,
+//! and is indented by at most three columns more than the text around the block. Each line of the block loses
+//! the indentation of the opening fence. Replies are no perfect Markdown, so three things are more lenient:
+//! tags do not hide a fence, a line that is indented less does not end a block, and a closing fence may lack,
+//! or have text after it, if the fences of the text make no sense otherwise. A text without any such fence
+//! may have code between backticks in a line.
 
 use std::borrow::Cow;
 
@@ -149,8 +149,8 @@ impl<'t> Fence<'t> {
     }
 }
 
-/// Name of the language that an info string gives, and whether it is one: `python`, `{.python}`, `{python}` and
-/// `python title="x"` are, and a line of code is not.
+/// Name of the language that an info string gives, and whether it is one: `python`, `{.python}`, `{python}`
+/// and `python title="x"` are, and a line of code is not.
 fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
     let mut words = info.split_whitespace();
     let name = words.next().unwrap_or_default().trim_matches(|c| matches!(c, '{' | '}' | '.'));
@@ -162,8 +162,8 @@ fn language<'t>(info: &'t str, known: &[&str]) -> (&'t str, bool) {
     (name, is_one_of(name, known) || words.all(is_attribute))
 }
 
-/// Returns the first of these lines with a fence and text after it if a block in a language begins after it: the
-/// reply meant to close its block there. Lines are what stands after their fences.
+/// Returns the first of these lines with a fence and text after it if a block in a language begins after it:
+/// the reply meant to close its block there. Lines are what stands after their fences.
 fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> {
     let is_name = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "+-#_.{}".contains(c));
     let mut first = None;
@@ -177,8 +177,8 @@ fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> 
     None
 }
 
-/// The blocks between fences, in their order, and whether the last one has no closing fence. With `lenient`, any
-/// fence with text after it closes a block.
+/// The blocks between fences, in their order, and whether the last one has no closing fence. With `lenient`,
+/// any fence with text after it closes a block.
 fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, bool) {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let (mut blocks, mut items, mut at, mut is_open) = (Vec::new(), Vec::new(), 0, false);
@@ -245,9 +245,9 @@ pub(crate) fn has_fence(text: &str) -> bool {
     text.contains("```") || text.lines().any(|line| opening(line, &mut Vec::new()).is_some())
 }
 
-/// Returns the code of the last block in one of these languages. If no block names one of them, returns the last
-/// block without a language, for an answer often ends with a block of what its program prints; and the last one
-/// if all name others. Blocks without code do not count.
+/// Returns the code of the last block in one of these languages. If no block names one of them, returns the
+/// last block without a language, for an answer often ends with a block of what its program prints; and the
+/// last one if all name others. Blocks without code do not count.
 pub(crate) fn last_in<'t>(text: &'t str, languages: &[&str]) -> Option<Cow<'t, str>> {
     let filled = |blocks: Vec<Block<'t>>| -> Vec<Block<'t>> {
         blocks.into_iter().filter(|block| !block.code.trim().is_empty()).collect()

@@ -52,7 +52,8 @@ impl Dice {
         }
     }
 
-    /// Another number: a last digit one higher or lower, another sign, ten times as much, or a digit exchanged.
+    /// Another number: a last digit one higher or lower, another sign, ten times as much, or a digit
+    /// exchanged.
     pub fn changed(&mut self, number: &str) -> String {
         let (sign, size) = number.strip_prefix('-').map_or(("", number), |size| ("-", size));
         let last = size.len() - 1;

@@ -146,8 +146,8 @@ fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Resul
     Ok(Case::Returns { function: function.to_owned(), arguments, values })
 }
 
-/// Assertions, with the start of the program that the row has in `prompt`, as HumanEval's rows do: code that defines
-/// the function of `entry_point` up to its documentation.
+/// Assertions, with the start of the program that the row has in `prompt`, as HumanEval's rows do: code that
+/// defines the function of `entry_point` up to its documentation.
 fn asserts(code: String, task: &Value) -> Case {
     let field = |name: &str| task_field(task, name).and_then(Value::as_str);
     let entry = field("entry_point")

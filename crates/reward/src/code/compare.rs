@@ -1,8 +1,8 @@
 //! Whether an output, or the value of a function, is what a test expects.
 //!
-//! An integer that is expected is met exactly, in an output as a decimal and in a value as Python's `==` does it:
-//! `1000000007.0` is 1000000007, and the float 1e25 is not 10^25. Only numbers that are expected with a decimal
-//! point or an exponent have a tolerance.
+//! An integer that is expected is met exactly, in an output as a decimal and in a value as Python's `==` does
+//! it: `1000000007.0` is 1000000007, and the float 1e25 is not 10^25. Only numbers that are expected with a
+//! decimal point or an exponent have a tolerance.
 
 use serde_json::Value;
 
@@ -107,8 +107,8 @@ impl Decimal {
     }
 }
 
-/// Returns whether an output is what was expected: the same lines, once both are stripped of white space around
-/// them, with the same words.
+/// Returns whether an output is what was expected: the same lines, once both are stripped of white space
+/// around them, with the same words.
 pub(super) fn same_output(found: &str, want: &str, tolerance: Tolerance) -> bool {
     let (mut found, mut want) = (found.trim().lines(), want.trim().lines());
     loop {

@@ -272,8 +272,8 @@ fn returned(stdout: &str, token: &str) -> Option<Value> {
     serde_json::from_str(after.lines().next()?).ok()
 }
 
-/// Returns a program of Python with the limits of LiveCodeBench's harness: integers of 50,000 digits are read and
-/// printed, and functions call each other 50,000 deep.
+/// Returns a program of Python with the limits of LiveCodeBench's harness: integers of 50,000 digits are read
+/// and printed, and functions call each other 50,000 deep.
 fn limited(code: &str) -> String {
     let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
                   __import__(\"sys\").setrecursionlimit(50000)\n";
@@ -336,7 +336,8 @@ fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     code.filter(|code| !code.trim().is_empty())
 }
 
-/// Returns whether a text is a program of Python without a fence around it, which may have backticks in its texts.
+/// Returns whether a text is a program of Python without a fence around it, which may have backticks in its
+/// texts.
 fn is_bare_python(text: &str, language: &str) -> bool {
     let first = text.trim_start().lines().next().unwrap_or_default();
     let begins =

@@ -9,15 +9,12 @@ find it there, or change what they call. With asserts may come `start`, code tha
 its documentation: the program is the rest of it, or has the whole function, and finds all that stands before it.
 """
 
-import ast
-
 import builtins
 import ctypes
 import json
 import os
 import signal
 import sys
-import textwrap
 import types
 
 # Limits of LiveCodeBench's harness. CPython without the first has no such limit.
@@ -50,6 +47,8 @@ def plain(value):
 
 def statements(code, entry):
     """The number of statements of the last function of this name, or 0."""
+    import ast
+
     try:
         compile(code, "program.py", "exec")
         found = [node for node in ast.parse(code).body if getattr(node, "name", None) == entry]
@@ -60,6 +59,8 @@ def statements(code, entry):
 
 def defines(code, entry):
     """Whether code that may be incomplete binds this name."""
+    import ast
+
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -79,6 +80,8 @@ def sources(order):
     if start is None:
         return [program]
     if not defines(program, entry):
+        import textwrap
+
         least = statements(start, entry)
         # As it is; without its indentation; with that of its first line stripped away.
         for body in program, textwrap.indent(textwrap.dedent(program), "    "), "    " + program.lstrip():

@@ -225,7 +225,8 @@ async fn integers_of_any_length_are_exact() {
             "{function} {input}"
         );
     }
-    // Beyond the limit of digits that CPython has by default, read, printed, and after an import from `__future__`.
+    // Beyond the limit of digits that CPython has by default, read, printed, and after an import from
+    // `__future__`.
     let digits = "7".repeat(6000);
     let tests = json!({ "tests": [{ "input": digits, "output": format!("\n{digits}\n") }] });
     for program in [

@@ -21,8 +21,8 @@ impl Cell {
         }
     }
 
-    /// Returns whether it is the same value: whole numbers to the last digit, numbers in floating point up to four
-    /// units in the last place, by which the order of operations changes them.
+    /// Returns whether it is the same value: whole numbers to the last digit, numbers in floating point up to
+    /// four units in the last place, by which the order of operations changes them.
     fn is_same(&self, other: &Cell) -> bool {
         let close = |a: f64, b: f64| a == b || (a - b).abs() <= 4.0 * f64::EPSILON * a.abs().max(b.abs());
         match (self, other) {
@@ -70,8 +70,9 @@ struct Comparison<'r> {
     compared: usize,
 }
 
-/// Returns whether two results have the same rows, in the same order if there is one; with `any_order`, after one
-/// exchange of columns that is the same for all rows. Results without rows are the same, whatever their columns.
+/// Returns whether two results have the same rows, in the same order if there is one; with `any_order`, after
+/// one exchange of columns that is the same for all rows. Results without rows are the same, whatever their
+/// columns.
 pub(super) fn same(want: &Rows, found: &Rows, ordered: bool, any_order: bool) -> bool {
     let width = want.first().map_or(0, Vec::len);
     if want.len() != found.len() || want.iter().chain(found).any(|row| row.len() != width) {
@@ -105,8 +106,8 @@ impl Comparison<'_> {
         if self.ordered {
             return self.want.iter().zip(self.found).all(same_row);
         }
-        // Columns in floating point come last: values that are the same but for rounding must not decide where a
-        // row stands among others.
+        // Columns in floating point come last: values that are the same but for rounding must not decide
+        // where a row stands among others.
         let is_real = |(at, other): &(usize, usize)| {
             self.want.iter().any(|row| row[*at].is_real())
                 || self.found.iter().any(|row| row[*other].is_real())
@@ -197,7 +198,8 @@ mod tests {
         items
     }
 
-    /// Tables that are the same but for the order of rows and columns, or differ in a value, a row or one exchange.
+    /// Tables that are the same but for the order of rows and columns, or differ in a value, a row or one
+    /// exchange.
     #[test]
     fn generated_tables_are_told_apart() {
         let mut dice = Dice::new(3);

@@ -81,8 +81,8 @@ fn open(database: &Path, value: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
     let connection = opened.map_err(|error| format!("{}: {error}", database.display()))?;
-    // No other file can be read, and none written (`VACUUM INTO` attaches one). The other limits bound the values
-    // that one statement can hold at once: these are in memory, while tables on the way go to files.
+    // No other file can be read, and none written (`VACUUM INTO` attaches one). The other limits bound the
+    // values that one statement can hold at once: these are in memory, while tables on the way go to files.
     let limits = [
         (Limit::SQLITE_LIMIT_ATTACHED, 0),
         (Limit::SQLITE_LIMIT_LENGTH, value as i32),

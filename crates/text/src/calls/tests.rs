@@ -19,7 +19,11 @@ pub(crate) fn json_value() -> impl Strategy<Value = Value> {
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
-        any::<f64>().prop_map(Value::from),
+        // As Python spells it, which is how arguments are written.
+        any::<f64>().prop_map(|value| match value.is_finite() {
+            true => serde_json::from_str(&crate::python_json::float(value)).unwrap(),
+            false => Value::Null,
+        }),
         any::<String>().prop_map(Value::from),
     ];
     leaf.prop_recursive(3, 16, 4, |inner| {

@@ -1,7 +1,8 @@
 //! Rows as JSON: an object on each line, objects over several lines, or one array of objects.
 //!
-//! Numbers keep all their digits; only their exponents are spelled in one way (`1E5` is `1e+5`). Read besides what JSON allows: half a surrogate pair (`\ud83d`), which Python
-//! writes and JSON forbids; it becomes U+FFFD, and is counted.
+//! Numbers keep all their digits; only their exponents are spelled in one way (`1E5` is `1e+5`). Read besides
+//! what JSON allows: half a surrogate pair (`\ud83d`), which Python writes and JSON forbids; it becomes
+//! U+FFFD, and is counted.
 
 use std::borrow::Cow;
 
@@ -23,7 +24,8 @@ pub(super) struct Wrong {
 #[derive(Debug, PartialEq)]
 pub(super) struct Read {
     pub value: Value,
-    /// The value with texts in place of numbers whose exponents are spelled otherwise; `None` if there are none.
+    /// The value with texts in place of numbers whose exponents are spelled otherwise; `None` if there are
+    /// none.
     pub spelled: Option<Value>,
 }
 
@@ -150,8 +152,8 @@ fn plain(text: &str) -> (Cow<'_, str>, usize) {
     (Cow::Owned(plain), halves)
 }
 
-/// Returns a valid text with quotation marks around the numbers whose exponents serde_json spells otherwise, or
-/// `None` if there are none.
+/// Returns a valid text with quotation marks around the numbers whose exponents serde_json spells otherwise,
+/// or `None` if there are none.
 fn exponents_as_text(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let (mut spelled, mut kept, mut at) = (String::new(), 0, 0);

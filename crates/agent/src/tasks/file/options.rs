@@ -284,8 +284,8 @@ fn whole(field: &Value) -> Option<Value> {
     }
 }
 
-/// Returns an expected answer in which each number that an f64 or an integer of 64 bits would print with other
-/// digits is a text in its own digits.
+/// Returns an expected answer in which each number that an f64 or an integer of 64 bits would print with
+/// other digits is a text in its own digits.
 fn as_written(value: &Value) -> Value {
     match value {
         Value::Number(number) if !prints_alike(number) => Value::from(number.as_str()),

@@ -189,8 +189,8 @@ fn a_task_keeps_its_whole_row() {
     let (_folder, options) = file(row);
     let tasks = options.load(0).unwrap();
     let kept = &tasks.rest[0].row;
-    let extra = json!({"id": "18446744073709551617", "rate": "1.10", "n": 7, "tags": ["a"]});
-    assert_eq!(Value::Object((**kept).clone()), json!({"question": "1+1?", "extra": extra, "answer": " 2 "}));
+    assert_eq!(serde_json::to_string(&**kept).unwrap(), row.replace(": ", ":").replace(", ", ","));
+    assert!(kept["extra"]["id"].is_number() && kept["extra"]["rate"].is_number());
     // Clones share it, also those of a task that is trained on several times.
     let repeated = FileOptions { repeat: 3, ..options.clone() }.training(tasks.rest.clone(), 1);
     assert!(repeated.iter().all(|task| std::ptr::eq(&*task.row, &**kept)));
