@@ -7,7 +7,8 @@ use crate::failure::unusable;
 /// Options of a server about requests of web pages.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can be repeated
+    /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can be
+    /// repeated
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 

@@ -73,7 +73,8 @@ pub struct Repeated {
     pub trimmed: u32,
     /// Replies whose thought, or a part of it, was left out.
     pub unsaid: u32,
-    /// Replies that came back without the text beside their calls, or with arguments that are written otherwise.
+    /// Replies that came back without the text beside their calls, or with arguments that are written
+    /// otherwise.
     pub altered: u32,
     /// Whether the client has appended text to the last reply.
     pub extended: bool,
@@ -193,8 +194,8 @@ impl Recognised {
         self.render_within(usize::MAX)
     }
 
-    /// Like [`render`](Self::render), but rejects a prompt whose bytes show that it has more than `max_tokens`
-    /// tokens, before it is tokenized.
+    /// Like [`render`](Self::render), but rejects a prompt whose bytes show that it has more than
+    /// `max_tokens` tokens, before it is tokenized.
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] for such a prompt, and the errors of [`render`](Self::render).
@@ -539,8 +540,8 @@ impl Conversation {
         Ok(reply)
     }
 
-    /// Notes a message that the client of a reply has received, if that is not the reply's own: the part before
-    /// a stop string, or the first of several calls. The reply is then recognized by it, too.
+    /// Notes a message that the client of a reply has received, if that is not the reply's own: the part
+    /// before a stop string, or the first of several calls. The reply is then recognized by it, too.
     pub fn told(&mut self, segment: SegmentId, message: &Message) {
         let is_reply = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
             NodeKind::Reply(said) => said.segment == segment,

@@ -367,8 +367,8 @@ impl Index {
         best
     }
 
-    /// The history that a message makes of one by the ids of its calls, which one reply alone has: if it comes
-    /// without its text, or with arguments that are written otherwise.
+    /// The history that a message makes of one by the ids of its calls, which one reply alone has: if it
+    /// comes without its text, or with arguments that are written otherwise.
     fn altered(&self, hit: &Hit, message: &Message, form: &Form, length: usize) -> Vec<Hit> {
         let root = self.node(hit.node).root;
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();

@@ -44,9 +44,10 @@
 //!   instructions as the system's or a developer's.
 //! - **System messages** that the template does not print as they come are joined or moved by one rule
 //!   ([`LateSystem`](dressage_text::LateSystem)), which changes nothing before a reply; they are counted.
-//! - **A client that rewrites a reply still repeats it**, and is counted, unless [`Replies::Strict`] is set: a
-//!   reply whose call ids are kept can lack its text, and its arguments can have further members or other
-//!   spacing; a reply can have text appended, which is given after the sampled tokens. Another value is an edit.
+//! - **A client that rewrites a reply still repeats it**, and is counted, unless [`Replies::Strict`] is set:
+//!   a reply whose call ids are kept can lack its text, and its arguments can have further members or other
+//!   spacing; a reply can have text appended, which is given after the sampled tokens. Another value is an
+//!   edit.
 //! - **All else forks**, at the first message that is not as recorded, for a [`Reason`] that has words. An
 //!   assistant's message that was not sampled here is given, as the template prints it. The same prompt asked
 //!   twice has two replies, side by side. Agents and policies share no histories.

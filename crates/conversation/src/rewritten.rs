@@ -1,19 +1,19 @@
 //! Changes that clients make to a reply when they send it back, after which it is the same reply.
 //!
-//! A client that keeps the ids of calls, but not their text or the exact arguments, still repeats the reply that
-//! made them. A client that appends to a reply still repeats the text before. Both are decided here, on messages;
-//! the [index](crate::index) decides which replies to compare.
+//! A client that keeps the ids of calls, but not their text or the exact arguments, still repeats the reply
+//! that made them. A client that appends to a reply still repeats the text before. Both are decided here, on
+//! messages; the [index](crate::index) decides which replies to compare.
 //!
 //! # Guarantees
-//! **An edit is none of these.** Another value, another function, another number or order of calls, and text that
-//! differs from the recorded text make another reply.
+//! **An edit is none of these.** Another value, another function, another number or order of calls, and text
+//! that differs from the recorded text make another reply.
 
 use dressage_text::ToolCall;
 use serde_json::{Map, Value};
 
-/// Returns whether a client's calls are the recorded ones: the same functions in the same order, whose arguments
-/// have every recorded member with its value. Members can be added, members that are null can be missing, and
-/// strings can be spaced otherwise within their lines.
+/// Returns whether a client's calls are the recorded ones: the same functions in the same order, whose
+/// arguments have every recorded member with its value. Members can be added, members that are null can be
+/// missing, and strings can be spaced otherwise within their lines.
 pub(crate) fn same_calls(recorded: &[ToolCall], sent: &[ToolCall]) -> bool {
     let same = |(recorded, sent): (&ToolCall, &ToolCall)| {
         recorded.name == sent.name && has_members(&recorded.arguments, &sent.arguments)
@@ -28,8 +28,8 @@ fn has_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) -> bool
     })
 }
 
-/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a truth value can be
-/// written as a string, as clients do that know the schema.
+/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a truth value can
+/// be written as a string, as clients do that know the schema.
 fn same_value(recorded: &Value, sent: &Value) -> bool {
     match (recorded, sent) {
         (Value::Object(recorded), Value::Object(sent)) => has_members(recorded, sent),
@@ -63,10 +63,10 @@ fn same_text(a: &str, b: &str) -> bool {
     lines(a) == lines(b)
 }
 
-/// Returns what a client has appended to a reply, as the number of bytes at the end of `sent`: 0 if `sent` differs
-/// from the reply in white space alone. `full` is the text of the reply, `told` the parts of it that its client can
-/// have received: a stop string that ended the reply, and what came after it in the same token, was not among that.
-/// `None` if the reply is not at the beginning of `sent`.
+/// Returns what a client has appended to a reply, as the number of bytes at the end of `sent`: 0 if `sent`
+/// differs from the reply in white space alone. `full` is the text of the reply, `told` the parts of it that
+/// its client can have received: a stop string that ended the reply, and what came after it in the same
+/// token, was not among that. `None` if the reply is not at the beginning of `sent`.
 pub(crate) fn appended<'a>(
     full: &'a str,
     told: impl IntoIterator<Item = &'a str>,

@@ -1,8 +1,8 @@
 //! Parts of messages beside plain text: those that are text all the same, and those that cannot be shown.
 //!
-//! A document or a search result of text is shown as its fields, one below the other. A part that a model of text
-//! cannot read ends no attempt if a tool returned it: a line names it, as the built-in loop does for results of
-//! MCP servers, and the gateway counts it.
+//! A document or a search result of text is shown as its fields, one below the other. A part that a model of
+//! text cannot read ends no attempt if a tool returned it: a line names it, as the built-in loop does for
+//! results of MCP servers, and the gateway counts it.
 
 use dressage_text::{Content, ContentPart};
 

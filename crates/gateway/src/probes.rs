@@ -1,17 +1,17 @@
 //! Probes: calls by which a program finds out whether the model answers, before its task begins.
 //!
-//! Some frameworks send a short question without tools ("say hello") before the conversation of the task. Its reply
-//! has no part in the attempt's success, and must not be trained with the attempt's reward. A call is a probe if all
-//! of this holds:
+//! Some frameworks send a short question without tools ("say hello") before the conversation of the task. Its
+//! reply has no part in the attempt's success, and must not be trained with the attempt's reward. A call is a
+//! probe if all of this holds:
 //!
 //! - It tells the model of no tool, and its messages are one user message and instructions.
 //! - Its agent has called with tools since, for the first time. An agent that never uses tools has no probes.
 //! - No later call continues it.
-//! - Its question has nothing to do with the task: no question of the agent's calls with tools contains it, or is
-//!   contained in it. A plan, a title or a summary that precedes the conversation quotes the task.
+//! - Its question has nothing to do with the task: no question of the agent's calls with tools contains it,
+//!   or is contained in it. A plan, a title or a summary that precedes the conversation quotes the task.
 //!
-//! Segments of a probe belong to the agent [`probe_agent`], which is never trained. To train such calls, a recipe
-//! gives them an agent of their own, with `match = { has_tools = false }`.
+//! Segments of a probe belong to the agent [`probe_agent`], which is never trained. To train such calls, a
+//! recipe gives them an agent of their own, with `match = { has_tools = false }`.
 
 use std::collections::BTreeSet;
 
@@ -137,7 +137,8 @@ mod tests {
     async fn calls_of_the_task_are_no_probes() {
         let task = asks(TASK, None, true);
         let hello = asks("say hello", None, false);
-        // An agent without tools; a plan that quotes the task; a question of the task; a call after the first.
+        // An agent without tools; a plan that quotes the task; a question of the task; a call after the
+        // first.
         assert_eq!(agents(std::slice::from_ref(&hello)).await, ["default"]);
         assert_eq!(agents(&[hello.clone(), asks("What now?", None, false)]).await, ["default", "default"]);
         let plan = asks(&format!("Plan this: {TASK}"), None, false);

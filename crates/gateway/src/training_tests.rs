@@ -1,4 +1,5 @@
-//! What the sampler is asked for by calls of an attempt, whatever its client asks for, and whose tokens these are.
+//! What the sampler is asked for by calls of an attempt, whatever its client asks for, and whose tokens these
+//! are.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! Access rules of a server for requests that a web page in a user's browser can cause.
 //!
-//! A server without keys trusts every client that reaches it. A web page reaches services of the user's machine
-//! in two ways: by a request to another origin, and by a name of its own that resolves to 127.0.0.1 (DNS
-//! rebinding), which makes the page same-origin. [`Access::check`] decides by `Host`, `Origin`,
+//! A server without keys trusts every client that reaches it. A web page reaches services of the user's
+//! machine in two ways: by a request to another origin, and by a name of its own that resolves to 127.0.0.1
+//! (DNS rebinding), which makes the page same-origin. [`Access::check`] decides by `Host`, `Origin`,
 //! `Sec-Fetch-Site` and `Content-Type`, before any part of the body is read, and gives the headers of
 //! cross-origin resource sharing (CORS) for the response.
 //!
@@ -43,8 +43,8 @@ enum Origins {
     Listed(Vec<String>),
 }
 
-/// Hosts that a server answers as, and origins whose pages can call it. The default: names of this machine, and
-/// no origin except the server's own.
+/// Hosts that a server answers as, and origins whose pages can call it. The default: names of this machine,
+/// and no origin except the server's own.
 #[derive(Debug, Clone)]
 pub struct Access {
     hosts: Vec<Pattern>,
@@ -112,8 +112,8 @@ impl Access {
         Ok(Access { hosts, origins, ..Access::default() })
     }
 
-    /// Adds the address that the server listens at to its hosts. An unspecified address (0.0.0.0 or ::) stands
-    /// for all IP addresses: a page can only rebind a name.
+    /// Adds the address that the server listens at to its hosts. An unspecified address (0.0.0.0 or ::)
+    /// stands for all IP addresses: a page can only rebind a name.
     #[must_use]
     pub fn bound_to(mut self, address: IpAddr) -> Self {
         self.any_address |= address.is_unspecified();
@@ -208,8 +208,8 @@ impl Access {
         }
     }
 
-    /// Returns the headers of a response to `origin`, if that is allowed, and those of a preflight response if
-    /// the headers of its request are given.
+    /// Returns the headers of a response to `origin`, if that is allowed, and those of a preflight response
+    /// if the headers of its request are given.
     fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
         let mut cors = HeaderMap::new();
         match &self.origins {

@@ -15,8 +15,8 @@ pub enum Unpack {
     TooLarge,
 }
 
-/// Unpacks a body of a `Content-Encoding`: gzip, or none. Memory stays within `max` bytes and a little more, so
-/// that a small body that unpacks to a large one does no harm.
+/// Unpacks a body of a `Content-Encoding`: gzip, or none. Memory stays within `max` bytes and a little more,
+/// so that a small body that unpacks to a large one does no harm.
 ///
 /// # Errors
 /// Returns an [`Unpack`] if the body cannot be unpacked, or has more than `max` bytes then.

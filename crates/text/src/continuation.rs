@@ -70,9 +70,9 @@ impl Chat {
         self.continuation_within(history, (sampled, ""), new, tools, usize::MAX)
     }
 
-    /// Like [`continuation`](Self::continuation), after a turn that its client has extended: `rest` is text that
-    /// follows the sampled text within the turn, which `sampled` must not end then. Rejects text that has more
-    /// than `max_tokens` tokens, by its bytes where these suffice.
+    /// Like [`continuation`](Self::continuation), after a turn that its client has extended: `rest` is text
+    /// that follows the sampled text within the turn, which `sampled` must not end then. Rejects text that
+    /// has more than `max_tokens` tokens, by its bytes where these suffice.
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] if the bytes show that there are more than `max_tokens` tokens, and the

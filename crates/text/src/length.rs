@@ -1,15 +1,16 @@
 //! Lower bounds of the number of tokens of a text, from its bytes alone.
 //!
-//! A prompt that is far too long is rejected before it is tokenized, which takes seconds for some megabytes. Let
-//! A be the largest number of ASCII letters and digits that any token of the vocabulary has. A text with n of
-//! them has at least ⌈n / A⌉ tokens, since each of its letters is in one token. With L as the length of the
-//! longest token in bytes, it has at least ⌈bytes / L⌉ tokens. Example: with A = 20 and L = 128, a megabyte of
-//! prose with 800,000 letters has at least 40,000 tokens, and a megabyte of spaces at least 8,192.
+//! A prompt that is far too long is rejected before it is tokenized, which takes seconds for some megabytes.
+//! Let A be the largest number of ASCII letters and digits that any token of the vocabulary has. A text with
+//! n of them has at least ⌈n / A⌉ tokens, since each of its letters is in one token. With L as the length of
+//! the longest token in bytes, it has at least ⌈bytes / L⌉ tokens. Example: with A = 20 and L = 128, a
+//! megabyte of prose with 800,000 letters has at least 40,000 tokens, and a megabyte of spaces at least
+//! 8,192.
 //!
 //! # Guarantees
 //! **No text is rejected that fits.** The second bound holds only for a tokenizer that drops and composes no
-//! characters. Composition (NFC and NFKC) changes no letter that an ASCII character follows, so the first bound
-//! counts those alone. With a normalizer of another kind there is no bound.
+//! characters. Composition (NFC and NFKC) changes no letter that an ASCII character follows, so the first
+//! bound counts those alone. With a normalizer of another kind there is no bound.
 
 use tokenizers::NormalizerWrapper;
 

@@ -263,8 +263,8 @@ impl Tokenizer {
         ids
     }
 
-    /// Rejects a text whose bytes show that it has more than `max_tokens` tokens. Takes a fraction of the time
-    /// that [`encode`](Self::encode) takes.
+    /// Rejects a text whose bytes show that it has more than `max_tokens` tokens. Takes a fraction of the
+    /// time that [`encode`](Self::encode) takes.
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] for such a text.

@@ -84,8 +84,8 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
     Attempt { trajectory: recorded.trajectory, outcome }
 }
 
-/// Returns why a program that had no call answered is no attempt, with the last lines that it wrote: many programs
-/// report a wrong configuration and exit with 0.
+/// Returns why a program that had no call answered is no attempt, with the last lines that it wrote: many
+/// programs report a wrong configuration and exit with 0.
 fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
     let why = match refused.is_empty() {
         true => {

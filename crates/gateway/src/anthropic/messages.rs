@@ -20,8 +20,9 @@ const FAILED: &str = "The tool failed.";
 /// Reads instructions and messages.
 ///
 /// # Errors
-/// Names the first message or block that cannot be read, or shown to a model that reads text alone. Blocks of tools
-/// that Anthropic runs itself are left out, and counted, as are parts of a tool's result that cannot be shown.
+/// Names the first message or block that cannot be read, or shown to a model that reads text alone. Blocks of
+/// tools that Anthropic runs itself are left out, and counted, as are parts of a tool's result that cannot be
+/// shown.
 pub(super) fn read(
     gateway: &Gateway,
     system: Option<&Value>,
@@ -115,8 +116,8 @@ fn instructions(content: &Value, place: &str) -> Result<Option<Message>, Fault> 
     Ok((!text.is_empty()).then(|| Message::system(text)))
 }
 
-/// Adds a block that is a text, a document of text or a search result. Returns whether it is one of these. Inside a
-/// tool's result, for which `hidden` is given, parts that cannot be shown are named and counted.
+/// Adds a block that is a text, a document of text or a search result. Returns whether it is one of these.
+/// Inside a tool's result, for which `hidden` is given, parts that cannot be shown are named and counted.
 fn shown(
     kind: &str,
     block: &Value,

@@ -176,8 +176,8 @@ fn strict(value: &Value) -> Option<String> {
 /// Type of a choice among some of the tools.
 pub(crate) const ALLOWED_TOOLS: &str = "allowed_tools";
 
-/// Leaves out the tools that a choice of type `allowed_tools` does not name: a model calls no tool that it does
-/// not see. `name` gives the name of a tool as the choice names it.
+/// Leaves out the tools that a choice of type `allowed_tools` does not name: a model calls no tool that it
+/// does not see. `name` gives the name of a tool as the choice names it.
 ///
 /// # Errors
 /// Names the tool that is not among the request's, or the mode that there is not.

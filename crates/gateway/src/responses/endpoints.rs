@@ -73,7 +73,8 @@ pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: Incoming) -
     respond(found)
 }
 
-/// Returns the part of the items that a query asks for: the latest first, 20 of them, unless it says otherwise.
+/// Returns the part of the items that a query asks for: the latest first, 20 of them, unless it says
+/// otherwise.
 fn page(items: &[Value], query: &str) -> Result<Value, Fault> {
     const MAX: usize = 100;
     let field = |name: &str| {

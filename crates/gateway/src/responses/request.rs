@@ -177,8 +177,8 @@ fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), Fault>
     Ok(())
 }
 
-/// Returns whether the answer is to include log-probabilities. Counts the rest: all that tells of hosted tools never
-/// has anything to tell.
+/// Returns whether the answer is to include log-probabilities. Counts the rest: all that tells of hosted
+/// tools never has anything to tell.
 fn included(gateway: &Gateway, include: &[String]) -> bool {
     for what in include {
         if !matches!(what.as_str(), "reasoning.encrypted_content" | LOGPROBS) {

@@ -127,7 +127,8 @@ impl Tools {
         Ok(())
     }
 
-    /// Returns which tools may be called. Leaves only those in `specs` that a choice of type `allowed_tools` names.
+    /// Returns which tools may be called. Leaves only those in `specs` that a choice of type `allowed_tools`
+    /// names.
     pub(super) fn choice(
         &self,
         value: Option<&Value>,

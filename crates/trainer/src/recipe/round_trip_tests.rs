@@ -46,19 +46,8 @@ fn context_policies_are_of_each_agent() {
     assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");
     let trains = load(SMALL, &["agent.context={kind='summarise', train=true}"]).unwrap();
     assert_eq!(trains.untrained_agents(), Vec::<String>::new());
-}
-
-#[test]
-fn probes_of_programs_are_untrained() {
-    let overrides = [
-        "agent.kind='program'",
-        "agent.command=['true']",
-        "agent.tools=[]",
-        "agent.helper={context={kind='summarise', train=true}}",
-        "agent.context={kind='summarise', train=true}",
-    ];
-    let recipe = load(SMALL, &overrides).unwrap();
-    assert_eq!(recipe.untrained_agents(), ["default.probe", "helper.probe"]);
+    let program = ["agent.kind='program'", "agent.command=['true']", "agent.tools=[]"];
+    assert_eq!(load(SMALL, &program).unwrap().untrained_agents(), ["default.summary", "default.probe"]);
 }
 
 #[test]
