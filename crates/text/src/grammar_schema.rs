@@ -122,6 +122,24 @@ impl GrammarSchema {
         self
     }
 
+    /// Closes objects that name their properties and do not say what others may be, as a model in doubt would
+    /// make up properties for ever. Definitions that `allOf` composes stay open.
+    pub(crate) fn closed(self) -> Self {
+        let mut closed = self.clone();
+        let mut composed = Vec::new();
+        for schema in closed.definitions.values_mut().chain([&mut closed.root]) {
+            each_schema(schema, &mut |fields| {
+                let parts = fields.get("allOf").and_then(Value::as_array).into_iter().flatten();
+                composed.extend(parts.filter_map(|part| definition(part.get("$ref")?)).map(str::to_owned));
+            });
+        }
+        for (_, schema) in closed.definitions.iter_mut().filter(|(name, _)| !composed.contains(name)) {
+            close(schema);
+        }
+        close(&mut closed.root);
+        if why_not_followed(&closed.document()).is_some() { self } else { closed }
+    }
+
     fn with_definitions(&self, mut schema: Value) -> Value {
         if let (Some(fields), false) = (schema.as_object_mut(), self.definitions.is_empty()) {
             fields.insert("$defs".into(), self.definitions.clone().into());
@@ -319,6 +337,30 @@ fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Value>
         each_schema(schema, visit);
     }
     visit(fields);
+}
+
+/// Closes a flat schema of an object, and those of its properties, items and alternatives.
+fn close(schema: &mut Value) {
+    const COMPOSED: [&str; 2] = ["allOf", "$ref"];
+    const OPEN: [&str; 3] = ["additionalProperties", "patternProperties", "minProperties"];
+    let Value::Object(fields) = schema else { return };
+    if COMPOSED.iter().any(|key| fields.contains_key(*key)) {
+        return;
+    }
+    let branches = ["anyOf", "oneOf"].iter().any(|key| fields.contains_key(*key));
+    let named = fields.get("properties").and_then(Value::as_object).filter(|named| !named.is_empty());
+    let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
+    let names_all =
+        named.is_some_and(|named| required.filter_map(Value::as_str).all(|name| named.contains_key(name)));
+    if names_all && branches {
+        return;
+    }
+    if names_all && OPEN.iter().all(|key| !fields.contains_key(*key)) {
+        fields.insert("additionalProperties".into(), false.into());
+    }
+    for (_, schema) in subschemas(fields) {
+        close(schema);
+    }
 }
 
 /// Returns the subschemas of a flat schema with their places in it.

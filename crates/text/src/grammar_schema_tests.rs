@@ -181,6 +181,45 @@ fn circles_with_keywords_beside_the_reference_are_loosened() {
 }
 
 #[test]
+fn closed_objects_have_the_properties_that_they_name() {
+    let closed = |schema: &Value| {
+        with_room(|| GrammarSchema::of(Schema::of(schema), "").of_object().closed().document()).unwrap()
+    };
+    let q = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
+    let schema = json!({
+        "properties": { "q": { "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }, "list": { "items": q } },
+        "$defs": { "Q": q },
+    });
+    let form = closed(&schema);
+    for good in ["{}", "{\"q\": null}", "{\"q\": {\"n\": 1}}", "{\"list\": [{\"n\": 1}]}"] {
+        assert!(keeps(&form, good), "{good}\n{form}");
+    }
+    for bad in ["{\"other\": 1}", "{\"q\": {\"n\": 1, \"m\": 2}}", "{\"list\": [{\"n\": 1, \"m\": 2}]}", "1"]
+    {
+        assert!(!keeps(&form, bad), "{bad}\n{form}");
+    }
+    // What says that it is open, is composed or needs more stays so.
+    let text = json!({ "type": "string" });
+    for (schema, good) in [
+        (json!({ "properties": { "a": text }, "additionalProperties": true }), "{\"b\": 1}"),
+        (json!({ "properties": { "a": text }, "required": ["b"] }), "{\"b\": 1}"),
+        (json!({ "properties": { "a": text }, "patternProperties": { "^b": {} } }), "{\"b\": 1}"),
+        (json!({ "type": "object" }), "{\"b\": 1}"),
+        (
+            json!({ "allOf": [{ "$ref": "#/$defs/Q" }, { "properties": { "a": text } }], "$defs": { "Q": q } }),
+            "{\"n\": 1, \"a\": \"x\"}",
+        ),
+        (
+            json!({ "properties": { "n": {} }, "anyOf": [q, { "properties": { "a": text }, "required": ["a"] }] }),
+            "{\"n\": 1}",
+        ),
+    ] {
+        let form = closed(&schema);
+        assert!(keeps(&form, good), "{schema}: {good}\n{form}");
+    }
+}
+
+#[test]
 fn hostile_schemas_take_no_longer_than_others() {
     let references: Map<String, Value> = (0..500)
         .map(|at| {

@@ -135,7 +135,7 @@ impl Forms<'_> {
 
     /// A call whose arguments are JSON between two texts.
     pub(crate) fn arguments(&self, at: usize, tool: &ToolSpec, before: &str, after: &str) -> Rule {
-        let schema = self.followed(tool, Schema::of(&tool.parameters), "").of_object().document();
+        let schema = self.followed(tool, Schema::of(&tool.parameters), "").of_object().closed().document();
         let rule = Rule::default().then(self.said(before));
         rule.by(&format!("arguments_{at}"), json_of(schema)).then(self.said(after))
     }
@@ -149,7 +149,7 @@ impl Forms<'_> {
         [before, after]: [&str; 2],
         more: &Value,
     ) -> Rule {
-        let arguments = self.followed(tool, Schema::of(&tool.parameters), "").of_object();
+        let arguments = self.followed(tool, Schema::of(&tool.parameters), "").of_object().closed();
         let schema = arguments.within(|arguments| {
             let mut schema = json!({
                 "type": "object",

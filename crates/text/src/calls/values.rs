@@ -85,7 +85,8 @@ pub(crate) fn unquoted(name: &str) -> &str {
 ///
 /// The value ends with the first closing tag that an opening tag or the end of the call follows, so that it
 /// may hold closing tags itself. An opening tag at the beginning of a line ends it as well if it names a
-/// parameter (`is_parameter`) and no such closing tag stands before it.
+/// parameter (`is_parameter`), no such closing tag stands before it, and the value closes fewer tags than it
+/// opens.
 pub(crate) fn value_before<'a>(
     text: &'a str,
     [open, close]: [&str; 2],
@@ -104,8 +105,9 @@ pub(crate) fn value_before<'a>(
         let after = &text[at + open.len()..];
         after.split_once('>').is_some_and(|(name, _)| is_parameter(unquoted(name)))
     };
-    let opened = opens().find(names);
-    if let Some(opened) = opened {
+    // As many closing tags belong to parameters that the value speaks of.
+    let is_open = opens().count() > before.matches(close).count();
+    if let Some(opened) = opens().find(names).filter(|_| is_open) {
         return text.split_at(opened);
     }
     // Something else behind a tag is for the caller to report.
@@ -215,6 +217,8 @@ mod tests {
             ("a <p=b> c</p>", "a <p=b> c", ""),
             ("a\n<p=x>1</p>\n</p>", "a\n<p=x>1</p>\n", ""),
             ("1\n<p=b>\n2</p>", "1\n", "<p=b>\n2</p>"),
+            ("a\n<p=b>\n1\n</p>\n</p>", "a\n<p=b>\n1\n</p>\n", ""),
+            ("1\n<p=b>\n2</p>\n<p=c>3</p>", "1\n", "<p=b>\n2</p>\n<p=c>3</p>"),
             ("1\n<p=\"b\">\n2</p>", "1\n", "<p=\"b\">\n2</p>"),
             ("1\n<p=x>\n2", "1\n", "<p=x>\n2"),
             ("1\n", "1\n", ""),
