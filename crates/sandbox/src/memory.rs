@@ -41,6 +41,10 @@ const BUFFER: u64 = 212_992;
 /// pipes beyond them are smaller.
 const MAX_PIPES: usize = 256;
 
+/// Maximum number of descriptors that `epoll` watches in a run. The kernel bounds those of all runs of a user
+/// together (`fs.epoll.max_user_watches`, 4 % of memory).
+const MAX_WATCHED: u64 = 1 << 16;
+
 /// Looks between two that also count mappings and locks, which takes longer.
 const LOOKS: u32 = 4;
 
@@ -128,7 +132,7 @@ impl Watch {
             }
         }
         self.looks += 1;
-        let (kernel, pipes) = self.kernel(&found);
+        let (kernel, is_crowding) = self.kernel(&found);
         let resident = |process: &Process| process.resident;
         let sum = kernel + found.iter().map(resident).sum::<u64>();
         // What processes share counts once, which takes longer to find out.
@@ -136,12 +140,14 @@ impl Watch {
             let alone = found.iter().filter(|process| !process.borrows(&found));
             kernel + alone.map(|process| process.share().unwrap_or(process.resident)).sum::<u64>()
         };
-        self.exceeded = pipes > MAX_PIPES || sum > self.limit && exact() > self.limit;
+        self.exceeded = is_crowding || sum > self.limit && exact() > self.limit;
         self
     }
 
-    /// Returns the bytes that the kernel keeps for processes, and their number of pipes.
-    fn kernel(&self, processes: &[Process]) -> (u64, usize) {
+    /// Returns the bytes that the kernel keeps for processes, and whether they hold so much of what all runs
+    /// share that other runs could lack it.
+    fn kernel(&self, processes: &[Process]) -> (u64, bool) {
+        let mut watched = 0;
         let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), self.slow);
         for process in processes {
             bytes += process.threads * THREAD + process.tables;
@@ -154,7 +160,7 @@ impl Watch {
                 match kind {
                     "pipe" => drop(pipes.insert(target)),
                     "socket" => drop(sockets.insert(target)),
-                    _ if target.ends_with("[eventpoll]") => bytes += process.watched(&number) * WATCHED,
+                    _ if target.ends_with("[eventpoll]") => watched += process.watched(&number),
                     _ => bytes += DESCRIPTOR,
                 }
             }
@@ -163,7 +169,9 @@ impl Watch {
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.keeper)).ok();
         let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
         let sockets = listed.unwrap_or(sockets.len()) as u64;
-        (bytes + pipes.len() as u64 * PIPE + sockets * self.socket, pipes.len())
+        let is_crowding = pipes.len() > MAX_PIPES || watched > MAX_WATCHED;
+        bytes += pipes.len() as u64 * PIPE + sockets * self.socket + watched * WATCHED;
+        (bytes, is_crowding)
     }
 }
 

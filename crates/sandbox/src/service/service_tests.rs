@@ -200,7 +200,7 @@ async fn requests_of_web_pages_are_rejected_without_keys() {
         (&[JSON, ("host", "127.0.0.1:8080"), ("origin", "http://evil.example")], 403),
         (&[JSON, ("host", "127.0.0.1:8080"), ("origin", "null")], 403),
         (&[("content-type", "text/plain"), ("host", "127.0.0.1:8080")], 415),
-        (&[("host", "127.0.0.1:8080")], 415),
+        (&[("host", "127.0.0.1:8080"), ("content-length", "34")], 415),
     ] {
         assert_eq!(status(&open, headers).await, expected, "{headers:?}");
         // No page has the key.

@@ -160,7 +160,7 @@ tries(call, 307, pair[0].fileno(), ctypes.create_string_buffer(64), 1, 0)
 tries(call, 447, 0)
 ### refused: huge pages
 tries(anonymous, 1 << 21, 0x22 | 0x40000)
-### bounded: descriptors that epoll watches many times
+### memory: descriptors that epoll watches many times
 import select
 
 
