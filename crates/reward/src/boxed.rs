@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::characters::spelled;
 use crate::numbers::{Found, Reader};
 
 /// Content of the last `\boxed{…}` or `\fbox{…}`; without braces (`\boxed 5`), what follows up to white space
@@ -66,11 +67,11 @@ enum Last {
 /// `None` where it says none or several, or where something would have to be computed (`3 + x`, `\sqrt{2}`,
 /// `2\pi`, `5!`) or chosen (`x > 3`).
 pub(crate) fn only_number(text: &str) -> Option<Found> {
-    let mut reader = Reader::new(text.trim(), true);
+    let mut reader = Reader::new(spelled(text.trim()).trim(), true);
     let (mut only, mut last) = (None, Last::Nothing);
     loop {
         reader.skip_spaces();
-        let Some(next) = reader.peek(0) else { return only };
+        let Some(next) = reader.peek(0) else { return only.map(|found| reader.in_context(found)) };
         if let Some(found) = reader.found() {
             if only.is_some() || last == Last::Operator {
                 return None;
@@ -201,6 +202,13 @@ mod tests {
             ("the 5^{\\text{th}}", "5"),
             ("12345678901234567890123456789", "12345678901234567890123456789"),
             ("5 cm²", "5"),
+            ("1 1/2", "1.5"),
+            ("3½", "3.5"),
+            ("5²", "25"),
+            ("minus 5", "-5"),
+            ("5 million", "5000000"),
+            ("\\$1.5\\text{ billion}", "1500000000"),
+            ("101_2", "5"),
             // A backslash at the end, cut off from its command.
             ("5\\", "5"),
             ("5\\ ", "5"),
@@ -243,9 +251,6 @@ mod tests {
             "\\binom{5}{2}",
             "3i",
             "2\\theta",
-            "1 1/2",
-            "5²",
-            "3½",
             "\\",
             "5\\sqrt",
             "\\ ",

@@ -25,9 +25,11 @@ mod answer;
 mod asked;
 mod blocks;
 mod boxed;
+mod characters;
 mod choice;
 mod code;
 mod command;
+mod context;
 mod form;
 mod http;
 mod judge;
@@ -43,6 +45,7 @@ mod scorer;
 mod sql;
 #[cfg(test)]
 mod testing;
+mod words;
 
 use std::sync::Arc;
 
@@ -132,7 +135,7 @@ pub enum ScoreError {
     Unusable(String),
     /// The expected answer is not a number.
     #[error(
-        "the expected answer {expected} is not one number of at most 38 digits: give a JSON number, a text \
+        "the expected answer {expected} is not one number of at most 1,200 digits: give a JSON number, a text \
          that holds exactly one, in plain text or in LaTeX, or a list of these"
     )]
     Expected {

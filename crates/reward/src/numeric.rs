@@ -80,8 +80,7 @@ impl NumericScorer {
         let Some(found) = self.extract(text) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
-        let meets = |value| targets.iter().any(|&(target, decimals)| self.accepts(value, target, decimals));
-        let right = found.value.is_some_and(meets);
+        let right = targets.iter().any(|target| self.accepts(&found, target));
         Ok(Score { value: if right { 1.0 } else { 0.0 }, extracted: Some(found.text) })
     }
 
@@ -113,42 +112,44 @@ impl NumericScorer {
         }
     }
 
-    fn accepts(&self, value: Rational, target: Rational, decimals: u32) -> bool {
+    fn accepts(&self, found: &Found, expected: &Found) -> bool {
+        let (Some(value), Some(target)) = (&found.value, &expected.value) else { return false };
+        if !found.about.agrees(&expected.about) {
+            return false;
+        }
         if value == target {
             return true;
         }
+        let decimals = expected.decimals;
         if target.is_integer() && decimals == 0 {
             return false;
         }
-        let within = |bound: Rational| {
-            let distance = value.minus(target).map(Rational::abs);
-            distance.and_then(|d| d.compare(bound)).is_some_and(|order| order.is_le())
-        };
+        let Some(distance) = value.minus(target).map(Rational::abs) else { return false };
         match self.tolerance {
             Tolerance::Exact => false,
             Tolerance::AsWritten => {
                 // Half of the last decimal, on either side.
-                let unit = 10i128.checked_pow(decimals).and_then(|unit| unit.checked_mul(2));
-                decimals > 0 && unit.and_then(|unit| Rational::new(1, unit)).is_some_and(within)
+                let power = i32::try_from(decimals).ok().and_then(|power| Rational::from(10).power(-power));
+                let bound = power.and_then(|unit| unit.over(&Rational::from(2)));
+                decimals > 0 && bound.is_some_and(|bound| distance.compare(&bound).is_le())
             }
             Tolerance::Within { absolute, relative } => {
-                let (value, target) = (value.to_f64(), target.to_f64());
-                (value - target).abs() <= absolute.max(relative * target.abs())
+                distance.to_f64() <= absolute.max(relative * target.to_f64().abs())
             }
         }
     }
 }
 
-/// The expected values and the decimals that each is written with.
-fn expected_numbers(expected: &Value) -> Result<Vec<(Rational, u32)>, ScoreError> {
+/// Returns the expected numbers.
+fn expected_numbers(expected: &Value) -> Result<Vec<Found>, ScoreError> {
     match expected {
         Value::Array(several) if !several.is_empty() => several.iter().map(expected_number).collect(),
         one => expected_number(one).map(|one| vec![one]),
     }
 }
 
-/// One expected value and the decimals it is written with.
-fn expected_number(expected: &Value) -> Result<(Rational, u32), ScoreError> {
+/// Returns one expected number, which has a value.
+fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
     let refused = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {
         Value::String(text) => text.clone(),
@@ -156,7 +157,7 @@ fn expected_number(expected: &Value) -> Result<(Rational, u32), ScoreError> {
         _ => return Err(refused()),
     };
     match only_number(last_box(&text).unwrap_or(&text)) {
-        Some(Found { value: Some(value), decimals, .. }) => Ok((value, decimals)),
+        Some(found) if found.value.is_some() => Ok(found),
         _ => Err(refused()),
     }
 }
@@ -293,7 +294,8 @@ mod tests {
             json!([]),
             json!([[3]]),
             json!("5/0"),
-            json!("1e99"),
+            json!("1e9999"),
+            json!("at least 3"),
             json!("\\sqrt{3}"),
         ] {
             let refused = scorer.grade("3", &expected);

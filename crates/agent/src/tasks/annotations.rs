@@ -37,7 +37,7 @@ pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skip
         let (annotation, after) = from.split_once(">>").ok_or(Skipped::Unreadable)?;
         let (expression, stated) = annotation.rsplit_once('=').ok_or(Skipped::Unreadable)?;
         let value = evaluate(expression).map_err(|_| Skipped::Unreadable)?;
-        if !agrees(value, stated.trim())? {
+        if !agrees(&value, stated.trim())? {
             return Err(Skipped::Disagrees);
         }
         calls.push(DemonstratedCall {
@@ -61,13 +61,13 @@ pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skip
 }
 
 /// Whether the value is the stated number, or rounds to it at the decimals it is written with.
-fn agrees(value: Number, stated: &str) -> Result<bool, Skipped> {
+fn agrees(value: &Number, stated: &str) -> Result<bool, Skipped> {
     let stated = stated.replace(',', "");
     let number = Rational::parse(&stated).ok_or(Skipped::Unreadable)?;
     let decimals = stated.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     let half = if decimals == 0 { 0.0 } else { 0.5 * 0.1f64.powi(decimals as i32) };
     Ok(match value {
-        Number::Exact(value) if value == number => true,
+        Number::Exact(value) if *value == number => true,
         // The half itself is included, whichever way the annotator rounded it.
         value => (value.to_f64() - number.to_f64()).abs() <= half * (1.0 + 1e-9),
     })

@@ -86,7 +86,7 @@ pub enum ExpressionError {
 }
 
 /// A value, exact where possible.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Number {
     /// Exactly this fraction.
     Exact(Rational),
@@ -96,10 +96,10 @@ pub enum Number {
 
 impl Number {
     /// The nearest f64.
-    pub fn to_f64(self) -> f64 {
+    pub fn to_f64(&self) -> f64 {
         match self {
             Number::Exact(value) => value.to_f64(),
-            Number::Approximate(value) => value,
+            Number::Approximate(value) => *value,
         }
     }
 }
@@ -290,7 +290,7 @@ impl Parser {
             }
         }
         self.skip_spaces();
-        if let Some(value) = Rational::parse(&text) {
+        if let Some(value) = Rational::parse(&text).filter(fits) {
             return Ok(Number::Exact(value));
         }
         // Too many digits to be exact, but a number nevertheless.
@@ -315,22 +315,27 @@ fn approximate(value: f64, at: usize) -> Result<Number, ExpressionError> {
     if value.is_finite() { Ok(Number::Approximate(value)) } else { Err(ExpressionError::TooLarge { at }) }
 }
 
-fn is_zero(value: Number) -> bool {
+/// Returns whether a fraction fits 128-bit integers: only such are exact.
+fn fits(value: &Rational) -> bool {
+    value.to_parts().is_some()
+}
+
+fn is_zero(value: &Number) -> bool {
     value.to_f64() == 0.0
 }
 
 fn apply(operation: Operation, left: Number, right: Number, at: usize) -> Result<Number, ExpressionError> {
-    if matches!(operation, Operation::Over) && is_zero(right) {
+    if matches!(operation, Operation::Over) && is_zero(&right) {
         return Err(ExpressionError::DivisionByZero { at });
     }
-    if let (Number::Exact(a), Number::Exact(b)) = (left, right) {
+    if let (Number::Exact(a), Number::Exact(b)) = (&left, &right) {
         let exact = match operation {
             Operation::Plus => a.plus(b),
             Operation::Minus => a.minus(b),
             Operation::Times => a.times(b),
             Operation::Over => a.over(b),
         };
-        if let Some(value) = exact {
+        if let Some(value) = exact.filter(fits) {
             return Ok(Number::Exact(value));
         }
     }
@@ -345,10 +350,10 @@ fn apply(operation: Operation, left: Number, right: Number, at: usize) -> Result
 }
 
 fn raise(base: Number, exponent: Number, at: usize) -> Result<Number, ExpressionError> {
-    if is_zero(base) && exponent.to_f64() < 0.0 {
+    if is_zero(&base) && exponent.to_f64() < 0.0 {
         return Err(ExpressionError::DivisionByZero { at });
     }
-    if let (Number::Exact(base), Number::Exact(exponent)) = (base, exponent)
+    if let (Number::Exact(base), Number::Exact(exponent)) = (&base, &exponent)
         && let Some(value) = exact_power(base, exponent)
     {
         return Ok(Number::Exact(value));
@@ -361,25 +366,12 @@ fn raise(base: Number, exponent: Number, at: usize) -> Result<Number, Expression
 }
 
 /// A whole power by squaring; `None` if the exponent is not whole or the result does not fit.
-fn exact_power(base: Rational, exponent: Rational) -> Option<Rational> {
-    if !exponent.is_integer() {
-        return None;
-    }
-    let one = Rational::from(1);
-    let mut square = if exponent.numerator() < 0 { one.over(base)? } else { base };
-    let mut left = exponent.numerator().unsigned_abs();
-    let mut value = one;
-    while left > 0 {
-        if left & 1 == 1 {
-            value = value.times(square)?;
-        }
-        left >>= 1;
-        // Only a base of 0 or ±1 survives many squarings, so this ends early for all others.
-        if left > 0 {
-            square = square.times(square)?;
-        }
-    }
-    Some(value)
+fn exact_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
+    let (exponent, 1) = exponent.to_parts()? else { return None };
+    // Beyond 32 bits only the powers of 0 and ±1 fit, which depend on the sign and on the last bit alone.
+    let last = (exponent.rem_euclid(2) + 2) as i32 * exponent.signum() as i32;
+    let is_unit = [-1, 0, 1].map(Rational::from).contains(base);
+    base.power(i32::try_from(exponent).ok().or(is_unit.then_some(last))?).filter(fits)
 }
 
 impl fmt::Display for Number {
@@ -387,20 +379,21 @@ impl fmt::Display for Number {
     /// digits after the leading zeros). What is only approximate and very large or very small gets an
     /// exponent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
+        match self {
             Number::Exact(value) if value.is_integer() => write!(f, "{}", value.numerator()),
             Number::Exact(value) => match round(value) {
                 Some(text) => f.write_str(&text),
                 None => decimal(value.to_f64(), f),
             },
-            Number::Approximate(value) => decimal(value, f),
+            Number::Approximate(value) => decimal(*value, f),
         }
     }
 }
 
 /// A fraction rounded half away from zero, in decimals; `None` if the digits do not fit 128 bits.
-fn round(value: Rational) -> Option<String> {
-    let (top, bottom) = (value.numerator().unsigned_abs(), value.denominator().unsigned_abs());
+fn round(value: &Rational) -> Option<String> {
+    let (numerator, denominator) = value.to_parts()?;
+    let (top, bottom) = (numerator.unsigned_abs(), denominator.unsigned_abs());
     let mut decimals = DECIMALS;
     let mut leading = top;
     while leading.checked_mul(10)? < bottom {
@@ -412,7 +405,7 @@ fn round(value: Rational) -> Option<String> {
     let scaled = (top % bottom).checked_mul(unit)?;
     let half_up = u128::from(scaled % bottom >= bottom.div_ceil(2));
     let digits = (top / bottom).checked_mul(unit)?.checked_add(scaled / bottom + half_up)?;
-    let sign = if value.numerator() < 0 { "-" } else { "" };
+    let sign = if numerator < 0 { "-" } else { "" };
     let text = format!("{sign}{}.{:0width$}", digits / unit, digits % unit, width = decimals as usize);
     Some(trim(&text))
 }

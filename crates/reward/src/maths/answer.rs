@@ -1,15 +1,20 @@
 //! Shapes of answers: values, lists, sets, tuples and intervals, matrices, relations, words.
 
-use super::expression::{Constant, Expr};
+use super::approximate;
+use super::expression::Expr;
+use super::field::{Point, rational};
 use super::lexer::{Token, tokens};
-use super::parser::{closing, expression, split};
+use super::matrix::{Rows, matrix};
+use super::parser::{ITEMS, closing, expression, split};
+use super::phrases::phrases;
+use super::quantity::{Quantity, quantity, stripped};
+use super::time::{Ratio, ratio};
+use crate::words::About;
 
 /// Answer as it was read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Answer {
-    Value(Expr),
-    /// A value that was written in percent.
-    Percent(Expr),
+    Value(Quantity),
     Words(String),
     /// Several answers, in any order.
     List(Vec<Answer>),
@@ -20,21 +25,28 @@ pub(super) enum Answer {
         close: char,
         items: Vec<Answer>,
     },
-    Union(Vec<Answer>),
-    Matrix(Vec<Vec<Expr>>),
-    /// Expressions and the relations between each and the next: `= ≈ < > ≤ ≥ ≠`.
-    Relation(Vec<Expr>, Vec<char>),
+    /// A tuple whose members have names: (a, b) = (1, 2).
+    Named(Vec<Expr>, Vec<Answer>),
+    /// Sets with `∪`, `∩` or `∖` between.
+    Combined(char, Vec<Answer>),
+    /// Conditions that all hold.
+    All(Vec<Answer>),
+    Matrix(Rows),
+    /// Expressions and the relations between each and the next: `= ≈ < > ≤ ≥ ≠`; and what stands beside the
+    /// last.
+    Relation(Vec<Expr>, Vec<char>, About),
+    Ratio(Ratio),
+    /// A value modulo another one.
+    Residue(Expr, Expr),
 }
 
 /// How deep answers are within answers.
 const DEPTH: u32 = 8;
 
-/// Most items of an answer.
-pub(super) const ITEMS: usize = 100;
-
-/// Ways to read a text as an answer, best first. A comma before three digits parts thousands or items; a
-/// letter in brackets at the beginning names a choice, the rest of which may be the answer, too.
-pub(super) fn readings(text: &str, units: bool) -> Vec<Answer> {
+/// Ways to read a text as an answer, best first. A text all of whose commas can part thousands is a number;
+/// else a comma before three digits parts thousands or items. A letter in brackets at the beginning names a
+/// choice, the rest of which may be the answer, too.
+pub(super) fn readings(text: &str) -> Vec<Answer> {
     let turned = inwards(text);
     let text = turned.as_deref().unwrap_or(text);
     let mut read: Vec<Answer> = Vec::new();
@@ -46,11 +58,14 @@ pub(super) fn readings(text: &str, units: bool) -> Vec<Answer> {
         }
     };
     for thousands in [true, false] {
-        let Some(tokens) = tokens(text, thousands) else { continue };
-        add(answer(&tokens, units, 0));
+        let Some(tokens) = tokens(text, thousands).map(phrases) else { continue };
+        add(answer(&tokens, 0));
         if let Some((letter, rest)) = choice(&tokens) {
             add(Some(letter));
-            add(answer(rest, units, 0));
+            add(answer(rest, 0));
+        }
+        if !tokens.contains(&Token::Separator) {
+            break;
         }
     }
     read
@@ -73,38 +88,69 @@ fn choice(tokens: &[Token]) -> Option<(Answer, &[Token])> {
     let (letter, rest) = match tokens {
         [Token::Open('('), Token::Letter(letter), Token::Close(')'), rest @ ..] => (letter, rest),
         [Token::Letter(letter), Token::Close(')') | Token::Sign(':'), rest @ ..] => (letter, rest),
+        [Token::Text(word), Token::Letter(letter), Token::Sign(':'), rest @ ..]
+            if ["option", "choice", "answer"].contains(&word.to_lowercase().as_str()) =>
+        {
+            (letter, rest)
+        }
         _ => return None,
     };
     let is_choice = letter.len() == 1 && ("A"..="J").contains(&letter.as_str());
-    is_choice.then(|| (Answer::Value(Expr::Symbol(letter.clone())), rest))
+    is_choice.then(|| (Answer::Value(Quantity::plain(Expr::Symbol(letter.clone()))), rest))
 }
 
-fn answer(tokens: &[Token], units: bool, depth: u32) -> Option<Answer> {
+fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     if depth == DEPTH {
         return None;
+    }
+    // Braces around everything.
+    if let [Token::GroupOpen, inner @ .., Token::GroupClose] = tokens
+        && closing(tokens)? + 1 == tokens.len()
+    {
+        return answer(inner, depth + 1);
     }
     if let Some(words) = words(tokens) {
         return Some(Answer::Words(words));
     }
-    let parts = split(tokens, |token| *token == Token::Separator);
+    // ℝ but for some points.
+    if let [Token::Letter(reals), Token::Text(except), points @ ..] = tokens
+        && reals == "\\mathbb{R}"
+        && ["except", "but", "excluding", "without"].contains(&except.to_lowercase().as_str())
+    {
+        let points = match answer(points, depth + 1)? {
+            Answer::List(points) | Answer::Set(points) => points,
+            point => vec![point],
+        };
+        let reals = Answer::Value(Quantity::plain(Expr::Symbol(reals.clone())));
+        return Some(Answer::Combined('∖', vec![reals, Answer::Set(points)]));
+    }
+    let parts = split(tokens, Token::is_separator);
     if parts.len() == 1 {
-        return item(tokens, units, depth);
+        return item(tokens, depth);
     }
     // "1, 2, and 3" has one separator too many.
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     match parts[..] {
         [] => None,
-        [one] => item(one, units, depth),
+        [one] => item(one, depth),
         _ if parts.len() > ITEMS => None,
         _ => {
-            let items: Option<Vec<Answer>> = parts.iter().map(|part| item(part, units, depth)).collect();
+            let items: Option<Vec<Answer>> = parts.iter().map(|part| item(part, depth)).collect();
             let flat = items?.into_iter().flat_map(|item| match item {
                 Answer::List(items) => items,
                 item => vec![item],
             });
-            Some(Answer::List(flat.collect()))
+            let items: Vec<Answer> = flat.collect();
+            let is_and = split(tokens, |token| *token == Token::And).len() == parts.len();
+            let bounds = |item: &Answer| matches!(item, Answer::Relation(_, signs, _) if !equates(signs));
+            Some(if is_and && items.iter().all(bounds) { Answer::All(items) } else { Answer::List(items) })
         }
     }
+}
+
+/// Whether signs say of all that they stand between that it is equal.
+pub(super) fn equates(signs: &[char]) -> bool {
+    signs.iter().all(|sign| matches!(sign, '=' | '≈'))
 }
 
 /// Text of an answer in words alone.
@@ -112,7 +158,7 @@ fn words(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
         Token::Letter(letter) if ["a", "A", "I"].contains(&letter.as_str()) => Some(letter.to_lowercase()),
-        Token::Separator => Some(String::new()),
+        token if token.is_separator() => Some(String::new()),
         _ => None,
     };
     let words: Option<Vec<String>> = tokens.iter().map(word).collect();
@@ -121,49 +167,88 @@ fn words(tokens: &[Token]) -> Option<String> {
     Some(words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" "))
 }
 
-fn item(tokens: &[Token], units: bool, depth: u32) -> Option<Answer> {
+fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
+    if depth == DEPTH {
+        return None;
+    }
+    if let [Token::GroupOpen, inner @ .., Token::GroupClose] = tokens
+        && closing(tokens)? + 1 == tokens.len()
+    {
+        return answer(inner, depth + 1);
+    }
     if let Some(words) = words(tokens) {
         return Some(Answer::Words(words));
     }
+    // What it follows from went before.
+    if let [.., last] = split(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
+        && last.len() < tokens.len()
+    {
+        return answer(last, depth + 1);
+    }
     // The name of the value went before, in words or in another formula.
     if let [Token::Sign('=' | '≈'), value @ ..] = tokens {
-        return item(value, units, depth);
+        return item(value, depth + 1);
     }
     if let [Token::Command(name)] = tokens
         && name == "emptyset"
     {
         return Some(Answer::Set(vec![]));
     }
-    // `x \in [0, 1)` says where, and `x \to 5`, how.
+    // `x \in [0, 1)` says where.
     if let [.., last] = split(tokens, |token| matches!(token, Token::Sign('∈')))[..]
         && last.len() < tokens.len()
     {
-        return answer(last, units, depth + 1);
+        return answer(last, depth + 1);
     }
-    let united = split(tokens, |token| *token == Token::Sign('∪'));
-    if united.len() > 1 && united.len() <= ITEMS {
-        let parts: Option<Vec<_>> = united.iter().map(|part| item(part, units, depth + 1)).collect();
-        return parts.map(Answer::Union);
-    }
-    if let Some(found) = bracketed(tokens, units, depth) {
+    if let Some(found) = combined(tokens, depth).or_else(|| bracketed(tokens, depth)) {
         return Some(found);
     }
-    if let [Token::Begin(name), inner @ .., Token::End] = tokens {
-        return matrix(name, inner, units);
+    if let Some(found) = ratio(tokens) {
+        return Some(Answer::Ratio(found));
     }
     let is_relation = |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
     let sides = split(tokens, is_relation);
     if sides.len() > 1 {
-        return relation(tokens, &sides, is_relation, units, depth);
+        return relation(tokens, &sides, depth);
     }
-    if let [value @ .., Token::Sign('%')] = tokens {
-        return Some(Answer::Percent(stripped(expression(value)?, units)));
+    if let Some(rows) = matrix(tokens) {
+        return Some(Answer::Matrix(rows));
     }
-    Some(spread(stripped(expression(tokens)?, units)))
+    if let Some(found) = residue(tokens) {
+        return Some(found);
+    }
+    Some(spread(quantity(tokens)?))
+}
+
+/// `468 \pmod{1000}`, `468 (mod 1000)`.
+fn residue(tokens: &[Token]) -> Option<Answer> {
+    let modulus = |token: &Token| matches!(token, Token::Command(name) if name == "pmod" || name == "mod");
+    let at = tokens.iter().position(modulus)?;
+    let (value, modulus) = match (&tokens[..at], &tokens[at..]) {
+        ([value @ .., Token::Open('(')], [_, modulus @ .., Token::Close(')')]) => (value, modulus),
+        (value, [Token::Command(name), modulus @ ..]) if name == "pmod" => (value, modulus),
+        _ => return None,
+    };
+    Some(Answer::Residue(quantity(value)?.value, expression(modulus)?))
+}
+
+/// Sets with `∪`, `∩` or `∖` between, from the left.
+fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
+    let is_reals = |tokens: &[Token]| matches!(tokens, [Token::Letter(name)] if name == "\\mathbb{R}");
+    for sign in ['∪', '∩', '∖', '-'] {
+        let parts = split(tokens, |token| *token == Token::Sign(sign));
+        let is_set = sign != '-'
+            || (is_reals(parts[0]) && parts[1..].iter().all(|p| p.first() == Some(&Token::Open('{'))));
+        if parts.len() > 1 && parts.len() <= ITEMS && is_set {
+            let parts: Option<Vec<_>> = parts.iter().map(|part| item(part, depth + 1)).collect();
+            return Some(Answer::Combined(if sign == '-' { '∖' } else { sign }, parts?));
+        }
+    }
+    None
 }
 
 /// A set, a tuple or an interval.
-fn bracketed(tokens: &[Token], units: bool, depth: u32) -> Option<Answer> {
+fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     let (Token::Open(open), Some(Token::Close(close))) = (tokens.first()?, tokens.last()) else {
         return None;
     };
@@ -171,11 +256,18 @@ fn bracketed(tokens: &[Token], units: bool, depth: u32) -> Option<Answer> {
         return None;
     }
     let inner = &tokens[1..tokens.len() - 1];
-    let parts = split(inner, |token| *token == Token::Separator);
+    if let ('{', Some(condition)) = (open, condition(inner)) {
+        return match answer(condition, depth + 1)? {
+            Answer::List(all) | Answer::All(all) => Some(Answer::All(all)),
+            one @ Answer::Relation(..) => Some(Answer::All(vec![one])),
+            other => Some(other),
+        };
+    }
+    let parts = split(inner, Token::is_separator);
     if parts.len() > ITEMS || depth + 1 >= DEPTH {
         return None;
     }
-    let items = || parts.iter().map(|part| item(part, units, depth + 1)).collect::<Option<Vec<_>>>();
+    let items = || parts.iter().map(|part| item(part, depth + 1)).collect::<Option<Vec<_>>>();
     match (open, close) {
         ('{', '}') if inner.is_empty() => Some(Answer::Set(vec![])),
         ('{', '}') => items().map(Answer::Set),
@@ -187,27 +279,33 @@ fn bracketed(tokens: &[Token], units: bool, depth: u32) -> Option<Answer> {
     }
 }
 
-fn matrix(name: &str, inner: &[Token], units: bool) -> Option<Answer> {
-    if !["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"].contains(&name) {
-        return None;
-    }
-    let rows = split(inner, |token| *token == Token::Row).into_iter().filter(|row| !row.is_empty());
-    let rows: Option<Vec<Vec<Expr>>> = rows
-        .map(|row| {
-            let cells = split(row, |token| *token == Token::Cell);
-            cells.into_iter().map(|cell| Some(stripped(expression(cell)?, units))).collect()
-        })
-        .collect();
-    rows.map(Answer::Matrix)
+/// The condition of `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.
+fn condition(inner: &[Token]) -> Option<&[Token]> {
+    let (before, condition) = match inner {
+        [before @ Token::Letter(_), Token::Sign(':' | '|'), condition @ ..] => (before, condition),
+        [
+            before @ Token::Letter(_),
+            Token::Sign('∈'),
+            Token::Letter(reals),
+            Token::Sign(':' | '|'),
+            condition @ ..,
+        ] if reals == "\\mathbb{R}" => (before, condition),
+        [before @ Token::Letter(_), Token::Text(such), Token::Text(that), condition @ ..]
+            if such == "such" && that == "that" =>
+        {
+            (before, condition)
+        }
+        [before @ Token::Letter(_), Token::Text(with), condition @ ..]
+            if with == "where" || with == "with" =>
+        {
+            (before, condition)
+        }
+        _ => return None,
+    };
+    condition.contains(before).then_some(condition)
 }
 
-fn relation(
-    tokens: &[Token],
-    sides: &[&[Token]],
-    is_relation: impl Fn(&Token) -> bool,
-    units: bool,
-    depth: u32,
-) -> Option<Answer> {
+fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Option<Answer> {
     if sides.len() > ITEMS {
         return None;
     }
@@ -216,67 +314,107 @@ fn relation(
     for side in &sides[..sides.len() - 1] {
         at += side.len();
         let Token::Sign(sign) = tokens[at] else { return None };
-        debug_assert!(is_relation(&tokens[at]));
         signs.push(sign);
         at += 1;
     }
-    // `A = \{1, 2\}`, `f(x) = 5\%`: the answer is the right side.
-    let is_equal = signs.iter().all(|sign| matches!(sign, '=' | '≈'));
-    let last = sides.last()?;
-    if is_equal && expression(last).is_none_or(|_| last.last() == Some(&Token::Sign('%'))) {
-        return item(last, units, depth + 1);
+    let is_equal = equates(&signs);
+    let (first, last) = (sides.first()?, sides.last()?);
+    // (a, b) = (1, 2)
+    if let (true, [_, _]) = (is_equal, sides)
+        && let Some(Answer::Tuple { items: names, .. }) = bracketed(first, depth + 1)
+    {
+        let names: Option<Vec<Expr>> = names
+            .into_iter()
+            .map(|name| match name {
+                Answer::Value(name) if matches!(name.value, Expr::Symbol(_)) => Some(name.value),
+                _ => None,
+            })
+            .collect();
+        return match (names, item(last, depth + 1)?) {
+            (Some(names), Answer::Tuple { items, .. }) if names.len() == items.len() => {
+                Some(Answer::Named(names, items))
+            }
+            (None, _) => None,
+            (_, other) => Some(other),
+        };
     }
+    if is_equal && ratio(last).is_some_and(|ratio| ratio.clock.is_some()) {
+        return item(last, depth + 1);
+    }
+    let mut about = About::default();
+    let value = quantity(last);
+    // `A = \{1, 2\}`, `f(x) = 5\%`: the answer is the right side.
+    if is_equal && value.as_ref().is_none_or(|value| value.percent) {
+        return item(last, depth + 1);
+    }
+    let before = sides[..sides.len() - 1].iter();
     let parts: Option<Vec<Expr>> =
-        sides.iter().map(|side| Some(stripped(expression(side)?, units))).collect();
+        before.map(|side| Some(stripped(expression(side)?, &mut About::default()))).collect();
     let mut parts = parts?;
+    if let Some(value) = value {
+        about = value.about;
+        parts.push(value.value);
+    } else {
+        parts.push(stripped(expression(last)?, &mut about));
+    }
     // x = ±2 are two answers.
-    if is_equal && let Answer::List(several) = spread(parts.last()?.clone()) {
+    if is_equal && let Answer::List(several) = spread(Quantity::plain(parts.last()?.clone())) {
         let first = parts.swap_remove(0);
         let each = several.into_iter().filter_map(|answer| match answer {
-            Answer::Value(value) => Some(Answer::Relation(vec![first.clone(), value], vec!['='])),
+            Answer::Value(each) => {
+                Some(Answer::Relation(vec![first.clone(), each.value], vec!['='], about.clone()))
+            }
             _ => None,
         });
         return Some(Answer::List(each.collect()));
     }
-    Some(Answer::Relation(parts, signs))
+    is_consistent(&parts, &signs).then_some(Answer::Relation(parts, signs, about))
 }
 
-/// An expression without the words that say what its value is of, unless it is nothing but words.
-fn stripped(expression: Expr, units: bool) -> Expr {
-    if units {
-        return expression;
+/// Whether the values that are said to be equal can be: each, but for rounding, that before it.
+fn is_consistent(parts: &[Expr], signs: &[char]) -> bool {
+    parts.windows(2).zip(signs).all(|(pair, sign)| {
+        let [a, b] = pair else { return true };
+        !matches!(sign, '=' | '≈') || !a.is_fixed() || !b.is_fixed() || rounds(a, b, *sign)
+    })
+}
+
+/// Whether a number can stand for another one, from which it differs by rounding at most.
+fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
+    let both = rational(exact).zip(rational(written));
+    if both.as_ref().is_some_and(|(a, b)| a == b) {
+        return true;
     }
-    match expression {
-        Expr::Negative(inner) => Expr::Negative(Box::new(stripped(*inner, units))),
-        Expr::Sum(parts) => Expr::Sum(parts.into_iter().map(|part| stripped(part, units)).collect()),
-        Expr::Product(factors) => {
-            let mut kept: Vec<Expr> = factors
-                .iter()
-                .filter(|factor| !is_unit(factor))
-                .map(|f| stripped(f.clone(), units))
-                .collect();
-            match kept.len() {
-                0 => Expr::Product(factors),
-                1 => kept.remove(0),
-                _ => Expr::Product(kept),
+    let real =
+        |of: &Expr| approximate::value(of, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re);
+    let (Some(a), Some(b)) = (real(exact), real(written)) else { return sign == '=' };
+    let far = both.and_then(|(a, b)| a.minus(&b)).map_or((a - b).abs(), |far| far.to_f64().abs());
+    let (near, size) = (far / a.abs().max(b.abs()), b.abs());
+    // Both are exact: only the error of floating point.
+    let Some(unit) = unit(written) else { return near <= 1e-10 };
+    let truncates = size < a.abs() && far < unit;
+    (far <= 0.5 * unit * (1.0 + 1e-9) || truncates) && (unit < 1.0 || near <= 0.005)
+}
+
+/// The last decimal of a number that is written with a point or in powers of ten; 1 of any whole number.
+fn unit(of: &Expr) -> Option<f64> {
+    match of {
+        Expr::Number(literal) => Some(10f64.powi(literal.scale)),
+        Expr::Negative(inner) => unit(inner),
+        Expr::Product(factors) => match &factors[..] {
+            [Expr::Number(literal), power @ Expr::Power(base, _)] if **base == Expr::whole(10) => {
+                Some(10f64.powi(literal.scale) * rational(power)?.to_f64())
             }
-        }
-        other => other,
-    }
-}
-
-fn is_unit(expression: &Expr) -> bool {
-    match expression {
-        Expr::Unit(_) | Expr::Constant(Constant::Degree) => true,
-        Expr::Power(base, _) => is_unit(base),
-        Expr::Product(factors) => factors.iter().all(is_unit),
-        _ => false,
+            _ => None,
+        },
+        _ => None,
     }
 }
 
 /// A value, or several where ± stands for both.
-fn spread(expression: Expr) -> Answer {
-    let mut several = vec![expression];
+fn spread(quantity: Quantity) -> Answer {
+    let with = |value: Expr| Answer::Value(Quantity { value, ..quantity.clone() });
+    let mut several = vec![quantity.value.clone()];
     // Three of them make eight values.
     for _ in 0..3 {
         let both: Vec<Option<[Expr; 2]>> = several.iter().map(first_of_both).collect();
@@ -290,8 +428,8 @@ fn spread(expression: Expr) -> Answer {
             .collect();
     }
     match several.len() {
-        1 => Answer::Value(several.remove(0)),
-        _ => Answer::List(several.into_iter().map(Answer::Value).collect()),
+        1 => with(several.remove(0)),
+        _ => Answer::List(several.into_iter().map(with).collect()),
     }
 }
 

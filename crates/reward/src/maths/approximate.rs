@@ -1,5 +1,7 @@
 //! Values in floating point, for what no finite field holds: functions, nested roots, variable exponents.
 
+use num_integer::Integer;
+
 use super::expression::{Constant, Expr, Function};
 use super::field::{Point, rational};
 
@@ -62,10 +64,10 @@ impl Complex {
         self.ln().times(exponent).exp()
     }
 
-    /// Whether it is near another one: in proportion, or next to 0.
-    pub fn is_near(self, other: Self) -> bool {
+    /// Whether it is near another one: by a fraction of the larger, or next to 0.
+    pub fn is_near(self, other: Self, fraction: f64) -> bool {
         let far = Complex { re: self.re - other.re, im: self.im - other.im }.size();
-        far <= 1e-10 * self.size().max(other.size()) || far <= 1e-13
+        far <= fraction * self.size().max(other.size()) || far <= 1e-13
     }
 }
 
@@ -100,10 +102,10 @@ pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
             if base.im == 0.0
                 && base.re < 0.0
                 && let Some(fraction) = rational(exponent)
-                && fraction.denominator() % 2 == 1
+                && fraction.denominator().is_odd()
                 && !fraction.is_integer()
             {
-                let sign = if fraction.numerator() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = if fraction.numerator().is_even() { 1.0 } else { -1.0 };
                 Complex::real(sign * (-base.re).powf(fraction.to_f64()))
             } else {
                 base.power(value(exponent, at)?)

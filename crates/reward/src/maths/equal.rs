@@ -1,10 +1,13 @@
-//! Whether two answers are the same.
+//! Whether an answer is the expected one.
 
-use super::answer::Answer;
+use super::answer::{Answer, equates};
 use super::approximate::{self, Complex};
-use super::expression::{Constant, Expr, Function};
+use super::expression::{Constant, Expr};
 use super::field::{Element, Point, rational};
+use super::members::{self, is_name};
+use super::quantity::Quantity;
 use super::region;
+use super::time::Ratio;
 
 /// How answers are compared.
 #[derive(Debug, Clone, Copy)]
@@ -13,6 +16,8 @@ pub(super) struct Rules {
     pub decimals: Option<u32>,
     /// Whether 50% is also 50.
     pub percent_or_number: bool,
+    /// Whether units and names must be the same.
+    pub units: bool,
 }
 
 /// Points at which expressions are compared exactly, and in floating point.
@@ -23,23 +28,20 @@ const NEAR: [Point; 6] = [Point(4), Point(9), Point(16), Point(6), Point(11), Po
 const ENOUGH: usize = 3;
 
 impl Rules {
-    /// Whether two answers are the same. Symmetric.
-    pub fn same(self, a: &Answer, b: &Answer) -> bool {
+    /// Whether an answer means the same as the expected one. Symmetric but for two rules: the expected answer
+    /// decides whether 1:15 is a time or a ratio, and only an answer may name what its value is of by an
+    /// equation of several variables, m + n = 204.
+    pub fn same(self, gold: &Answer, answer: &Answer) -> bool {
         use Answer as A;
-        if a == b {
+        if gold == answer {
             return true;
         }
-        match (a, b) {
-            (A::Value(a), A::Value(b)) => self.values(a, b),
-            (A::Percent(a), A::Percent(b)) => self.values(a, b),
-            (A::Percent(percent), A::Value(value)) | (A::Value(value), A::Percent(percent)) => {
-                let part = Expr::Product(vec![percent.clone(), Expr::whole(100).inverted()]);
-                self.values(&part, value) || (self.percent_or_number && self.values(percent, value))
-            }
+        match (gold, answer) {
+            (A::Value(a), A::Value(b)) => self.quantities(a, b),
             (A::Words(a), A::Words(b)) => a == b,
             // Words that were taken for variables: \text{even} and even, \text{no} and n · o.
             (A::Words(words), A::Value(value)) | (A::Value(value), A::Words(words)) => {
-                spelled(value).is_some_and(|spelled| spelled == *words)
+                spelled(&value.value).is_some_and(|spelled| spelled == *words)
             }
             (A::Matrix(a), A::Matrix(b)) => {
                 let row = |a: &[Expr], b: &[Expr]| {
@@ -47,7 +49,38 @@ impl Rules {
                 };
                 a.len() == b.len() && a.iter().zip(b).all(|(a, b)| row(a, b))
             }
-            (A::Relation(..), A::Relation(..)) => self.relations(a, b),
+            (A::Relation(..), A::Relation(..)) => self.relations(gold, answer),
+            (A::Ratio(gold), A::Ratio(answer)) => self.ratios(gold, answer),
+            (A::Ratio(ratio), A::Value(value)) | (A::Value(value), A::Ratio(ratio)) => match &ratio.parts[..]
+            {
+                [a, b] => {
+                    let quotient = Quantity::plain(Expr::Product(vec![a.clone(), b.clone().inverted()]));
+                    self.quantities(&quotient, value)
+                }
+                _ => false,
+            },
+            (A::Residue(a, by), A::Residue(b, other)) => {
+                let quotient = difference(a, b);
+                self.values(by, other)
+                    && (self.values(a, b)
+                        || rational(&Expr::Product(vec![quotient, by.clone().inverted()]))
+                            .is_some_and(|quotient| quotient.is_integer()))
+            }
+            (A::Residue(a, _), other @ A::Value(_)) => {
+                self.same(&A::Value(Quantity::plain(a.clone())), other)
+            }
+            (other @ A::Value(_), A::Residue(b, _)) => {
+                self.same(other, &A::Value(Quantity::plain(b.clone())))
+            }
+            (A::Named(_, items), A::Tuple { items: other, .. } | A::List(other))
+            | (A::Tuple { items: other, .. } | A::List(other), A::Named(_, items))
+                if members::of(gold).is_none() || members::of(answer).is_none() =>
+            {
+                self.in_order(items, other)
+            }
+            (A::Named(..) | A::List(_) | A::Set(_), A::Named(..) | A::List(_) | A::Set(_)) => {
+                self.several(gold, answer)
+            }
             (A::Tuple { items, .. }, A::List(list)) | (A::List(list), A::Tuple { items, .. })
                 if self.in_order(items, list) =>
             {
@@ -56,21 +89,73 @@ impl Rules {
             (A::Tuple { open, close, items }, A::Tuple { open: o, close: c, items: other }) => {
                 open == o && close == c && self.in_order(items, other)
             }
-            (A::List(a) | A::Set(a), A::List(b) | A::Set(b)) if self.in_any_order(a, b) => true,
-            (A::Set(one), other @ A::Value(_)) | (other @ A::Value(_), A::Set(one)) => {
-                matches!(&one[..], [one] if self.same(one, other))
-            }
+            (A::All(a), A::All(b)) if self.in_any_order(a, b) => true,
+            (A::Set(one), other @ A::Value(_)) => matches!(&one[..], [one] if self.same(one, other)),
+            (other @ A::Value(_), A::Set(one)) => matches!(&one[..], [one] if self.same(other, one)),
             _ => {
-                if let (Some(a), Some(b)) = (region::of(a), region::of(b)) {
-                    return a.same(&b, &|a, b| self.values(a, b));
+                if let Some(same) = self.regions(gold, answer) {
+                    return same;
                 }
-                match (&assigned(a)[..], &assigned(b)[..]) {
-                    (values, []) => values.iter().any(|value| self.same(value, b)),
-                    ([], values) => values.iter().any(|value| self.same(a, value)),
+                match (&assigned(gold)[..], &assigned(answer)[..]) {
+                    ([], []) => {
+                        matches!(gold, A::Value(_) | A::Ratio(_)) && {
+                            defined(answer).is_some_and(|value| self.same(gold, &value))
+                        }
+                    }
+                    (values, []) => values.iter().any(|value| self.same(value, answer)),
+                    ([], values) => values.iter().any(|value| self.same(gold, value)),
                     _ => false,
                 }
             }
         }
+    }
+
+    fn regions(self, a: &Answer, b: &Answer) -> Option<bool> {
+        let (a, b) = (region::of(a)?, region::of(b)?);
+        Some(a.same(&b, &|a, b| self.values(a, b)))
+    }
+
+    /// Lists and sets: by name where the members of both have names, else in any order.
+    fn several(self, a: &Answer, b: &Answer) -> bool {
+        if let (Some(named), Some(other)) = (members::of(a), members::of(b)) {
+            return members::pairs(&named, &other)
+                .is_some_and(|pairs| pairs.iter().all(|(one, other)| self.same(one, other)));
+        }
+        let items = |of: &Answer| match of {
+            Answer::List(items) | Answer::Set(items) | Answer::Named(_, items) => items.clone(),
+            _ => vec![],
+        };
+        self.in_any_order(&items(a), &items(b)) || self.regions(a, b).unwrap_or(false)
+    }
+
+    fn ratios(self, gold: &Ratio, answer: &Ratio) -> bool {
+        if gold.clock.is_some() {
+            return gold.clock == answer.clock;
+        }
+        let (a, b) = (&gold.parts, &answer.parts);
+        let across = |one: &Expr, other: &Expr| Expr::Product(vec![one.clone(), other.clone()]);
+        a.len() == b.len()
+            && a.first().zip(b.first()).is_some_and(|(first, other)| {
+                a.iter().zip(b).all(|(a, b)| self.values(&across(a, other), &across(b, first)))
+            })
+            // 0 : 1 is no multiple of 0 : 0.
+            && !b.iter().all(|part| rational(part) == Some(0.into()))
+    }
+
+    fn quantities(self, a: &Quantity, b: &Quantity) -> bool {
+        let is_same = !self.units || (a.about.units == b.about.units && a.about.names == b.about.names);
+        if !is_same || !a.about.agrees(&b.about) {
+            return false;
+        }
+        let (percent, other) = match (a.percent, b.percent) {
+            (true, false) => (a, b),
+            (false, true) => (b, a),
+            _ => return self.values(&a.value, &b.value),
+        };
+        let part = Expr::Product(vec![percent.value.clone(), Expr::whole(100).inverted()]);
+        other.about.units.is_empty()
+            && (self.values(&part, &other.value)
+                || (self.percent_or_number && self.values(&percent.value, &other.value)))
     }
 
     fn in_order(self, a: &[Answer], b: &[Answer]) -> bool {
@@ -109,29 +194,39 @@ impl Rules {
     fn rounded(self, a: &Expr, b: &Expr) -> bool {
         let Some(decimals) = self.decimals else { return false };
         let is_decimal = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Number(literal) if literal.decimal));
-        let varies = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)));
-        if !(is_decimal(a) || is_decimal(b)) || varies(a) || varies(b) {
+        if !(is_decimal(a) || is_decimal(b)) || !a.is_fixed() || !b.is_fixed() {
             return false;
         }
+        let bound = 0.5 * 10f64.powi(-(decimals as i32)) * (1.0 + 1e-9);
         let real = |of| approximate::value(of, NEAR[0]).filter(|value| value.im == 0.0).map(|value| value.re);
-        let (Some(a), Some(b)) = (real(a), real(b)) else { return false };
-        let far = (a - b).abs();
+        let (Some(x), Some(y)) = (real(a), real(b)) else { return false };
+        let size = x.abs().max(y.abs());
+        let exact = rational(a).zip(rational(b)).and_then(|(a, b)| a.minus(&b));
+        // Of a large number floating point does not have these decimals.
+        let far = match exact {
+            Some(far) => far.to_f64().abs(),
+            None if size * 1e-15 > bound => return false,
+            None => (x - y).abs(),
+        };
         // A small number is not any other small number.
-        far <= 0.5 * 10f64.powi(-(decimals as i32)) * (1.0 + 1e-9) && far <= 1e-3 * a.abs().max(b.abs())
+        far <= bound && far <= 1e-3 * size
     }
 
     fn relations(self, a: &Answer, b: &Answer) -> bool {
-        let (Answer::Relation(p, r), Answer::Relation(q, s)) = (a, b) else { return false };
+        let (Answer::Relation(p, r, about), Answer::Relation(q, s, other)) = (a, b) else { return false };
+        if !about.agrees(other) {
+            return false;
+        }
         if r == s && p.len() == q.len() && p.iter().zip(q).all(|(a, b)| self.values(a, b)) {
             return true;
         }
-        if let (Some((x, value)), Some((y, other))) = (assignment(p, r), assignment(q, s))
+        if let (Some((x, value)), Some((y, other))) = (members::assignment(p, r), members::assignment(q, s))
             && x == y
         {
             return self.values(value, other);
         }
-        if let (Some(a), Some(b)) = (region::of(a), region::of(b)) {
-            return a.same(&b, &|a, b| self.values(a, b));
+        if let Some(same) = self.regions(a, b) {
+            return same;
         }
         let ([left, right], [sign]) = (&p[..], &r[..]) else { return false };
         let ([other_left, other_right], [other_sign]) = (&q[..], &s[..]) else { return false };
@@ -151,10 +246,25 @@ impl Rules {
 
 /// Whether two expressions are near each other at every point where they have values, which are enough.
 fn near(a: &Expr, b: &Expr) -> bool {
+    // With more digits the numbers must be nearer, and with as many as floating point has they cannot be told
+    // apart.
+    let mut digits = 0;
+    for of in [a, b] {
+        of.any(&mut |of| {
+            if let Expr::Number(literal) = of {
+                digits = digits.max(literal.digits.trim_matches('0').len() as i32);
+            }
+            false
+        });
+    }
+    if digits > 13 {
+        return false;
+    }
+    let bound = 1e-10f64.min(10f64.powi(-digits - 1));
     let mut seen = 0;
     for at in NEAR {
         match (approximate::value(a, at), approximate::value(b, at)) {
-            (Some(a), Some(b)) if a.is_near(b) => seen += 1,
+            (Some(a), Some(b)) if a.is_near(b, bound) => seen += 1,
             (None, None) => {}
             _ => return false,
         }
@@ -175,7 +285,7 @@ fn proportion(a: &Expr, b: &Expr) -> Option<f64> {
         _ => {
             let ratios: Vec<f64> = NEAR.iter().filter_map(|at| ratio(a, b, *at)).collect();
             let first = Complex::real(*ratios.first()?);
-            ratios.len() >= ENOUGH && ratios.iter().all(|ratio| Complex::real(*ratio).is_near(first))
+            ratios.len() >= ENOUGH && ratios.iter().all(|ratio| Complex::real(*ratio).is_near(first, 1e-10))
         }
     };
     if is_so { NEAR.iter().find_map(|at| ratio(a, b, *at)).filter(|ratio| *ratio != 0.0) } else { None }
@@ -186,54 +296,28 @@ fn ratio(a: &Expr, b: &Expr, at: Point) -> Option<f64> {
     (a.im == 0.0 && b.im == 0.0 && b.re != 0.0).then_some(a.re / b.re)
 }
 
-/// Letters that mostly name a function.
-const FUNCTIONS: [char; 10] = ['f', 'g', 'h', 'p', 'q', 'F', 'G', 'H', 'P', 'Q'];
-
-/// Whether an expression is the name of something: a variable, words, the length of a segment, a function of
-/// variables or of a number.
-fn is_name(of: &Expr) -> bool {
-    match of {
-        Expr::Symbol(_) | Expr::Unit(_) => true,
-        Expr::Call(Function::Abs, of) => of.iter().all(is_name),
-        Expr::Product(factors) => factors.iter().all(is_name) || is_applied(factors),
-        _ => false,
-    }
-}
-
-/// Whether a product is a function of a number: f(2) is read as f · 2.
-fn is_applied(factors: &[Expr]) -> bool {
-    let is_number = |of: &Expr| match of {
-        Expr::Negative(inner) => matches!(**inner, Expr::Number(_)),
-        of => matches!(of, Expr::Number(_)),
-    };
-    match factors {
-        [Expr::Symbol(name), of] => name.starts_with(FUNCTIONS) && is_number(of),
-        _ => false,
-    }
-}
-
-/// Whether signs say of all that they stand between that it is equal.
-fn equates(signs: &[char]) -> bool {
-    signs.iter().all(|sign| matches!(sign, '=' | '≈'))
-}
-
-/// The name and the value of `x = … = value`.
-fn assignment<'a>(parts: &'a [Expr], signs: &[char]) -> Option<(&'a Expr, &'a Expr)> {
-    let (name, value) = (parts.first()?, parts.last()?);
-    (equates(signs) && is_name(name)).then_some((name, value))
-}
-
 /// The value of `x = 3`, of each in a list of such, of `2 + 3 = 5`; and what is only rounded at the end of
 /// `x = 1/3 ≈ 0.333`.
 fn assigned(answer: &Answer) -> Vec<Answer> {
-    let Answer::Relation(parts, signs) = answer else { return Vec::new() };
+    let Answer::Relation(parts, signs, about) = answer else { return Vec::new() };
     let [rest @ .., last] = &parts[..] else { return Vec::new() };
-    let varies = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)));
-    if !equates(signs) || !rest.first().is_some_and(|first| is_name(first) || !varies(first)) {
+    if !equates(signs) || !rest.first().is_some_and(|first| is_name(first) || first.is_fixed()) {
         return Vec::new();
     }
     let exact = rest.last().filter(|exact| signs.last() == Some(&'≈') && !is_name(exact));
-    [Some(last), exact].into_iter().flatten().map(|value| Answer::Value(value.clone())).collect()
+    let value =
+        |value: &Expr| Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(value.clone()) });
+    [Some(last), exact].into_iter().flatten().map(value).collect()
+}
+
+/// The value of an expression of several variables: 204 of `m + n = 204`.
+fn defined(answer: &Answer) -> Option<Answer> {
+    let Answer::Relation(parts, signs, about) = answer else { return None };
+    let (first, last) = (parts.first()?, parts.last()?);
+    let mut variables = Vec::new();
+    first.variables(&mut variables);
+    let is_value = equates(signs) && variables.len() > 1 && last.is_fixed();
+    is_value.then(|| Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(last.clone()) }))
 }
 
 /// Letters of a value that is a product of variables.

@@ -1,5 +1,7 @@
 //! Expressions as they are written.
 
+use num_bigint::BigInt;
+
 use crate::Rational;
 
 /// A mathematical expression as it was written.
@@ -64,6 +66,10 @@ pub(super) enum Function {
     Tanh,
     Max,
     Min,
+    Gcd,
+    Lcm,
+    /// Remainder of the first argument by the second, with the sign of the second.
+    Modulo,
 }
 
 impl Literal {
@@ -75,6 +81,13 @@ impl Literal {
     /// Exact value; `None` where it does not fit.
     pub fn rational(&self) -> Option<Rational> {
         Rational::parse(&format!("{}e{}", self.digits, self.scale))
+    }
+
+    /// Returns the value of a whole number whose digits are of `base`.
+    pub fn in_base(&self, base: u64) -> Option<Expr> {
+        let base = u32::try_from(base).ok().filter(|base| self.is_whole() && (2..=36).contains(base))?;
+        let value = BigInt::parse_bytes(self.digits.as_bytes(), base)?;
+        Some(Expr::Number(Literal::whole(value.to_string())))
     }
 
     /// Whether it is a whole number without point and exponent.
@@ -116,6 +129,24 @@ impl Expr {
     /// Whether no more than `levels` expressions stand within one another. Goes down no further than that.
     pub fn is_within(&self, levels: u32) -> bool {
         levels > 0 && self.parts().into_iter().all(|part| part.is_within(levels - 1))
+    }
+
+    /// Returns how many expressions there are, this one included.
+    pub fn size(&self) -> usize {
+        1 + self.parts().into_iter().map(Expr::size).sum::<usize>()
+    }
+
+    /// Adds the names of the variables to a list, each once.
+    pub fn variables<'e>(&'e self, names: &mut Vec<&'e str>) {
+        match self {
+            Expr::Symbol(name) if !names.contains(&name.as_str()) => names.push(name),
+            _ => self.parts().into_iter().for_each(|part| part.variables(names)),
+        }
+    }
+
+    /// Whether it has neither variables nor words.
+    pub fn is_fixed(&self) -> bool {
+        !self.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)))
     }
 
     /// Whether this or anything below it is so.

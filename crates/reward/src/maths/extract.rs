@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::statement::{last_value, statement};
 use crate::answer::in_tag;
 use crate::boxed::last_box_and_place;
-use crate::numbers;
+use crate::characters::spelled;
 
 /// Where in the text a mathematical answer stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -22,21 +23,16 @@ pub enum MathsPlace {
 }
 
 /// Words that an answer stands behind.
-const SAID: [&str; 4] = ["answer is", "answer:", "answer**:", "answer** is"];
-
-/// Words that a reason begins with, behind an answer.
-const REASONS: [&str; 11] = [
-    " because ",
-    " since ",
-    ", since ",
-    ", so ",
-    ", as ",
-    " (since ",
-    " (because ",
-    " (as ",
-    ", which ",
-    ", where ",
-    " where ",
+const SAID: [&str; 9] = [
+    "answer is",
+    "answer:",
+    "answer**:",
+    "answer** is",
+    "answer =",
+    "answer equals",
+    "answer would be",
+    "answer will be",
+    "answer must be",
 ];
 
 /// How many words make a text prose.
@@ -52,8 +48,9 @@ const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;"
 const BOXES: usize = 20;
 
 impl MathsPlace {
-    /// The answer in a text.
+    /// Returns the answer in a text.
     pub(super) fn find(self, text: &str) -> Option<String> {
+        let text: &str = &spelled(text);
         match self {
             MathsPlace::Boxed => boxes(text),
             MathsPlace::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
@@ -94,7 +91,7 @@ pub(super) fn boxes(text: &str) -> Option<String> {
 fn tagged(inside: &str) -> Option<String> {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
     let rest = || match inside.split_whitespace().filter(is_word).count() >= PROSE {
-        true => numbers::find(inside).pop().map(|number| number.text),
+        true => last(inside),
         false => Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty()),
     };
     said(inside).or_else(|| formula(inside)).or_else(rest)
@@ -104,7 +101,7 @@ fn unboxed(text: &str) -> Option<String> {
     if let Some(at) = text.rfind("####") {
         return line(&text[at + "####".len()..]);
     }
-    said(text).or_else(|| formula(text)).or_else(|| numbers::find(text).pop().map(|number| number.text))
+    said(text).or_else(|| formula(text)).or_else(|| last(text))
 }
 
 /// The answer behind the last words that announce one.
@@ -123,21 +120,32 @@ fn line(text: &str) -> Option<String> {
         let inside = own[open.len()..].split(close).next()?.trim();
         return Some(inside.to_owned()).filter(|inside| !inside.is_empty());
     }
-    let line = text.lines().next()?.trim_start_matches([':', ' ', '*']);
-    let line = line.split_once(". ").map_or(line, |(sentence, _)| sentence);
-    let line = without_reasons(line);
-    let line = line.trim().trim_end_matches('.').trim_matches('*').trim();
-    let line = line.strip_suffix('.').unwrap_or(line);
-    formula(line).or_else(|| Some(line.to_owned()).filter(|line| !line.is_empty()))
+    let line = text.lines().next()?.trim_start_matches([':', ' ', '*', '_']);
+    let sentence = sentences(line).next()?;
+    Some(statement(sentence)).filter(|stated| !stated.is_empty())
 }
 
-/// A sentence up to the words that begin a reason, outside of braces.
-fn without_reasons(line: &str) -> &str {
-    let lower = line.to_ascii_lowercase();
-    let is_outside = |at: &usize| line[..*at].matches('{').count() == line[..*at].matches('}').count();
-    let starts = |reason: &&str| lower.match_indices(*reason).map(|(at, _)| at).collect::<Vec<_>>();
-    let first = REASONS.iter().flat_map(starts).filter(|at| *at > 0 && is_outside(at)).min();
-    line[..first.unwrap_or(line.len())].trim_end_matches([',', ' '])
+/// The last value of a text, in the last sentence that has a number.
+fn last(text: &str) -> Option<String> {
+    let sentences: Vec<&str> = text.lines().flat_map(sentences).collect();
+    sentences.into_iter().rev().find_map(last_value)
+}
+
+/// The sentences of a line. A point before the first digit may be that of an abbreviation.
+fn sentences(line: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(line);
+    std::iter::from_fn(move || {
+        let line = rest.take()?;
+        let digit = line.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
+        let ends = [". ", "! ", "? "].iter().filter_map(|end| Some(digit + line[digit..].find(end)? + 1));
+        match ends.min() {
+            Some(end) => {
+                rest = Some(&line[end..]);
+                Some(&line[..end])
+            }
+            None => Some(line),
+        }
+    })
 }
 
 /// The last formula between marks.
@@ -197,11 +205,11 @@ mod tests {
             ("So we get\n$$\nx+1\n$$", Some("x+1")),
             ("The answer is:\n\n$$\\sqrt2$$\nwith 3", Some("\\sqrt2")),
             ("**Answer:**\n\n\\[\\sqrt2\\]", Some("\\sqrt2")),
-            ("The answer is:\n\nx + 1", Some("1")),
+            ("The answer is:\n\nx + 1", Some("x + 1")),
             // Amounts.
             ("Janet makes 9 * $2 = $18 every day", Some("$18")),
             ("$200,000 - $130,000 = $70,000", Some("$70,000")),
-            ("He spent $5 and then $7, so he has 18 dollars left", Some("18")),
+            ("He spent $5 and then $7, so he has 18 dollars left", Some("18 dollars")),
             ("It costs \\$5 and then \\$7, so 18", Some("18")),
             ("It costs $5, so $x = 3$", Some("x = 3")),
             // Reasons.

@@ -6,6 +6,9 @@
 //! variables of their own. The field is F_p[i] with i² = −1, in which every rational number has square roots,
 //! so that ℚ(i, √2, √3, …) maps into it, too; the prime is such that roots of degree 3, 5 and 7 are unique.
 
+use num_bigint::BigInt;
+use num_traits::{Signed, ToPrimitive, Zero};
+
 use super::expression::{Constant, Expr, Function, Literal};
 use crate::Rational;
 
@@ -93,8 +96,11 @@ impl Element {
         Some(product)
     }
 
-    fn of(value: Rational) -> Self {
-        let part = |value: i128| Element::real(value.rem_euclid(i128::from(P)) as u64);
+    fn of(value: &Rational) -> Self {
+        let part = |value: &BigInt| {
+            let rest = (value % BigInt::from(P) + P) % P;
+            Element::real(rest.to_u64().unwrap_or_default())
+        };
         let (top, bottom) = (part(value.numerator()), part(value.denominator()));
         // A denominator that is a multiple of the prime: as good as any other value.
         bottom.inverted().map_or(Element::ZERO, |bottom| top.times(bottom))
@@ -108,11 +114,12 @@ impl Element {
 }
 
 /// √ of a rational number.
-fn root(value: Rational) -> Option<Element> {
+fn root(value: &Rational) -> Option<Element> {
     // √(n / d) = √(n d) / d, with each prime's root.
-    let mut left = value.numerator().checked_mul(value.denominator())?.unsigned_abs();
+    let (numerator, denominator) = value.to_parts()?;
+    let mut left = numerator.checked_mul(denominator)?.unsigned_abs();
     let mut product = Element::ONE;
-    if value.numerator() < 0 {
+    if numerator < 0 {
         product = Element::I;
     }
     let mut take = |prime: u128, left: &mut u128| {
@@ -147,7 +154,7 @@ fn root(value: Rational) -> Option<Element> {
             return None;
         }
     }
-    Some(product.times(Element::of(Rational::new(1, value.denominator())?)))
+    Some(product.times(Element::of(&Rational::new(1, denominator)?)))
 }
 
 /// √ of a prime below 2^61: in F_p, or i times √ of its negative.
@@ -162,13 +169,13 @@ pub(super) fn rational(expression: &Expr) -> Option<Rational> {
     match expression {
         Expr::Number(literal) => literal.rational(),
         Expr::Negative(inner) => rational(inner).map(Rational::negate),
-        Expr::Sum(parts) => parts.iter().try_fold(Rational::from(0), |sum, part| sum.plus(rational(part)?)),
+        Expr::Sum(parts) => parts.iter().try_fold(Rational::from(0), |sum, part| sum.plus(&rational(part)?)),
         Expr::Product(parts) => {
-            parts.iter().try_fold(Rational::from(1), |product, part| product.times(rational(part)?))
+            parts.iter().try_fold(Rational::from(1), |product, part| product.times(&rational(part)?))
         }
         Expr::Power(base, exponent) => {
-            let exponent = rational(exponent).filter(|exponent| exponent.is_integer())?;
-            rational(base)?.power(i32::try_from(exponent.numerator()).ok()?)
+            let exponent = rational(exponent).filter(Rational::is_integer)?;
+            rational(base)?.power(exponent.numerator().to_i32()?)
         }
         _ => None,
     }
@@ -214,15 +221,16 @@ impl Point {
             Expr::Product(parts) => {
                 parts.iter().try_fold(Element::ONE, |product, part| Some(product.times(self.value(part)?)))
             }
-            Expr::Power(base, exponent) => self.power(base, rational(exponent)?),
+            Expr::Power(base, exponent) => self.power(base, &rational(exponent)?),
             Expr::Call(function, arguments) => call(*function, arguments),
         }
     }
 
-    fn power(self, base: &Expr, exponent: Rational) -> Option<Element> {
-        let of_degree = match exponent.denominator() {
+    fn power(self, base: &Expr, exponent: &Rational) -> Option<Element> {
+        let (numerator, denominator) = exponent.to_parts()?;
+        let of_degree = match denominator {
             1 => self.value(base)?,
-            2 => root(rational(base)?)?,
+            2 => root(&rational(base)?)?,
             degree @ (3 | 5 | 7 | 9 | 11 | 13) => {
                 let base = self.value(base).filter(|base| base.im == 0)?;
                 // The inverse of the degree modulo p − 1.
@@ -234,25 +242,37 @@ impl Point {
             }
             _ => return None,
         };
-        of_degree.power(exponent.numerator())
+        of_degree.power(numerator)
     }
 }
 
 fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
     let numbers: Option<Vec<Rational>> = arguments.iter().map(rational).collect();
-    match (function, numbers?.as_slice()) {
-        (Function::Abs, [of]) => Some(Element::of(of.abs())),
-        (Function::Floor, [of]) => {
-            Some(Element::of(Rational::new(of.numerator().div_euclid(of.denominator()), 1)?))
+    let numbers = numbers?;
+    let small = |of: &Rational| of.to_parts().filter(|(_, denominator)| *denominator == 1).map(|(n, _)| n);
+    match (function, numbers.as_slice()) {
+        (Function::Abs, [of]) => Some(Element::of(&of.clone().abs())),
+        (Function::Floor, [of]) => Some(Element::of(&of.floor())),
+        (Function::Ceiling, [of]) => Some(Element::of(&of.clone().negate().floor().negate())),
+        (Function::Modulo, [of, by]) if by.numerator().is_positive() => Some(Element::of(&of.modulo(by)?)),
+        (Function::Gcd | Function::Lcm, [first, more @ ..]) => {
+            let mut found = first.clone().abs();
+            for other in more {
+                let gcd = found.gcd(other)?;
+                found = match function {
+                    Function::Gcd => gcd,
+                    _ if gcd.numerator().is_zero() => gcd,
+                    _ => found.times(other)?.abs().over(&gcd)?,
+                };
+            }
+            found.is_integer().then(|| Element::of(&found))
         }
-        (Function::Ceiling, [of]) => {
-            Some(Element::of(Rational::new(-(-of.numerator()).div_euclid(of.denominator()), 1)?))
+        (Function::Factorial, [of]) => {
+            let of = small(of).filter(|of| (0..=FACTORIAL).contains(of))?;
+            Some((1..=of).fold(Element::ONE, |product, k| product.times(Element::real(k as u64))))
         }
-        (Function::Factorial, [of]) if of.is_integer() && (0..=FACTORIAL).contains(&of.numerator()) => {
-            Some((1..=of.numerator()).fold(Element::ONE, |product, k| product.times(Element::real(k as u64))))
-        }
-        (Function::Binomial, [n, k]) if n.is_integer() && k.is_integer() => {
-            let (n, k) = (n.numerator(), k.numerator());
+        (Function::Binomial, [n, k]) => {
+            let (n, k) = (small(n)?, small(k)?);
             if !(0..=FACTORIAL).contains(&k) || n < k || n > 1 << 60 {
                 return None;
             }
@@ -264,13 +284,12 @@ fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
             Some(product)
         }
         (Function::Max | Function::Min, [first, more @ ..]) => {
-            let mut best = *first;
-            for other in more {
-                if other.compare(best)?.is_gt() == (function == Function::Max) {
-                    best = *other;
-                }
-            }
-            Some(Element::of(best))
+            let is_better = |other: &&Rational, best: &Rational| {
+                other.compare(best).is_gt() == (function == Function::Max)
+            };
+            Some(Element::of(
+                more.iter().fold(first, |best, other| if is_better(&other, best) { other } else { best }),
+            ))
         }
         _ => None,
     }
@@ -284,23 +303,23 @@ mod tests {
     fn roots_are_roots() {
         for value in [2, 3, 5, 6, 12, 49, 65537, 999_983, 1 << 40] {
             let of = Rational::from(value);
-            let found = root(of).unwrap();
-            assert_eq!(found.times(found), Element::of(of), "{value}");
+            let found = root(&of).unwrap();
+            assert_eq!(found.times(found), Element::of(&of), "{value}");
         }
         // √2 √3 = √6, whichever of them lie in F_p.
-        let root = |n: i64| root(Rational::from(n)).unwrap();
+        let root = |n: i64| root(&Rational::from(n)).unwrap();
         assert_eq!(root(2).times(root(3)), root(6));
         assert_eq!(root(-2).times(root(-3)), Element::ZERO.minus(root(6)));
         // Too large to know its factors.
-        assert_eq!(super::root(Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()), None);
+        assert_eq!(super::root(&Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()), None);
     }
 
     #[test]
     fn a_third_root_is_unique() {
         let eight = Expr::whole(8);
         let third = Rational::new(1, 3).unwrap();
-        assert_eq!(Point(1).power(&eight, third), Some(Element::real(2)));
+        assert_eq!(Point(1).power(&eight, &third), Some(Element::real(2)));
         let minus = Expr::Negative(Box::new(eight));
-        assert_eq!(Point(1).power(&minus, third), Some(Element::ZERO.minus(Element::real(2))));
+        assert_eq!(Point(1).power(&minus, &third), Some(Element::ZERO.minus(Element::real(2))));
     }
 }

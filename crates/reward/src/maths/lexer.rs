@@ -1,5 +1,7 @@
 //! Tokens of a formula, in LaTeX or in plain text.
 
+use super::names::{DROPPED, FRAMES, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS};
+
 /// A token.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
@@ -25,8 +27,10 @@ pub(super) enum Token {
     /// Braces that group.
     GroupOpen,
     GroupClose,
-    /// A comma, a semicolon, "and", "or".
+    /// A comma or a semicolon.
     Separator,
+    And,
+    Or,
     /// `\begin{…}` and `\end{…}`.
     Begin(String),
     End,
@@ -38,126 +42,30 @@ pub(super) enum Token {
 /// Longest formula that is read, in characters.
 pub(super) const LONGEST: usize = 4000;
 
-/// Words that are functions or constants, with their names in LaTeX.
-const NAMES: [&str; 36] = [
-    "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
-    "ln", "log", "exp", "max", "min", "pi", "infty", "alpha", "beta", "gamma", "delta", "theta", "lambda",
-    "mu", "phi", "omega", "binom", "frac", "abs", "floor", "ceil", "cup", "lg",
-];
+impl Token {
+    /// Returns whether the token parts the items of a list.
+    pub fn is_separator(&self) -> bool {
+        matches!(self, Token::Separator | Token::And | Token::Or)
+    }
 
-/// Units that are written without `\text`.
-const UNITS: [&str; 44] = [
-    "mm", "cm", "dm", "km", "kg", "mg", "lb", "lbs", "oz", "ft", "in", "mi", "mph", "hr", "hrs", "min",
-    "sec", "ms", "ml", "mL", "sq", "cu", "deg", "rad", "Hz", "kHz", "am", "pm", "AM", "PM", "yd", "kJ", "kW",
-    "Pa", "kPa", "eV", "mol", "nm", "gal", "pt", "qt", "rpm", "dB", "th",
-];
-
-/// Commands that say how something looks.
-const LOOKS: [&str; 27] = [
-    "left",
-    "right",
-    "big",
-    "Big",
-    "bigg",
-    "Bigg",
-    "bigl",
-    "bigr",
-    "Bigl",
-    "Bigr",
-    "displaystyle",
-    "textstyle",
-    "limits",
-    "nolimits",
-    "hspace",
-    "quad",
-    "qquad",
-    "thinspace",
-    "enspace",
-    "space",
-    "mathstrut",
-    "phantom",
-    "middle",
-    "bf",
-    "rm",
-    "it",
-    "boldsymbol",
-];
-
-/// Commands whose argument is text.
-const TEXTS: [&str; 14] = [
-    "text",
-    "mbox",
-    "hbox",
-    "textbf",
-    "textrm",
-    "textit",
-    "textsf",
-    "mathrm",
-    "operatorname",
-    "mathbf",
-    "mathit",
-    "mathsf",
-    "textnormal",
-    "mathcal",
-];
-
-/// Other names of commands.
-const SAME: [(&str, &str); 47] = [
-    ("varnothing", "emptyset"),
-    ("dfrac", "frac"),
-    ("tfrac", "frac"),
-    ("cfrac", "frac"),
-    ("dbinom", "binom"),
-    ("tbinom", "binom"),
-    ("bar", "overline"),
-    ("lvert", "|"),
-    ("rvert", "|"),
-    ("vert", "|"),
-    ("mid", "|"),
-    ("cdot", "*"),
-    ("times", "*"),
-    ("ast", "*"),
-    ("div", "/"),
-    ("pm", "±"),
-    ("mp", "±"),
-    ("le", "≤"),
-    ("leq", "≤"),
-    ("leqslant", "≤"),
-    ("ge", "≥"),
-    ("geq", "≥"),
-    ("geqslant", "≥"),
-    ("lt", "<"),
-    ("gt", ">"),
-    ("ne", "≠"),
-    ("neq", "≠"),
-    ("equiv", "="),
-    ("approx", "≈"),
-    ("cup", "∪"),
-    ("in", "∈"),
-    ("lg", "log"),
-    ("circ", "°"),
-    ("degree", "°"),
-    ("degrees", "°"),
-    ("deg", "°"),
-    ("percent", "%"),
-    ("infin", "infty"),
-    ("inf", "infty"),
-    ("infinity", "infty"),
-    ("oo", "infty"),
-    ("to", "→"),
-    ("rightarrow", "→"),
-    ("asin", "arcsin"),
-    ("acos", "arccos"),
-    ("atan", "arctan"),
-    ("sim", "≈"),
-];
+    /// Returns a number without decimals.
+    pub fn whole(digits: impl ToString) -> Token {
+        Token::Number { digits: digits.to_string(), scale: 0, decimal: false, spaced: false }
+    }
+}
 
 struct Lexer<'t> {
     rest: &'t str,
     tokens: Vec<Token>,
     spaced: bool,
-    /// How deep text is within text.
+    /// How deep arguments are within arguments.
     depth: u32,
+    /// Whether the argument is text.
+    is_text: bool,
+    /// Whether a dollar sign stands for the currency and not for a formula.
+    is_currency: bool,
+    /// Whether the text has words.
+    is_prose: bool,
     /// Whether a comma before three digits parts thousands, outside of brackets.
     thousands: bool,
     brackets: u32,
@@ -169,13 +77,26 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
     if text.chars().count() > LONGEST {
         return None;
     }
-    let mut lexer = Lexer { rest: text, tokens: Vec::new(), spaced: false, depth: 0, thousands, brackets: 0 };
-    let is_prose = text.chars().all(|c| c.is_alphabetic() || c.is_whitespace() || c == '.')
-        && text.split_whitespace().any(|word| word.chars().count() > 3 && !NAMES.contains(&word));
-    if is_prose {
+    let is_word = |word: &str| {
+        word.chars().count() > 3 && word.chars().all(char::is_alphabetic) && !NAMES.contains(&word)
+    };
+    let is_prose = text.split_whitespace().any(is_word);
+    if is_prose && text.chars().all(|c| c.is_alphabetic() || c.is_whitespace() || c == '.') {
         let words = text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty());
         return Some(words.map(|word| Token::Text(word.to_owned())).collect());
     }
+    let dollars = text.match_indices('$').filter(|(at, _)| !text[..*at].ends_with('\\')).count();
+    let mut lexer = Lexer {
+        rest: text,
+        tokens: Vec::new(),
+        spaced: false,
+        depth: 0,
+        is_text: false,
+        is_currency: dollars == 1,
+        is_prose,
+        thousands,
+        brackets: 0,
+    };
     lexer.run()?;
     Some(lexer.tokens)
 }
@@ -212,7 +133,8 @@ impl<'t> Lexer<'t> {
 
     fn sign(&mut self, c: char) -> Option<()> {
         match c {
-            '$' => {}
+            '$' if self.is_currency => self.push(Token::Text("$".into())),
+            '$' | '"' | '`' => {}
             c if c.is_whitespace() || c == '~' => self.spaced = true,
             '{' => self.push(Token::GroupOpen),
             '}' => self.push(Token::GroupClose),
@@ -221,8 +143,8 @@ impl<'t> Lexer<'t> {
             ',' | ';' => self.push(Token::Separator),
             '&' => self.push(Token::Cell),
             '−' | '–' | '—' => self.push(Token::Sign('-')),
-            '·' | '×' | '⋅' => self.push(Token::Sign('*')),
-            '÷' | '∕' | '⁄' => self.push(Token::Sign('/')),
+            '·' | '×' => self.push(Token::Sign('*')),
+            '÷' => self.push(Token::Sign('/')),
             '*' if self.rest.starts_with('*') => {
                 self.rest = &self.rest[1..];
                 self.push(Token::Sign('^'));
@@ -234,30 +156,18 @@ impl<'t> Lexer<'t> {
                 self.rest = &self.rest[1..];
                 self.push(Token::Sign(if c == '<' { '≤' } else { '≥' }));
             }
-            '⩽' => self.push(Token::Sign('≤')),
-            '⩾' => self.push(Token::Sign('≥')),
-            '²' | '³' => {
-                self.push(Token::Sign('^'));
-                let digits = if c == '²' { "2" } else { "3" };
-                self.push(Token::Number { digits: digits.into(), scale: 0, decimal: false, spaced: false });
+            '=' if self.rest.starts_with('>') => {
+                self.rest = &self.rest[1..];
+                self.push(Token::Sign('⇒'));
             }
-            '½' | '¼' | '¾' => {
-                let (top, bottom) = match c {
-                    '½' => ("1", "2"),
-                    '¼' => ("1", "4"),
-                    _ => ("3", "4"),
-                };
-                self.push(Token::Command("frac".into()));
-                for digits in [top, bottom] {
-                    let digits = digits.to_owned();
-                    self.push(Token::Number { digits, scale: 0, decimal: false, spaced: false });
-                }
-            }
-            '€' | '£' | '¥' | '₹' => self.push(Token::Text(c.to_string())),
-            // A full stop ends a sentence.
-            '.' if self.rest.trim().is_empty() => {}
+            '€' | '£' | '¥' | '₹' | '¢' => self.push(Token::Text(c.to_string())),
+            // A full stop ends a sentence or an abbreviation.
+            '.' if self.is_text || self.rest.trim().is_empty() => {}
+            '.' if matches!(self.tokens.last(), Some(Token::Text(_))) => {}
             '+' | '-' | '*' | '/' | '^' | '_' | '!' | '%' | '|' | '=' | '<' | '>' | '±' | '≤' | '≥' | '≠'
-            | '≈' | '∪' | '∈' | '°' | ':' | '\'' | '→' => self.push(Token::Sign(c)),
+            | '≈' | '∪' | '∈' | '°' | ':' | '\'' | '→' | '∩' | '∖' | '⇒' => {
+                self.push(Token::Sign(c))
+            }
             _ => return None,
         }
         Some(())
@@ -275,6 +185,11 @@ impl<'t> Lexer<'t> {
                 '{' => self.push(Token::Open('{')),
                 '}' => self.push(Token::Close('}')),
                 '%' => self.push(Token::Sign('%')),
+                '$' => self.push(Token::Text("$".into())),
+                // In plain text the difference of sets.
+                ' ' if self.tokens.ends_with(&[Token::Letter("\\mathbb{R}".into())]) => {
+                    self.push(Token::Sign('∖'));
+                }
                 '|' => self.push(Token::Sign('|')),
                 '\\' => {
                     // `\\[4pt]` says how far apart rows are.
@@ -305,6 +220,22 @@ impl<'t> Lexer<'t> {
             let inside = self.argument().unwrap_or_default();
             return self.text(inside);
         }
+        if let Some((_, arguments)) = DROPPED.iter().find(|(own, _)| *own == name) {
+            // `\color[rgb]{1, 0, 0}`
+            if let Some((_, rest)) = self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+                self.rest = rest;
+            }
+            for _ in 0..*arguments {
+                self.argument();
+            }
+            self.spaced = true;
+        }
+        if FRAMES.contains(&name) {
+            return self.framed(name);
+        }
+        if DROPPED.iter().any(|(own, _)| *own == name) {
+            return Some(());
+        }
         match name {
             "begin" => {
                 let name = self.argument()?;
@@ -326,9 +257,20 @@ impl<'t> Lexer<'t> {
             "langle" => self.push(Token::Open('⟨')),
             "rangle" => self.push(Token::Close('⟨')),
             "mathbb" => {
-                let letter = self.argument()?;
+                let letter = match self.argument() {
+                    Some(letter) => letter.trim(),
+                    None => {
+                        let rest = self.rest.trim_start();
+                        let end = rest.chars().next()?.len_utf8();
+                        self.rest = &rest[end..];
+                        &rest[..end]
+                    }
+                };
                 self.push(Token::Letter(format!("\\mathbb{{{letter}}}")));
             }
+            "R" | "reals" | "Reals" => self.push(Token::Letter("\\mathbb{R}".into())),
+            "wedge" | "land" => self.push(Token::And),
+            "vee" | "lor" => self.push(Token::Or),
             name => self.named(name),
         }
         // Arguments of one digit: `\frac12`.
@@ -341,8 +283,7 @@ impl<'t> Lexer<'t> {
             self.rest = self.rest.trim_start();
             let Some(digit) = self.rest.chars().next().filter(char::is_ascii_digit) else { break };
             self.rest = &self.rest[1..];
-            let digits = digit.to_string();
-            self.push(Token::Number { digits, scale: 0, decimal: false, spaced: false });
+            self.push(Token::whole(digit));
         }
         Some(())
     }
@@ -374,31 +315,65 @@ impl<'t> Lexer<'t> {
         None
     }
 
-    /// Text of LaTeX. Without words it is a formula.
-    fn text(&mut self, inside: &'t str) -> Option<()> {
+    /// An argument that is shown, in a frame or with a line.
+    fn framed(&mut self, name: &str) -> Option<()> {
+        let Some(inside) = self.argument() else { return Some(()) };
+        if name.ends_with("brace") && self.rest.trim_start().starts_with(['_', '^']) {
+            // What is written at a brace explains.
+            self.rest = &self.rest.trim_start()[1..];
+            self.argument()?;
+        }
+        let is_base = self.rest.trim_start().starts_with(['_', '^']);
+        if is_base {
+            self.push(Token::GroupOpen);
+        }
+        self.inner(inside, self.is_text, Self::run)?;
+        if is_base {
+            self.push(Token::GroupClose);
+        }
+        Some(())
+    }
+
+    /// Reads an argument.
+    fn inner(
+        &mut self,
+        inside: &'t str,
+        is_text: bool,
+        read: impl FnOnce(&mut Self) -> Option<()>,
+    ) -> Option<()> {
         if self.depth == 8 {
             return None;
         }
+        let outside = (self.rest, self.is_text);
+        (self.rest, self.is_text) = (inside, is_text);
         self.depth += 1;
-        let rest = std::mem::replace(&mut self.rest, inside);
+        let done = read(self);
+        self.depth -= 1;
+        (self.rest, self.is_text) = outside;
+        done
+    }
+
+    /// Text of LaTeX. Without words it is a formula.
+    fn text(&mut self, inside: &'t str) -> Option<()> {
         let start = self.tokens.len();
         let plain = inside.trim();
-        let done = if !plain.is_empty() && plain.chars().all(|c| c.is_alphabetic() || c == ' ') {
-            self.rest = "";
+        if self.depth == 8 {
+            return None;
+        }
+        let done = self.inner(inside, true, |lexer| {
+            if plain.is_empty() || !plain.chars().all(|c| c.is_alphabetic() || c == ' ') {
+                return lexer.run();
+            }
             for word in plain.split(' ').filter(|word| !word.is_empty()) {
-                self.spell(word, true);
+                lexer.spell(word, true);
             }
             Some(())
-        } else {
-            self.run()
-        };
+        });
         // A sign that no formula has makes all of it words.
         if done.is_none() {
             self.tokens.truncate(start);
             self.push(Token::Text(plain.to_owned()));
         }
-        self.depth -= 1;
-        self.rest = rest;
         Some(())
     }
 
@@ -412,7 +387,16 @@ impl<'t> Lexer<'t> {
             self.push(Token::Sign('*'));
             return;
         }
-        self.spell(word, self.depth > 0);
+        // a.m. and p.m.
+        let noon = |rest: &'t str| rest.trim_start().strip_prefix(['m', 'M']);
+        if let ("a" | "A" | "p" | "P", Some(rest)) = (word, rest.strip_prefix('.').and_then(noon))
+            && !rest.starts_with(char::is_alphabetic)
+        {
+            self.rest = rest.strip_prefix('.').unwrap_or(rest);
+            self.push(Token::Text(format!("{word}m")));
+            return;
+        }
+        self.spell(word, self.is_text);
     }
 
     fn spell(&mut self, word: &str, is_text: bool) {
@@ -430,7 +414,9 @@ impl<'t> Lexer<'t> {
             || self.tokens.ends_with(&[Token::Sign('°'), Token::GroupClose]);
         let one = word.chars().nth(1).is_none();
         match word {
-            "or" | "and" => self.push(Token::Separator),
+            "or" => self.push(Token::Or),
+            "and" => self.push(Token::And),
+            "choose" if after_number => self.push(Token::Command(word.into())),
             "π" => self.push(Token::Command("pi".into())),
             "percent" | "degrees" | "degree" | "infinity" | "inf" | "oo" => self.named(word),
             "i" | "e" if is_text => self.push(Token::Letter(word.into())),
@@ -439,7 +425,12 @@ impl<'t> Lexer<'t> {
             "A" | "C" | "J" | "K" | "L" | "N" | "V" | "W" if is_text && after_number => {
                 self.push(Token::Text(word.into()));
             }
+            "万" | "萬" | "亿" | "億" => self.push(Token::Text(word.into())),
             _ if one => self.push(Token::Letter(word.into())),
+            _ if WORDS.contains(&word.to_lowercase().as_str()) => self.push(Token::Text(word.into())),
+            _ if self.is_prose && PROSE_WORDS.contains(&word.to_lowercase().as_str()) => {
+                self.push(Token::Text(word.into()));
+            }
             _ if NAMES.contains(&word) && !(is_text && after_number) => self.named(word),
             _ if is_text || word.chars().count() > 3 || !word.is_ascii() => {
                 self.push(Token::Text(word.into()))
@@ -481,7 +472,41 @@ impl<'t> Lexer<'t> {
                 decimal = true;
             }
         }
+        if let Some(rest) =
+            ["...", "…", "\\ldots", "\\dots", "\\cdots"].iter().find_map(|m| self.rest.strip_prefix(m))
+            && scale < 0
+        {
+            self.rest = rest;
+            return self.repeating(digits, scale, spaced);
+        }
         self.push(Token::Number { digits, scale, decimal, spaced });
+    }
+
+    /// A decimal that goes on. Its last digits repeat where they are written at least twice, a single digit at
+    /// least three times.
+    fn repeating(&mut self, mut digits: String, scale: i32, spaced: bool) {
+        let decimals = &digits[digits.len() - scale.unsigned_abs() as usize..];
+        let repeats = |length: &usize| {
+            let times = if *length == 1 { 3 } else { 2 };
+            decimals.len() >= length * times && {
+                let block = &decimals[decimals.len() - length..];
+                decimals.ends_with(&block.repeat(times))
+            }
+        };
+        let Some(length) = (1..=6).find(repeats) else {
+            return self.push(Token::Number { digits, scale, decimal: true, spaced });
+        };
+        let block = digits[digits.len() - length..].to_owned();
+        let mut left = scale;
+        while left <= -(length as i32) && digits.ends_with(&block) {
+            digits.truncate(digits.len() - length);
+            left += length as i32;
+        }
+        self.push(Token::Number { digits, scale: left, decimal: true, spaced });
+        self.push(Token::Command("overline".into()));
+        self.push(Token::GroupOpen);
+        self.push(Token::whole(block));
+        self.push(Token::GroupClose);
     }
 
     fn run_of_digits(&mut self) -> String {

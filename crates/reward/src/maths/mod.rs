@@ -14,16 +14,25 @@ mod expression;
 mod extract;
 mod field;
 mod lexer;
+mod matrix;
+mod members;
+mod names;
 mod parser;
+mod phrases;
+mod quantity;
 mod region;
+mod series;
+mod statement;
+mod time;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::characters::spelled;
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
-use answer::{Answer, readings};
+use answer::readings;
 use equal::Rules;
 pub use extract::MathsPlace;
 
@@ -111,19 +120,20 @@ impl MathsScorer {
         Ok(Score { value: f64::from(u8::from(right)), extracted: Some(found) })
     }
 
-    /// Whether two answers mean the same.
-    pub fn is_same(&self, a: &str, b: &str) -> bool {
-        let (plain_a, plain_b) = (plain(a), plain(b));
-        if plain_a == plain_b {
-            return !plain_a.is_empty();
+    /// Returns whether an answer means the same as the expected one.
+    pub fn is_same(&self, expected: &str, answer: &str) -> bool {
+        let (expected, answer) = (spelled(expected), spelled(answer));
+        let plain_expected = plain(&expected);
+        if plain_expected == plain(&answer) {
+            return !plain_expected.is_empty();
         }
         let rules = Rules {
             decimals: Some(self.decimals).filter(|decimals| *decimals > 0),
             percent_or_number: self.percent == Percent::Either,
+            units: self.units == Units::Compare,
         };
-        let read = |text: &str| -> Vec<Answer> { readings(text, self.units == Units::Compare) };
-        let (a, b) = (read(a), read(b));
-        a.iter().any(|a| b.iter().any(|b| rules.same(a, b)))
+        let (expected, answer) = (readings(&expected), readings(&answer));
+        expected.iter().any(|expected| answer.iter().any(|answer| rules.same(expected, answer)))
     }
 }
 

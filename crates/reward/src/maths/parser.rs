@@ -1,13 +1,19 @@
 //! From tokens to expressions.
 
 use super::expression::{Constant, Expr, Function, Literal};
+use super::field::rational;
 use super::lexer::Token;
+use super::series::{self, determinant};
+use crate::words;
 
 /// How deep groups may be nested.
 const DEPTH: u32 = 40;
 
 /// How many operations may stand within one another: whatever looks at an expression goes down as many calls.
 const HEIGHT: u32 = 400;
+
+/// Most items of an answer.
+pub(super) const ITEMS: usize = 100;
 
 /// A position among tokens.
 struct Parser<'t> {
@@ -16,12 +22,14 @@ struct Parser<'t> {
     depth: u32,
     /// How many bars of an absolute value are open.
     bars: u32,
+    /// Whether the tokens are a cell of a determinant, which has no determinants within it.
+    is_cell: bool,
 }
 
 /// Reads tokens as one expression; `None` where they are none, or where they are nested beyond all reason.
 pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
-    let mut parser = Parser { tokens, at: 0, depth: 0, bars: 0 };
-    let whole = parser.sum()?;
+    let mut parser = Parser::new(tokens, 0);
+    let whole = parser.whole()?;
     (parser.at == tokens.len() && whole.is_within(HEIGHT)).then_some(whole)
 }
 
@@ -57,7 +65,47 @@ pub(super) fn split(tokens: &[Token], mut parts: impl FnMut(&Token) -> bool) -> 
         .collect()
 }
 
+/// The rows of a matrix that have cells.
+pub(super) fn rows(inner: &[Token]) -> impl Iterator<Item = &[Token]> {
+    split(inner, |token| *token == Token::Row).into_iter().filter(|row| !row.is_empty())
+}
+
+/// The cells of a row.
+pub(super) fn cells(row: &[Token]) -> Vec<&[Token]> {
+    split(row, |token| *token == Token::Cell)
+}
+
 impl<'t> Parser<'t> {
+    fn new(tokens: &'t [Token], depth: u32) -> Self {
+        Parser { tokens, at: 0, depth, bars: 0, is_cell: false }
+    }
+
+    /// Parses a sum, or two of them with `\over` or `\choose` between.
+    fn whole(&mut self) -> Option<Expr> {
+        let top = self.sum()?;
+        match self.peek() {
+            Some(Token::Command(name)) if name == "over" => {
+                self.at += 1;
+                Some(Expr::Product(vec![top, self.sum()?.inverted()]))
+            }
+            Some(Token::Command(name)) if name == "choose" => {
+                self.at += 1;
+                Some(Expr::Call(Function::Binomial, vec![top, self.sum()?]))
+            }
+            _ => Some(top),
+        }
+    }
+
+    /// Whether two measures of known units follow each other, as in 5 feet 3 inches.
+    fn continues_measure(&self) -> bool {
+        let is_unit =
+            |token: Option<&Token>| matches!(token, Some(Token::Text(word)) if words::units(word).is_some());
+        let before = self.at.checked_sub(1).and_then(|at| self.tokens.get(at));
+        matches!(self.peek(), Some(Token::Number { .. }))
+            && is_unit(before)
+            && is_unit(self.tokens.get(self.at + 1))
+    }
+
     fn peek(&self) -> Option<&'t Token> {
         self.tokens.get(self.at)
     }
@@ -97,7 +145,7 @@ impl<'t> Parser<'t> {
                 term = Expr::PlusMinus(Box::new(term));
             }
             terms.push(term);
-            if !matches!(self.peek(), Some(Token::Sign('+' | '-' | '±'))) {
+            if !matches!(self.peek(), Some(Token::Sign('+' | '-' | '±'))) && !self.continues_measure() {
                 break;
             }
         }
@@ -111,8 +159,14 @@ impl<'t> Parser<'t> {
                 factors.push(self.signed()?);
             } else if self.take_sign('/') || self.take_sign(':') {
                 factors.push(self.signed()?.inverted());
+            } else if matches!(self.peek(), Some(Token::Command(name)) if name == "mod") {
+                self.at += 1;
+                let of = if factors.len() == 1 { factors.remove(0) } else { Expr::Product(factors) };
+                factors = vec![Expr::Call(Function::Modulo, vec![of, self.signed()?])];
+            } else if self.continues_measure() {
+                break;
             } else if self.begins_factor() {
-                // Two measures side by side (5 feet 3 inches) are no product.
+                // Two measures side by side are no product.
                 let measured = |factor: &Expr| !matches!(factor, Expr::Unit(_));
                 if matches!(self.peek(), Some(Token::Number { .. }))
                     && matches!(factors.last(), Some(Expr::Unit(_)))
@@ -149,7 +203,8 @@ impl<'t> Parser<'t> {
         match self.peek() {
             Some(Token::Number { .. } | Token::Letter(_) | Token::Text(_) | Token::GroupOpen) => true,
             Some(Token::Open(open)) => *open != '{',
-            Some(Token::Command(_)) => true,
+            Some(Token::Begin(name)) => name == "vmatrix",
+            Some(Token::Command(name)) => !["over", "choose", "mod", "pmod"].contains(&name.as_str()),
             Some(Token::Sign('|')) => self.bars == 0,
             _ => false,
         }
@@ -214,10 +269,12 @@ impl<'t> Parser<'t> {
             } else if self.take_sign('%') {
                 // A part of an answer; as a whole it is one of its own.
                 inner = Expr::Product(vec![inner, Expr::whole(100).inverted()]);
-            } else if self.peek() == Some(&Token::Sign('_')) && matches!(inner, Expr::Number(_)) {
-                // The base of a number goes without saying.
+            } else if self.peek() == Some(&Token::Sign('_'))
+                && let Expr::Number(literal) = &inner
+            {
                 self.at += 1;
-                self.subscript()?;
+                let base = self.subscript()?;
+                inner = literal.in_base(base.parse().ok().or_else(|| words::number_word(&base))?)?;
             } else if self.peek() == Some(&Token::Sign('\''))
                 && let Expr::Symbol(name) = &mut inner
             {
@@ -246,7 +303,10 @@ impl<'t> Parser<'t> {
                     _ => Expr::Symbol(name),
                 })
             }
+            // The signs of units differ by their case.
+            Token::Text(words) if words.chars().nth(1).is_none() => Some(Expr::Unit(words.clone())),
             Token::Text(words) => Some(Expr::Unit(words.to_lowercase())),
+            Token::Begin(name) if name == "vmatrix" => self.determinant(),
             Token::GroupOpen => self.inside(|token| *token == Token::GroupClose),
             Token::Open(open @ ('(' | '[' | '⌊' | '⌈')) => {
                 let inner =
@@ -256,6 +316,12 @@ impl<'t> Parser<'t> {
                     '⌈' => Expr::Call(Function::Ceiling, vec![inner]),
                     _ => inner,
                 })
+            }
+            // |A| of a matrix.
+            Token::Sign('|') if matches!(self.peek(), Some(Token::Begin(_))) => {
+                self.at += 1;
+                let found = self.determinant();
+                self.take_sign('|').then_some(found?)
             }
             Token::Sign('|') => {
                 self.bars += 1;
@@ -268,9 +334,45 @@ impl<'t> Parser<'t> {
         }
     }
 
+    /// The determinant of the matrix whose `Begin` was passed.
+    fn determinant(&mut self) -> Option<Expr> {
+        if self.is_cell {
+            return None;
+        }
+        let length = closing(&self.tokens[self.at - 1..])?;
+        let inner = &self.tokens[self.at..self.at - 1 + length];
+        self.at += length;
+        let cell = |tokens| {
+            let mut parser = Parser { is_cell: true, ..Parser::new(tokens, self.depth + 1) };
+            let value = parser.nested(Self::whole)?;
+            (parser.at == tokens.len()).then_some(value)
+        };
+        let rows: Option<Vec<Vec<Expr>>> =
+            rows(inner).map(|row| cells(row).into_iter().map(cell).collect()).collect();
+        determinant(&rows?)
+    }
+
+    /// The terms of `\sum_{k=1}^{4} k` or the factors of `\prod`.
+    fn series(&mut self) -> Option<Vec<Expr>> {
+        if !self.take_sign('_') || self.peek() != Some(&Token::GroupOpen) {
+            return None;
+        }
+        let [Token::GroupOpen, Token::Letter(index), Token::Sign('='), ..] = &self.tokens[self.at..] else {
+            return None;
+        };
+        self.at += 3;
+        let from = self.inside(|token| *token == Token::GroupClose)?;
+        if !self.take_sign('^') {
+            return None;
+        }
+        let to = self.argument()?;
+        let body = self.nested(Self::product)?;
+        series::terms(&body, index, &rational(&from)?, &rational(&to)?)
+    }
+
     /// A sum up to a token that closes it.
     fn inside(&mut self, closes: impl Fn(&Token) -> bool) -> Option<Expr> {
-        let inner = self.nested(Self::sum)?;
+        let inner = self.nested(Self::whole)?;
         let is_closed = self.peek().is_some_and(closes);
         self.at += 1;
         is_closed.then_some(inner)
@@ -335,6 +437,24 @@ impl<'t> Parser<'t> {
                 let of = self.argument()?;
                 return Some(Expr::Power(Box::new(of), Box::new(degree.inverted())));
             }
+            "sum" => return self.series().map(Expr::Sum),
+            "prod" => return self.series().map(Expr::Product),
+            "det" => {
+                let brackets = matches!(self.peek(), Some(Token::Open(_)));
+                self.at += usize::from(brackets) + 1;
+                let Some(Token::Begin(_)) = self.tokens.get(self.at - 1) else { return None };
+                let found = self.determinant()?;
+                self.at += usize::from(brackets);
+                return Some(found);
+            }
+            // A segment, or a number of letters.
+            "overline" => {
+                let name = self.subscript()?;
+                return name
+                    .chars()
+                    .all(char::is_alphabetic)
+                    .then(|| Expr::Symbol(format!("\\overline{{{name}}}")));
+            }
             "exp" => {
                 let of = self.operand()?;
                 return Some(Expr::Power(Box::new(Expr::Constant(Constant::E)), Box::new(of)));
@@ -361,8 +481,12 @@ impl<'t> Parser<'t> {
             "ceil" => F::Ceiling,
             "max" => F::Max,
             "min" => F::Min,
+            "gcd" => F::Gcd,
+            "lcm" => F::Lcm,
             // A letter that is no Latin one.
-            _ if name.chars().all(|c| c.is_ascii_alphabetic()) && !["overline", "frac"].contains(&name) => {
+            _ if name.chars().all(|c| c.is_ascii_alphabetic())
+                && !["over", "choose", "pmod", "mod"].contains(&name) =>
+            {
                 let subscript =
                     if self.take_sign('_') { format!("_{}", self.subscript()?) } else { String::new() };
                 return Some(Expr::Symbol(format!("\\{name}{subscript}")));
@@ -385,7 +509,7 @@ impl<'t> Parser<'t> {
             other => other,
         };
         let arguments = match function {
-            F::Max | F::Min => self.arguments()?,
+            F::Max | F::Min | F::Gcd | F::Lcm => self.arguments()?,
             F::Log => vec![base, self.operand()?],
             _ => vec![self.operand()?],
         };
@@ -410,10 +534,10 @@ impl<'t> Parser<'t> {
         let inner = self.tokens.get(self.at + 1..end)?;
         self.at = end + 1;
         let depth = self.depth;
-        split(inner, |token| *token == Token::Separator)
+        split(inner, Token::is_separator)
             .into_iter()
             .map(|part| {
-                let mut parser = Parser { tokens: part, at: 0, depth: depth + 1, bars: 0 };
+                let mut parser = Parser { is_cell: self.is_cell, ..Parser::new(part, depth + 1) };
                 let one = parser.nested(Self::sum)?;
                 (parser.at == part.len()).then_some(one)
             })

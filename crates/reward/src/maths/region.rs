@@ -1,8 +1,9 @@
-//! Sets of real numbers: intervals, their unions, and the inequalities that say the same.
+//! Sets of real numbers: intervals, their unions, intersections and differences, and the inequalities that say
+//! the same.
 
 use super::answer::Answer;
 use super::approximate;
-use super::expression::{Constant, Expr};
+use super::expression::{Constant, Expr, Function};
 use super::field::Point;
 
 /// Spans of the real line, apart from each other and in order.
@@ -31,32 +32,68 @@ impl Region {
     }
 }
 
-/// The region that an answer says, if it says one.
+/// Returns the region that an answer says, if it says one.
 pub(super) fn of(answer: &Answer) -> Option<Region> {
-    let mut region = Region { variable: None, spans: Vec::new() };
-    collect(answer, &mut region)?;
-    // In order, and joined where they overlap.
-    let mut spans: Vec<(f64, Span)> = Vec::new();
-    for span in std::mem::take(&mut region.spans) {
-        spans.push((size(&span.from.0)?, span));
-    }
-    spans.sort_by(|a, b| a.0.total_cmp(&b.0));
-    for (from, span) in spans {
-        if let Some(last) = region.spans.last_mut() {
-            let (end, next) = (size(&last.to.0)?, size(&span.to.0)?);
-            let joins = end > from || (end == from && (last.to.1 || span.from.1));
-            if joins {
-                if next > end {
-                    last.to = span.to;
-                } else if next == end {
-                    last.to.1 |= span.to.1;
-                }
-                continue;
-            }
+    match answer {
+        Answer::Tuple { open, close, items } => {
+            let [from, to] = &items[..] else { return None };
+            let (from, to) = ((value(from)?, *open == '['), (value(to)?, *close == ']'));
+            Region::new(None, vec![Span { from, to }])
         }
-        region.spans.push(span);
+        // Points beside intervals.
+        Answer::Set(items) => {
+            let point = |item: &Answer| {
+                let end = (value(item)?, true);
+                Some(Span { from: end.clone(), to: end })
+            };
+            Region::new(None, items.iter().map(point).collect::<Option<_>>()?)
+        }
+        Answer::Combined(sign, parts) => {
+            let mut parts = parts.iter().map(of);
+            let first = parts.next()??;
+            parts.try_fold(first, |region, part| match sign {
+                '∪' => region.or(part?),
+                '∩' => region.and(part?),
+                _ => region.and(part?.complement()?),
+            })
+        }
+        // "x < 1 or x > 3". Conditions that together leave nothing out both hold: "x > 1, x < 3".
+        Answer::List(parts) if parts.iter().all(is_condition) => {
+            let any = several(parts, Region::or)?;
+            if any.is_everything() { several(parts, Region::and) } else { Some(any) }
+        }
+        // "x < 1 and x > 3" are two solutions.
+        Answer::All(parts) => {
+            let all = several(parts, Region::and)?;
+            if all.spans.is_empty() { several(parts, Region::or) } else { Some(all) }
+        }
+        Answer::Relation(parts, signs, about) if about.bounds.is_empty() => relation(parts, signs),
+        Answer::Value(quantity) if is_reals(&quantity.value) => Some(Region::everything(None)),
+        _ => None,
     }
-    Some(region)
+}
+
+fn is_reals(of: &Expr) -> bool {
+    matches!(of, Expr::Symbol(name) if name == "\\mathbb{R}")
+}
+
+fn is_condition(answer: &Answer) -> bool {
+    matches!(answer, Answer::Relation(..)) || matches!(answer, Answer::Value(of) if is_reals(&of.value))
+}
+
+fn several(parts: &[Answer], join: impl Fn(Region, Region) -> Option<Region>) -> Option<Region> {
+    let mut parts = parts.iter().map(of);
+    let first = parts.next()??;
+    parts.try_fold(first, |region, part| join(region, part?))
+}
+
+fn value(answer: &Answer) -> Option<Expr> {
+    match answer {
+        Answer::Value(quantity) if !quantity.percent && quantity.about.bounds.is_empty() => {
+            Some(quantity.value.clone())
+        }
+        _ => None,
+    }
 }
 
 fn size(of: &Expr) -> Option<f64> {
@@ -66,36 +103,103 @@ fn size(of: &Expr) -> Option<f64> {
     }
 }
 
-fn collect(answer: &Answer, region: &mut Region) -> Option<()> {
-    let value = |answer: &Answer| match answer {
-        Answer::Value(value) => Some(value.clone()),
-        _ => None,
-    };
-    match answer {
-        Answer::Tuple { open, close, items } => {
-            let [from, to] = &items[..] else { return None };
-            let (from, to) = ((value(from)?, *open == '['), (value(to)?, *close == ']'));
-            region.spans.push(Span { from, to });
+impl Region {
+    /// Returns spans in order, joined where they overlap, without empty ones.
+    fn new(variable: Option<String>, spans: Vec<Span>) -> Option<Self> {
+        let mut sized: Vec<(f64, Span)> = Vec::new();
+        for span in spans {
+            sized.push((size(&span.from.0)?, span));
         }
-        // Points beside intervals.
-        Answer::Set(items) => {
-            for item in items {
-                let end = (value(item)?, true);
-                region.spans.push(Span { from: end.clone(), to: end });
+        sized.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.from.1.cmp(&a.1.from.1)));
+        let mut region = Region { variable, spans: Vec::new() };
+        for (from, span) in sized {
+            let next = size(&span.to.0)?;
+            if next < from || (next == from && !(span.from.1 && span.to.1)) {
+                // An interval that is written the wrong way round is no region.
+                if next < from {
+                    return None;
+                }
+                continue;
+            }
+            if let Some(last) = region.spans.last_mut() {
+                let end = size(&last.to.0)?;
+                if end > from || (end == from && (last.to.1 || span.from.1)) {
+                    if next > end {
+                        last.to = span.to;
+                    } else if next == end {
+                        last.to.1 |= span.to.1;
+                    }
+                    continue;
+                }
+            }
+            region.spans.push(span);
+        }
+        Some(region)
+    }
+
+    fn everything(variable: Option<String>) -> Self {
+        let span = Span { from: (minus_infinity(), false), to: (infinity(), false) };
+        Region { variable, spans: vec![span] }
+    }
+
+    fn is_everything(&self) -> bool {
+        matches!(&self.spans[..], [span] if span.from.0.infinite() == Some(-1) && span.to.0.infinite() == Some(1))
+    }
+
+    /// The variable of two regions; `None` if they are of different ones.
+    fn shared(&self, other: &Region) -> Option<Option<String>> {
+        match (&self.variable, &other.variable) {
+            (Some(a), Some(b)) => (a == b).then(|| Some(a.clone())),
+            (a, b) => Some(a.clone().or_else(|| b.clone())),
+        }
+    }
+
+    fn or(self, other: Region) -> Option<Region> {
+        let variable = self.shared(&other)?;
+        Region::new(variable, self.spans.into_iter().chain(other.spans).collect())
+    }
+
+    fn and(self, other: Region) -> Option<Region> {
+        let variable = self.shared(&other)?;
+        let mut spans = Vec::new();
+        for a in &self.spans {
+            for b in &other.spans {
+                let from = later(&a.from, &b.from, 1.0)?;
+                let to = later(&a.to, &b.to, -1.0)?;
+                if size(&from.0)? <= size(&to.0)? {
+                    spans.push(Span { from, to });
+                }
             }
         }
-        Answer::Union(parts) => parts.iter().try_for_each(|part| collect(part, region))?,
-        // "x < 1 or x > 3"
-        Answer::List(parts) if parts.iter().all(|part| matches!(part, Answer::Relation(..))) => {
-            parts.iter().try_for_each(|part| collect(part, region))?;
-        }
-        Answer::Relation(parts, signs) => relation(parts, signs, region)?,
-        Answer::Value(Expr::Symbol(name)) if name == "\\mathbb{R}" => {
-            region.spans.push(Span { from: (minus_infinity(), false), to: (infinity(), false) });
-        }
-        _ => return None,
+        Region::new(variable, spans)
     }
-    Some(())
+
+    fn complement(self) -> Option<Region> {
+        let mut from = (minus_infinity(), false);
+        let mut spans = Vec::new();
+        for span in self.spans {
+            if span.from.0.infinite() != Some(-1) {
+                spans.push(Span { from, to: (span.from.0, !span.from.1) });
+            }
+            from = (span.to.0, !span.to.1);
+        }
+        if from.0.infinite() != Some(1) {
+            spans.push(Span { from, to: (infinity(), false) });
+        }
+        Region::new(self.variable, spans)
+    }
+}
+
+/// The end that leaves less: the larger of two starts (`sign` 1) or the smaller of two stops (−1).
+fn later(a: &(Expr, bool), b: &(Expr, bool), sign: f64) -> Option<(Expr, bool)> {
+    let (x, y) = (size(&a.0)? * sign, size(&b.0)? * sign);
+    Some(if x == y {
+        (a.0.clone(), a.1 && b.1)
+    } else if x > y {
+        a.clone()
+    } else {
+        b.clone()
+    })
 }
 
 fn infinity() -> Expr {
@@ -106,49 +210,123 @@ fn minus_infinity() -> Expr {
     Expr::Negative(Box::new(infinity()))
 }
 
-fn relation(parts: &[Expr], signs: &[char], region: &mut Region) -> Option<()> {
-    let is_closed = |sign: char| matches!(sign, '≤' | '≥');
-    let is_less = |sign: char| matches!(sign, '<' | '≤');
-    let turned = |sign: char| match sign {
+fn turned(sign: char) -> char {
+    match sign {
         '<' => '>',
         '>' => '<',
         '≤' => '≥',
         '≥' => '≤',
         other => other,
-    };
-    let fixed = |of: &Expr| !of.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)));
-    let mut named = |name: &String| {
-        let is_same = region.variable.as_ref().is_none_or(|before| before == name);
-        region.variable = Some(name.clone());
-        is_same.then_some(())
-    };
-    match (parts, signs) {
-        ([from, Expr::Symbol(name), to], [first, second]) if fixed(from) && fixed(to) => {
-            named(name)?;
-            let (low, high) = ((from.clone(), is_closed(*first)), (to.clone(), is_closed(*second)));
-            match (*first, *second) {
-                ('<' | '≤', '<' | '≤') => region.spans.push(Span { from: low, to: high }),
-                ('>' | '≥', '>' | '≥') => region.spans.push(Span { from: high, to: low }),
-                _ => return None,
+    }
+}
+
+/// The region of a relation between expressions in one variable: two linear ones, one between two numbers, or
+/// the absolute value of one and a number.
+fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
+    let mut variables = Vec::new();
+    parts.iter().for_each(|part| part.variables(&mut variables));
+    let [name] = variables[..] else { return None };
+    let variable = Some(name.to_owned());
+    let rays = match (parts, signs) {
+        ([from, middle, to], [first, second]) if from.is_fixed() && to.is_fixed() => {
+            let same = matches!((first, second), ('<' | '≤', '<' | '≤') | ('>' | '≥', '>' | '≥'));
+            if !same {
+                return None;
             }
+            let low = ray(middle, turned(*first), from, name)?;
+            return low.and(ray(middle, *second, to, name)?)?.of(variable);
         }
-        ([Expr::Symbol(name), end], [sign]) | ([end, Expr::Symbol(name)], [sign]) if fixed(end) => {
-            named(name)?;
-            let is_first = matches!(&parts[0], Expr::Symbol(_));
-            let sign = if is_first { *sign } else { turned(*sign) };
-            let end = (end.clone(), is_closed(sign));
-            let (least, most) = ((minus_infinity(), false), (infinity(), false));
-            match sign {
-                '≠' => {
-                    region.spans.push(Span { from: least, to: end.clone() });
-                    region.spans.push(Span { from: end, to: most });
-                }
-                '=' | '≈' => return None,
-                sign if is_less(sign) => region.spans.push(Span { from: least, to: end }),
-                _ => region.spans.push(Span { from: end, to: most }),
-            }
+        ([Expr::Call(Function::Abs, of), bound], [sign]) if bound.is_fixed() => {
+            distance(of.first()?, *sign, bound, name)?
+        }
+        ([bound, Expr::Call(Function::Abs, of)], [sign]) if bound.is_fixed() => {
+            distance(of.first()?, turned(*sign), bound, name)?
+        }
+        ([left, right], [sign]) => {
+            let difference = Expr::Sum(vec![left.clone(), Expr::Negative(Box::new(right.clone()))]);
+            ray(&difference, *sign, &Expr::whole(0), name)?
         }
         _ => return None,
+    };
+    rays.of(variable)
+}
+
+impl Region {
+    fn of(self, variable: Option<String>) -> Option<Region> {
+        Some(Region { variable, ..self })
     }
-    Some(())
+}
+
+/// The region in which a linear expression is in a relation to a number.
+fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
+    let (factor, rest) = self::linear(linear, name)?;
+    let by = size(&factor)?;
+    let end = Expr::Product(vec![
+        Expr::Sum(vec![bound.clone(), Expr::Negative(Box::new(rest))]),
+        factor.inverted(),
+    ]);
+    let sign = if by < 0.0 { turned(sign) } else { sign };
+    let end = (end, matches!(sign, '≤' | '≥'));
+    let below = |end| Span { from: (minus_infinity(), false), to: end };
+    let above = |end| Span { from: end, to: (infinity(), false) };
+    match sign {
+        '≠' => Region::new(None, vec![below(end.clone()), above(end)]),
+        '<' | '≤' => Region::new(None, vec![below(end)]),
+        '>' | '≥' => Region::new(None, vec![above(end)]),
+        _ => None,
+    }
+}
+
+/// The region in which the absolute value of a linear expression is in a relation to a positive number.
+fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
+    if size(bound)? <= 0.0 {
+        return None;
+    }
+    let high = ray(linear, sign, bound, name)?;
+    let low = ray(linear, turned(sign), &Expr::Negative(Box::new(bound.clone())), name)?;
+    match sign {
+        '<' | '≤' => high.and(low),
+        '>' | '≥' => high.or(low),
+        _ => None,
+    }
+}
+
+/// An expression as factor · variable + rest, with a factor that is not 0.
+fn linear(of: &Expr, name: &str) -> Option<(Expr, Expr)> {
+    let (factor, rest) = parts(of, name)?;
+    let factor = factor.filter(|factor| size(factor).is_some_and(|size| size != 0.0))?;
+    Some((factor, rest))
+}
+
+/// The factor of the variable, if it occurs, and the rest.
+fn parts(of: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
+    let negative = |of: Expr| Expr::Negative(Box::new(of));
+    if of.is_fixed() {
+        return Some((None, of.clone()));
+    }
+    match of {
+        Expr::Symbol(own) if own == name => Some((Some(Expr::whole(1)), Expr::whole(0))),
+        Expr::Negative(inner) => {
+            let (factor, rest) = parts(inner, name)?;
+            Some((factor.map(negative), negative(rest)))
+        }
+        Expr::Sum(terms) => {
+            let (mut factors, mut rests) = (Vec::new(), Vec::new());
+            for term in terms {
+                let (factor, rest) = parts(term, name)?;
+                factors.extend(factor);
+                rests.push(rest);
+            }
+            Some((Some(Expr::Sum(factors)), Expr::Sum(rests)))
+        }
+        Expr::Product(factors) => {
+            let (fixed, varying): (Vec<&Expr>, Vec<&Expr>) =
+                factors.iter().partition(|factor| factor.is_fixed());
+            let [varying] = varying[..] else { return None };
+            let times = |of: Expr| Expr::Product(fixed.iter().copied().cloned().chain([of]).collect());
+            let (factor, rest) = parts(varying, name)?;
+            Some((factor.map(times), times(rest)))
+        }
+        _ => None,
+    }
 }

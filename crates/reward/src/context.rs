@@ -1,0 +1,384 @@
+//! What stands around a number in prose or in a formula, and what it makes of the number.
+//!
+//! A word of magnitude multiplies the number and a word of sign negates it. The number has no value of its own
+//! where it is bounded (at least 5), one of several guesses (5 or 6), an operand of something that is not
+//! worked out (3 × 4), or a part of a pair, a matrix, a ratio or a time. Units and directions are noted.
+
+use std::ops::Range;
+
+use crate::Rational;
+use crate::words::{self, About};
+
+/// How many characters are looked at on either side.
+const REACH: usize = 80;
+
+/// A number in its place.
+pub(crate) struct Place<'t> {
+    pub chars: &'t [char],
+    /// Characters of the number, with its sign and currency.
+    pub range: Range<usize>,
+}
+
+/// What the surroundings make of a number.
+#[derive(Debug)]
+pub(crate) struct Change {
+    /// The factor; `None` if the number has no value of its own.
+    pub factor: Option<Rational>,
+    /// The base of its digits.
+    pub base: Option<u32>,
+    /// Characters with the words of sign and magnitude.
+    pub range: Range<usize>,
+    pub about: About,
+}
+
+/// Words that join a number to another one.
+const JOINS: [&str; 8] = ["times", "plus", "minus", "divided", "to", "or", "over", "versus"];
+
+impl Place<'_> {
+    /// Returns what the surroundings make of the number.
+    pub fn change(&self) -> Change {
+        let mut change = Change {
+            factor: Some(Rational::from(1)),
+            base: None,
+            range: self.range.clone(),
+            about: About::default(),
+        };
+        let before = self.before(&mut change);
+        let after = self.after(&mut change);
+        if !before || !after || self.is_in_tuple() || self.is_in_matrix() {
+            change.factor = None;
+        }
+        change
+    }
+
+    fn at(&self, at: usize) -> Option<char> {
+        self.chars.get(at).copied()
+    }
+
+    fn number(&self) -> String {
+        self.chars[self.range.clone()].iter().collect()
+    }
+
+    /// Notes what stands before; whether the number keeps a value.
+    fn before(&self, change: &mut Change) -> bool {
+        let start = self.range.start.saturating_sub(REACH);
+        let line: String = self.chars[start..self.range.start].iter().collect();
+        let line = line.rsplit('\n').next().unwrap_or_default();
+        let raw = line.trim_end_matches([' ', '~', '{', '$', '(']);
+        if is_relation(raw) || is_operand(raw, self.number().starts_with(['-', '−'])) {
+            return false;
+        }
+        // A part of a ratio or a time.
+        if line.ends_with(':') && line.trim_end_matches(':').ends_with(|c: char| c.is_ascii_digit()) {
+            return false;
+        }
+        let plain = without_latex(line);
+        let sentence = plain.rsplit(['.', ';', '!', '?', ',']).next().unwrap_or_default();
+        // Behind other marks than spaces, words do not belong to the number.
+        if !sentence.is_empty() && !sentence.ends_with([' ', '*', '(', '"', '\'', '-']) {
+            return true;
+        }
+        let words: Vec<&str> =
+            sentence.split(|c: char| c.is_whitespace() || c == '*').filter(|w| !w.is_empty()).collect();
+        let lower: Vec<String> = words
+            .iter()
+            .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase())
+            .collect();
+        let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
+        let Some((last, rest)) = lower.split_last() else { return true };
+        let is_number =
+            |word: Option<&&str>| word.is_some_and(|word| word.contains(|c: char| c.is_ascii_digit()));
+        if ["minus", "negative"].contains(last) {
+            // 5 minus 3 is not worked out.
+            if is_number(rest.last()) {
+                return false;
+            }
+            change.factor = change.factor.take().map(Rational::negate);
+            let sentence = line.to_lowercase();
+            let back = sentence.rfind(last).map_or(0, |at| line[at..].chars().count());
+            change.range.start = self.range.start - back;
+            return true;
+        }
+        if let Some(factor) = words::multiplier(last) {
+            change.factor = change.factor.take().and_then(|one| one.times(&Rational::from(factor as i64)));
+            return true;
+        }
+        if *last == "of" && rest.last().is_some_and(|word| words::denominator(word).is_some()) {
+            return false;
+        }
+        if JOINS.contains(last) && is_number(rest.last()) {
+            return false;
+        }
+        if *last == "by" && rest.last() == Some(&"divided") {
+            return false;
+        }
+        if *last == "of" && rest.ends_with(&["out"]) && is_number(rest.iter().rev().nth(1)) {
+            return false;
+        }
+        if *last == "and" && rest.iter().rev().take(5).any(|word| *word == "between") {
+            return false;
+        }
+        let is_bound = (0..lower.len().min(6)).any(|back| {
+            let phrase = &lower[lower.len() - 1 - back..];
+            words::bound(phrase, true).is_some_and(|(_, length)| length == phrase.len())
+        });
+        !is_bound
+    }
+
+    /// Notes what stands behind; whether the number keeps a value.
+    fn after(&self, change: &mut Change) -> bool {
+        let mut end = self.range.end;
+        if self.at(end) == Some('_') {
+            let braced = usize::from(self.at(end + 1) == Some('{'));
+            let digits: String =
+                self.chars[end + 1 + braced..].iter().take_while(|c| c.is_ascii_digit()).take(3).collect();
+            change.base = digits.parse().ok();
+            return change.base.is_some();
+        }
+        let number = self.number();
+        let currency = number.chars().find(|c| "$€£¥₹".contains(*c));
+        if let Some(units) = currency.and_then(|sign| words::units(&sign.to_string())) {
+            units.into_iter().for_each(|(unit, power)| change.about.add_unit(unit, power));
+        }
+        // 5k, $5M
+        if let Some(letter) = self.at(end).filter(|c| "kKMBmbT".contains(*c))
+            && !self.at(end + 1).is_some_and(|c| c.is_alphanumeric() || c == '^')
+        {
+            let is_amount = currency.is_some() || letter == 'k';
+            if let (true, Some(factor)) = (is_amount, words::suffix(&letter.to_string())) {
+                change.range.end = end + 1;
+                return self.multiply(change, factor);
+            }
+            if "KMBT".contains(letter) {
+                return false;
+            }
+        }
+        let stop = (end + REACH).min(self.chars.len());
+        let line: String = self.chars[end..stop].iter().take_while(|c| **c != '\n').collect();
+        if line.starts_with(':') && line[1..].starts_with(|c: char| c.is_ascii_digit()) {
+            return false;
+        }
+        if starts_operation(&line) {
+            return false;
+        }
+        // Words of magnitude.
+        while let Some((word, next)) = self.word_at(end) {
+            let Some(factor) = words::magnitude(&word) else { break };
+            if !self.multiply(change, factor) {
+                return false;
+            }
+            end = next;
+            change.range.end = end;
+        }
+        let rest: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
+        let plain = without_latex(&rest);
+        let sentence = plain.split(". ").next().unwrap_or_default();
+        note_units(sentence, &mut change.about);
+        let words: Vec<String> = sentence
+            .split(|c: char| !c.is_alphanumeric() && c != '\'')
+            .filter(|word| !word.is_empty())
+            .map(str::to_lowercase)
+            .take(6)
+            .collect();
+        for word in words.iter().take(3) {
+            if let Some(direction) = words::direction(word) {
+                change.about.directions.push(direction);
+            }
+        }
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let is_guess = |at: usize| {
+            let next = words.get(at + 1);
+            words[at] == "or" && next.is_some_and(|next| next.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let bounds = (0..words.len().min(4)).any(|at| {
+            let bound = words::bound(&words[at..], false);
+            bound.is_some_and(|(_, length)| length > 1 && (words[at] == "or" || words[at] == "at"))
+                || is_guess(at)
+        });
+        let times = ["am", "pm", "a", "p"].contains(words.first().unwrap_or(&""))
+            && (words[0].len() == 2 || words.get(1) == Some(&"m"));
+        let below = words.windows(2).take(3).any(|pair| pair == ["below", "zero"]);
+        if below {
+            change.factor = change.factor.take().map(Rational::negate);
+        }
+        !bounds && !times
+    }
+
+    fn multiply(&self, change: &mut Change, factor: u64) -> bool {
+        let factor = Rational::new(i128::from(factor), 1);
+        change.factor = change.factor.take().zip(factor).and_then(|(own, factor)| own.times(&factor));
+        change.factor.is_some()
+    }
+
+    /// The word behind a position and spaces, and where it ends.
+    fn word_at(&self, at: usize) -> Option<(String, usize)> {
+        let rest: String = self.chars[at..self.chars.len().min(at + REACH)].iter().collect();
+        let mut text = rest.as_str();
+        loop {
+            let before = text;
+            for space in
+                [" ", "~", "\\,", "\\ ", "\\;", "\\text{", "\\textrm{", "\\mathrm{", "\\mbox{", "$", "-"]
+            {
+                text = text.strip_prefix(space).unwrap_or(text);
+            }
+            if text == before {
+                break;
+            }
+        }
+        let word: String = text.chars().take_while(|c| c.is_alphabetic()).collect();
+        let skipped = rest.chars().count() - text.chars().count();
+        (!word.is_empty()).then(|| (word.clone(), at + skipped + word.chars().count()))
+    }
+
+    /// Whether the number is one of several in brackets: a pair, an interval, a set, a pair like (1,234).
+    fn is_in_tuple(&self) -> bool {
+        let inner = |c: &char| c.is_ascii_digit() || " .,;-−+/\\{}$^_∞πfractdqopi".contains(*c);
+        let before = self.chars[..self.range.start].iter().rev().take(REACH);
+        let open = before.enumerate().find(|(_, c)| !inner(c) || "{".contains(**c));
+        let close = self.chars[self.range.end..]
+            .iter()
+            .take(REACH)
+            .enumerate()
+            .find(|(_, c)| !inner(c) || "}".contains(**c));
+        let (Some((back, open)), Some((ahead, close))) = (open, close) else { return false };
+        let is_bracket = matches!((open, close), ('(' | '[', ')' | ']') | ('{', '}'));
+        let (from, to) = (self.range.start - back, self.range.end + ahead);
+        let is_set = *open != '{' || (from > 1 && self.chars[from - 2] == '\\');
+        let inside: String = self.chars[from..to].iter().collect();
+        is_bracket && is_set && inside.contains([',', ';'])
+    }
+
+    /// Whether the number is a cell among others.
+    fn is_in_matrix(&self) -> bool {
+        let before: String = self.chars[..self.range.start].iter().rev().take(REACH).collect();
+        let before = before.trim_start();
+        let after: String = self.chars[self.range.end..].iter().take(REACH).collect();
+        let after = after.trim_start();
+        before.starts_with('&')
+            || before.starts_with("\\\\")
+            || after.starts_with('&')
+            || after.starts_with("\\\\")
+    }
+}
+
+/// Whether a text ends in a sign by which what follows is compared. An arrow and a tag are none.
+fn is_relation(text: &str) -> bool {
+    let ends =
+        ["≤", "≥", "≠", "<", "±", "\\le", "\\leq", "\\ge", "\\geq", "\\ne", "\\neq", "\\lt", "\\gt", "\\pm"];
+    if ends.iter().any(|end| text.ends_with(end)) {
+        return true;
+    }
+    let Some(before) = text.strip_suffix('>') else { return false };
+    let is_tag = before.rfind('<').is_some_and(|at| !before[at..].contains(' '));
+    !is_tag && !before.trim_end().is_empty() && !before.ends_with(['-', '=', '>'])
+}
+
+/// Whether a text ends in an operand and an operator.
+fn is_operand(text: &str, negative: bool) -> bool {
+    let operators = ["+", "-", "−", "*", "×", "·", "÷", "/", "\\times", "\\cdot", "\\div", "^", " x"];
+    let Some(before) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
+    // Marks of Markdown around a number, and a range such as 12-13.
+    let before = before.trim_end();
+    let is_mark =
+        text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
+    let before = before.trim_end_matches(['$', '}', ')', '%', ']']);
+    !negative && !is_mark && before.ends_with(|c: char| c.is_ascii_digit())
+}
+
+/// Whether a text starts with an operator and a number.
+fn starts_operation(text: &str) -> bool {
+    let text = text.trim_start_matches([' ', '$', ')']);
+    let signs = [
+        "+",
+        "*",
+        "×",
+        "·",
+        "÷",
+        "/",
+        "-",
+        "−",
+        "\\times",
+        "\\cdot",
+        "\\div",
+        "times ",
+        "plus ",
+        "minus ",
+        "divided by ",
+        "to ",
+        "or ",
+        "x ",
+    ];
+    let Some(rest) = signs.iter().find_map(|sign| text.strip_prefix(sign)) else { return false };
+    rest.trim_start_matches([' ', '$', '(']).starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// A text without the commands of LaTeX around words.
+fn without_latex(text: &str) -> String {
+    let marks = [
+        "\\text{",
+        "\\textbf{",
+        "\\textrm{",
+        "\\mathrm{",
+        "\\mbox{",
+        "\\,",
+        "\\ ",
+        "\\;",
+        "\\!",
+        "~",
+        "$",
+        "{",
+        "}",
+    ];
+    marks.iter().fold(text.to_owned(), |text, mark| text.replace(mark, " "))
+}
+
+/// Adds the units that a text starts with: `cm^2`, `square miles per hour`, `m/s`.
+fn note_units(text: &str, about: &mut About) {
+    let mut rest = text.trim_start();
+    let (mut sign, mut square) = (1, 1);
+    for _ in 0..4 {
+        let word: String = rest.chars().take_while(|c| c.is_alphabetic() || *c == '°').collect();
+        let word = if word.starts_with('°') { "°".to_owned() } else { word };
+        if word.is_empty() {
+            return;
+        }
+        rest = &rest[word.len()..];
+        match word.as_str() {
+            "square" | "sq" => square = 2,
+            "cubic" | "cu" => square = 3,
+            "per" => sign = -1,
+            "in" if rest.trim_start().starts_with(char::is_alphabetic) => return,
+            _ => {
+                let heat = about.units == [("degree", 1)];
+                let heat = match word.as_str() {
+                    "C" | "Celsius" | "celsius" if heat => Some("celsius"),
+                    "F" | "Fahrenheit" | "fahrenheit" if heat => Some("fahrenheit"),
+                    _ => None,
+                };
+                let units = match heat {
+                    Some(heat) => {
+                        about.add_unit("degree", -1);
+                        vec![(heat, 1)]
+                    }
+                    None => match words::units(&word) {
+                        Some(units) => units,
+                        None => return,
+                    },
+                };
+                let mut power = square;
+                if let Some(raised) = rest.trim_start().strip_prefix('^') {
+                    let raised = raised.trim_start();
+                    let digits: String = raised.chars().take_while(char::is_ascii_digit).take(2).collect();
+                    power = digits.parse().unwrap_or(1);
+                    rest = &raised[digits.len()..];
+                }
+                units.into_iter().for_each(|(unit, own)| about.add_unit(unit, own * sign * power));
+                square = 1;
+            }
+        }
+        rest = rest.trim_start();
+        if let Some(per) = rest.strip_prefix('/') {
+            (sign, rest) = (-1, per.trim_start());
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Matrices: written out, in brackets of arrays, times numbers, added and transposed.
+
+use super::expression::Expr;
+use super::lexer::Token;
+use super::parser::{ITEMS, cells, closing, expression, rows};
+use super::quantity::stripped;
+use crate::words::About;
+
+/// Rows of cells.
+pub(super) type Rows = Vec<Vec<Expr>>;
+
+/// Whether a token begins a matrix. (A determinant is a number.)
+fn begins(token: &Token) -> bool {
+    let names =
+        ["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array", "psmallmatrix", "bsmallmatrix"];
+    matches!(token, Token::Begin(name) if names.contains(&name.as_str()))
+}
+
+/// Returns the value of tokens that are a matrix, or a sum of matrices; `None` for anything else.
+pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
+    if !tokens.iter().any(begins) {
+        return None;
+    }
+    let mut sum: Option<Rows> = None;
+    for (negative, term) in terms(tokens) {
+        let mut rows = scaled(term)?;
+        if negative {
+            rows = map(rows, |cell| Expr::Negative(Box::new(cell)));
+        }
+        sum = Some(match sum {
+            None => rows,
+            Some(sum) => added(sum, rows)?,
+        });
+    }
+    sum
+}
+
+/// The terms of a sum, each with whether it is subtracted.
+fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
+    let (mut found, mut start, mut negative, mut at) = (Vec::new(), 0, false, 0);
+    while at < tokens.len() {
+        match &tokens[at] {
+            Token::Open(_) | Token::GroupOpen | Token::Begin(_) => {
+                at += closing(&tokens[at..]).unwrap_or(tokens.len() - at - 1);
+            }
+            Token::Sign(sign @ ('+' | '-'))
+                if !matches!(at.checked_sub(1).map(|at| &tokens[at]), Some(Token::Sign(_))) =>
+            {
+                if at > start {
+                    found.push((negative, &tokens[start..at]));
+                    negative = false;
+                }
+                (start, negative) = (at + 1, negative ^ (*sign == '-'));
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    found.push((negative, &tokens[start..]));
+    found
+}
+
+/// A matrix with factors before and behind it.
+fn scaled(term: &[Token]) -> Option<Rows> {
+    let begin = term.iter().position(begins)?;
+    let is_open = |at: usize| matches!(term.get(at), Some(Token::Open('(' | '[') | Token::GroupOpen));
+    // A bracket around the matrix alone.
+    let bracket = begin.checked_sub(1).filter(|at| {
+        let end = begin + closing(&term[begin..]).unwrap_or(0);
+        is_open(*at) && closing(&term[*at..]) == Some(end + 1 - at)
+    });
+    let start = bracket.unwrap_or(begin);
+    let end = start + closing(&term[start..])?;
+    let inner = &term[begin + 1..if bracket.is_some() { end - 1 } else { end }];
+    let (before, after) = (&term[..start], &term[end + 1..]);
+    let mut found = written(inner)?;
+    let after = match after {
+        [Token::Sign('^'), rest @ ..] => {
+            found = transposed(found);
+            transposes(rest)?
+        }
+        after => after,
+    };
+    let before = match before {
+        [before @ .., Token::Sign('*')] => before,
+        before => before,
+    };
+    if !before.is_empty() {
+        let factor = expression(before)?;
+        found = map(found, |cell| Expr::Product(vec![factor.clone(), cell]));
+    }
+    let factor = match after {
+        [] => return Some(found),
+        [Token::Sign('/'), rest @ ..] => expression(rest)?.inverted(),
+        [Token::Sign('*'), rest @ ..] => expression(rest)?,
+        rest => expression(rest)?,
+    };
+    Some(map(found, |cell| Expr::Product(vec![cell, factor.clone()])))
+}
+
+/// What follows an exponent that is the mark of a transposed matrix.
+fn transposes(tokens: &[Token]) -> Option<&[Token]> {
+    let is_mark = |token: &Token| match token {
+        Token::Letter(name) | Token::Text(name) => name == "T" || name == "t",
+        Token::Command(name) => name == "top" || name == "intercal",
+        _ => false,
+    };
+    match tokens {
+        [mark, rest @ ..] if is_mark(mark) => Some(rest),
+        [Token::GroupOpen, mark, Token::GroupClose, rest @ ..] if is_mark(mark) => Some(rest),
+        _ => None,
+    }
+}
+
+fn transposed(of: Rows) -> Rows {
+    let width = of.iter().map(Vec::len).min().unwrap_or(0);
+    (0..width).map(|at| of.iter().map(|row| row[at].clone()).collect()).collect()
+}
+
+fn written(inner: &[Token]) -> Option<Rows> {
+    let rows: Option<Rows> = rows(inner)
+        .map(|row| {
+            let cell = |tokens| Some(stripped(expression(tokens)?, &mut About::default()));
+            cells(row).into_iter().map(cell).collect()
+        })
+        .collect();
+    rows.filter(|rows| rows.len() <= ITEMS && rows.iter().all(|row| row.len() == rows[0].len()))
+}
+
+fn map(rows: Rows, change: impl Fn(Expr) -> Expr) -> Rows {
+    rows.into_iter().map(|row| row.into_iter().map(&change).collect()).collect()
+}
+
+fn added(a: Rows, b: Rows) -> Option<Rows> {
+    let fits = a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.len() == b.len());
+    fits.then(|| {
+        let cells = |(a, b): (Vec<Expr>, Vec<Expr>)| {
+            a.into_iter().zip(b).map(|(a, b)| Expr::Sum(vec![a, b])).collect()
+        };
+        a.into_iter().zip(b).map(cells).collect()
+    })
+}

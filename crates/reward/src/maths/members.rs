@@ -1,0 +1,143 @@
+//! Members of lists and tuples that have names: 3 boys and 4 girls, a = 1 and b = 2, (a, b) = (1, 2).
+
+use super::answer::{Answer, equates};
+use super::expression::{Expr, Function};
+use super::quantity::Quantity;
+
+/// The name of a member.
+#[derive(Debug, Clone, PartialEq)]
+enum Name {
+    Variable(Expr),
+    /// Words and units, sorted.
+    Words(Vec<String>),
+}
+
+/// A member with its name.
+pub(super) type Member = (NameOf, Answer);
+
+/// The name of a member, apart from the words that other members have, too.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct NameOf(Name);
+
+/// Returns the members of an answer, if all have names that tell them apart.
+pub(super) fn of(answer: &Answer) -> Option<Vec<Member>> {
+    let found: Option<Vec<(Name, Answer)>> = match answer {
+        Answer::Named(names, items) => {
+            Some(names.iter().map(|name| Name::Variable(name.clone())).zip(items.iter().cloned()).collect())
+        }
+        Answer::List(items) | Answer::Set(items) => items.iter().map(named).collect(),
+        _ => None,
+    };
+    let found = found.filter(|found| found.len() > 1)?;
+    let others = |at: usize, word: &String| {
+        found.iter().enumerate().any(|(other, (name, _))| {
+            other != at && matches!(name, Name::Words(words) if words.contains(word))
+        })
+    };
+    let mut members = Vec::new();
+    for (at, (name, value)) in found.iter().enumerate() {
+        let name = match name {
+            Name::Words(words) => {
+                let own: Vec<String> = words.iter().filter(|word| !others(at, word)).cloned().collect();
+                if own.is_empty() {
+                    return None;
+                }
+                Name::Words(own)
+            }
+            name => name.clone(),
+        };
+        // x = 3 or x = -3: one name for both.
+        if members.iter().any(|(other, _): &Member| other.0 == name) {
+            return None;
+        }
+        members.push((NameOf(name), value.clone()));
+    }
+    Some(members)
+}
+
+fn named(item: &Answer) -> Option<(Name, Answer)> {
+    match item {
+        Answer::Value(quantity) => {
+            let units = quantity.about.units.iter().map(|(unit, power)| format!("{unit}^{power}"));
+            let directions = quantity.about.directions.iter().map(|(_, word)| (*word).to_owned());
+            let names: Vec<String> =
+                quantity.about.names.iter().cloned().chain(units).chain(directions).collect();
+            (!names.is_empty()).then(|| (Name::Words(names), item.clone()))
+        }
+        Answer::Relation(parts, signs, _) => {
+            let (name, _) = assignment(parts, signs)?;
+            Some((Name::Variable(name.clone()), item.clone()))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the members of two answers in pairs of one name; in their order, if none of the names are the
+/// same. `None` if the names of some are and those of others are not.
+pub(super) fn pairs(a: &[Member], b: &[Member]) -> Option<Vec<(Answer, Answer)>> {
+    if a.len() != b.len() {
+        return None;
+    }
+    let is_same = |a: &NameOf, b: &NameOf| match (&a.0, &b.0) {
+        (Name::Words(a), Name::Words(b)) => a.iter().any(|word| b.contains(word)),
+        (Name::Variable(a), Name::Variable(b)) => a == b,
+        _ => false,
+    };
+    let mut found = Vec::new();
+    for (name, value) in a {
+        let partners: Vec<&Member> = b.iter().filter(|(other, _)| is_same(name, other)).collect();
+        if let [(_, other)] = partners[..] {
+            found.push((bare(value), bare(other)));
+        }
+    }
+    match found.len() {
+        0 => Some(a.iter().zip(b).map(|((_, a), (_, b))| (bare(a), bare(b))).collect()),
+        found_all if found_all == a.len() => Some(found),
+        _ => None,
+    }
+}
+
+/// The value of a member without its name.
+fn bare(member: &Answer) -> Answer {
+    match member {
+        Answer::Relation(parts, signs, about) => match assignment(parts, signs) {
+            Some((_, value)) => {
+                Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(value.clone()) })
+            }
+            None => member.clone(),
+        },
+        other => other.clone(),
+    }
+}
+
+/// Letters that mostly name a function.
+const FUNCTIONS: [char; 10] = ['f', 'g', 'h', 'p', 'q', 'F', 'G', 'H', 'P', 'Q'];
+
+/// Whether an expression is the name of something: a variable, words, the length of a segment, a function of
+/// variables or of a number.
+pub(super) fn is_name(of: &Expr) -> bool {
+    match of {
+        Expr::Symbol(_) | Expr::Unit(_) => true,
+        Expr::Call(Function::Abs, of) => of.iter().all(is_name),
+        Expr::Product(factors) => factors.iter().all(is_name) || is_applied(factors),
+        _ => false,
+    }
+}
+
+/// Whether a product is a function of a number: f(2) is read as f · 2.
+fn is_applied(factors: &[Expr]) -> bool {
+    let is_number = |of: &Expr| match of {
+        Expr::Negative(inner) => matches!(**inner, Expr::Number(_)),
+        of => matches!(of, Expr::Number(_)),
+    };
+    match factors {
+        [Expr::Symbol(name), of] => name.starts_with(FUNCTIONS) && is_number(of),
+        _ => false,
+    }
+}
+
+/// The name and the value of `x = … = value`.
+pub(super) fn assignment<'a>(parts: &'a [Expr], signs: &[char]) -> Option<(&'a Expr, &'a Expr)> {
+    let (name, value) = (parts.first()?, parts.last()?);
+    (equates(signs) && is_name(name)).then_some((name, value))
+}

@@ -1,0 +1,382 @@
+//! Phrases among tokens: numbers in words, words of magnitude and of sign, remarks, known sets.
+//!
+//! What has a value becomes numbers and signs (`5 million` is 5 · 1000000, `minus five` is −5, `all real
+//! numbers` is ℝ); remarks in brackets and labels are removed. Words that remain are left for
+//! [`quantity`](super::quantity).
+
+use super::lexer::Token;
+use super::parser::closing;
+use crate::words;
+
+/// Words that begin a remark in brackets.
+const REMARKS: [&str; 36] = [
+    "option", "choice", "answer", "since", "because", "as", "see", "by", "from", "where", "when", "if",
+    "using", "given", "that", "which", "who", "rounded", "to", "units", "check", "step", "after", "before",
+    "with", "without", "for", "so", "it", "this", "we", "the", "recall", "note", "correct", "exact",
+];
+
+/// Words that begin an approximation in brackets.
+const APPROXIMATIONS: [&str; 4] = ["approx", "approximately", "about", "roughly"];
+
+/// Returns the tokens with phrases replaced.
+pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
+    if !tokens.iter().any(|token| matches!(token, Token::Text(_) | Token::Sign('\'' | ':'))) {
+        return tokens;
+    }
+    let mut reader = Reader { tokens: &tokens, at: 0, out: Vec::with_capacity(tokens.len()) };
+    while reader.at < tokens.len() {
+        if !reader.phrase() {
+            reader.out.push(tokens[reader.at].clone());
+            reader.at += 1;
+        }
+    }
+    reader.out
+}
+
+struct Reader<'t> {
+    tokens: &'t [Token],
+    at: usize,
+    out: Vec<Token>,
+}
+
+fn text(token: Option<&Token>) -> Option<&str> {
+    match token {
+        Some(Token::Text(word)) => Some(word),
+        // The article.
+        Some(Token::Letter(letter)) if letter == "a" || letter == "A" => Some("a"),
+        Some(Token::Or) => Some("or"),
+        _ => None,
+    }
+}
+
+impl Reader<'_> {
+    fn ahead(&self, by: usize) -> Option<&Token> {
+        self.tokens.get(self.at + by)
+    }
+
+    fn word(&self, by: usize) -> Option<String> {
+        text(self.ahead(by)).map(str::to_lowercase)
+    }
+
+    /// Whether words stand here, in any case.
+    fn is_at(&self, words: &[&str]) -> bool {
+        words.iter().enumerate().all(|(by, word)| self.word(by).as_deref() == Some(*word))
+    }
+
+    fn replace(&mut self, taken: usize, tokens: impl IntoIterator<Item = Token>) -> bool {
+        self.out.extend(tokens);
+        self.at += taken;
+        true
+    }
+
+    /// Whether the tokens so far end in a value.
+    fn follows_value(&self) -> bool {
+        matches!(
+            self.out.last(),
+            Some(Token::Number { .. } | Token::Close(_) | Token::GroupClose | Token::Sign('%'))
+        )
+    }
+
+    /// Whether an operand can start here.
+    fn starts_operand(&self) -> bool {
+        !matches!(
+            self.out.last(),
+            Some(
+                Token::Number { .. }
+                    | Token::Close(_)
+                    | Token::GroupClose
+                    | Token::Letter(_)
+                    | Token::Sign('%' | '°' | '!')
+            )
+        )
+    }
+
+    /// Whether a value starts some tokens ahead.
+    fn is_value(&self, by: usize) -> bool {
+        match self.ahead(by) {
+            Some(Token::Number { .. } | Token::Open('(') | Token::Command(_) | Token::GroupOpen) => true,
+            Some(Token::Text(word)) => {
+                word == "$" || words::number_word(word).is_some() || words::multiplier(word).is_some()
+            }
+            Some(Token::Letter(_)) => !matches!(text(self.ahead(by)), Some("a")),
+            _ => false,
+        }
+    }
+
+    /// Reads a phrase that starts here.
+    fn phrase(&mut self) -> bool {
+        self.known_set() || self.sign() || self.number() || self.magnitude() || self.bound() || self.mark()
+    }
+
+    /// ℝ and ∅ in words.
+    fn known_set(&mut self) -> bool {
+        const REALS: [&[&str]; 6] = [
+            &["all", "real", "numbers"],
+            &["the", "real", "numbers"],
+            &["any", "real", "number"],
+            &["every", "real", "number"],
+            &["all", "reals"],
+            &["real", "numbers"],
+        ];
+        const EMPTY: [&[&str]; 6] = [
+            &["no", "real", "solutions"],
+            &["no", "real", "solution"],
+            &["no", "solutions"],
+            &["no", "solution"],
+            &["the", "empty", "set"],
+            &["empty", "set"],
+        ];
+        if let Some(words) = REALS.iter().find(|words| self.is_at(words)) {
+            return self.replace(words.len(), [Token::Letter("\\mathbb{R}".into())]);
+        }
+        match EMPTY.iter().find(|words| self.is_at(words)) {
+            Some(words) => self.replace(words.len(), [Token::Command("emptyset".into())]),
+            None => false,
+        }
+    }
+
+    /// Words for a sign or a factor before a value, or "below zero" behind one.
+    fn sign(&mut self) -> bool {
+        if self.is_at(&["below", "zero"]) {
+            let number = self.out.iter().rposition(|token| matches!(token, Token::Number { .. }));
+            let Some(number) = number else { return false };
+            self.out.insert(number, Token::Sign('-'));
+            return self.replace(2, []);
+        }
+        let Some(word) = self.word(0) else { return false };
+        let (starts, is_value) = (self.starts_operand(), self.is_value(1));
+        match word.as_str() {
+            "minus" | "negative" if starts && is_value => self.replace(1, [Token::Sign('-')]),
+            "plus" | "positive" if starts && is_value => self.replace(1, []),
+            // -$5 as $-5.
+            "$" if self.ahead(1) == Some(&Token::Sign('-')) => {
+                self.replace(2, [Token::Sign('-'), Token::Text("$".into())])
+            }
+            _ => match words::multiplier(&word) {
+                Some(factor) if starts && is_value => {
+                    self.replace(1, [Token::whole(factor), Token::Sign('*')])
+                }
+                _ => false,
+            },
+        }
+    }
+
+    /// A number in words: forty-two, one hundred and five, three quarters, two and a half.
+    fn number(&mut self) -> bool {
+        if let Some(Token::Number { scale: 0, .. }) = self.ahead(0)
+            && self.ahead(1) == Some(&Token::And)
+            && let Some((top, bottom, taken)) = self.part(2)
+        {
+            let whole = self.tokens[self.at].clone();
+            return self.replace(2 + taken, mixed(whole, top, bottom));
+        }
+        // 2 thirds; quarters may be coins.
+        if let (Some(number @ Token::Number { scale: 0, .. }), Some(part)) = (self.ahead(0), self.word(1))
+            && let Some(bottom) =
+                words::denominator(&part).filter(|_| part.ends_with('s') && part != "seconds")
+            && (bottom != 4 || self.word(2).as_deref() == Some("of"))
+        {
+            let times =
+                (self.word(2).as_deref() == Some("of") && self.is_value(3)).then_some(Token::Sign('*'));
+            let taken = 2 + usize::from(times.is_some());
+            let number = number.clone();
+            let tokens = [Token::Command("frac".into()), number, Token::whole(bottom)];
+            return self.replace(taken, tokens.into_iter().chain(times));
+        }
+        if !self.starts_operand() || self.word(0).is_none() {
+            return false;
+        }
+        if let Some((top, bottom, taken)) = self.part(0) {
+            let of = usize::from(self.word(taken).as_deref() == Some("of") && self.is_value(taken + 1));
+            let article = usize::from(
+                matches!(self.word(taken).as_deref(), Some("a" | "an"))
+                    && self.word(taken + 1).is_some_and(|word| words::magnitude(&word).is_some()),
+            );
+            let times = (of == 1).then_some(Token::Sign('*'));
+            return self.replace(taken + of + article, fraction(top, bottom).into_iter().chain(times));
+        }
+        let Some((value, taken)) = self.cardinal() else { return false };
+        let whole = Token::whole(value);
+        if self.ahead(taken) == Some(&Token::And)
+            && let Some((top, bottom, more)) = self.part(taken + 1)
+        {
+            return self.replace(taken + 1 + more, mixed(whole, top, bottom));
+        }
+        self.replace(taken, [whole])
+    }
+
+    /// A part in words some tokens ahead: a half, two thirds.
+    fn part(&self, by: usize) -> Option<(u64, u64, usize)> {
+        let word = self.word(by)?;
+        let top = if word == "a" { Some(1) } else { words::number_word(&word).filter(|top| *top > 0) };
+        if let Some(top) = top {
+            let hyphen = usize::from(self.ahead(by + 1) == Some(&Token::Sign('-')));
+            let bottom = words::denominator(&self.word(by + 1 + hyphen)?)?;
+            return Some((top, bottom, 2 + hyphen));
+        }
+        (word == "half").then_some((1, 2, 1))
+    }
+
+    /// A whole number in words.
+    fn cardinal(&self) -> Option<(u64, usize)> {
+        let (mut total, mut group, mut taken, mut last) = (0u64, 0u64, 0, 0u64);
+        loop {
+            let joins = taken > 0 && matches!(self.ahead(taken), Some(Token::Sign('-') | Token::And));
+            let by = taken + usize::from(joins);
+            let Some(word) = self.word(by) else { break };
+            let is_first = taken == 0;
+            if word == "a" && is_first {
+                let follows = self.word(1)?;
+                words::magnitude(&follows)?;
+                (group, taken) = (1, 1);
+            } else if let Some(value) = words::number_word(&word) {
+                // "twenty one" is a number, "one two" is none, and "one and two" are two.
+                let is_and = self.ahead(taken) == Some(&Token::And);
+                let fits = is_first || (value < 10 && last >= 20 && last < 100 && !is_and) || last >= 100;
+                if !fits || (!is_first && value == 0) {
+                    break;
+                }
+                (group, taken, last) = (group.checked_add(value)?, by + 1, value);
+            } else if let Some(factor) = words::magnitude(&word).filter(|_| !is_first && !joins) {
+                if factor < 1000 {
+                    group = group.checked_mul(factor)?;
+                } else if total > 0 && group == 0 {
+                    total = total.checked_mul(factor)?;
+                } else {
+                    total = total.checked_add(group.checked_mul(factor)?)?;
+                    group = 0;
+                }
+                (taken, last) = (by + 1, factor);
+            } else {
+                break;
+            }
+        }
+        (taken > 0).then(|| Some((total.checked_add(group)?, taken))).flatten()
+    }
+
+    /// A word of magnitude behind a number multiplies it, but for "per million".
+    fn magnitude(&mut self) -> bool {
+        let Some(Token::Text(word)) = self.ahead(0) else {
+            // $5k: a letter is a magnitude behind an amount of money alone.
+            let [.., Token::Text(currency), Token::Number { .. }] = &self.out[..] else { return false };
+            let Some(Token::Letter(letter)) = self.ahead(0) else { return false };
+            let is_money = ["$", "€", "£", "¥", "₹"].contains(&currency.as_str());
+            let Some(factor) = words::suffix(letter).filter(|_| is_money) else { return false };
+            return self.replace(1, [Token::Sign('*'), Token::whole(factor)]);
+        };
+        let Some(factor) = words::magnitude(word).filter(|_| self.follows_value()) else { return false };
+        let of = usize::from(self.word(1).as_deref() == Some("of"));
+        self.replace(1 + of, [Token::Sign('*'), Token::whole(factor)])
+    }
+
+    /// "or" within a bound: 5 or more, less than or equal to 5.
+    fn bound(&mut self) -> bool {
+        const MORE: [&str; 10] =
+            ["more", "less", "fewer", "greater", "higher", "lower", "above", "below", "over", "under"];
+        let Some(word) = self.word(1).filter(|_| self.ahead(0) == Some(&Token::Or)) else { return false };
+        let is_bound = word == "equal" || (MORE.contains(&word.as_str()) && !self.is_value(2));
+        is_bound && self.replace(1, [Token::Text("or".into())])
+    }
+
+    /// Remarks in brackets, colons behind labels, hyphens of words, quotation marks, bases in words.
+    fn mark(&mut self) -> bool {
+        match self.ahead(0) {
+            Some(Token::Open('(' | '[')) => self.remark(),
+            Some(Token::Sign(':')) => {
+                let labels =
+                    self.out.iter().rev().take_while(|token| matches!(token, Token::Text(_))).count();
+                let rest = &self.out[..self.out.len() - labels];
+                let is_label = labels > 0 && rest.last().is_none_or(Token::is_separator);
+                is_label && self.replace(1, [])
+            }
+            // ten-year, 5-mile
+            Some(Token::Sign('-')) => {
+                let is_joint = matches!(self.out.last(), Some(Token::Text(_) | Token::Number { .. }))
+                    && matches!(self.ahead(1), Some(Token::Text(word)) if word != "$" && !self.is_value(1));
+                is_joint && self.replace(1, [])
+            }
+            Some(Token::Sign('\'')) => {
+                // A quotation mark, or the end of a genitive.
+                let is_quote = self.out.is_empty() || self.at + 1 == self.tokens.len();
+                let is_genitive = matches!(self.out.last(), Some(Token::Text(_)));
+                let letter =
+                    usize::from(matches!(self.ahead(1), Some(Token::Letter(s) | Token::Text(s)) if s == "s"));
+                let is_prime = matches!(self.out.last(), Some(Token::Letter(_)));
+                ((is_quote && !is_prime) || is_genitive)
+                    && self.replace(1 + if is_genitive { letter } else { 0 }, [])
+            }
+            // 101 base 2, 101 in base two
+            Some(Token::Text(word)) if matches!(self.out.last(), Some(Token::Number { .. })) => {
+                let skipped = usize::from(word == "in");
+                let is_base = self.word(skipped).as_deref() == Some("base");
+                let base = match self.ahead(skipped + 1) {
+                    Some(base @ Token::Number { .. }) => Some(base.clone()),
+                    Some(Token::Text(base)) => words::number_word(base).map(Token::whole),
+                    _ => None,
+                };
+                match base.filter(|_| is_base) {
+                    Some(base) => self.replace(skipped + 2, [Token::Sign('_'), base]),
+                    None => false,
+                }
+            }
+            _ => false,
+        }
+    }
+
+    /// A remark in brackets behind an answer: (since x > 0), (Option B), (apples).
+    fn remark(&mut self) -> bool {
+        let follows_words = self.follows_value() || matches!(self.out.last(), Some(Token::Text(_)));
+        let follows = follows_words || matches!(self.out.last(), Some(Token::Letter(_)));
+        let rest = &self.tokens[self.at..];
+        let Some(end) = closing(rest).filter(|_| follows) else { return false };
+        let inner = &rest[1..end];
+        let Some(first) = inner.first() else { return false };
+        // The label of a choice at the end.
+        if let [Token::Letter(letter)] = inner
+            && ("A"..="E").contains(&letter.as_str())
+            && letter.len() == 1
+            && end + 1 == rest.len()
+            && self.follows_value()
+        {
+            return self.replace(end + 1, []);
+        }
+        let Token::Text(first) = first else { return false };
+        let word = first.to_lowercase();
+        if let ("base", [_, base @ Token::Number { .. }]) = (word.as_str(), inner) {
+            return self.replace(end + 1, [Token::Sign('_'), base.clone()]);
+        }
+        if APPROXIMATIONS.contains(&word.as_str()) {
+            let value = inner[1..].to_vec();
+            return !value.is_empty() && self.replace(end + 1, [Token::Sign('≈')].into_iter().chain(value));
+        }
+        let words: Vec<&str> = inner.iter().map_while(|token| text(Some(token))).collect();
+        let bounds = words.iter().enumerate().any(|(at, _)| words::bound(&words[at..], false).is_some());
+        let is_known = |word: &str| {
+            words::units(word).is_some()
+                || words::magnitude(word).is_some()
+                || words::number_word(word).is_some()
+        };
+        let is_words =
+            words.len() == inner.len() && !words.iter().any(|word| is_known(word) || *word == "or");
+        let hedges = inner.iter().any(|token| *token == Token::Or)
+            || words.iter().any(|word| {
+                ["maybe", "perhaps", "possibly", "alternatively", "alternative", "otherwise"]
+                    .contains(&word.to_lowercase().as_str())
+            });
+        let is_remark = REMARKS.contains(&word.as_str()) || (is_words && follows_words);
+        is_remark && !hedges && !bounds && self.replace(end + 1, [])
+    }
+}
+
+/// Tokens of a fraction.
+fn fraction(top: u64, bottom: u64) -> Vec<Token> {
+    vec![Token::Command("frac".into()), Token::whole(top), Token::whole(bottom)]
+}
+
+/// Tokens of a whole number and a part, in brackets.
+fn mixed(whole: Token, top: u64, bottom: u64) -> Vec<Token> {
+    let mut tokens = vec![Token::Open('('), whole, Token::Sign('+')];
+    tokens.extend(fraction(top, bottom));
+    tokens.push(Token::Close(')'));
+    tokens
+}

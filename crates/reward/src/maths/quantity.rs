@@ -1,0 +1,230 @@
+//! Quantities: a value apart from the words beside it.
+//!
+//! Every value of an answer passes through here, that of either side: bounds, units with their powers,
+//! directions and names are taken from it, each into its own part of [`About`].
+
+use super::expression::{Constant, Expr};
+use super::lexer::Token;
+use super::parser::expression;
+use crate::words::{self, About};
+
+/// A value and what stands beside it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Quantity {
+    pub value: Expr,
+    /// Whether the value is written in percent.
+    pub percent: bool,
+    pub about: About,
+}
+
+impl Quantity {
+    /// Returns a value with nothing beside it.
+    pub fn plain(value: Expr) -> Self {
+        Quantity { value, percent: false, about: About::default() }
+    }
+}
+
+/// Returns the quantity that tokens write; `None` if they are no expression.
+pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
+    let mut about = About::default();
+    let mut kept = without_bounds(tokens, &mut about);
+    // Words at the beginning, and behind a percent sign, are names.
+    let is_name = |word: &str| words::units(word).is_none();
+    while let [Token::Text(word), _, ..] = &kept[..]
+        && is_name(word)
+    {
+        about.add_words(word);
+        kept.remove(0);
+    }
+    let percent = kept.iter().rposition(|token| *token == Token::Sign('%'));
+    let percent = percent.filter(|at| kept[at + 1..].iter().all(|token| matches!(token, Token::Text(_))));
+    if let Some(at) = percent {
+        for token in kept.drain(at..) {
+            if let Token::Text(word) = token {
+                about.add_words(&word);
+            }
+        }
+    }
+    let value = stripped(expression(&kept)?, &mut about);
+    Some(Quantity { value, percent: percent.is_some(), about })
+}
+
+/// Returns the tokens without the phrases that are bounds, which are added to `about`.
+fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
+    let mut kept = Vec::with_capacity(tokens.len());
+    let mut at = 0;
+    while at < tokens.len() {
+        let words: Vec<&str> = tokens[at..]
+            .iter()
+            .map_while(|token| match token {
+                Token::Text(word) => Some(word.as_str()),
+                _ => None,
+            })
+            .collect();
+        let before_value = matches!(
+            tokens.get(at + words.len()),
+            Some(Token::Number { .. } | Token::Command(_) | Token::Sign('-'))
+        );
+        match words::bound(&words, before_value) {
+            Some((bound, taken)) => {
+                about.bounds.push(bound);
+                at += taken;
+            }
+            None => {
+                kept.push(tokens[at].clone());
+                at += 1;
+            }
+        }
+    }
+    kept
+}
+
+/// Returns an expression without the words and units beside its value, which are added to `about`. An
+/// expression of nothing but words stays, as do measures of several units.
+pub(super) fn stripped(expression: Expr, about: &mut About) -> Expr {
+    match expression {
+        Expr::Negative(inner) => Expr::Negative(Box::new(stripped(*inner, about))),
+        Expr::Sum(parts) => {
+            let mut abouts = vec![About::default(); parts.len()];
+            let kept: Vec<Expr> =
+                parts.iter().zip(&mut abouts).map(|(part, about)| stripped(part.clone(), about)).collect();
+            let mut units = abouts.iter().map(|about| &about.units).filter(|units| !units.is_empty());
+            let first = units.next().cloned();
+            let is_mixed = first.as_ref().is_some_and(|first| units.any(|units| units != first));
+            for own in abouts {
+                own.names.iter().for_each(|name| about.add_words(name));
+                about.directions.extend(own.directions);
+            }
+            if is_mixed {
+                return Expr::Sum(parts.into_iter().map(canonical).collect());
+            }
+            for (unit, power) in first.unwrap_or_default() {
+                about.add_unit(unit, power);
+            }
+            Expr::Sum(kept)
+        }
+        Expr::Product(factors) => {
+            let factors: Vec<Expr> = factors
+                .into_iter()
+                .flat_map(|factor| match factor {
+                    Expr::Product(inner) => inner,
+                    factor => vec![factor],
+                })
+                .collect();
+            let (beside, kept): (Vec<&Expr>, Vec<&Expr>) =
+                factors.iter().partition(|factor| is_beside(factor));
+            if kept.is_empty() {
+                return Expr::Product(factors);
+            }
+            Words::default().add(&beside, 1, about);
+            let mut kept: Vec<Expr> =
+                kept.into_iter().map(|factor| stripped(factor.clone(), about)).collect();
+            if kept.len() == 1 { kept.remove(0) } else { Expr::Product(kept) }
+        }
+        other => other,
+    }
+}
+
+/// Whether an expression is units and words alone.
+fn is_beside(expression: &Expr) -> bool {
+    match expression {
+        Expr::Unit(_) | Expr::Constant(Constant::Degree) => true,
+        Expr::Power(base, _) => is_beside(base),
+        Expr::Product(factors) => factors.iter().all(is_beside),
+        _ => false,
+    }
+}
+
+/// Returns an expression with units by their one name.
+fn canonical(expression: Expr) -> Expr {
+    match expression {
+        Expr::Unit(word) => match words::units(&word).as_deref() {
+            Some([(unit, 1)]) => Expr::Unit((*unit).to_owned()),
+            _ => Expr::Unit(word),
+        },
+        Expr::Product(factors) => Expr::Product(factors.into_iter().map(canonical).collect()),
+        Expr::Negative(inner) => Expr::Negative(Box::new(canonical(*inner))),
+        other => other,
+    }
+}
+
+/// State among the words beside a value.
+#[derive(Default)]
+struct Words {
+    /// The power that "square" or "cubic" gives to the next unit.
+    power: Option<i32>,
+    /// Whether "per" went before.
+    per: bool,
+    /// The last unit and its power.
+    last: Option<(&'static str, i32)>,
+}
+
+impl Words {
+    fn add(&mut self, beside: &[&Expr], power: i32, about: &mut About) {
+        for (at, factor) in beside.iter().enumerate() {
+            match factor {
+                Expr::Unit(word) => self.add_word(word, at + 1 == beside.len(), power, about),
+                Expr::Constant(Constant::Degree) => self.add_unit("degree", power, about),
+                Expr::Product(factors) => self.add(&factors.iter().collect::<Vec<_>>(), power, about),
+                Expr::Power(base, exponent) => {
+                    let exponent = small(exponent).unwrap_or(1);
+                    self.add(&[base], power.saturating_mul(exponent), about);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn add_word(&mut self, word: &str, is_last: bool, power: i32, about: &mut About) {
+        let after_degree = self.last == Some(("degree", 1));
+        let heat = match word {
+            "C" | "c" | "celsius" | "centigrade" => Some("celsius"),
+            "F" | "f" | "fahrenheit" => Some("fahrenheit"),
+            "K" | "k" | "kelvin" => Some("kelvin"),
+            _ => None,
+        };
+        match word {
+            "square" | "sq" => self.power = Some(2),
+            "cubic" | "cu" => self.power = Some(3),
+            "per" | "an" | "each" if is_last => {}
+            "per" => self.per = true,
+            "squared" | "cubed" => {
+                let more = if word == "squared" { 1 } else { 2 };
+                if let Some((unit, power)) = self.last {
+                    about.add_unit(unit, power * more);
+                }
+            }
+            // A preposition, unless it is the last word.
+            "in" if !is_last => {}
+            _ => match (heat, words::units(word)) {
+                (Some(heat), _) if after_degree => {
+                    about.add_unit("degree", -1);
+                    self.add_unit(heat, power, about);
+                }
+                (_, Some(units)) => {
+                    for (unit, own) in units {
+                        self.add_unit(unit, own * power, about);
+                    }
+                }
+                _ => about.add_words(word),
+            },
+        }
+    }
+
+    fn add_unit(&mut self, unit: &'static str, power: i32, about: &mut About) {
+        let power = self.power.take().unwrap_or(1).saturating_mul(power) * if self.per { -1 } else { 1 };
+        about.add_unit(unit, power);
+        self.last = Some((unit, power));
+    }
+}
+
+/// A small integer exponent.
+fn small(of: &Expr) -> Option<i32> {
+    match of {
+        Expr::Number(literal) if literal.is_whole() => {
+            literal.digits.parse().ok().filter(|power| *power < 100)
+        }
+        Expr::Negative(inner) => small(inner).map(|power| -power),
+        _ => None,
+    }
+}

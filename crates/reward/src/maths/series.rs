@@ -1,0 +1,69 @@
+//! Determinants, and sums and products over an index, written out as expressions.
+
+use num_traits::ToPrimitive;
+
+use super::expression::{Constant, Expr, Literal};
+use crate::Rational;
+
+/// Maximum number of terms of a sum or a product.
+const MAX_TERMS: i64 = 1000;
+
+/// Maximum number of expressions that a sum or a product is written out to.
+const MAX_SIZE: usize = 20_000;
+
+/// Maximum number of rows of a determinant.
+const MAX_ROWS: usize = 4;
+
+/// Returns the body with each integer of a range in the place of the index. `None` if the bounds are no
+/// integers, or there are too many terms.
+pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) -> Option<Vec<Expr>> {
+    let whole = |of: &Rational| of.numerator().to_i64().filter(|_| of.is_integer());
+    let (from, to) = (whole(from)?, whole(to)?);
+    let count = to.checked_sub(from)?.checked_add(1)?;
+    if !(1..=MAX_TERMS).contains(&count) || count as usize * body.size() > MAX_SIZE {
+        return None;
+    }
+    Some((from..=to).map(|value| with(body, index, value)).collect())
+}
+
+/// Returns an expression with a value in the place of a variable.
+fn with(of: &Expr, name: &str, value: i64) -> Expr {
+    let is_index = match of {
+        Expr::Symbol(own) => own == name,
+        // An index i is no imaginary unit.
+        Expr::Constant(Constant::I) => name == "i",
+        _ => false,
+    };
+    if is_index {
+        let number = Expr::Number(Literal::whole(value.unsigned_abs().to_string()));
+        return if value < 0 { Expr::Negative(Box::new(number)) } else { number };
+    }
+    let within = |of: &Expr| with(of, name, value);
+    match of {
+        Expr::Sum(parts) => Expr::Sum(parts.iter().map(within).collect()),
+        Expr::Product(parts) => Expr::Product(parts.iter().map(within).collect()),
+        Expr::Call(function, parts) => Expr::Call(*function, parts.iter().map(within).collect()),
+        Expr::Power(base, exponent) => Expr::Power(Box::new(within(base)), Box::new(within(exponent))),
+        Expr::Negative(inner) => Expr::Negative(Box::new(within(inner))),
+        Expr::PlusMinus(inner) => Expr::PlusMinus(Box::new(within(inner))),
+        other => other.clone(),
+    }
+}
+
+/// Returns the determinant of a square matrix of at most [`MAX_ROWS`] rows, by its first row.
+pub(super) fn determinant(rows: &[Vec<Expr>]) -> Option<Expr> {
+    if rows.is_empty() || rows.len() > MAX_ROWS || rows.iter().any(|row| row.len() != rows.len()) {
+        return None;
+    }
+    if let [row] = rows {
+        return row.first().cloned();
+    }
+    let mut parts = Vec::new();
+    for (at, first) in rows[0].iter().enumerate() {
+        let minor: Vec<Vec<Expr>> =
+            rows[1..].iter().map(|row| [&row[..at], &row[at + 1..]].concat()).collect();
+        let part = Expr::Product(vec![first.clone(), determinant(&minor)?]);
+        parts.push(if at % 2 == 1 { Expr::Negative(Box::new(part)) } else { part });
+    }
+    Some(Expr::Sum(parts))
+}

@@ -1,0 +1,520 @@
+//! The value that a sentence states, without what follows it.
+//!
+//! "12 which is 3 times 4", "12 dollars and the change is 3 dollars", "`12` (see step 3)" and "13, not 12"
+//! state a value and go on. A sentence is cut into chunks at white space outside of brackets and formulas; the
+//! statement begins before its first value, and ends where words follow that neither belong to the value (a
+//! unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
+
+use crate::words;
+
+/// A part of a sentence between white space.
+#[derive(Debug)]
+struct Chunk<'t> {
+    /// The characters without marks and punctuation around them.
+    text: &'t str,
+    /// Bytes of `text` in the sentence.
+    start: usize,
+    end: usize,
+    kind: Kind,
+    /// Punctuation behind it.
+    stop: Option<char>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    /// Digits, a formula, a command of LaTeX or a bracket with one of these.
+    Value,
+    /// A sign between values.
+    Operator,
+    Word,
+    /// A bracket that begins with a word.
+    Remark,
+}
+
+/// Words that begin something else than a value.
+const TAILS: [&str; 66] = [
+    "which",
+    "that",
+    "because",
+    "since",
+    "so",
+    "if",
+    "when",
+    "where",
+    "while",
+    "as",
+    "but",
+    "not",
+    "after",
+    "before",
+    "for",
+    "with",
+    "from",
+    "at",
+    "on",
+    "is",
+    "are",
+    "was",
+    "were",
+    "has",
+    "have",
+    "had",
+    "making",
+    "giving",
+    "leaving",
+    "the",
+    "who",
+    "assuming",
+    "rounded",
+    "using",
+    "given",
+    "provided",
+    "though",
+    "although",
+    "i.e",
+    "e.g",
+    "ie",
+    "eg",
+    "namely",
+    "then",
+    "thus",
+    "therefore",
+    "hence",
+    "we",
+    "it",
+    "this",
+    "he",
+    "she",
+    "they",
+    "there",
+    "instead",
+    "rather",
+    "considering",
+    "whereas",
+    "unless",
+    "until",
+    "once",
+    "meaning",
+    "i",
+    "you",
+    "obtained",
+    "being",
+];
+
+/// Words that join two values to one expression, which is not worked out.
+const JOINS: [&str; 12] =
+    ["to", "times", "plus", "minus", "over", "divided", "out", "of", "by", "mod", "choose", "base"];
+
+/// Words before a value that change it, beyond those of [`words`].
+const LEADS: [&str; 7] = ["minus", "negative", "half", "than", "least", "most", "between"];
+
+impl Chunk<'_> {
+    fn is_word(&self, word: &str) -> bool {
+        self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
+    }
+
+    fn is_any(&self, words: &[&str]) -> bool {
+        words.iter().any(|word| self.is_word(word))
+    }
+
+    /// Whether a word belongs to the value before it.
+    fn is_beside(&self) -> bool {
+        let lower = self.text.to_lowercase();
+        let word = lower.replace('.', "");
+        words::units(self.text).is_some()
+            || words::units(&word).is_some()
+            || words::magnitude(&word).is_some()
+            || words::number_word(&word).is_some()
+            || words::denominator(&word).is_some()
+            || words::direction(&word).is_some()
+            || ["am", "pm", "noon", "midnight", "percent", "per", "square", "cubic", "o'clock", "sq", "cu"]
+                .contains(&word.as_str())
+            || ["squared", "cubed", "celsius", "fahrenheit", "c", "f"].contains(&word.as_str())
+    }
+}
+
+/// Returns the value that a sentence states, with the words that belong to it; all of it where it has none.
+pub(super) fn statement(sentence: &str) -> String {
+    let sentence = &without_marks(sentence);
+    let chunks = chunks(sentence);
+    let Some(first) = chunks.iter().position(|chunk| chunk.kind == Kind::Value || is_number(chunk)) else {
+        return without_stops(sentence).to_owned();
+    };
+    let is_cut = |chunk: &Chunk| {
+        chunk.kind == Kind::Word && chunk.stop.is_some_and(|stop| matches!(stop, ',' | ';' | ':'))
+    };
+    let begin = chunks[..first].iter().rposition(is_cut).map_or(0, |at| at + 1);
+    let end = end(&chunks, first);
+    text(sentence, &chunks[begin..end])
+}
+
+/// Returns the last value of a sentence with the words and signs that belong to it; `None` where it has none.
+pub(super) fn last_value(sentence: &str) -> Option<String> {
+    let sentence = &without_marks(sentence);
+    let chunks = chunks(sentence);
+    let first = chunks.iter().position(|chunk| chunk.kind == Kind::Value)?;
+    // What comes behind "which" and the like explains.
+    let is_tail = |chunk: &Chunk| {
+        chunk.is_any(&["which", "because", "since", "whereas"]) || (chunk.kind == Kind::Remark)
+    };
+    let stop = chunks[first..].iter().position(is_tail).map_or(chunks.len(), |at| first + at);
+    let chunks = &chunks[..stop];
+    let has_digits =
+        |chunk: &&Chunk| chunk.kind == Kind::Value && chunk.text.contains(|c: char| c.is_ascii_digit());
+    let last = chunks.iter().rposition(|chunk| has_digits(&chunk))?;
+    let mut begin = last;
+    let is_value = |at: usize| chunks[at].kind == Kind::Value || chunks[at].text.chars().count() == 1;
+    while begin > 0 {
+        let before = &chunks[begin - 1];
+        if before.stop.is_some() {
+            break;
+        }
+        if before.kind == Kind::Operator && !matches!(before.text, "=" | "==" | "≈" | "->" | "→" | "⇒")
+        {
+            let is_sign = begin < 2 || !is_value(begin - 2);
+            if is_sign && before.text == "-" {
+                // The dash of a list.
+                break;
+            }
+            begin -= if is_sign { 1 } else { 2 };
+        } else if before.is_any(&["or", "to", "times", "plus", "minus", "and"])
+            && begin > 1
+            && is_value(begin - 2)
+        {
+            let between = begin > 2 && chunks[begin - 3].is_word("between");
+            match before.is_word("and") {
+                true if between => begin -= 3,
+                true => break,
+                false => begin -= 2,
+            }
+        } else if before.kind == Kind::Value && chunks[begin].kind == Kind::Value && begin == last {
+            // A mixed number.
+            begin -= 1;
+        } else if let Some(length) = bound_length(&chunks[..begin]) {
+            begin -= length;
+        } else if changes(before) {
+            begin -= 1;
+        } else {
+            break;
+        }
+    }
+    let mut end = last + 1;
+    while end < chunks.len()
+        && chunks[end - 1].stop.is_none()
+        && chunks[end].kind == Kind::Word
+        && chunks[end].is_beside()
+    {
+        end += 1;
+    }
+    Some(text(sentence, &chunks[begin..end]))
+}
+
+/// The number of words of the bound that chunks end in.
+fn bound_length(chunks: &[Chunk]) -> Option<usize> {
+    let words: Vec<&str> = chunks.iter().map(|chunk| chunk.text).collect();
+    (1..=words.len().min(5)).rev().find(|length| {
+        let phrase = &words[words.len() - length..];
+        words::bound(phrase, true).is_some_and(|(_, taken)| taken == *length)
+    })
+}
+
+/// Whether a word right before a value changes it.
+fn changes(chunk: &Chunk) -> bool {
+    let word = chunk.text.to_lowercase();
+    chunk.kind == Kind::Word
+        && (LEADS.contains(&word.as_str())
+            || words::multiplier(&word).is_some()
+            || words::bound(&[&word], true).is_some())
+}
+
+/// Whether a chunk is a number in words.
+fn is_number(chunk: &Chunk) -> bool {
+    chunk.kind == Kind::Word
+        && chunk.text.split('-').all(|word| {
+            words::number_word(word).is_some()
+                || words::magnitude(word).is_some()
+                || words::denominator(word).is_some_and(|_| word != "second")
+        })
+}
+
+/// Returns the index of the chunk before which a statement ends that has its first value at `first`.
+fn end(chunks: &[Chunk], first: usize) -> usize {
+    let is_value =
+        |at: usize| chunks.get(at).is_some_and(|chunk| chunk.kind == Kind::Value || is_number(chunk));
+    let mut nouns = 0;
+    let mut at = first + 1;
+    while let Some(chunk) = chunks.get(at) {
+        let before = &chunks[at - 1];
+        match before.stop {
+            Some(',' | ';') => {
+                let joins = is_value(at) || (chunk.is_any(&["and", "or"]) && is_value(at + 1));
+                if !joins {
+                    return at;
+                }
+            }
+            Some(_) => return at,
+            None => {}
+        }
+        let word = chunk.text.to_lowercase();
+        match chunk.kind {
+            Kind::Value => {}
+            Kind::Operator => {
+                let operand =
+                    |at: usize| is_value(at) || chunks.get(at).is_some_and(|c| c.text.chars().count() == 1);
+                if !operand(at + 1) {
+                    return at;
+                }
+                at += 1;
+            }
+            // A second guess spoils the first.
+            Kind::Remark => {
+                let hedges = ["(or ", "(maybe ", "(perhaps ", "(possibly "];
+                let is_hedge = hedges.iter().any(|hedge| word.starts_with(hedge));
+                return if is_hedge { chunks.len() } else { at };
+            }
+            Kind::Word if word == "or" => {
+                let more = ["more", "less", "fewer", "greater", "higher", "above"];
+                if !chunks.get(at + 1).is_some_and(|chunk| chunk.is_any(&more)) {
+                    return chunks.len();
+                }
+                at += 1;
+            }
+            Kind::Word if word == "and" => {
+                let half = chunks.get(at + 1).is_some_and(|chunk| chunk.is_word("a"))
+                    && chunks.get(at + 2).is_some_and(is_number);
+                if !is_value(at + 1) && !half {
+                    return at;
+                }
+                at += if half { 2 } else { 1 };
+            }
+            Kind::Word if JOINS.contains(&word.as_str()) => {
+                let value = (at + 1..at + 3).find(|next| is_value(*next));
+                let Some(value) = value else { return at };
+                at = value;
+            }
+            Kind::Word if chunk.is_word("at") => {
+                if !chunks.get(at + 1).is_some_and(|chunk| chunk.is_any(&["least", "most"])) {
+                    return at;
+                }
+                at += 1;
+            }
+            // 12 in: inches at the end, else a preposition.
+            Kind::Word if word == "in" && at + 1 < chunks.len() => return at,
+            Kind::Word if chunk.is_beside() => {}
+            Kind::Word if TAILS.contains(&word.as_str()) || nouns == 3 => return at,
+            Kind::Word => nouns += 1,
+        }
+        at += 1;
+    }
+    chunks.len()
+}
+
+/// The text of chunks that follow each other; only the formula, where the others are words that say nothing.
+fn text(sentence: &str, chunks: &[Chunk]) -> String {
+    let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else { return String::new() };
+    let mut formulas = chunks.iter().filter_map(|chunk| Some((chunk, inside(chunk.text)?)));
+    if let (Some((chunk, formula)), None) = (formulas.next(), formulas.next()) {
+        let says = |other: &Chunk| {
+            !std::ptr::eq(other, chunk)
+                && (other.kind != Kind::Word || changes(other) || other.is_beside() || is_number(other))
+        };
+        if !chunks.iter().any(says) {
+            return formula.trim().to_owned();
+        }
+    }
+    sentence[first.start..last.end].to_owned()
+}
+
+/// What stands between the marks of a formula.
+fn inside(text: &str) -> Option<&str> {
+    [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")].iter().find_map(|(open, close)| {
+        let inside = text.strip_prefix(open)?.strip_suffix(close)?;
+        (!inside.trim().is_empty()).then_some(inside)
+    })
+}
+
+/// A sentence without the marks of Markdown and HTML around its words.
+fn without_marks(sentence: &str) -> String {
+    let mut out = String::with_capacity(sentence.len());
+    let mut rest = sentence;
+    while let Some(c) = rest.chars().next() {
+        let before = out.chars().last();
+        let is_alone = |mark: &str| {
+            let after = rest[mark.len()..].chars().next();
+            let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == ')');
+            !(is_part(before) && is_part(after))
+        };
+        if let Some(mark) =
+            ["**", "__", "`", "\""].iter().find(|mark| rest.starts_with(**mark) && is_alone(mark))
+        {
+            rest = &rest[mark.len()..];
+            continue;
+        }
+        // <b>12</b>, but not x < 3 and y > 5.
+        if let Some((tag, after)) = rest.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
+            let name = tag.strip_prefix('/').unwrap_or(tag);
+            if !name.is_empty() && name.len() < 20 && name.chars().all(|c| c.is_ascii_alphanumeric()) {
+                rest = after;
+                continue;
+            }
+        }
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    out
+}
+
+fn without_stops(text: &str) -> &str {
+    text.trim().trim_end_matches(['.', '!', '*', '_', ' ']).trim_start_matches(['*', ' '])
+}
+
+/// Cuts a sentence at white space outside of brackets and formulas.
+fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
+    let mut found: Vec<Chunk> = Vec::new();
+    let mut at = 0;
+    while at < sentence.len() {
+        let rest = &sentence[at..];
+        let trimmed = rest.trim_start();
+        at += rest.len() - trimmed.len();
+        if trimmed.is_empty() {
+            break;
+        }
+        let length = length(trimmed);
+        found.push(chunk(&trimmed[..length], at));
+        at += length;
+    }
+    // 5! = 120 has a factorial, "12!" at the end of a sentence has none.
+    for at in 0..found.len() {
+        let followed = found.get(at + 1).is_some_and(|next| next.kind == Kind::Operator);
+        let chunk = &mut found[at];
+        if chunk.stop == Some('!') && followed {
+            (chunk.text, chunk.end, chunk.stop) =
+                (&sentence[chunk.start..chunk.end + 1], chunk.end + 1, None);
+        }
+    }
+    found
+}
+
+/// The bytes of the chunk at the beginning of a text.
+fn length(text: &str) -> usize {
+    let plain = text.find(char::is_whitespace).unwrap_or(text.len());
+    // A formula, which does not end right before a digit: that sign is one of an amount.
+    for (open, close) in [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
+        let Some(inside) = text.strip_prefix(open) else { continue };
+        let Some(end) = inside.find(close).map(|end| open.len() + end + close.len()) else { continue };
+        let is_amount = open == "$" && text[end..].starts_with(|c: char| c.is_ascii_digit());
+        if end > open.len() + close.len() && !is_amount {
+            let more = text[end..].find(char::is_whitespace).unwrap_or(text.len() - end);
+            return end + more;
+        }
+    }
+    let mut depth = 0usize;
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            c if c.is_whitespace() && depth == 0 => return at,
+            _ => {}
+        }
+    }
+    if depth == 0 { text.len() } else { plain }
+}
+
+fn chunk(raw: &str, at: usize) -> Chunk<'_> {
+    let is_formula = inside(raw.trim_end_matches(['.', ',', ';', ':', '!', '?'])).is_some();
+    let mut text = raw;
+    let mut stop = None;
+    if raw.len() > 1 || !raw.starts_with(|c: char| !c.is_alphanumeric()) {
+        let kept = text.trim_end_matches(['.', ',', ';', ':', '!', '?']);
+        if kept.len() < text.len() && !kept.is_empty() {
+            stop = text[kept.len()..].chars().find(|c| *c != '.').or(Some('.'));
+            // The point of an abbreviation.
+            let is_short = |word: &str| word.contains('.') || words::units(word).is_some();
+            if stop == Some('.') && is_short(kept) && kept.chars().all(|c| c.is_alphabetic() || c == '.') {
+                stop = None;
+            }
+            text = kept;
+        }
+    }
+    let mark = |c: char| matches!(c, '*' | '_' | '`' | '\'' | '"');
+    let mut start = at;
+    if text.chars().count() > 1 && !is_formula {
+        let kept = text.trim_start_matches(mark);
+        start += text.len() - kept.len();
+        text = kept.trim_end_matches(|c| mark(c));
+    }
+    let first = text.chars().next();
+    let starts_word = |text: &str| {
+        let letters = text.chars().take_while(|c| c.is_alphabetic()).count();
+        letters > 1
+    };
+    let kind = if first == Some('(') && starts_word(&text[1..]) {
+        Kind::Remark
+    } else if is_formula || text.contains(|c: char| c.is_ascii_digit() || c == '\\') {
+        Kind::Value
+    } else if !text.is_empty() && text.chars().all(|c| !c.is_alphanumeric() && !matches!(c, '(' | ')')) {
+        Kind::Operator
+    } else {
+        Kind::Word
+    };
+    Chunk { text, start, end: start + text.len(), kind, stop }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statement_ends_where_its_value_ends() {
+        for (sentence, want) in [
+            ("12 which is 3 times 4", "12"),
+            ("12 if we round down.", "12"),
+            ("12 - that is, 3 times 4", "12"),
+            ("12 dollars and the change is 3 dollars", "12 dollars"),
+            ("`12`.", "12"),
+            ("\"12\"", "12"),
+            ("indeed 12!", "indeed 12"),
+            ("__12__", "12"),
+            ("<b>12</b> (see step 3)", "12"),
+            ("13, not 12", "13"),
+            ("between 12 and 13", "between 12 and 13"),
+            ("12 or 13", "12 or 13"),
+            ("12 (or 13)", "12 (or 13)"),
+            ("3 times 4", "3 times 4"),
+            ("3 boys and 4 girls", "3 boys and 4 girls"),
+            ("3 boys, 4 girls, as said", "3 boys, 4 girls"),
+            ("(0, 1)", "(0, 1)"),
+            ("x = 12 when y = 3", "x = 12"),
+            ("5! = 120", "5! = 120"),
+            ("$x = 3$ because $y = 4$", "x = 3"),
+            ("at least $5$", "at least $5$"),
+            ("2:30 p.m. on Monday", "2:30 p.m"),
+            ("5 million dollars in total", "5 million dollars"),
+            ("two and a half hours", "two and a half hours"),
+            ("well, 12", "12"),
+            ("no solution", "no solution"),
+            ("$5 and then $7", "$5"),
+        ] {
+            assert_eq!(statement(sentence), want, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn last_value_keeps_what_belongs_to_it() {
+        for (sentence, want) in [
+            ("The point is (2, 3)", Some("(2, 3)")),
+            ("The ratio is 3:2", Some("3:2")),
+            ("So x = 42, which is what we wanted after 3 steps", Some("42")),
+            ("48 + 24 = 72 clips", Some("72")),
+            ("It falls by minus 5 degrees", Some("minus 5 degrees")),
+            ("They sold 5 million", Some("5 million")),
+            ("It is between 12 and 13", Some("between 12 and 13")),
+            ("It is 5 or 6", Some("5 or 6")),
+            ("They start at 2:30 p.m.", Some("2:30 p.m")),
+            ("He has 1 1/2 left", Some("1 1/2")),
+            ("nothing", None),
+        ] {
+            assert_eq!(last_value(sentence).as_deref(), want, "{sentence}");
+        }
+    }
+}
