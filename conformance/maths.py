@@ -1,11 +1,16 @@
 """The scorer `maths` against math-verify: pairs of an expected answer and an answer, verdict by verdict.
 
-Pairs are made by a seeded generator (answers as MATH has them, each in other forms, right and wrong) and of the
+Two lists are scored. Of the first, pairs are made by a seeded generator (answers as MATH has them, each in other forms, right and wrong) and of the
 answers in files of JSON lines that are given. For pairs of the generator the truth is known, so that a
 disagreement says who errs. Disagreements are counted by the kind of pair. Speed is that of one core, on the same
 pairs, without starting either program.
 
-Not checked: where an answer stands in a long text (both are given `\\boxed{…}`), other options than the defaults.
+The second list has pairs of our own with their truth: those that were written by hand, class by class
+(`crates/reward/tests/data/maths_pairs.jsonl`), and families of words that change a value, times, units, names, sets,
+matrices, bases and stated answers, right and wrong. Both accuracies are printed, and every false reward of ours; one
+fails the run.
+
+Not checked: other options than the defaults.
 
     uv venv venv && uv pip install --python venv/bin/python 'math-verify[antlr4_13_2]==0.9.0'
     cargo build --release -p dressage-reward --example grade
@@ -207,6 +212,129 @@ class Generator:
         yield "equation for a value", str(3 * t), f"3x = {3 * t}", False
 
 
+class Families:
+    """Pairs (class, expected, reply, whether it is right) of values and of what changes them, of one seed."""
+
+    def __init__(self, seed: int):
+        self.r = random.Random(seed)
+
+    def sentence(self, value: str) -> str:
+        return self.r.choice(
+            [
+                "\\boxed{@}",
+                "So the result is $\\boxed{@}$.",
+                "\\[\\boxed{ @ }\\]",
+                "\\boxed{\\color{red}{@}}",
+                "The answer is $@$.",
+                "The final answer is $@$, since 3 is odd.",
+                "**Answer:** $@$",
+            ]
+        ).replace("@", value)
+
+    def pairs(self):
+        for kind, gold, right, wrong in self.values():
+            yield from ((kind, gold, self.sentence(value), True) for value in right)
+            yield from ((kind, gold, self.sentence(value), False) for value in wrong)
+
+    def values(self):
+        r = self.r
+        n, m = r.randint(2, 499), r.randint(500, 999)
+        word, zeros = r.choice([("thousand", 3), ("million", 6), ("billion", 9), ("crore", 7)])
+        yield (
+            "magnitude",
+            f"{n}{'0' * zeros}",
+            [f"{n}\\text{{ {word}}}", f"{n} {word} people"],
+            [f"{n}", f"{n + 1}\\text{{ {word}}}", f"{n}\\text{{ trillion}}"],
+        )
+        before = r.choice(["at least ", "at most ", "less than ", "more than ", "not ", "twice ", "minus ", "up to "])
+        yield "changed", f"{n}", [f"\\text{{about }}{n}"], [f"\\text{{{before}}}{n}", f"{n}\\text{{ or more}}"]
+        yield "sign", f"-{n}", [f"\\text{{minus }}{n}", f"\\text{{negative }}{n}"], [f"{n}", f"\\text{{plus }}{n}"]
+        h, minute = r.randint(1, 11), r.randint(0, 59)
+        yield (
+            "time",
+            f"{h}:{minute:02}\\text{{ p.m.}}",
+            [f"{h}:{minute:02}\\text{{ PM}}", f"{h + 12}:{minute:02}"],
+            [f"{h}:{minute:02}\\text{{ a.m.}}", f"{h}:{minute:02}", f"{h}:{(minute + 7) % 60:02} PM"],
+        )
+        unit, same, other = r.choice(
+            [("cm", "centimeters", "m"), ("hours", "hr", "minutes"), ("dollars", "USD", "cents"), ("kg", "kilograms", "g")]
+        )
+        yield (
+            "unit",
+            f"{n}\\text{{ {unit}}}",
+            [f"{n}", f"{n}\\text{{ {same}}}"],
+            [f"{n}\\text{{ {other}}}", f"{n + 1}\\text{{ {unit}}}"],
+        )
+        x, y = r.choice([("boys", "girls"), ("cats", "dogs"), ("red balls", "blue balls")])
+        yield (
+            "names",
+            f"{n}\\text{{ {x}}}, {m}\\text{{ {y}}}",
+            [f"{m}\\text{{ {y}}}, {n}\\text{{ {x}}}"],
+            [f"{m}\\text{{ {x}}}, {n}\\text{{ {y}}}", f"{n}\\text{{ {x}}}, {m + 1}\\text{{ {y}}}"],
+        )
+        yield "named tuple", f"(a,b)=({n},{m})", [f"({n},{m})", f"(b,a)=({m},{n})"], [f"(b,a)=({n},{m})", f"({m},{n})"]
+        yield (
+            "sets of reals",
+            f"[{n},{m})",
+            [f"\\{{x : {n} \\le x < {m}\\}}", f"[{n},{m}] \\setminus \\{{{m}\\}}"],
+            [f"\\{{x : {n} < x < {m}\\}}", f"[{n},{m}]", f"[{n},{m}) \\setminus \\{{{n}\\}}"],
+        )
+        yield "absolute value", f"(-{n},{n})", [f"|x| < {n}"], [f"|x| > {n}", f"|x| < {n + 1}", f"|x| \\le {n}"]
+        a, b, c, d = (r.randint(-9, 9) for _ in range(4))
+        matrix = f"\\begin{{pmatrix}}{a}&{b}\\\\{c}&{d}\\end{{pmatrix}}"
+        array = f"\\left(\\begin{{array}}{{cc}}{a}&{b}\\\\{c}&{d}\\end{{array}}\\right)"
+        double = f"\\frac12\\begin{{pmatrix}}{2 * a}&{2 * b}\\\\{2 * c}&{2 * d}\\end{{pmatrix}}"
+        yield "matrix", matrix, [array, double], [f"2{array}", matrix.replace(f"{d}\\end", f"{d + 1}\\end")]
+        yield "old commands", f"\\frac{{{n}}}{{{m}}}", [f"{{{n} \\over {m}}}"], [f"{{{m} \\over {n}}}", f"{{{n}\\choose {m}}}"]
+        yield "base", f"{n:b}_2", [f"{n}_{{10}}", f"{n:o}_8"], [f"{n:b}_3", f"{n:b}", f"{n + 1:b}_2"]
+        yield "two guesses", f"{n}", [f"m+n={n}"], [f"{n} \\approx {n + 1}", f"{n}\\text{{ or }}{m}", f"{n}, {m}"]
+        long = "".join(r.choice("123456789") for _ in range(40))
+        yield "40 digits", long, [f"{int(long):,}"], [str(int(long) + 1), f"{long}0", f"-{long}"]
+
+
+def own_pairs(seed: int, rounds: int):
+    rows = (ROOT / "crates/reward/tests/data/maths_pairs.jsonl").read_text().splitlines()
+    for row in map(json.loads, rows):
+        yield row["class"], row["answer"], row["text"], bool(row["right"])
+    families = Families(seed)
+    for _ in range(rounds):
+        yield from families.pairs()
+
+
+def graded(dressage: Path, pairs: list[tuple[str, str]]) -> list[dict]:
+    """Our scores of (expected, reply)."""
+    lines = "".join(json.dumps({"text": reply, "expected": gold}) + "\n" for gold, reply in pairs)
+    ran = subprocess.run([dressage], input=lines, capture_output=True, text=True, check=True)
+    scores = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(scores) == len(pairs)
+    return scores
+
+
+def verified(gold: str, reply: str) -> bool:
+    try:
+        return bool(verify(parse(f"${gold}$"), parse(reply)))
+    except Exception:  # whatever it cannot read
+        return False
+
+
+def compare_own(dressage: Path, seed: int, rounds: int) -> bool:
+    """Scores our own pairs by both; whether ours has no false reward and at least 98 % of the right ones."""
+    pairs = list(own_pairs(seed, rounds))
+    ours = [score["value"] == 1 for score in graded(dressage, [pair[1:3] for pair in pairs])]
+    theirs = [verified(gold, reply) for _, gold, reply, _ in pairs]
+    right = sum(truth for *_, truth in pairs)
+    for name, verdicts in [("dressage", ours), ("math-verify", theirs)]:
+        hits = sum(verdict == pair[3] for verdict, pair in zip(verdicts, pairs, strict=True))
+        false = sum(verdict and not pair[3] for verdict, pair in zip(verdicts, pairs, strict=True))
+        lost = sum(pair[3] and not verdict for verdict, pair in zip(verdicts, pairs, strict=True))
+        print(f"own pairs: {name} {hits}/{len(pairs)} = {hits / len(pairs):.2%}; false rewards {false}, lost {lost} of {right}")
+    for (kind, gold, reply, truth), mine in zip(pairs, ours, strict=True):
+        if mine != truth:
+            print(f"{'FALSE' if mine else 'lost'}  {kind}: {gold}   {reply}")
+    lost = sum(pair[3] and not mine for mine, pair in zip(ours, pairs, strict=True))
+    return not any(mine and not pair[3] for mine, pair in zip(ours, pairs, strict=True)) and lost <= 0.02 * right
+
+
 def of_files(paths: list[Path], most: int, r: random.Random):
     """Answers of data sets: each as it is, next to another one, and in other forms."""
     for path in paths:
@@ -236,6 +364,7 @@ def main() -> int:
     p.add_argument("files", nargs="*", type=Path, help="JSON lines with a field `answer`")
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/examples/grade", help="the example `grade`")
     p.add_argument("--rounds", type=int, default=30, help="pairs of each kind")
+    p.add_argument("--own-rounds", type=int, default=15, help="values of each family of our own")
     p.add_argument("--most", type=int, default=150, help="answers of each file")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--show", type=int, default=3, help="disagreements of a kind that are printed")
@@ -244,17 +373,9 @@ def main() -> int:
     pairs = [pair for _ in range(args.rounds) for pair in generator.pairs()]
     pairs += list(of_files(args.files, args.most, random.Random(args.seed)))
 
-    lines = "".join(json.dumps({"text": f"\\boxed{{{b}}}", "expected": f"${a}$"}) + "\n" for _, a, b, _ in pairs)
-    ran = subprocess.run([args.dressage], input=lines, capture_output=True, text=True, check=True)
-    ours = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(ours) == len(pairs)
-
-    theirs, begun = [], time.process_time()
-    for _, a, b, _ in pairs:
-        try:
-            theirs.append(bool(verify(parse(f"${a}$"), parse(f"\\boxed{{{b}}}"))))
-        except Exception:  # whatever it cannot read
-            theirs.append(False)
+    ours = graded(args.dressage, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
+    begun = time.process_time()
+    theirs = [verified(a, f"\\boxed{{{b}}}") for _, a, b, _ in pairs]
     seconds = time.process_time() - begun
 
     wrong, agree, explained, apart = Counter(), 0, Counter(), defaultdict(list)
@@ -284,7 +405,8 @@ def main() -> int:
     print(
         f"a pair takes dressage {sum(our['micros'] for our in ours) / total:.1f} us, math-verify {seconds * 1e6 / total:.0f} us: {speed:.0f} x"
     )
-    ok = share >= 0.98 and speed >= 50
+    own = compare_own(args.dressage, args.seed, args.own_rounds)
+    ok = share >= 0.98 and speed >= 50 and own
     print("ok" if ok else "FAILED")
     return 0 if ok else 1
 

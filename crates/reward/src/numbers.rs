@@ -360,7 +360,8 @@ impl Reader {
         self.run(&mut top);
         let slash = self.take("/");
         self.run(&mut bottom);
-        let ends = !self.peek(0).is_some_and(|c| c == '/' || c == '.' || c.is_alphanumeric());
+        let decimal = self.peek(0) == Some('.') && self.is_digit(1);
+        let ends = !decimal && !self.peek(0).is_some_and(|c| c == '/' || c.is_alphanumeric());
         let (top, bottom) = (Rational::parse(&top)?, Rational::parse(&bottom)?);
         (slash && ends && top.compare(&bottom).is_lt()).then(|| top.over(&bottom)).flatten()
     }

@@ -126,8 +126,8 @@ const FILLERS: [&str; 34] = [
 
 /// Whether a word is part of a number in words.
 fn is_number(word: &str) -> bool {
-    let is_half = word == "half" || word == "halves";
-    is_half || number_word(word).is_some() || magnitude(word).is_some() || multiplier(word).is_some()
+    let is_sign = ["half", "halves", "minus", "negative", "plus"].contains(&word);
+    is_sign || number_word(word).is_some() || magnitude(word).is_some() || multiplier(word).is_some()
 }
 
 /// Returns a noun without the ending of its plural.
@@ -341,7 +341,7 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
 }
 
 /// Kinds of words of which a number has at most one, and which exclude each other.
-const DIRECTIONS: [(&str, &str, &[&str]); 24] = [
+const DIRECTIONS: [(&str, &str, &[&str]); 22] = [
     (
         "change",
         "up",
@@ -406,8 +406,6 @@ const DIRECTIONS: [(&str, &str, &[&str]); 24] = [
     ("longitude", "west", &["west", "western", "westward"]),
     ("height", "above", &["above", "over", "ahead"]),
     ("height", "below", &["below", "under", "underneath", "beneath", "behind"]),
-    ("side", "left", &["left"]),
-    ("side", "right", &["right"]),
     ("order", "before", &["before", "ago", "earlier", "early"]),
     ("order", "after", &["after", "later", "late"]),
     ("age", "older", &["older"]),

@@ -143,7 +143,12 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
             let items: Vec<Answer> = flat.collect();
             let is_and = split(tokens, |token| *token == Token::And).len() == parts.len();
             let bounds = |item: &Answer| matches!(item, Answer::Relation(_, signs, _) if !equates(signs));
-            Some(if is_and && items.iter().all(bounds) { Answer::All(items) } else { Answer::List(items) })
+            let is_or = split(tokens, |token| *token == Token::Or).len() == parts.len();
+            Some(match items.iter().all(bounds) {
+                true if is_and => Answer::All(items),
+                true if is_or => Answer::Combined('∪', items),
+                _ => Answer::List(items),
+            })
         }
     }
 }

@@ -81,8 +81,10 @@ impl Rules {
             (A::Named(..) | A::List(_) | A::Set(_), A::Named(..) | A::List(_) | A::Set(_)) => {
                 self.several(gold, answer)
             }
-            (A::Tuple { items, .. }, A::List(list)) | (A::List(list), A::Tuple { items, .. })
-                if self.in_order(items, list) =>
+            // A half-open interval is no list.
+            (A::Tuple { items, open, close }, A::List(list))
+            | (A::List(list), A::Tuple { items, open, close })
+                if (*open == '(') == (*close == ')') && self.in_order(items, list) =>
             {
                 true
             }

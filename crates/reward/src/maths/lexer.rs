@@ -83,7 +83,12 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
     let is_prose = text.split_whitespace().any(is_word);
     if is_prose && text.chars().all(|c| c.is_alphabetic() || c.is_whitespace() || c == '.') {
         let words = text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty());
-        return Some(words.map(|word| Token::Text(word.to_owned())).collect());
+        let token = |word: &str| match word {
+            "and" => Token::And,
+            "or" => Token::Or,
+            word => Token::Text(word.to_owned()),
+        };
+        return Some(words.map(token).collect());
     }
     let dollars = text.match_indices('$').filter(|(at, _)| !text[..*at].ends_with('\\')).count();
     let mut lexer = Lexer {
@@ -416,6 +421,9 @@ impl<'t> Lexer<'t> {
         match word {
             "or" => self.push(Token::Or),
             "and" => self.push(Token::And),
+            "at" if self.rest.trim_start().starts_with(|c: char| c.is_ascii_digit()) => {
+                self.push(Token::Text(word.into()));
+            }
             "choose" if after_number => self.push(Token::Command(word.into())),
             "π" => self.push(Token::Command("pi".into())),
             "percent" | "degrees" | "degree" | "infinity" | "inf" | "oo" => self.named(word),

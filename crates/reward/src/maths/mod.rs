@@ -145,7 +145,21 @@ fn plain(text: &str) -> String {
     {
         text = format!("{before}{inside}{after}");
     }
-    text.chars().filter(|c| !c.is_whitespace() && *c != '$').collect()
+    let mut out = String::with_capacity(text.len());
+    let mut spaced = false;
+    for c in text.chars().filter(|c| *c != '$') {
+        if c.is_whitespace() {
+            spaced = true;
+            continue;
+        }
+        // Two numbers are not one.
+        if spaced && c.is_ascii_digit() && out.ends_with(|c: char| c.is_ascii_digit()) {
+            out.push(' ');
+        }
+        spaced = false;
+        out.push(c);
+    }
+    out
 }
 
 /// Texts of the expected answers.

@@ -20,7 +20,10 @@ const APPROXIMATIONS: [&str; 4] = ["approx", "approximately", "about", "roughly"
 
 /// Returns the tokens with phrases replaced.
 pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
-    if !tokens.iter().any(|token| matches!(token, Token::Text(_) | Token::Sign('\'' | ':'))) {
+    if !tokens
+        .iter()
+        .any(|token| matches!(token, Token::Text(_) | Token::Sign('\'' | ':') | Token::Open('(')))
+    {
         return tokens;
     }
     let mut reader = Reader { tokens: &tokens, at: 0, out: Vec::with_capacity(tokens.len()) };
@@ -126,7 +129,8 @@ impl Reader<'_> {
             &["the", "empty", "set"],
             &["empty", "set"],
         ];
-        if let Some(words) = REALS.iter().find(|words| self.is_at(words)) {
+        let is_part = matches!(self.out.last(), Some(Token::Text(_)));
+        if let Some(words) = REALS.iter().find(|words| !is_part && self.is_at(words)) {
             return self.replace(words.len(), [Token::Letter("\\mathbb{R}".into())]);
         }
         match EMPTY.iter().find(|words| self.is_at(words)) {
@@ -145,6 +149,16 @@ impl Reader<'_> {
         }
         let Some(word) = self.word(0) else { return false };
         let (starts, is_value) = (self.starts_operand(), self.is_value(1));
+        // The article, and no variable.
+        if let (Some(Token::Letter(_)), Some(Token::Text(next))) = (self.ahead(0), self.ahead(1))
+            && starts
+            && word == "a"
+            && words::units(next).is_none()
+            && self.part(0).is_none()
+            && words::magnitude(next).is_none()
+        {
+            return self.replace(1, [Token::Text(word)]);
+        }
         match word.as_str() {
             "minus" | "negative" if starts && is_value => self.replace(1, [Token::Sign('-')]),
             "plus" | "positive" if starts && is_value => self.replace(1, []),

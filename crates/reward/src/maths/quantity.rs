@@ -183,7 +183,17 @@ impl Words {
             "K" | "k" | "kelvin" => Some("kelvin"),
             _ => None,
         };
+        let bearing = match word {
+            "N" => Some("north"),
+            "S" => Some("south"),
+            "E" => Some("east"),
+            "W" => Some("west"),
+            _ => None,
+        };
         match word {
+            _ if after_degree && bearing.is_some() => about.add_words(bearing.unwrap_or_default()),
+            // A time of day that was not read.
+            "am" | "pm" => about.bounds.push("time"),
             "square" | "sq" => self.power = Some(2),
             "cubic" | "cu" => self.power = Some(3),
             "per" | "an" | "each" if is_last => {}

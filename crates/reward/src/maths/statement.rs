@@ -241,11 +241,14 @@ fn is_number(chunk: &Chunk) -> bool {
 fn end(chunks: &[Chunk], first: usize) -> usize {
     let is_value =
         |at: usize| chunks.get(at).is_some_and(|chunk| chunk.kind == Kind::Value || is_number(chunk));
-    let mut nouns = 0;
+    // The first noun behind the last value.
+    let mut noun = None;
     let mut at = first + 1;
     while let Some(chunk) = chunks.get(at) {
         let before = &chunks[at - 1];
         match before.stop {
+            // A second guess spoils the first.
+            Some(',' | ';') if chunk.is_word("or") => {}
             Some(',' | ';') => {
                 let joins = is_value(at) || (chunk.is_any(&["and", "or"]) && is_value(at + 1));
                 if !joins {
@@ -257,7 +260,11 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
         }
         let word = chunk.text.to_lowercase();
         match chunk.kind {
-            Kind::Value => {}
+            // Behind a noun, a value that nothing joins is another one.
+            Kind::Value | Kind::Operator if noun.is_some() && before.stop.is_none() => {
+                return noun.unwrap_or(at);
+            }
+            Kind::Value => noun = None,
             Kind::Operator => {
                 let operand =
                     |at: usize| is_value(at) || chunks.get(at).is_some_and(|c| c.text.chars().count() == 1);
@@ -266,7 +273,6 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 }
                 at += 1;
             }
-            // A second guess spoils the first.
             Kind::Remark => {
                 let hedges = ["(or ", "(maybe ", "(perhaps ", "(possibly "];
                 let is_hedge = hedges.iter().any(|hedge| word.starts_with(hedge));
@@ -285,10 +291,12 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 if !is_value(at + 1) && !half {
                     return at;
                 }
+                noun = None;
                 at += if half { 2 } else { 1 };
             }
             Kind::Word if JOINS.contains(&word.as_str()) => {
-                let value = (at + 1..at + 3).find(|next| is_value(*next));
+                let reach = if word == "of" { 1 } else { 2 };
+                let value = (at + 1..=at + reach).find(|next| is_value(*next));
                 let Some(value) = value else { return at };
                 at = value;
             }
@@ -301,8 +309,10 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             // 12 in: inches at the end, else a preposition.
             Kind::Word if word == "in" && at + 1 < chunks.len() => return at,
             Kind::Word if chunk.is_beside() => {}
-            Kind::Word if TAILS.contains(&word.as_str()) || nouns == 3 => return at,
-            Kind::Word => nouns += 1,
+            Kind::Word if TAILS.contains(&word.as_str()) => return at,
+            Kind::Word if noun.is_some_and(|noun| at == noun + 3) => return at,
+            Kind::Word if chunk.text.chars().nth(1).is_none() && noun.is_some() => return noun.unwrap_or(at),
+            Kind::Word => noun = noun.or(Some(at)),
         }
         at += 1;
     }

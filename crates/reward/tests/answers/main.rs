@@ -1,0 +1,99 @@
+//! Verdicts of the scorers `maths` and `numeric` on many pairs of an expected answer and a reply.
+//!
+//! A false reward may not be bought by a right one: every test has replies that are right and replies that are
+//! wrong.
+
+mod maths;
+mod numeric;
+mod pairs;
+
+/// Random numbers of one seed (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut state = self.0;
+        state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        state ^ (state >> 31)
+    }
+
+    /// An integer from `from` to `to`, both included.
+    fn within(&mut self, from: i64, to: i64) -> i64 {
+        from + (self.next() % (to - from + 1) as u64) as i64
+    }
+
+    fn of<'t, T>(&mut self, several: &'t [T]) -> &'t T {
+        &several[self.next() as usize % several.len()]
+    }
+
+    /// Digits without a zero at the beginning and at the end.
+    fn digits(&mut self, length: usize) -> String {
+        (0..length)
+            .map(|at| {
+                let from = i64::from(at == 0 || at + 1 == length);
+                char::from(b'0' + self.within(from, 9) as u8)
+            })
+            .collect()
+    }
+}
+
+/// An expected answer, with values that are the same and values that are not.
+struct Item {
+    gold: String,
+    same: Vec<String>,
+    other: Vec<String>,
+}
+
+/// Digits with the last one changed by 1.
+fn next_to(digits: &str) -> String {
+    let (rest, last) = digits.split_at(digits.len() - 1);
+    let last = last.parse::<u8>().unwrap();
+    format!("{rest}{}", if last > 4 { last - 1 } else { last + 1 })
+}
+
+/// Digits in groups of three, with a separator between.
+fn grouped(digits: &str, separator: &str) -> String {
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap()).collect();
+    groups.join(separator)
+}
+
+/// Counts verdicts and keeps those that are wrong.
+#[derive(Default)]
+struct Tally {
+    pairs: usize,
+    right: usize,
+    lost: Vec<String>,
+    false_rewards: Vec<String>,
+}
+
+impl Tally {
+    fn add(&mut self, gold: &str, reply: &str, right: bool, value: f64) {
+        self.pairs += 1;
+        self.right += usize::from(right);
+        let pair = || format!("expected {gold}   reply {reply}");
+        match (right, value == 1.0) {
+            (true, false) => self.lost.push(pair()),
+            (false, true) => self.false_rewards.push(pair()),
+            _ => {}
+        }
+    }
+
+    /// Prints the figures, and fails at any false reward and where more than 2 % of the rewards are lost.
+    fn check(&self, name: &str) {
+        let got = self.right - self.lost.len();
+        println!(
+            "{name}: {} pairs, {got} of {} right, {} false",
+            self.pairs,
+            self.right,
+            self.false_rewards.len()
+        );
+        let show = |list: &[String]| list.iter().take(40).cloned().collect::<Vec<_>>().join("\n");
+        assert!(self.false_rewards.is_empty(), "{name}: false rewards:\n{}", show(&self.false_rewards));
+        println!("{}", show(&self.lost));
+        assert!(got * 100 >= self.right * 98, "{name}: {got} of {} rewards", self.right);
+        assert!(self.pairs >= 10_000, "{name}: {} pairs", self.pairs);
+    }
+}

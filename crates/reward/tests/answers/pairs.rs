@@ -1,0 +1,18 @@
+//! Pairs that were written by hand, class by class; `conformance/maths.py` runs them beside math-verify.
+
+use dressage_reward::MathsScorer;
+use serde_json::Value;
+
+#[test]
+fn maths_scores_pairs_as_written() {
+    let scorer = MathsScorer::default();
+    let mut wrong = Vec::new();
+    for line in include_str!("../data/maths_pairs.jsonl").lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let score = scorer.grade(row["text"].as_str().unwrap(), &row["answer"]).unwrap();
+        if Some(score.value) != row["right"].as_f64() {
+            wrong.push(format!("{line}  got {} for {:?}", score.value, score.extracted));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
