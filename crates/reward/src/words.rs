@@ -126,7 +126,7 @@ const FILLERS: [&str; 34] = [
 
 /// Whether a word is part of a number in words.
 fn is_number(word: &str) -> bool {
-    let is_sign = ["half", "halves", "minus", "negative", "plus"].contains(&word);
+    let is_sign = ["half", "halves", "minus", "negative", "plus", "mil", "mio", "mrd"].contains(&word);
     is_sign || number_word(word).is_some() || magnitude(word).is_some() || multiplier(word).is_some()
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn denominator(word: &str) -> Option<u64> {
 }
 
 /// Phrases that make another statement of a number, longest first.
-const BOUNDS: [(&[&str], &str); 51] = [
+const BOUNDS: [(&[&str], &str); 65] = [
     (&["greater", "than", "or", "equal", "to"], "≥"),
     (&["less", "than", "or", "equal", "to"], "≤"),
     (&["no", "more", "than"], "≤"),
@@ -253,6 +253,20 @@ const BOUNDS: [(&[&str], &str); 51] = [
     (&["or", "lower"], "≤"),
     (&["or", "below"], "≤"),
     (&["or", "under"], "≤"),
+    (&["at", "a", "minimum"], "≥"),
+    (&["at", "a", "maximum"], "≤"),
+    (&["at", "minimum"], "≥"),
+    (&["at", "maximum"], "≤"),
+    (&["neither"], "≠"),
+    (&["nor"], "≠"),
+    (&["but"], "≠"),
+    (&["without"], "≠"),
+    (&["excluding"], "≠"),
+    (&["factorial"], "factorial"),
+    (&["inverse"], "inverse"),
+    (&["doubled"], "doubled"),
+    (&["tripled"], "tripled"),
+    (&["halved"], "halved"),
     (&["at", "least"], "≥"),
     (&["at", "most"], "≤"),
     (&["up", "to"], "≤"),

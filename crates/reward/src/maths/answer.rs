@@ -9,7 +9,7 @@ use super::parser::{ITEMS, closing, expression, split};
 use super::phrases::phrases;
 use super::quantity::{Quantity, quantity, stripped};
 use super::time::{Ratio, ratio};
-use crate::words::About;
+use crate::words::{self, About};
 
 /// Answer as it was read.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,7 +58,10 @@ pub(super) fn readings(text: &str) -> Vec<Answer> {
         }
     };
     for thousands in [true, false] {
-        let Some(tokens) = tokens(text, thousands).map(phrases) else { continue };
+        let Some(mut tokens) = tokens(text, thousands).map(phrases) else { continue };
+        while tokens.last() == Some(&Token::Row) {
+            tokens.pop();
+        }
         add(answer(&tokens, 0));
         if let Some((letter, rest)) = choice(&tokens) {
             add(Some(letter));
@@ -109,7 +112,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     {
         return answer(inner, depth + 1);
     }
-    if let Some(words) = words(tokens) {
+    if let Some(words) = text(tokens) {
         return Some(Answer::Words(words));
     }
     // ℝ but for some points.
@@ -123,6 +126,17 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
         };
         let reals = Answer::Value(Quantity::plain(Expr::Symbol(reals.clone())));
         return Some(Answer::Combined('∖', vec![reals, Answer::Set(points)]));
+    }
+    // All real numbers x such that x > 1.
+    if let [Token::Letter(reals), rest @ ..] = tokens
+        && reals == "\\mathbb{R}"
+        && matches!(rest, [Token::Letter(_), ..] | [Token::Text(_), Token::Text(_), Token::Letter(_), ..])
+    {
+        let such =
+            |pair: &[Token]| matches!(pair, [Token::Text(a), Token::Text(b)] if a == "such" && b == "that");
+        let start = rest.windows(2).position(such).map_or(0, |at| at + 2);
+        return answer(&rest[start..], depth + 1)
+            .filter(|found| matches!(found, Answer::Relation(..) | Answer::All(_)));
     }
     let parts = split(tokens, Token::is_separator);
     if parts.len() == 1 {
@@ -159,7 +173,7 @@ pub(super) fn equates(signs: &[char]) -> bool {
 }
 
 /// Text of an answer in words alone.
-fn words(tokens: &[Token]) -> Option<String> {
+fn text(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
         Token::Letter(letter) if ["a", "A", "I"].contains(&letter.as_str()) => Some(letter.to_lowercase()),
@@ -181,7 +195,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     {
         return answer(inner, depth + 1);
     }
-    if let Some(words) = words(tokens) {
+    if let Some(words) = text(tokens) {
         return Some(Answer::Words(words));
     }
     // What it follows from went before.
@@ -254,6 +268,7 @@ fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
 
 /// A set, a tuple or an interval.
 fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
+    let tokens = without_words(tokens)?;
     let (Token::Open(open), Some(Token::Close(close))) = (tokens.first()?, tokens.last()) else {
         return None;
     };
@@ -282,6 +297,36 @@ fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
         }
         _ => None,
     }
+}
+
+/// The bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`, or all tokens if they are nothing of
+/// the kind. `None` if the words deny it.
+fn without_words(tokens: &[Token]) -> Option<&[Token]> {
+    let is_word = |token: &&Token| matches!(token, Token::Text(_));
+    let before = tokens.iter().take_while(is_word).count();
+    let name = match tokens.get(before..) {
+        Some([Token::Letter(name), Token::Open('('), ..]) => {
+            usize::from(("A"..="Z").contains(&name.as_str()))
+        }
+        _ => 0,
+    };
+    let start = before + name;
+    let is_bracket = matches!(tokens.get(start), Some(Token::Open('(' | '[')));
+    let Some(length) = tokens.get(start..).and_then(closing).filter(|_| is_bracket) else {
+        return Some(tokens);
+    };
+    let (inner, after) = (&tokens[start..=start + length], &tokens[start + length + 1..]);
+    let is_several = inner.iter().any(Token::is_separator);
+    if !is_several || !after.iter().all(|token| is_word(&token)) {
+        return Some(tokens);
+    }
+    let words: Vec<&str> = tokens[..before]
+        .iter()
+        .chain(after)
+        .filter_map(|token| if let Token::Text(word) = token { Some(word.as_str()) } else { None })
+        .collect();
+    let denies = (0..words.len()).any(|at| words::bound(&words[at..], false).is_some());
+    (!denies).then_some(inner)
 }
 
 /// The condition of `\{x : x > 1\}` or `\{x \in \mathbb{R} \mid x > 1\}`.

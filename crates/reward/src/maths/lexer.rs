@@ -142,6 +142,10 @@ impl<'t> Lexer<'t> {
             '$' | '"' | '`' => {}
             c if c.is_whitespace() || c == '~' => self.spaced = true,
             '{' => self.push(Token::GroupOpen),
+            // An empty group says nothing.
+            '}' if self.tokens.last() == Some(&Token::GroupOpen) => {
+                self.tokens.pop();
+            }
             '}' => self.push(Token::GroupClose),
             '(' | '[' => self.push(Token::Open(c)),
             ')' | ']' => self.push(Token::Close(c)),
@@ -166,6 +170,12 @@ impl<'t> Lexer<'t> {
                 self.push(Token::Sign('⇒'));
             }
             '€' | '£' | '¥' | '₹' | '¢' => self.push(Token::Text(c.to_string())),
+            // The label of a choice.
+            '.' if (self.is_text || !self.rest.trim().is_empty())
+                && matches!(&self.tokens[..], [Token::Letter(label)] if ("A"..="J").contains(&label.as_str())) =>
+            {
+                self.push(Token::Sign(':'));
+            }
             // A full stop ends a sentence or an abbreviation.
             '.' if self.is_text || self.rest.trim().is_empty() => {}
             '.' if matches!(self.tokens.last(), Some(Token::Text(_))) => {}
@@ -365,6 +375,7 @@ impl<'t> Lexer<'t> {
         if self.depth == 8 {
             return None;
         }
+        self.spaced |= inside.starts_with(' ');
         let done = self.inner(inside, true, |lexer| {
             if plain.is_empty() || !plain.chars().all(|c| c.is_alphabetic() || c == ' ') {
                 return lexer.run();
@@ -388,7 +399,8 @@ impl<'t> Lexer<'t> {
         self.rest = rest;
         // The sign of multiplication, as those without one write powers of ten.
         let after_number = matches!(self.tokens.last(), Some(Token::Number { .. }));
-        if after_number && matches!(word, "x" | "X") && rest.trim_start().starts_with("10^") {
+        let is_operand = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
+        if after_number && matches!(word, "x" | "X") && is_operand(rest.trim_start()) {
             self.push(Token::Sign('*'));
             return;
         }
@@ -430,6 +442,8 @@ impl<'t> Lexer<'t> {
             "i" | "e" if is_text => self.push(Token::Letter(word.into())),
             "C" | "F" | "K" if after_degree => self.push(Token::Text(word.into())),
             "m" | "g" | "s" | "h" | "l" if is_text => self.push(Token::Text(word.into())),
+            // 5K may be 5000.
+            "K" if is_text && after_number && !self.spaced => self.push(Token::Letter(word.into())),
             "A" | "C" | "J" | "K" | "L" | "N" | "V" | "W" if is_text && after_number => {
                 self.push(Token::Text(word.into()));
             }

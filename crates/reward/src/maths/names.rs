@@ -217,8 +217,11 @@ pub(super) const FRAMES: &[&str] = &[
 ];
 
 /// Short words that are no products of letters.
-pub(super) const WORDS: &[&str] =
-    &["one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has"];
+pub(super) const WORDS: &[&str] = &[
+    "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has", "nor", "day",
+    "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen", "bag", "car", "bus", "pie",
+    "hat", "toy", "job", "way", "red", "new", "usd", "eur", "gbp", "inr",
+];
 
 /// Shorter words that are no products of letters in a text that has longer words.
 pub(super) const PROSE_WORDS: &[&str] =

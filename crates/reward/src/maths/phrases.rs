@@ -228,7 +228,8 @@ impl Reader<'_> {
             let bottom = words::denominator(&self.word(by + 1 + hyphen)?)?;
             return Some((top, bottom, 2 + hyphen));
         }
-        (word == "half").then_some((1, 2, 1))
+        let is_part = word == "half" || self.word(by + 1).as_deref() == Some("of");
+        words::denominator(&word).filter(|_| is_part && word != "second").map(|bottom| (1, bottom, 1))
     }
 
     /// A whole number in words.
@@ -311,7 +312,9 @@ impl Reader<'_> {
             }
             Some(Token::Sign('\'')) => {
                 // A quotation mark, or the end of a genitive.
-                let is_quote = self.out.is_empty() || self.at + 1 == self.tokens.len();
+                let ends = [self.tokens.first(), self.tokens.last()];
+                let is_quote = ends == [Some(&Token::Sign('\'')); 2]
+                    && (self.out.is_empty() || self.at + 1 == self.tokens.len());
                 let is_genitive = matches!(self.out.last(), Some(Token::Text(_)));
                 let letter =
                     usize::from(matches!(self.ahead(1), Some(Token::Letter(s) | Token::Text(s)) if s == "s"));

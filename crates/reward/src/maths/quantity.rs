@@ -200,8 +200,9 @@ impl Words {
             "per" => self.per = true,
             "squared" | "cubed" => {
                 let more = if word == "squared" { 1 } else { 2 };
-                if let Some((unit, power)) = self.last {
-                    about.add_unit(unit, power * more);
+                match self.last {
+                    Some((unit, power)) => about.add_unit(unit, power * more),
+                    None => about.bounds.push("power"),
                 }
             }
             // A preposition, unless it is the last word.

@@ -233,8 +233,16 @@ fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
             if !same {
                 return None;
             }
-            let low = ray(middle, turned(*first), from, name)?;
-            return low.and(ray(middle, *second, to, name)?)?.of(variable);
+            // An infinite end says nothing.
+            return match (from.infinite(), to.infinite()) {
+                (None, None) => {
+                    ray(middle, turned(*first), from, name)?.and(ray(middle, *second, to, name)?)?
+                }
+                (Some(_), None) => ray(middle, *second, to, name)?,
+                (None, Some(_)) => ray(middle, turned(*first), from, name)?,
+                _ => Region::everything(None),
+            }
+            .of(variable);
         }
         ([Expr::Call(Function::Abs, of), bound], [sign]) if bound.is_fixed() => {
             distance(of.first()?, *sign, bound, name)?

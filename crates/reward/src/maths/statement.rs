@@ -117,6 +117,16 @@ impl Chunk<'_> {
         words.iter().any(|word| self.is_word(word))
     }
 
+    /// Whether a bracket behind a value works it out or explains it: (3 × 4), ($3 each), but not (x + 1).
+    fn explains(&self) -> bool {
+        let is_word = |word: &str| word.chars().count() > 1;
+        let mut words =
+            self.text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).peekable();
+        self.text.starts_with('(')
+            && !self.text.contains(['\\', ','])
+            && (words.peek().is_none() || words.any(is_word))
+    }
+
     /// Whether a word belongs to the value before it.
     fn is_beside(&self) -> bool {
         let lower = self.text.to_lowercase();
@@ -129,7 +139,19 @@ impl Chunk<'_> {
             || words::direction(&word).is_some()
             || ["am", "pm", "noon", "midnight", "percent", "per", "square", "cubic", "o'clock", "sq", "cu"]
                 .contains(&word.as_str())
-            || ["squared", "cubed", "celsius", "fahrenheit", "c", "f"].contains(&word.as_str())
+            || [
+                "squared",
+                "cubed",
+                "factorial",
+                "doubled",
+                "tripled",
+                "halved",
+                "celsius",
+                "fahrenheit",
+                "c",
+                "f",
+            ]
+            .contains(&word.as_str())
     }
 }
 
@@ -144,6 +166,8 @@ pub(super) fn statement(sentence: &str) -> String {
         chunk.kind == Kind::Word && chunk.stop.is_some_and(|stop| matches!(stop, ',' | ';' | ':'))
     };
     let begin = chunks[..first].iter().rposition(is_cut).map_or(0, |at| at + 1);
+    let is_arrow = |chunk: &&Chunk| ["->", "=>", "→", "⇒", "-->", ":"].contains(&chunk.text);
+    let begin = begin + chunks[begin..first].iter().take_while(is_arrow).count();
     let end = end(&chunks, first);
     text(sentence, &chunks[begin..end])
 }
@@ -260,6 +284,7 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
         }
         let word = chunk.text.to_lowercase();
         match chunk.kind {
+            Kind::Value if chunk.explains() => return at,
             // Behind a noun, a value that nothing joins is another one.
             Kind::Value | Kind::Operator if noun.is_some() && before.stop.is_none() => {
                 return noun.unwrap_or(at);
@@ -360,6 +385,11 @@ fn without_marks(sentence: &str) -> String {
             rest = &rest[mark.len()..];
             continue;
         }
+        // <|im_end|>
+        if let Some((_, after)) = rest.strip_prefix("<|").and_then(|rest| rest.split_once("|>")) {
+            rest = after;
+            continue;
+        }
         // <b>12</b>, but not x < 3 and y > 5.
         if let Some((tag, after)) = rest.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
             let name = tag.strip_prefix('/').unwrap_or(tag);
@@ -392,6 +422,13 @@ fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
         let length = length(trimmed);
         found.push(chunk(&trimmed[..length], at));
         at += length;
+    }
+    // 3 x 4 has a sign of multiplication.
+    for at in 1..found.len().saturating_sub(1) {
+        let is_sign = matches!(found[at].text, "x" | "X") && found[at].stop.is_none();
+        if is_sign && found[at - 1].kind == Kind::Value && found[at + 1].kind == Kind::Value {
+            found[at].kind = Kind::Operator;
+        }
     }
     // 5! = 120 has a factorial, "12!" at the end of a sentence has none.
     for at in 0..found.len() {
@@ -446,7 +483,7 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
             text = kept;
         }
     }
-    let mark = |c: char| matches!(c, '*' | '_' | '`' | '\'' | '"');
+    let mark = |c: char| matches!(c, '*' | '_' | '`' | '\'' | '"' | '#');
     let mut start = at;
     if text.chars().count() > 1 && !is_formula {
         let kept = text.trim_start_matches(mark);

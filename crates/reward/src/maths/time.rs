@@ -23,8 +23,9 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
         [.., Token::Number { digits, .. }, Token::Text(word)] => match word.to_lowercase().as_str() {
             "am" => Some(false),
             "pm" => Some(true),
-            "noon" if digits == "12" => Some(true),
-            "midnight" if digits == "12" => Some(false),
+            "noon" | "midnight" if digits == "12" || digits == "00" => {
+                Some(word.eq_ignore_ascii_case("noon"))
+            }
             _ => None,
         },
         _ => None,
