@@ -86,8 +86,11 @@ impl Place<'_> {
             .collect();
         let lower: Vec<&str> = lower.iter().map(String::as_str).collect();
         let Some((last, rest)) = lower.split_last() else { return true };
-        let is_number =
-            |word: Option<&&str>| word.is_some_and(|word| word.contains(|c: char| c.is_ascii_digit()));
+        let is_number = |word: Option<&&str>| {
+            word.is_some_and(|word| {
+                word.contains(|c: char| c.is_ascii_digit()) || words::number_word(word).is_some()
+            })
+        };
         if ["minus", "negative"].contains(last) {
             // 5 minus 3 is not worked out.
             if is_number(rest.last()) {
@@ -195,13 +198,15 @@ impl Place<'_> {
             bound.is_some_and(|(_, length)| length > 1 && (words[at] == "or" || words[at] == "at"))
                 || is_guess(at)
         });
+        let is_function = ["squared", "cubed", "factorial", "doubled", "tripled", "halved"]
+            .contains(words.first().unwrap_or(&""));
         let times = ["am", "pm", "a", "p"].contains(words.first().unwrap_or(&""))
             && (words[0].len() == 2 || words.get(1) == Some(&"m"));
         let below = words.windows(2).take(3).any(|pair| pair == ["below", "zero"]);
         if below {
             change.factor = change.factor.take().map(Rational::negate);
         }
-        !bounds && !times
+        !bounds && !times && !is_function
     }
 
     fn multiply(&self, change: &mut Change, factor: u64) -> bool {
@@ -263,8 +268,10 @@ impl Place<'_> {
 
 /// Whether a text ends in a sign by which what follows is compared. An arrow and a tag are none.
 fn is_relation(text: &str) -> bool {
-    let ends =
-        ["≤", "≥", "≠", "<", "±", "\\le", "\\leq", "\\ge", "\\geq", "\\ne", "\\neq", "\\lt", "\\gt", "\\pm"];
+    let ends = [
+        "≤", "≥", "≠", "<", "±", "\\le", "\\leq", "\\ge", "\\geq", "\\ne", "\\neq", "\\lt", "\\gt", "\\pm",
+        "\\sqrt", "√", "\\log", "\\ln",
+    ];
     if ends.iter().any(|end| text.ends_with(end)) {
         return true;
     }

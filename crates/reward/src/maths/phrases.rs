@@ -76,7 +76,7 @@ impl Reader<'_> {
     fn follows_value(&self) -> bool {
         matches!(
             self.out.last(),
-            Some(Token::Number { .. } | Token::Close(_) | Token::GroupClose | Token::Sign('%'))
+            Some(Token::Number { .. } | Token::Close(_) | Token::GroupClose | Token::End | Token::Sign('%'))
         )
     }
 
@@ -301,7 +301,8 @@ impl Reader<'_> {
                 let labels =
                     self.out.iter().rev().take_while(|token| matches!(token, Token::Text(_))).count();
                 let rest = &self.out[..self.out.len() - labels];
-                let is_label = labels > 0 && rest.last().is_none_or(Token::is_separator);
+                let opens = |token: &Token| token.is_separator() || *token == Token::GroupOpen;
+                let is_label = labels > 0 && rest.last().is_none_or(opens);
                 is_label && self.replace(1, [])
             }
             // ten-year, 5-mile

@@ -446,7 +446,7 @@ fn radical(r: &mut Random) -> Item {
         gold: format!("{a}\\sqrt{{{s}}}"),
         same: strings([
             format!("\\sqrt{{{}}}", a * a * s),
-            format!("\\sqrt{s}\\cdot {a}"),
+            format!("\\sqrt{{{s}}}\\cdot {a}"),
             format!("{a}√{s}"),
         ]),
         other: strings([

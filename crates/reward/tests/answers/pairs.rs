@@ -1,6 +1,6 @@
 //! Pairs that were written by hand, class by class; `conformance/maths.py` runs them beside math-verify.
 
-use dressage_reward::MathsScorer;
+use dressage_reward::{Extract, MathsScorer, NumericScorer, Tolerance};
 use serde_json::Value;
 
 #[test]
@@ -9,6 +9,21 @@ fn maths_scores_pairs_as_written() {
     let mut wrong = Vec::new();
     for line in include_str!("../data/maths_pairs.jsonl").lines() {
         let row: Value = serde_json::from_str(line).unwrap();
+        let score = scorer.grade(row["text"].as_str().unwrap(), &row["answer"]).unwrap();
+        if Some(score.value) != row["right"].as_f64() {
+            wrong.push(format!("{line}  got {} for {:?}", score.value, score.extracted));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn numeric_scores_pairs_as_written() {
+    let mut wrong = Vec::new();
+    for line in include_str!("../data/numeric_pairs.jsonl").lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        let extract: Extract = serde_json::from_value(row["extract"].clone()).unwrap();
+        let scorer = NumericScorer { extract, tolerance: Tolerance::Exact };
         let score = scorer.grade(row["text"].as_str().unwrap(), &row["answer"]).unwrap();
         if Some(score.value) != row["right"].as_f64() {
             wrong.push(format!("{line}  got {} for {:?}", score.value, score.extracted));
