@@ -34,6 +34,24 @@ pub(crate) struct Found {
 
 /// Returns all numbers of a text, in order.
 pub(crate) fn find(text: &str) -> Vec<Found> {
+    let (reader, found) = read(text);
+    found.into_iter().map(|found| reader.in_context(found)).collect()
+}
+
+/// Returns the first number of a text.
+pub(crate) fn first(text: &str) -> Option<Found> {
+    let (reader, found) = read(text);
+    found.into_iter().next().map(|found| reader.in_context(found))
+}
+
+/// Returns the last number of a text.
+pub(crate) fn last(text: &str) -> Option<Found> {
+    let (reader, found) = read(text);
+    found.into_iter().next_back().map(|found| reader.in_context(found))
+}
+
+/// Reads all numbers of a text, without what their surroundings make of them.
+fn read(text: &str) -> (Reader, Vec<Found>) {
     let mut reader = Reader::new(&spelled(text), false);
     let mut found = Vec::new();
     while !reader.is_done() {
@@ -42,7 +60,7 @@ pub(crate) fn find(text: &str) -> Vec<Found> {
             None => reader.skip_word(),
         }
     }
-    found.into_iter().map(|found| reader.in_context(found)).collect()
+    (reader, found)
 }
 
 /// Fractions within fractions are read so deep.

@@ -101,7 +101,7 @@ impl NumericScorer {
 
     fn extract(&self, text: &str) -> Option<Found> {
         match self.extract {
-            Extract::LastNumber => numbers::find(text).pop(),
+            Extract::LastNumber => numbers::last(text),
             Extract::Hashes => first_of_line(&text[text.rfind("####")? + "####".len()..]),
             Extract::AnswerIs => {
                 // Lower-casing ASCII alone moves no byte, so the place is the same in both.
@@ -163,7 +163,7 @@ fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
 }
 
 fn first_of_line(text: &str) -> Option<Found> {
-    numbers::find(text.lines().next()?).into_iter().next()
+    numbers::first(text.lines().next()?)
 }
 
 #[cfg(test)]

@@ -177,6 +177,7 @@ fn text(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
         Token::Letter(letter) if ["a", "A", "I"].contains(&letter.as_str()) => Some(letter.to_lowercase()),
+        Token::Or => Some("or".into()),
         token if token.is_separator() => Some(String::new()),
         _ => None,
     };

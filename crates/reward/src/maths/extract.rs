@@ -133,18 +133,20 @@ fn last(text: &str) -> Option<String> {
 
 /// The sentences of a line. A point before the first digit may be that of an abbreviation.
 fn sentences(line: &str) -> impl Iterator<Item = &str> {
-    let mut rest = Some(line);
-    std::iter::from_fn(move || {
-        let line = rest.take()?;
-        let digit = line.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
-        let ends = [". ", "! ", "? "].iter().filter_map(|end| Some(digit + line[digit..].find(end)? + 1));
-        match ends.min() {
-            Some(end) => {
-                rest = Some(&line[end..]);
-                Some(&line[..end])
-            }
-            None => Some(line),
-        }
+    let is_digit = |c: char| c.is_ascii_digit();
+    let (first, last) = (line.find(is_digit).unwrap_or(0), line.rfind(is_digit).unwrap_or(0));
+    let mut start = 0;
+    let bytes = line.as_bytes();
+    let ends = move |at: &usize| {
+        matches!(bytes[*at], b'.' | b'!' | b'?')
+            && bytes.get(at + 1) == Some(&b' ')
+            && (*at > first || *at > last)
+    };
+    let stops = (0..line.len()).filter(ends).map(|at| at + 1).chain([line.len()]);
+    stops.map(move |end| {
+        let sentence = &line[start..end];
+        start = end;
+        sentence
     })
 }
 

@@ -56,6 +56,7 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
     while at < tokens.len() {
         let words: Vec<&str> = tokens[at..]
             .iter()
+            .take(8)
             .map_while(|token| match token {
                 Token::Text(word) => Some(word.as_str()),
                 _ => None,

@@ -21,6 +21,9 @@ struct Span {
     to: (Expr, bool),
 }
 
+/// Maximum number of spans of a region.
+const MAX_SPANS: usize = 200;
+
 impl Region {
     /// Whether two regions are the same, where ends are the `same`.
     pub fn same(&self, other: &Region, same: &dyn Fn(&Expr, &Expr) -> bool) -> bool {
@@ -106,6 +109,9 @@ fn size(of: &Expr) -> Option<f64> {
 impl Region {
     /// Returns spans in order, joined where they overlap, without empty ones.
     fn new(variable: Option<String>, spans: Vec<Span>) -> Option<Self> {
+        if spans.len() > MAX_SPANS {
+            return None;
+        }
         let mut sized: Vec<(f64, Span)> = Vec::new();
         for span in spans {
             sized.push((size(&span.from.0)?, span));

@@ -31,6 +31,9 @@ enum Kind {
     Remark,
 }
 
+/// Maximum number of characters of a sentence that are looked at.
+const LONGEST: usize = 2000;
+
 /// Words that begin something else than a value.
 const TAILS: [&str; 66] = [
     "which",
@@ -157,7 +160,8 @@ impl Chunk<'_> {
 
 /// Returns the value that a sentence states, with the words that belong to it; all of it where it has none.
 pub(super) fn statement(sentence: &str) -> String {
-    let sentence = &without_marks(sentence);
+    let cut = sentence.char_indices().nth(LONGEST).map_or(sentence.len(), |(at, _)| at);
+    let sentence = &without_marks(&sentence[..cut]);
     let chunks = chunks(sentence);
     let Some(first) = chunks.iter().position(|chunk| chunk.kind == Kind::Value || is_number(chunk)) else {
         return without_stops(sentence).to_owned();
@@ -174,7 +178,11 @@ pub(super) fn statement(sentence: &str) -> String {
 
 /// Returns the last value of a sentence with the words and signs that belong to it; `None` where it has none.
 pub(super) fn last_value(sentence: &str) -> Option<String> {
-    let sentence = &without_marks(sentence);
+    if !sentence.contains(|c: char| c.is_ascii_digit() || c == '\\') {
+        return None;
+    }
+    let start = sentence.char_indices().rev().nth(LONGEST).map_or(0, |(at, _)| at);
+    let sentence = &without_marks(&sentence[start..]);
     let chunks = chunks(sentence);
     let first = chunks.iter().position(|chunk| chunk.kind == Kind::Value)?;
     // What comes behind "which" and the like explains.
@@ -386,15 +394,18 @@ fn without_marks(sentence: &str) -> String {
             continue;
         }
         // <|im_end|>
-        if let Some((_, after)) = rest.strip_prefix("<|").and_then(|rest| rest.split_once("|>")) {
-            rest = after;
+        let near = &rest[..rest.char_indices().nth(24).map_or(rest.len(), |(at, _)| at)];
+        if near.starts_with("<|")
+            && let Some(end) = near.find("|>")
+        {
+            rest = &rest[end + "|>".len()..];
             continue;
         }
         // <b>12</b>, but not x < 3 and y > 5.
-        if let Some((tag, after)) = rest.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
+        if let Some((tag, _)) = near.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
             let name = tag.strip_prefix('/').unwrap_or(tag);
             if !name.is_empty() && name.len() < 20 && name.chars().all(|c| c.is_ascii_alphanumeric()) {
-                rest = after;
+                rest = &rest[tag.len() + "<>".len()..];
                 continue;
             }
         }
