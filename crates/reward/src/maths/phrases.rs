@@ -367,6 +367,13 @@ impl Reader<'_> {
             let value = inner[1..].to_vec();
             return !value.is_empty() && self.replace(end + 1, [Token::Sign('≈')].into_iter().chain(value));
         }
+        // The same number in words.
+        if inner.len() < 8
+            && phrases(inner.to_vec())[..] == self.out[self.out.len() - 1..]
+            && self.follows_value()
+        {
+            return self.replace(end + 1, []);
+        }
         let words: Vec<&str> = inner.iter().map_while(|token| text(Some(token))).collect();
         let bounds = words.iter().enumerate().any(|(at, _)| words::bound(&words[at..], false).is_some());
         let is_known = |word: &str| {
