@@ -1,7 +1,7 @@
 //! What stands around a number in prose or in a formula, and what it makes of the number.
 //!
-//! A word of magnitude multiplies the number and a word of sign negates it. The number has no value of its own
-//! where it is bounded (at least 5), one of several guesses (5 or 6), an operand of something that is not
+//! A word of magnitude multiplies the number and a word of sign negates it. The number has no value of its
+//! own where it is bounded (at least 5), one of several guesses (5 or 6), an operand of something that is not
 //! worked out (3 × 4), or a part of a pair, a matrix, a ratio or a time. Units and directions are noted.
 
 use std::ops::Range;

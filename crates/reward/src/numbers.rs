@@ -6,8 +6,9 @@
 //! after (`$1,000`, `50\%`, `5kg`, `5\text{ cm}^2`), words of sign and magnitude (`minus 5 million`), bases
 //! (`101_2`), Unicode's own numerals. A percent sign is a unit like any other: 50% reads as 50.
 //!
-//! Not read: numbers spelled as words ("five"), decimal commas, and digits that belong to a word (`x25`, `H2O`,
-//! `x_{2}`) or to its exponent (`cm^2`). What has no value of its own is in [`context`](crate::context).
+//! Not read: numbers spelled as words ("five"), decimal commas, and digits that belong to a word (`x25`,
+//! `H2O`, `x_{2}`) or to its exponent (`cm^2`). What has no value of its own is in
+//! [`context`](crate::context).
 
 use std::ops::Range;
 
@@ -21,8 +22,7 @@ use crate::words::About;
 pub(crate) struct Found {
     /// Characters, with sign and currency.
     pub text: String,
-    /// Value; `None` if it is too large or too fine for exact comparison, divides by zero, or is only a part of
-    /// what is said.
+    /// Value; `None` if it has too many digits, divides by zero, or is only a part of what the text states.
     pub value: Option<Rational>,
     /// How many decimals it is written with; 0 for integers, fractions, powers and numbers with an exponent.
     pub decimals: u32,

@@ -1,7 +1,7 @@
 //! Exact fractions of integers of any practical size.
 //!
 //! Decimals, their sums, products and quotients are exact, so 0.1 + 0.2 is 0.3, and the last of 40 digits
-//! counts. A result with more than [`MAX_BITS`] bits is `None`, so that time and memory stay bounded; the
+//! counts. A result with more than 4,096 bits is `None`, so that time and memory stay bounded; the
 //! caller decides what to do instead.
 
 use std::cmp::Ordering;
@@ -45,7 +45,7 @@ impl Rational {
     }
 
     /// Parses digits with an optional sign, decimal point and exponent (`-12`, `.5`, `3.`, `1.5e-3`). Returns
-    /// `None` for any other text and for numbers of more than [`MAX_BITS`] bits.
+    /// `None` for any other text and for numbers of more than 4,096 bits.
     pub fn parse(text: &str) -> Option<Self> {
         let (negative, text) = match text.as_bytes().first()? {
             b'-' => (true, &text[1..]),

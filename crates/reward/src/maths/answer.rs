@@ -300,8 +300,8 @@ fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
 }
 
-/// The bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`, or all tokens if they are nothing of
-/// the kind. `None` if the words deny it.
+/// The bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`, or all tokens if they are nothing
+/// of the kind. `None` if the words deny it.
 fn without_words(tokens: &[Token]) -> Option<&[Token]> {
     let is_word = |token: &&Token| matches!(token, Token::Text(_));
     let before = tokens.iter().take_while(is_word).count();

@@ -74,7 +74,7 @@ impl Rules {
             }
             (A::Named(_, items), A::Tuple { items: other, .. } | A::List(other))
             | (A::Tuple { items: other, .. } | A::List(other), A::Named(_, items))
-                if members::of(gold).is_none() || members::of(answer).is_none() =>
+                if members::named_members(gold).is_none() || members::named_members(answer).is_none() =>
             {
                 self.in_order(items, other)
             }
@@ -119,7 +119,7 @@ impl Rules {
 
     /// Lists and sets: by name where the members of both have names, else in any order.
     fn several(self, a: &Answer, b: &Answer) -> bool {
-        if let (Some(named), Some(other)) = (members::of(a), members::of(b)) {
+        if let (Some(named), Some(other)) = (members::named_members(a), members::named_members(b)) {
             return members::pairs(&named, &other)
                 .is_some_and(|pairs| pairs.iter().all(|(one, other)| self.same(one, other)));
         }

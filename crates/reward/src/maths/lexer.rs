@@ -146,6 +146,11 @@ impl<'t> Lexer<'t> {
             '}' if self.tokens.last() == Some(&Token::GroupOpen) => {
                 self.tokens.pop();
             }
+            // {-}3 is -3.
+            '}' if matches!(&self.tokens[..], [.., Token::GroupOpen, Token::Sign(_)]) => {
+                let sign = self.tokens.len() - 2;
+                self.tokens.remove(sign);
+            }
             '}' => self.push(Token::GroupClose),
             '(' | '[' => self.push(Token::Open(c)),
             ')' | ']' => self.push(Token::Close(c)),
@@ -453,6 +458,10 @@ impl<'t> Lexer<'t> {
             _ if self.is_prose && PROSE_WORDS.contains(&word.to_lowercase().as_str()) => {
                 self.push(Token::Text(word.into()));
             }
+            // Of a unit, sec and min are no functions.
+            _ if is_text && self.tokens.last() == Some(&Token::Sign('/')) => {
+                self.push(Token::Text(word.into()));
+            }
             _ if NAMES.contains(&word) && !(is_text && after_number) => self.named(word),
             _ if is_text || word.chars().count() > 3 || !word.is_ascii() => {
                 self.push(Token::Text(word.into()))
@@ -504,8 +513,8 @@ impl<'t> Lexer<'t> {
         self.push(Token::Number { digits, scale, decimal, spaced });
     }
 
-    /// A decimal that goes on. Its last digits repeat where they are written at least twice, a single digit at
-    /// least three times.
+    /// A decimal that goes on. Its last digits repeat where they are written at least twice, a single digit
+    /// at least three times.
     fn repeating(&mut self, mut digits: String, scale: i32, spaced: bool) {
         let decimals = &digits[digits.len() - scale.unsigned_abs() as usize..];
         let repeats = |length: &usize| {

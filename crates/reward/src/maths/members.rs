@@ -20,7 +20,7 @@ pub(super) type Member = (NameOf, Answer);
 pub(super) struct NameOf(Name);
 
 /// Returns the members of an answer, if all have names that tell them apart.
-pub(super) fn of(answer: &Answer) -> Option<Vec<Member>> {
+pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     let found: Option<Vec<(Name, Answer)>> = match answer {
         Answer::Named(names, items) => {
             Some(names.iter().map(|name| Name::Variable(name.clone())).zip(items.iter().cloned()).collect())

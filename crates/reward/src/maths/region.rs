@@ -1,5 +1,5 @@
-//! Sets of real numbers: intervals, their unions, intersections and differences, and the inequalities that say
-//! the same.
+//! Sets of real numbers: intervals, their unions, intersections and differences, and the inequalities that
+//! say the same.
 
 use super::answer::Answer;
 use super::approximate;
@@ -248,7 +248,7 @@ fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
                 (None, Some(_)) => ray(middle, turned(*first), from, name)?,
                 _ => Region::everything(None),
             }
-            .of(variable);
+            .with_variable(variable);
         }
         ([Expr::Call(Function::Abs, of), bound], [sign]) if bound.is_fixed() => {
             distance(of.first()?, *sign, bound, name)?
@@ -262,11 +262,11 @@ fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
         }
         _ => return None,
     };
-    rays.of(variable)
+    rays.with_variable(variable)
 }
 
 impl Region {
-    fn of(self, variable: Option<String>) -> Option<Region> {
+    fn with_variable(self, variable: Option<String>) -> Option<Region> {
         Some(Region { variable, ..self })
     }
 }

@@ -23,11 +23,11 @@ pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) ->
     if !(1..=MAX_TERMS).contains(&count) || count as usize * body.size() > MAX_SIZE {
         return None;
     }
-    Some((from..=to).map(|value| with(body, index, value)).collect())
+    Some((from..=to).map(|value| substituted(body, index, value)).collect())
 }
 
 /// Returns an expression with a value in the place of a variable.
-fn with(of: &Expr, name: &str, value: i64) -> Expr {
+fn substituted(of: &Expr, name: &str, value: i64) -> Expr {
     let is_index = match of {
         Expr::Symbol(own) => own == name,
         // An index i is no imaginary unit.
@@ -38,7 +38,7 @@ fn with(of: &Expr, name: &str, value: i64) -> Expr {
         let number = Expr::Number(Literal::whole(value.unsigned_abs().to_string()));
         return if value < 0 { Expr::Negative(Box::new(number)) } else { number };
     }
-    let within = |of: &Expr| with(of, name, value);
+    let within = |of: &Expr| substituted(of, name, value);
     match of {
         Expr::Sum(parts) => Expr::Sum(parts.iter().map(within).collect()),
         Expr::Product(parts) => Expr::Product(parts.iter().map(within).collect()),

@@ -1,9 +1,9 @@
 //! The value that a sentence states, without what follows it.
 //!
 //! "12 which is 3 times 4", "12 dollars and the change is 3 dollars", "`12` (see step 3)" and "13, not 12"
-//! state a value and go on. A sentence is cut into chunks at white space outside of brackets and formulas; the
-//! statement begins before its first value, and ends where words follow that neither belong to the value (a
-//! unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
+//! state a value and go on. A sentence is cut into chunks at white space outside of brackets and formulas;
+//! the statement begins before its first value, and ends where words follow that neither belong to the value
+//! (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
 
 use crate::words;
 
@@ -169,6 +169,13 @@ pub(super) fn statement(sentence: &str) -> String {
     let is_cut = |chunk: &Chunk| {
         chunk.kind == Kind::Word && chunk.stop.is_some_and(|stop| matches!(stop, ',' | ';' | ':'))
     };
+    // "A, because 12 is even"
+    if let [label, ..] = &chunks[..first]
+        && label.stop == Some(',')
+        && label.text.len() == 1
+    {
+        return label.text.to_owned();
+    }
     let begin = chunks[..first].iter().rposition(is_cut).map_or(0, |at| at + 1);
     let is_arrow = |chunk: &&Chunk| ["->", "=>", "→", "⇒", "-->", ":"].contains(&chunk.text);
     let begin = begin + chunks[begin..first].iter().take_while(is_arrow).count();
@@ -326,6 +333,13 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 }
                 noun = None;
                 at += if half { 2 } else { 1 };
+            }
+            // To the power of 2.
+            Kind::Word
+                if word == "raised"
+                    || (word == "to" && chunks.get(at + 1).is_some_and(|c| c.is_word("the"))) =>
+            {
+                return chunks.len();
             }
             Kind::Word if JOINS.contains(&word.as_str()) => {
                 let reach = if word == "of" { 1 } else { 2 };

@@ -30,8 +30,8 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
         },
         _ => None,
     };
-    let is_hour =
-        matches!(tokens.last(), Some(Token::Text(word)) if ["hours", "hrs", "h"].contains(&word.as_str()));
+    let is_hour = matches!(tokens.last(), Some(Token::Letter(letter)) if letter == "h")
+        || matches!(tokens.last(), Some(Token::Text(word)) if ["hours", "hrs", "h"].contains(&word.as_str()));
     let tokens = if noon.is_some() || is_hour { &tokens[..tokens.len() - 1] } else { tokens };
     // Words before a time: at 2:30.
     let words = tokens.iter().take_while(|token| matches!(token, Token::Text(_))).count();

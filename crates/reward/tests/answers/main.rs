@@ -1,7 +1,7 @@
 //! Verdicts of the scorers `maths` and `numeric` on many pairs of an expected answer and a reply.
 //!
-//! A false reward may not be bought by a right one: every test has replies that are right and replies that are
-//! wrong.
+//! A false reward may not be bought by a right one: every test has replies that are right and replies that
+//! are wrong.
 
 mod maths;
 mod numeric;
