@@ -163,7 +163,7 @@ fn questions_shown_in_other_rows_leak() {
 
 /// Turns that only continue a conversation are no questions of their own.
 #[test]
-fn last_turns_of_several_conversations_are_compared_as_a_whole() {
+fn shared_last_turns_count_with_their_conversation() {
     let sure = |question: &str| {
         let turns = [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
         chat(&turns, "yes")
