@@ -26,7 +26,7 @@ fn mixed() -> Vec<Attempt> {
 }
 
 #[test]
-fn attempts_of_another_policy_are_no_samples_of_a_group() {
+fn attempts_of_another_policy_are_no_samples() {
     let w = 1.0 / 2.0;
     let want = [(0, 0, 0.5, w), (0, 2, -0.5, w)];
     for group_by in [GroupBy::Task, GroupBy::Step, GroupBy::Agent] {
@@ -62,7 +62,7 @@ fn attempts_beside_another_policy_are_samples() {
 
 /// The greedy attempt of another policy says nothing of what this one would have got.
 #[test]
-fn groups_are_compared_with_the_greedy_attempt_of_their_policy() {
+fn rivals_are_greedy_attempts_of_the_policy() {
     let keys = RlKeys { advantage: Some(Estimator::ReMax), ..keys() };
     // The second group's greedy attempt broke.
     let plan = plan_of(&groups(), &keys, 1000).unwrap();

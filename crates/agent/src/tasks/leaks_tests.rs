@@ -29,7 +29,7 @@ fn leaks(held: &[Task], other: &Task) -> bool {
 }
 
 /// Spellings of one question, and questions that look alike and are others.
-const SPELLINGS: [(&str, &[&str], &[&str]); 21] = [
+const SPELLINGS: [(&str, &[&str], &[&str]); 22] = [
     (
         "What is 2+2?",
         &[
@@ -106,7 +106,8 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 21] = [
         ],
         &["How far is 5 m?", "How far is 15 km?"],
     ),
-    ("What happened in 1984?", &["1. What happened in 1984?"], &["1984. What happened?"]),
+    ("What happened?", &["1. What happened?", "(12) What happened?"], &["1984. What happened?"]),
+    ("Is 0,123 small?", &["is 0,123 small"], &["Is 0123 small?"]),
     ("What is 5!?", &["what is 5!"], &["What is 5?"]),
     ("Ist das die Straße?", &["IST DAS DIE STRASSE?", "ist das die strasse"], &["Ist das die Strafe?"]),
     ("How tall is 5'6\"?", &["how tall is 5′6″"], &["How tall is 5'6'?", "How tall is 56?"]),
@@ -151,6 +152,9 @@ fn questions_shown_in_other_rows_leak() {
     ] {
         assert!(!leaks(&held, &other), "{other:?}");
     }
+    // A labelled question below a passage is about the passage.
+    let passage = |text: &str| task(&format!("{text}\nQuestion: How many men were there?\nAnswer:"), "3");
+    assert!(!leaks(&[passage("Three men sat in a boat.")], &passage("Five men sat in a car.")));
     // A held-out few-shot row is its last question; what it shows before is no secret.
     for few in [
         chat(&[user("What is 900+1?"), says("901"), user("What is 5+1?")], "6"),
@@ -163,7 +167,7 @@ fn questions_shown_in_other_rows_leak() {
 
 /// Turns that only continue a conversation are no questions of their own.
 #[test]
-fn last_turns_of_several_conversations_are_compared_as_a_whole() {
+fn shared_last_turns_count_with_their_conversation() {
     let sure = |question: &str| {
         let turns = [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
         chat(&turns, "yes")
@@ -189,6 +193,15 @@ fn questions_about_contexts_leak_with_their_context() {
     let rows = [document("By A.", "A"), document("By B.", "B"), document("By C.", "C")];
     let found = HeldOutQuestions::new(Matching::Rows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]) && found.leak(&document("by A.", "A")));
+    // Without other answers a context makes no other question; a field that holds the question is none.
+    let same =
+        [row("Who was it?", "A", json!({"db_id": "x"})), row("Who was it?", "A", json!({"db_id": "y"}))];
+    let found = HeldOutQuestions::new(Matching::Rows, &[&same[0]], [same.iter().collect()]);
+    assert!(found.leak(&same[1]));
+    let same = ["What is 2+2?", "what is 2 + 2"]
+        .map(|text| row(text, &text.len().to_string(), json!({"text": text})));
+    let found = HeldOutQuestions::new(Matching::Rows, &[&same[0]], [same.iter().collect()]);
+    assert!(found.leak(&same[1]));
     // Instructions alone make no other question: the answer is the same.
     assert!(leaks(&[document("Be brief.", "A")], &document("Be kind.", "A")));
     // Neither does a note beside a row, nor another answer without a context.

@@ -244,8 +244,12 @@ mod tests {
 
     #[test]
     fn words_of_a_template_say_nothing() {
-        let task =
-            |name: &str| format!("Solve the task below with care and answer in one word: who is {name}?");
+        let task = |name: &str| {
+            format!(
+                "Please read every word of this riddle twice before you reply, solve the task below with care and \
+                 answer in one word: who is {name}?"
+            )
+        };
         let name = |i: u8| format!("{0}{0} of {0}land", char::from(b'a' + i));
         let held_out: Vec<String> = (0..20).map(|i| task(&name(i))).collect();
         let near = NearCopies::new(held_out.iter().map(String::as_str));

@@ -242,7 +242,7 @@ fn the_optimal_baseline_weighs_by_the_norm_of_the_score() {
 /// A path that was cut goes on for as much as a critic says: 2. With γ = λ = 1/2 and values of 1/2 the second
 /// difference is 1 − 1/2 = 1/2, the first 1/4 − 1/2 = −1/4, and the first advantage −1/4 + 1/8.
 #[test]
-fn gae_counts_the_value_of_the_state_that_a_path_was_cut_in() {
+fn gae_counts_value_of_cut_state() {
     let found = gae(&[0.0, 0.0], &[0.5, 0.5], 2.0, 0.5, 0.5);
     assert_eq!((found.advantages, found.returns), (vec![-0.125, 0.5], vec![0.375, 1.0]));
     let estimator = Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None };
@@ -259,7 +259,7 @@ fn gae_counts_the_value_of_the_state_that_a_path_was_cut_in() {
 /// The second path of a rollout begins at its second turn. There the rollout's returns of 1 and 3 are one
 /// sample of 2; at the first turn its return is 1.
 #[test]
-fn turns_of_later_paths_are_compared_where_they_are() {
+fn turns_compare_later_paths_by_position() {
     let path = |turns_before, rewards: &[f64]| Path {
         turns: vec![1; rewards.len()],
         turns_before,

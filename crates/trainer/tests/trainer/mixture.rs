@@ -56,7 +56,7 @@ async fn each_attempt_is_of_the_policy_that_is_picked_and_others_are_not_trained
 
 /// Rewards by who played: an opponent that always wins is no measure for the attempts of the policy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempts_of_the_opponent_are_no_part_of_a_baseline() {
+async fn baselines_leave_out_attempts_of_opponents() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));

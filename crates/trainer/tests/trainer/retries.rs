@@ -51,7 +51,7 @@ impl AgentLoop for Third {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn broken_and_empty_tries_are_made_again_from_other_streams() {
+async fn retries_draw_from_other_streams() {
     let root = tempfile::tempdir().unwrap();
     for (retries, want) in [(1, 2), (2, 3)] {
         let folder = root.path().join(format!("run-{retries}"));
