@@ -191,8 +191,8 @@ impl Ledger {
         let has_version = fields.contains_key("jsonrpc");
         let id = match self.pending_id(&id) {
             Some(id) => id,
-            // An error whose request could not be read has no id. It is the only request's, or the first's. Of
-            // what a process prints, a log line may look the same.
+            // An error whose request could not be read has no id. It is the only request's, or the first's.
+            // A log line of a process may look the same but for the version.
             None if is_error && !id.is_number() && (has_version || request.is_some()) => match request {
                 Some(RequestId::Number(request)) => *request,
                 _ => *self.state().pending.keys().next()?,
