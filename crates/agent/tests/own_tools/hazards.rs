@@ -23,7 +23,7 @@ async fn what_a_function_raises_or_returns_is_an_answer() {
         ("bytes", "ab"),
         ("binary", "[2 bytes that are no text]"),
         ("object", "an object"),
-        ("surrogate", "?"),
+        ("surrogate", "\u{fffd}"),
         ("stop", "Error: RuntimeError: StopIteration: 5"),
         ("interrupt", "Error: KeyboardInterrupt"),
         ("recursion", "Error: RecursionError: maximum recursion depth exceeded"),

@@ -5,6 +5,7 @@ prints goes to standard error; the line to whoever gives the orders is out of it
 
 import asyncio
 import ctypes
+import gc
 import inspect
 import json
 import os
@@ -148,6 +149,19 @@ class Session:
             raise first
 
 
+def refusal(error, folder):
+    """The reply to an order that ended with an exception."""
+    if isinstance(error, asyncio.CancelledError):
+        return answers.failed("it was given up")
+    if isinstance(error, schema.Unfit):
+        return answers.bad_arguments(str(error))
+    if isinstance(error, schema.Unusable):
+        return answers.failed(str(error))
+    if isinstance(error, SystemExit):
+        return answers.failed(f"it called exit({error.code!r})")
+    return answers.failed(answers.described(error, folder))
+
+
 class Server:
     def __init__(self, tools, out, folder):
         self.tools, self.out, self.folder = tools, out, folder
@@ -171,16 +185,8 @@ class Server:
     async def serve(self, order):
         try:
             reply = await getattr(self, order["do"])(order)
-        except asyncio.CancelledError:
-            reply = answers.failed("it was given up")
-        except schema.Unfit as unfit:
-            reply = answers.bad_arguments(str(unfit))
-        except schema.Unusable as unusable:
-            reply = answers.failed(str(unusable))
-        except SystemExit as error:
-            reply = answers.failed(f"it called exit({error.code!r})")
         except BaseException as error:
-            reply = answers.failed(answers.described(error, self.folder))
+            reply = refusal(error, self.folder)
         self.say({"id": order["id"], **reply})
 
     async def open(self, order):
@@ -218,6 +224,9 @@ class Server:
         if session is not None:
             async with session.lock:
                 await session.close(self.holders)
+            if any(holder.has_del for holder in self.holders):
+                # The errors of failed calls hold the object in cycles.
+                gc.collect()
         return {}
 
 

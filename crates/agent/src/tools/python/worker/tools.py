@@ -129,6 +129,7 @@ class Stateful:
     stateful = True
     # A result may be (response, reward, metrics).
     gives_reward = True
+    has_del = False
 
     def __init__(self, tool, description, name):
         self.tool = tool
@@ -194,6 +195,7 @@ class Box:
 
     def __init__(self, kind, name):
         self.kind, self.name = kind, name
+        self.has_del = hasattr(kind, "__del__")
         # Values of the class itself that its methods may change: each object gets copies of its own.
         self.shared = {}
         for base in reversed(own_bases(kind)):
