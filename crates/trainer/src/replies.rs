@@ -4,7 +4,7 @@
 //! compare the attempts of a group can be used. A reply that a scorer cannot decide has no score and is never
 //! counted as wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dressage_agent::tasks::Task;
 use dressage_rl::{Interval, mean_score, wilson};
@@ -41,11 +41,13 @@ pub async fn score_replies(
     let mut groups: BTreeMap<String, u32> = BTreeMap::new();
     let mut samples: Vec<u32> = Vec::new();
     let mut attempts: Vec<Vec<(usize, Attempt)>> = Vec::new();
+    let sources: BTreeSet<&str> = replies.iter().map(|(task, _)| task.source.as_str()).collect();
+    let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
     for (index, (task, reply)) in replies.into_iter().enumerate() {
         let next = groups.len() as u32;
         let group = *groups.entry(task.id.clone()).or_insert(next);
         if group == next {
-            scorers.check_task(&task.id, &json!(task))?;
+            scorers.check_task(&task.id, &json!(task), &sources)?;
             samples.push(0);
             attempts.push(Vec::new());
         }

@@ -19,7 +19,7 @@ use crate::{
     Attempt, ChargedKl, Code, Earned, Earner, End, EvalKey, HighEntropy, PolicyPlan, Recorded, Status,
     StepPlan, Store, StoreError, Tries,
 };
-use made_up::{again, attempt, beginning, forest, place, plan, segment};
+use made_up::{attempt, beginning, forest, place, plan, segment};
 pub use tries::*;
 
 /// Tests that a backend keeps to the contract, in a module `$backend`. `$open` is an async closure that
