@@ -126,7 +126,7 @@ impl Scorer for Form {
 async fn scores_are_weighed_and_chosen_by_task() {
     let root = tempfile::tempdir().unwrap();
     let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
-    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['x', 'arithmetic']}}, \
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['arithmetic']}}, \
          {name='form', kind='numeric', weight=0.25, weights={first=0.5}}, \
          {name='other', kind='numeric', when={source='arithmetic', kind='none'}}]";
     let form: Arc<dyn Scorer> = Arc::new(Form);
