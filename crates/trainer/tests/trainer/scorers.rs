@@ -152,7 +152,7 @@ async fn scores_are_weighed_and_chosen_by_task() {
     }
     assert!(lines.iter().all(|line| line.get("reward/other/mean").is_none()));
 
-    let nobody = "reward.scorers=[{name='other', kind='numeric', when={source='elsewhere'}}]";
+    let nobody = "reward.scorers=[{name='other', kind='numeric', when={kind='none'}}]";
     let folder = root.path().join("nobody");
     let error =
         run(&folder, &short(&[nobody]), &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap_err();
