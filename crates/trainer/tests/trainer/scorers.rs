@@ -126,7 +126,7 @@ impl Scorer for Form {
 async fn scores_are_weighed_and_chosen_by_task() {
     let root = tempfile::tempdir().unwrap();
     let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
-    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['x', 'arithmetic']}}, \
+    let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['arithmetic']}}, \
          {name='form', kind='numeric', weight=0.25, weights={first=0.5}}, \
          {name='other', kind='numeric', when={source='arithmetic', kind='none'}}]";
     let form: Arc<dyn Scorer> = Arc::new(Form);
@@ -152,7 +152,7 @@ async fn scores_are_weighed_and_chosen_by_task() {
     }
     assert!(lines.iter().all(|line| line.get("reward/other/mean").is_none()));
 
-    let nobody = "reward.scorers=[{name='other', kind='numeric', when={source='elsewhere'}}]";
+    let nobody = "reward.scorers=[{name='other', kind='numeric', when={kind='none'}}]";
     let folder = root.path().join("nobody");
     let error =
         run(&folder, &short(&[nobody]), &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap_err();
