@@ -100,7 +100,7 @@ mod tests {
 
     fn call(arguments: &Value) -> [ToolCall; 1] {
         let arguments = arguments.as_object().unwrap().clone();
-        [ToolCall { id: "a".into(), name: "run".into(), arguments }]
+        [ToolCall { id: "a".into(), name: "run".into(), arguments: arguments.into() }]
     }
 
     #[test]
