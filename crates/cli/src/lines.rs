@@ -50,8 +50,8 @@ impl LinesFile {
 
 /// Returns the line of an attempt of the evaluation slice `slice`.
 ///
-/// `reply` is the final answer's text, empty if a limit cut the attempt. `score` is null if the attempt could not
-/// be scored; `error` then says why.
+/// `reply` is the final answer's text, empty if a limit cut the attempt. `score` is null if the attempt
+/// could not be scored; `error` then says why.
 pub fn attempt_line(slice: &str, attempt: &Attempt) -> Value {
     let (task, outcome) = (&attempt.task, &attempt.outcome);
     let mut line = Map::new();

@@ -203,7 +203,8 @@ pub fn options_without_cache(
     }
 }
 
-/// Returns the options with memory for keys and values: next to none if servers sample in place of the engine.
+/// Returns the options with memory for keys and values: next to none if servers sample in place of the
+/// engine.
 pub fn with_cache(recipe: &Recipe, config: &ModelConfig, options: EngineOptions) -> EngineOptions {
     if recipe.cluster.samplers.is_some() {
         return EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..options };
@@ -231,9 +232,9 @@ pub fn sampling_options(
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
-/// Returns the memory for keys and values, in MiB: a quarter of the budget up to [`KV_MEMORY_MB`], less if the
-/// engine would not fit otherwise, and never less than one sequence of the whole context takes, so that the
-/// scheduler never has to refuse one.
+/// Returns the memory for keys and values, in MiB: a quarter of the budget up to [`KV_MEMORY_MB`], less if
+/// the engine would not fit otherwise, and never less than one sequence of the whole context takes, so that
+/// the scheduler never has to refuse one.
 fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let one_sequence = attention_shape(config).path_bytes(config.layers, options.precision, options.context);
     let budget = options.budget();

@@ -22,9 +22,9 @@ const REPLY_FIELDS: [&str; 6] = ["reply", "response", "completion", "output", "p
 
 /// Score replies that exist, with the scorers of a recipe
 ///
-/// Each row of FILE (JSON lines, JSON, CSV or Parquet) has a reply and its task: the `id` of a task of the recipe, as
-/// `eval --out` writes it, or else a question and an answer of its own. No model is needed. A reply that a scorer
-/// cannot decide has no score, and counts neither as right nor as wrong.
+/// Each row of FILE (JSON lines, JSON, CSV or Parquet) has a reply and its task: the `id` of a task of
+/// the recipe, as `eval --out` writes it, or else a question and an answer of its own. No model is
+/// needed. A reply that a scorer cannot decide has no score, and counts neither as right nor as wrong.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   dressage score replies.jsonl --recipe recipes/gsm8k
@@ -122,8 +122,8 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplie
     Ok(score_replies(&scorers, replies, recipe.engine.sequences()).await?)
 }
 
-/// Returns the tasks of the recipe by id. A recipe whose files are not on this machine still scores rows that have
-/// an answer of their own, so that an error is a note.
+/// Returns the tasks of the recipe by id. A recipe whose files are not on this machine still scores rows
+/// that have an answer of their own, so that an error is a note.
 async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Task> {
     match Tasks::load(recipe, environments).await {
         Ok(tasks) => tasks.all().map(|task| (task.id.clone(), task)).collect(),
@@ -137,8 +137,8 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
     }
 }
 
-/// Returns the rows of the file as tasks. They are read with the fields of the recipe's first source of files, or
-/// else with `question` and `answer`.
+/// Returns the rows of the file as tasks. They are read with the fields of the recipe's first source of
+/// files, or else with `question` and `answer`.
 fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<Task>> {
     let plain = FileOptions::new(args.file.clone());
     let of_recipe = recipe.tasks.iter().find_map(|source| match source {

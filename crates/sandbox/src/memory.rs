@@ -140,7 +140,8 @@ impl Watch {
             let alone = found.iter().filter(|process| !process.borrows(&found));
             kernel + alone.map(|process| process.share().unwrap_or(process.resident)).sum::<u64>()
         };
-        self.exceeded = is_crowding || sum > self.limit && exact() > self.limit;
+        // Shares of a process with many mappings take long to read: what the kernel keeps can decide alone.
+        self.exceeded = is_crowding || kernel > self.limit || sum > self.limit && exact() > self.limit;
         self
     }
 

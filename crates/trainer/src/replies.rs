@@ -1,8 +1,8 @@
 //! Scores replies that exist already, as an evaluation scores those that it samples.
 //!
-//! Each reply is an attempt whose only turn is the reply. Replies to one task are a group, so that scorers which
-//! compare the attempts of a group can be used. A reply that a scorer cannot decide has no score and is never
-//! counted as wrong.
+//! Each reply is an attempt whose only turn is the reply. Replies to one task are a group, so that
+//! scorers which compare the attempts of a group can be used. A reply that a scorer cannot decide has no
+//! score and is never counted as wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +20,11 @@ use crate::scoring::Scorers;
 /// Scores of a file of replies.
 #[derive(Debug)]
 pub struct ScoredReplies {
-    /// The replies as attempts, in the order of the file. An attempt without a score has an error in its outcome.
+    /// The replies as attempts, in the order of the file. An attempt without a score has an error in its
+    /// outcome.
     pub attempts: Vec<Attempt>,
-    /// Fraction of the scored replies with a score of 1, with its 95 % interval. `None` if no reply has a score.
+    /// Fraction of the scored replies with a score of 1, with its 95 % interval. `None` if no reply has a
+    /// score.
     pub success: Option<Interval>,
     /// Mean score, with its 95 % interval by the bootstrap, if there are scores other than 0 and 1.
     pub score: Option<Interval>,

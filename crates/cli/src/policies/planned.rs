@@ -1,4 +1,5 @@
-//! The models of a recipe, opened but not started: what they are, and the memory that their engines will take.
+//! The models of a recipe, opened but not started: what they are, and the memory that their engines will
+//! take.
 
 use std::fmt::Write as _;
 
@@ -62,8 +63,8 @@ impl Planned {
     /// Returns the memory that each engine of a run will take.
     ///
     /// # Errors
-    /// Returns an error if options do not fit a model. If memory does not suffice, the error names values of the
-    /// recipe's keys with which the run would fit.
+    /// Returns an error if options do not fit a model. If memory does not suffice, the error names values
+    /// of the recipe's keys with which the run would fit.
     pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
         let plans = self.plans(recipe, None)?;
         if fit(&plans) {
@@ -94,8 +95,8 @@ impl Planned {
         Err(unusable(text))
     }
 
-    /// Returns the largest values of `model.context` and `engine.micro_batch_tokens`, halved until the run
-    /// fits: each key alone, or else both.
+    /// Returns the largest values of `model.context` and `engine.micro_batch_tokens`, halved until the
+    /// run fits: each key alone, or else both.
     fn smaller(&self, recipe: &Recipe) -> Vec<String> {
         let context = self.context();
         let halves = |from: usize| {
@@ -125,7 +126,8 @@ impl Planned {
         both.into_iter().collect()
     }
 
-    /// Returns the least `engine.memory_mb` with which the run fits, or `None` if the machine has too little.
+    /// Returns the least `engine.memory_mb` with which the run fits, or `None` if the machine has too
+    /// little.
     fn least_memory_mb(&self, recipe: &Recipe) -> Option<usize> {
         let fits = |memory_mb: usize| {
             let mut changed = recipe.clone();
@@ -144,8 +146,8 @@ impl Planned {
         Some(enough)
     }
 
-    /// Returns the memory that each engine of a run would take, whether or not there is so much. `context`
-    /// replaces that of every model.
+    /// Returns the memory that each engine of a run would take, whether or not there is so much.
+    /// `context` replaces that of every model.
     ///
     /// # Errors
     /// Returns an error if options do not fit a model.

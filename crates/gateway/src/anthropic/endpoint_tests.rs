@@ -101,7 +101,10 @@ async fn talk(streams: bool) -> Vec<Value> {
     let blocks = &first["content"];
     assert!(!blocks[0]["signature"].as_str().unwrap().is_empty());
     assert_eq!((&blocks[0]["thinking"], &blocks[1]["text"]), (&json!("Hm — ✓"), &json!("Let me call.")));
-    assert_eq!((&blocks[2]["name"], &blocks[2]["input"]), (&json!("add"), &json!({"b": 2, "a": 1.5})));
+    assert_eq!(
+        (&blocks[2]["name"], &blocks[2]["input"]),
+        (&json!("add"), &serde_json::from_str::<Value>(r#"{"b": 2, "a": 1.50}"#).unwrap())
+    );
     assert_ne!(blocks[2]["id"], blocks[3]["id"]);
     assert_eq!(
         (&first["stop_reason"], &first["model"], &first["role"]),

@@ -194,7 +194,7 @@ async fn a_history_goes_on_with_its_ids_however_it_is_given_back() {
         assert_eq!(output[1]["content"][0]["text"], "Let me call.");
         assert_eq!(
             (&output[2]["name"], &output[2]["arguments"]),
-            (&json!("add"), &json!(r#"{"b":2,"a":1.5}"#))
+            (&json!("add"), &json!(r#"{"b":2,"a":1.50}"#))
         );
         assert_ne!(output[2]["call_id"], output[3]["call_id"]);
         let told = ["object", "status", "model"].map(|field| first[field].as_str().unwrap());

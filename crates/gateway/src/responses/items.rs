@@ -306,7 +306,7 @@ mod tests {
         ]))
         .unwrap();
         let calls = vec![
-            called("a0", "add", json!({"b": 2, "a": 1.5})),
+            called("a0", "add", serde_json::from_str(r#"{"b": 2, "a": 1.50}"#).unwrap()),
             called("a1", "math__add", json!({})),
             called("a2", "patch", json!({"input": "*** Begin"})),
         ];

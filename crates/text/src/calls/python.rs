@@ -189,6 +189,11 @@ mod tests {
 
     use super::*;
 
+    /// Returns the number that JSON writes so, with its exponent.
+    fn written(json: &str) -> Value {
+        serde_json::from_str(json).unwrap()
+    }
+
     #[test]
     fn containers_read_as_python_reads_them() {
         for (text, want) in [
@@ -197,7 +202,7 @@ mod tests {
             ("{'a': True}", json!({ "a": true })),
             (
                 "{'a': {'b': [None, False]}, \"c\": -1.5e3,}",
-                json!({ "a": { "b": [null, false] }, "c": -1500.0 }),
+                json!({ "a": { "b": [null, false] }, "c": written("-1.5e3") }),
             ),
             ("{'a': true, 'b': null}", json!({ "a": true, "b": null })),
             ("(1, 2)", json!([1, 2])),
@@ -210,7 +215,7 @@ mod tests {
                 json!(["it's", "a\tb", "Aé😀😀", "\\d"]),
             ),
             ("[r'\\d+', u'x', '''a\n'b' ''']", json!(["\\d+", "x", "a\n'b' "])),
-            ("[+5, .5, 5., 1_000, 007, 1e3]", json!([5, 0.5, 5.0, 1000, 7, 1000.0])),
+            ("[+5, .5, 5., 1_000, 007, 1e3]", json!([5, 0.5, 5.0, 1000, 7, written("1e3")])),
             ("['é', '日本']", json!(["é", "日本"])),
         ] {
             assert_eq!(container(text), Some(want), "{text}");
@@ -258,14 +263,15 @@ mod tests {
             ("-.5", json!(-0.5)),
             ("5.", json!(5.0)),
             ("1_000", json!(1000)),
-            ("+1.5E+3", json!(1500.0)),
-            ("2e-1", json!(0.2)),
+            ("+1.5E+3", written("1.5e+3")),
+            ("2e-1", written("2e-1")),
+            ("1e400", written("1e400")),
         ] {
             assert_eq!(number(text), Some(want), "{text}");
         }
         for text in [
             "", "+", ".", "1,000", "1 000", "NaN", "Infinity", "inf", "0x10", "1__0", "_1", "e5", "1e",
-            "--1", "٣", "1e400",
+            "--1", "٣",
         ] {
             assert_eq!(number(text), None, "{text}");
         }

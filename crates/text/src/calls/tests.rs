@@ -1,7 +1,7 @@
 //! Properties that every format has.
 
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::reader::{Reader, Tags};
@@ -155,6 +155,16 @@ fn arguments() -> impl Strategy<Value = Map<String, Value>> {
     })
 }
 
+/// Returns a value with each number that is no integer as the nearest float.
+fn floats(value: Value) -> Value {
+    match value {
+        Value::Number(number) if number.is_f64() => json!(number.as_f64()),
+        Value::Array(items) => items.into_iter().map(floats).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(key, value)| (key, floats(value))).collect(),
+        other => other,
+    }
+}
+
 /// Whether a value holds a tag of this format in one of its texts, which a format with values between tags
 /// cannot say.
 fn says(value: &Value, syntax: &dyn Syntax) -> bool {
@@ -228,6 +238,9 @@ proptest! {
         let text = syntax.render(&content, &calls);
         let parsed = read(CallFormat::ALL[index], &text, &[tool()]);
         prop_assert_eq!(&parsed.content, content.trim(), "{}", text);
-        prop_assert_eq!(&parsed.calls, &calls.into_iter().map(Ok).collect::<Vec<_>>(), "{}", text);
+        // A template may write an exponent otherwise; the value is the same.
+        let by_value = |call: &ToolCall| (call.id.clone(), call.name.clone(), floats(Value::from(call.arguments.clone())));
+        let read: Option<Vec<_>> = parsed.calls.iter().map(|call| call.as_ref().ok().map(by_value)).collect();
+        prop_assert_eq!(read, Some(calls.iter().map(by_value).collect()), "{}", text);
     }
 }

@@ -153,7 +153,10 @@ mod tests {
         for (schema, text, want) in [
             (integer.clone(), " 42\n", json!(42)),
             (integer.clone(), "5.0", json!(5)),
-            (integer.clone(), "-0", json!(0)),
+            (integer.clone(), "-0", read("-0")),
+            (integer.clone(), "12345678901234567890123", read("12345678901234567890123")),
+            (number.clone(), "1e400", read("1e400")),
+            (json!({"type": ["integer", "string"]}), "1e400", json!("1e400")),
             (integer.clone(), "1e3", json!(1000)),
             (integer.clone(), "5.5", json!(5.5)),
             (integer.clone(), "+5", json!(5)),

@@ -495,8 +495,8 @@ async fn a_full_disk_leaves_earlier_checkpoints_whole() {
     let folder = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
-    // The disk is full at the third checkpoint, after some of it is written. The devices take a minute for each
-    // checkpoint before to change hands.
+    // The disk is full at the third checkpoint, after some of it is written. The devices take a minute for
+    // each checkpoint before to change hands.
     let minutes = Arc::<AtomicU32>::default();
     let handed_over = Arc::clone(&minutes);
     let hook = move |folder: &Path| {

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::tasks::TaskError;
 
@@ -56,21 +56,8 @@ pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
     let failed = |why| TaskError::Read { path: path.to_owned(), why };
     let mut bytes = Vec::new();
     let opened = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
-    opened.map_err(|why| match (why.kind(), maker(path)) {
-        (io::ErrorKind::NotFound, Some(maker)) => TaskError::NoFile {
-            path: path.to_owned(),
-            why: format!("does not exist; {} makes it: run it first", maker.display()),
-        },
-        _ => failed(why),
-    })?;
+    opened.map_err(failed)?;
     content(bytes).map_err(|why| TaskError::Form { path: path.to_owned(), why })
-}
-
-/// The script of a recipe that makes a file of tasks: `prepare.py` beside it, or beside one of the two
-/// folders above.
-fn maker(path: &Path) -> Option<PathBuf> {
-    let above = path.ancestors().skip(1).take(3);
-    above.map(|folder| folder.join("prepare.py")).find(|script| script.is_file())
 }
 
 /// Makes sense of bytes, or says what they are instead.

@@ -531,15 +531,3 @@ fn choices_are_shown_by_a_template_and_missed_without() {
     assert_eq!(tasks.rest[0].question, "Which?\nA. red\nB. green");
     assert_eq!(tasks.notes, Vec::<String>::new());
 }
-
-#[test]
-fn missing_file_names_the_script_that_makes_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = FileOptions::new(folder.path().join("data/rows.jsonl"));
-    assert!(matches!(options.load(0), Err(TaskError::Read { .. })));
-    fs::write(folder.path().join("prepare.py"), "").unwrap();
-    let error = options.load(0).unwrap_err().to_string();
-    assert!(
-        error.contains("rows.jsonl does not exist; ") && error.ends_with("prepare.py makes it: run it first")
-    );
-}

@@ -141,7 +141,8 @@ async fn announced_tool_can_be_called_in_the_same_attempt() {
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
-        let call = dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        let call =
+            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
         dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
     };
     let unknown = open.answer(&call("grown"), true).await;
@@ -165,7 +166,8 @@ async fn progress_prolongs_the_deadline_up_to_its_bound() {
     let mut open = set.open(&context("a")).await.unwrap();
     let mut works = async |name: &str, steps: u32| {
         let arguments = json!({ "length": steps }).as_object().unwrap().clone();
-        let call = dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
+        let call =
+            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
         let reply = dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
         open.answer(&reply, true).await.remove(0)
     };
