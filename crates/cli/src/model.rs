@@ -242,7 +242,7 @@ fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let without_cache = EngineOptions { kv_memory_mb: 0, memory_mb: 1, ..options.clone() };
     let rest = Engine::plan(config, &without_cache)
         .map_or(u64::MAX, |smallest| budget.saturating_sub(smallest.total()));
-    let share = KV_MEMORY_MB.min(budget.min(rest.saturating_mul(4)) / 4 >> 20).min(rest >> 20);
+    let share = KV_MEMORY_MB.min((budget / 4) >> 20).min(rest >> 20);
     (share as usize).max(one_sequence.div_ceil(1 << 20))
 }
 

@@ -228,7 +228,8 @@ impl Recognised {
         let extended = (!rest.is_empty()).then(|| extended_by(&said, &rest));
         if extended.is_some() && path.last().is_some_and(|last| chat.stop_ids().contains(last)) {
             // The turn goes on where it had ended.
-            (path.truncate(path.len() - 1), sampled -= 1);
+            path.truncate(path.len() - 1);
+            sampled -= 1;
         }
         let reply = path[path.len() - sampled..].to_vec();
         let said = &extended.as_ref().unwrap_or(&said).content;

@@ -175,7 +175,7 @@ impl Chat {
         let [first, second] = TEXTS.map(|text| said(Role::System, text));
         let (user, reply) = (said(Role::User, "Hi"), said(Role::Assistant, REPLY));
         let printed = |messages: &[&Value]| {
-            let messages: Vec<Value> = messages.iter().map(|message| Value::clone(message)).collect();
+            let messages: Vec<Value> = messages.iter().copied().cloned().collect();
             self.render(&messages, None, true, None).unwrap_or_default()
         };
         let prints = |messages: &[&Value]| {

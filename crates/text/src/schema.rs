@@ -89,7 +89,7 @@ impl<'a> Schema<'a> {
             _ => None,
         };
         let constants = value["enum"].as_array().into_iter().flatten().chain(value.get("const"));
-        let constants: BTreeSet<&str> = constants.map(|value| type_of(value)).collect();
+        let constants: BTreeSet<&str> = constants.map(type_of).collect();
         let mut restrictions = vec![named, Some(constants)];
         if let Some(target) = value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
             restrictions.push(target.types_within(steps));

@@ -128,7 +128,8 @@ fn critics_learn_from_tokens_without_advantage() {
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let group = vec![attempt(0, 0, &[1], &[3, 4], Some(0.0)), attempt(0, 1, &[1], &[5, 6], Some(0.0))];
     let signals = |_, _| Signals { values: vec![0.0; 2], ..Signals::default() };
-    let plan = plan_with(&[group.clone()], &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
+    let plan =
+        plan_with(std::slice::from_ref(&group), &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
     let advantages: Vec<f32> = plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect();
     assert_eq!(advantages, [0.0, 0.0]);
     assert!(plan_of(&[group], &keys(), 1000).unwrap().updates[0].paths.is_empty());

@@ -247,7 +247,7 @@ impl Reader<'_> {
             } else if let Some(value) = words::number_word(&word) {
                 // "twenty one" is a number, "one two" is none, and "one and two" are two.
                 let is_and = self.ahead(taken) == Some(&Token::And);
-                let fits = is_first || (value < 10 && last >= 20 && last < 100 && !is_and) || last >= 100;
+                let fits = is_first || (value < 10 && (20..100).contains(&last) && !is_and) || last >= 100;
                 if !fits || (!is_first && value == 0) {
                     break;
                 }
@@ -383,7 +383,7 @@ impl Reader<'_> {
         };
         let is_words =
             words.len() == inner.len() && !words.iter().any(|word| is_known(word) || *word == "or");
-        let hedges = inner.iter().any(|token| *token == Token::Or)
+        let hedges = inner.contains(&Token::Or)
             || words.iter().any(|word| {
                 ["maybe", "perhaps", "possibly", "alternatively", "alternative", "otherwise"]
                     .contains(&word.to_lowercase().as_str())

@@ -513,7 +513,7 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
     if text.chars().count() > 1 && !is_formula {
         let kept = text.trim_start_matches(mark);
         start += text.len() - kept.len();
-        text = kept.trim_end_matches(|c| mark(c));
+        text = kept.trim_end_matches(mark);
     }
     let first = text.chars().next();
     let starts_word = |text: &str| {

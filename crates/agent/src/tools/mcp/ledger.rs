@@ -180,7 +180,7 @@ impl Ledger {
             return None;
         };
         if fields.get("method").is_some_and(Value::is_string) {
-            return self.from_server(fields);
+            return self.read_server_message(fields);
         }
         let is_error = fields.get("error").is_some_and(|error| !error.is_null());
         if !is_error && !fields.contains_key("result") {
@@ -228,7 +228,7 @@ impl Ledger {
     }
 
     /// Reads a request or notification of the server.
-    fn from_server(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
+    fn read_server_message(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
         if fields["method"] == "notifications/tools/list_changed" {
             self.state().list_changed = true;
         }
