@@ -136,7 +136,7 @@ def main() -> None:
                 times = sorted(t for r in found for t in r["times"])
                 rate = statistics.median(r["rate"] for r in found)
                 # Round by round: other users of the machine change it from one to the next.
-                times_ours = [ours["rate"] / r["rate"] for ours, r in zip(rounds["dressage"], found)]
+                times_ours = [ours["rate"] / r["rate"] for ours, r in zip(rounds["dressage"], found, strict=True)]
                 ratio = f"{statistics.median(times_ours):5.2f} x ({min(times_ours):.2f}–{max(times_ours):.2f})"
                 good, every = sum(r["good"] for r in found), sum(r["all"] for r in found)
                 print(

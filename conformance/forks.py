@@ -44,11 +44,47 @@ CLIENTS = [
     ("semantic-kernel", ["semantic-kernel==1.45.0"], "semantic_kernel_agent.py", "", TOOLS, 1, {}, 3),
     ("smolagents CodeAgent", ["smolagents[openai]==1.26.0"], "smolagents_code.py", "", CODE, 1, {}, 2),
     ("inspect-ai chat", ["inspect-ai==0.3.285", "openai==3.57.0"], "inspect_agent.py", "chat", TOOLS, 1, {}, 0),
-    ("inspect-ai responses", ["inspect-ai==0.3.285", "openai==3.57.0"], "inspect_agent.py", "responses", PROBED, 2, {}, 0),
-    ("inspect-ai anthropic", ["inspect-ai==0.3.285", "anthropic==2.14.0"], "inspect_agent.py", "messages", TOOLS, 1, {}, 0),
+    (
+        "inspect-ai responses",
+        ["inspect-ai==0.3.285", "openai==3.57.0"],
+        "inspect_agent.py",
+        "responses",
+        PROBED,
+        2,
+        {},
+        0,
+    ),
+    (
+        "inspect-ai anthropic",
+        ["inspect-ai==0.3.285", "anthropic==2.14.0"],
+        "inspect_agent.py",
+        "messages",
+        TOOLS,
+        1,
+        {},
+        0,
+    ),
     ("langroid", ["langroid==0.69.16"], "langroid_agent.py", "", TOOLS, 1, {}, 3),
-    ("pydantic-ai responses", ["pydantic-ai-slim[openai]==2.68.0"], "pydantic_ai_agent.py", "responses", TOOLS, 1, {}, 0),
-    ("pydantic-ai anthropic", ["pydantic-ai-slim[anthropic]==2.68.0"], "pydantic_ai_agent.py", "messages", TOOLS, 1, {}, 0),
+    (
+        "pydantic-ai responses",
+        ["pydantic-ai-slim[openai]==2.68.0"],
+        "pydantic_ai_agent.py",
+        "responses",
+        TOOLS,
+        1,
+        {},
+        0,
+    ),
+    (
+        "pydantic-ai anthropic",
+        ["pydantic-ai-slim[anthropic]==2.68.0"],
+        "pydantic_ai_agent.py",
+        "messages",
+        TOOLS,
+        1,
+        {},
+        0,
+    ),
     ("strands responses", ["strands-agents[openai]==1.62.0"], "strands_agent.py", "responses", TOOLS, 1, {}, 0),
     ("strands anthropic", ["strands-agents[anthropic]==1.62.0"], "strands_agent.py", "messages", TOOLS, 1, {}, 0),
 ]
@@ -130,8 +166,11 @@ def main():
         right = (found["roots"], dict(found["forked"]), found["refused"]) == (roots, forks, "")
         right &= found["continued"] >= len(texts) - roots and found["rewritten"] >= min(rewritten, 1)
         failures += not right
-        print(f"{'ok  ' if right else 'FAIL'} {name:24} {found['roots']} roots, {found['continued']} continued, "
-              f"{dict(found['forked'])} forked, {found['rewritten']} rewritten {found['refused']} {last[:80]}", flush=True)
+        print(
+            f"{'ok  ' if right else 'FAIL'} {name:24} {found['roots']} roots, {found['continued']} continued, "
+            f"{dict(found['forked'])} forked, {found['rewritten']} rewritten {found['refused']} {last[:80]}",
+            flush=True,
+        )
         if arguments.verbose or not right:
             print(errors[-1500:], flush=True)
     sys.exit(min(failures, 1))

@@ -257,7 +257,12 @@ class Families:
             [f"{h}:{minute:02}\\text{{ a.m.}}", f"{h}:{minute:02}", f"{h}:{(minute + 7) % 60:02} PM"],
         )
         unit, same, other = r.choice(
-            [("cm", "centimeters", "m"), ("hours", "hr", "minutes"), ("dollars", "USD", "cents"), ("kg", "kilograms", "g")]
+            [
+                ("cm", "centimeters", "m"),
+                ("hours", "hr", "minutes"),
+                ("dollars", "USD", "cents"),
+                ("kg", "kilograms", "g"),
+            ]
         )
         yield (
             "unit",
@@ -285,7 +290,12 @@ class Families:
         array = f"\\left(\\begin{{array}}{{cc}}{a}&{b}\\\\{c}&{d}\\end{{array}}\\right)"
         double = f"\\frac12\\begin{{pmatrix}}{2 * a}&{2 * b}\\\\{2 * c}&{2 * d}\\end{{pmatrix}}"
         yield "matrix", matrix, [array, double], [f"2{array}", matrix.replace(f"{d}\\end", f"{d + 1}\\end")]
-        yield "old commands", f"\\frac{{{n}}}{{{m}}}", [f"{{{n} \\over {m}}}"], [f"{{{m} \\over {n}}}", f"{{{n}\\choose {m}}}"]
+        yield (
+            "old commands",
+            f"\\frac{{{n}}}{{{m}}}",
+            [f"{{{n} \\over {m}}}"],
+            [f"{{{m} \\over {n}}}", f"{{{n}\\choose {m}}}"],
+        )
         yield "base", f"{n:b}_2", [f"{n}_{{10}}", f"{n:o}_8"], [f"{n:b}_3", f"{n:b}", f"{n + 1:b}_2"]
         yield "two guesses", f"{n}", [f"m+n={n}"], [f"{n} \\approx {n + 1}", f"{n}\\text{{ or }}{m}", f"{n}, {m}"]
         long = "".join(r.choice("123456789") for _ in range(40))
@@ -327,7 +337,9 @@ def compare_own(dressage: Path, seed: int, rounds: int) -> bool:
         hits = sum(verdict == pair[3] for verdict, pair in zip(verdicts, pairs, strict=True))
         false = sum(verdict and not pair[3] for verdict, pair in zip(verdicts, pairs, strict=True))
         lost = sum(pair[3] and not verdict for verdict, pair in zip(verdicts, pairs, strict=True))
-        print(f"own pairs: {name} {hits}/{len(pairs)} = {hits / len(pairs):.2%}; false rewards {false}, lost {lost} of {right}")
+        print(
+            f"own pairs: {name} {hits}/{len(pairs)} = {hits / len(pairs):.2%}; false rewards {false}, lost {lost} of {right}"
+        )
     for (kind, gold, reply, truth), mine in zip(pairs, ours, strict=True):
         if mine != truth:
             print(f"{'FALSE' if mine else 'lost'}  {kind}: {gold}   {reply}")

@@ -83,7 +83,9 @@ class Host:
         def take() -> None:
             while True:
                 try:
-                    self.arrived.append((server.recv(100) if kind != socket.SOCK_STREAM else server.accept()) and address)
+                    self.arrived.append(
+                        (server.recv(100) if kind != socket.SOCK_STREAM else server.accept()) and address
+                    )
                 except OSError:
                     return
 
@@ -176,7 +178,9 @@ def judged(expect: str, answer: dict):
         "signal": code == -int(number or 0),
         "late": late,
         "memory": over or "MemoryError" in err or "Cannot allocate memory" in err,
-        "bounded": over or "MemoryError" in err or (code == 0 and held <= MEMORY + DISK and ("HELD" in out or "refused:" in out)),
+        "bounded": over
+        or "MemoryError" in err
+        or (code == 0 and held <= MEMORY + DISK and ("HELD" in out or "refused:" in out)),
     }
     return None if right[what] else ended
 
@@ -188,7 +192,7 @@ def available() -> int:
 
 def of_the_host(host: Host, service: Service, programs: list):
     """Attacks that only the host can judge: title, and what is wrong."""
-    shown, python = host.shown, programs[0][3].split("\n### ")[0]
+    shown = host.shown
 
     def while_running(code: str, look, seconds: float = 3):
         """What `look` finds once a program says that it is ready; its own output, too."""
@@ -213,9 +217,15 @@ def of_the_host(host: Host, service: Service, programs: list):
     take = "import fcntl, os, time\nfile = os.open('%s', os.O_RDONLY)\ntry: fcntl.%s\nexcept OSError as error: print(error)\ntime.sleep(3)"
     data = shown / "data"
     shared = take % (data, "flock(file, fcntl.LOCK_SH)")
-    yield "flock of a shown file reaches the host", while_running(shared, lambda: locked(data, lambda f: fcntl.flock(f, exclusive)))
+    yield (
+        "flock of a shown file reaches the host",
+        while_running(shared, lambda: locked(data, lambda f: fcntl.flock(f, exclusive))),
+    )
     ranges = take % (data, "lockf(file, fcntl.LOCK_SH)")
-    yield "a lock of a range reaches the host", while_running(ranges, lambda: locked(data, lambda f: fcntl.lockf(f, exclusive)))
+    yield (
+        "a lock of a range reaches the host",
+        while_running(ranges, lambda: locked(data, lambda f: fcntl.lockf(f, exclusive))),
+    )
     rows = "import sqlite3, time\nc = sqlite3.connect('file:%s?mode=ro', uri=True)\nc.execute('begin'); list(c.execute('select * from t'))\ntime.sleep(3)"
 
     def writes() -> bool:
@@ -238,12 +248,19 @@ def of_the_host(host: Host, service: Service, programs: list):
     before = len(host.arrived)
     for path in ("socket", "datagrams"):
         for kind in ("STREAM", "DGRAM"):
-            service.run(f"import socket\ntry: s = socket.socket(socket.AF_UNIX, socket.SOCK_{kind}); s.connect('{shown}/{path}'); s.send(b'x')\nexcept OSError: pass")
-    service.run("import socket\ntry: socket.socket(socket.AF_UNIX).connect('\\0%s')\nexcept OSError: pass" % host.name)
-    service.run(f"exec 3<>/dev/tcp/127.0.0.1/{host.tcp.getsockname()[1]}; cat {shown}/pipe & echo x > {shown}/pipe", 3, "bash")
+            service.run(
+                f"import socket\ntry: s = socket.socket(socket.AF_UNIX, socket.SOCK_{kind}); s.connect('{shown}/{path}'); s.send(b'x')\nexcept OSError: pass"
+            )
+    service.run(f"import socket\ntry: socket.socket(socket.AF_UNIX).connect('\\0{host.name}')\nexcept OSError: pass")
+    service.run(
+        f"exec 3<>/dev/tcp/127.0.0.1/{host.tcp.getsockname()[1]}; cat {shown}/pipe & echo x > {shown}/pipe", 3, "bash"
+    )
     time.sleep(0.5)
     yield "a message arrives at a service of the host", host.arrived[before:]
-    starts = "import os, time\nseen = set()\nend = time.time() + 2\nwhile time.time() < end: seen |= {p for p in os.listdir('/proc') if p.isdigit()}\nprint(len(seen))"
+    starts = (
+        "import os, time\nseen = set()\nend = time.time() + 2\n"
+        "while time.time() < end: seen |= {p for p in os.listdir('/proc') if p.isdigit()}\nprint(len(seen))"
+    )
     with ThreadPoolExecutor(2) as pool:
         run = pool.submit(service.run, starts)
         for _ in range(20):
@@ -282,7 +299,9 @@ asyncio.run(main())"""
     code = next(code for _, _, name, code in programs if name == "buffers of socket pairs in many processes")
     service.run(host.put_in(code))
     stop.set()
-    print(f"  available memory fell by {least - min(seen)} MiB while socket buffers were filled (limit {MEMORY} MiB; the machine has other users)")
+    print(
+        f"  available memory fell by {least - min(seen)} MiB while socket buffers were filled (limit {MEMORY} MiB; the machine has other users)"
+    )
     yield "memory of the machine is taken by socket buffers", least - min(seen) > 8 * MEMORY
 
 
@@ -320,7 +339,13 @@ def of_the_service(service: Service):
         yield f"{title} is rejected", status != 422 and status
     status = service.ask("POST", "/run_jupyter", json.dumps({"cells": ["1"], "total_timeout": 1e9}), good)[0]
     yield "cells for years are rejected", status != 422 and status
-    sessions = {"cells": ["import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()", "1"], "total_timeout": 20}
+    sessions = {
+        "cells": [
+            "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()",
+            "1",
+        ],
+        "total_timeout": 20,
+    }
     status, content = service.ask("POST", "/run_jupyter", json.dumps(sessions), good)
     yield "a thread that goes on ends with its session", status != 200 and content
 
@@ -339,7 +364,10 @@ def attack(arguments) -> int:
             through.append(f"{kind}: {name}\n    {str(wrong).strip()}")
 
     try:
-        print(f"uid {os.getuid()}, {service.protection['protection']} protection, memory by {service.protection.get('memory')}", flush=True)
+        print(
+            f"uid {os.getuid()}, {service.protection['protection']} protection, memory by {service.protection.get('memory')}",
+            flush=True,
+        )
 
         def one(program):
             kind, expect, name, code = program

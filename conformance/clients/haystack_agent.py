@@ -6,7 +6,9 @@ from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.tools import Tool
 
-tool = Tool(name=NAME, description=DESCRIPTION, parameters=PARAMETERS, function=lambda expression: calculate(expression))
+tool = Tool(
+    name=NAME, description=DESCRIPTION, parameters=PARAMETERS, function=lambda expression: calculate(expression)
+)
 agent = Agent(
     chat_generator=OpenAIChatGenerator(model=MODEL), tools=[tool], system_prompt=SYSTEM, max_agent_steps=ROUNDS
 )

@@ -19,9 +19,7 @@ class Calculator(lr.ToolMessage):
 llm = lm.OpenAIGPTConfig(
     chat_model=MODEL, api_base=os.environ["OPENAI_BASE_URL"], chat_context_length=4096, stream=False
 )
-config = lr.ChatAgentConfig(
-    llm=llm, system_message=SYSTEM, use_functions_api=True, use_tools=False, use_tools_api=True
-)
+config = lr.ChatAgentConfig(llm=llm, system_message=SYSTEM, use_functions_api=True, use_tools=False, use_tools_api=True)
 agent = lr.ChatAgent(config)
 agent.enable_message(Calculator)
 task = lr.Task(agent, interactive=False, restart=False, single_round=False)

@@ -13,7 +13,7 @@ use super::spelling::{Part, is_unseen, parts, spelled};
 ///
 /// [`Task::key`] compares up to Unicode form (NFC), case, white space, and characters that are never seen:
 /// of a conversation all turns but the instructions count, and a single turn of the user is the same question
-/// as its text alone. The keys of [`Task::asks`] and [`Task::shows`] compare up to spelling.
+/// as its text alone. The keys of `Task::asks` and `Task::shows` compare up to spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuestionKey([u8; 16]);
 
