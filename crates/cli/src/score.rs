@@ -114,8 +114,11 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplie
     let mut replies = Vec::with_capacity(rows.len());
     for task in rows {
         let reply = reply(args, &task)?;
-        let id = task.row.get("id").and_then(Value::as_str);
-        let task = id.and_then(|id| known.get(id)).cloned().unwrap_or(task);
+        let id = task.row.get("id").and_then(Value::as_str).map(str::to_owned);
+        let task = match id.as_ref().and_then(|id| known.get(id)) {
+            Some(known) => known.clone(),
+            None => Task { id: id.unwrap_or_else(|| task.id.clone()), ..task },
+        };
         replies.push((task, reply));
     }
     let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments)?);
@@ -177,7 +180,7 @@ fn reply(args: &Args, task: &Task) -> anyhow::Result<String> {
             let fields: Vec<&str> = task.row.keys().map(String::as_str).collect();
             let wanted = named.map_or_else(|| REPLY_FIELDS.join(", "), str::to_owned);
             Err(unusable(format!(
-                "{} has no reply: none of its fields ({}) is {wanted}; name the field with --reply",
+                "{} has no reply in {wanted}; its fields are {}: name the one with the reply, with --reply",
                 task.id,
                 fields.join(", ")
             )))

@@ -7,7 +7,7 @@ use dressage_agent::tasks::{QuestionKey, Task};
 use dressage_store::testing::wait;
 use dressage_store::{Sqlite, Store};
 use dressage_tree::Purpose;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{Place, stderr, stdout};
 
@@ -154,4 +154,44 @@ fn rows_of_every_kind_are_asked_as_they_are() {
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(inspect("big").contains("answer: \"18446744073709551617\""), "{}", inspect("big"));
+}
+
+#[test]
+fn score_finds_tasks_by_id_and_by_row() {
+    let place = Place::new();
+    let eval = ["eval", "recipe.toml", "--tasks", "3", "--out", "replies.jsonl"];
+    let output = place.dressage().args(eval).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let lines = |name: &str| -> Vec<Value> {
+        let text = std::fs::read_to_string(place.path(name)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    // The untrained model answers nothing right. One reply is put right; the answers of the rows are not asked.
+    let mut rows = lines("replies.jsonl");
+    assert!(rows.len() >= 3 && rows.iter().all(|row| row["score"] == json!(0.0)), "{rows:?}");
+    let answer = rows[1]["answer"].clone();
+    rows[1]["reply"] = answer;
+    rows.iter_mut().for_each(|row| row["answer"] = json!("0"));
+    let own = |id: &str, reply: &str| json!({"id": id, "question": "1 + 1?", "answer": "2", "reply": reply});
+    rows.extend([own("mine", "2"), own("mine", "It is 3.")]);
+    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    place.write("changed.jsonl", text);
+    let score = ["score", "changed.jsonl", "--recipe", "recipe.toml"];
+    let output = place.dressage().args(score).args(["--out", "scored.jsonl"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let scored = lines("scored.jsonl");
+    assert_eq!(scored.len(), rows.len());
+    for (at, (row, line)) in rows.iter().zip(&scored).enumerate() {
+        let is_right = at == 1 || at == rows.len() - 2;
+        assert_eq!(
+            (&line["id"], &line["score"]),
+            (&row["id"], &json!(f64::from(u8::from(is_right)))),
+            "{line}"
+        );
+    }
+    assert!(stdout(&output).contains(&format!(" right of {} ", rows.len())), "{}", stdout(&output));
+
+    let output = place.dressage().args(score).args(["--reply", "said"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("has no reply in said; its fields are id, "), "{}", stderr(&output));
 }
