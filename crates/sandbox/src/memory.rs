@@ -45,9 +45,6 @@ const MAX_PIPES: usize = 256;
 /// together (`fs.epoll.max_user_watches`, 4 % of memory).
 const MAX_WATCHED: u64 = 1 << 16;
 
-/// Looks between two that also count mappings and locks, which takes longer.
-const LOOKS: u32 = 4;
-
 /// Maximum number of processes that are looked at.
 const MAX_PROCESSES: usize = 4096;
 
@@ -78,9 +75,6 @@ pub(crate) struct Watch {
     has_network: bool,
     /// Bytes that a socket can hold.
     socket: u64,
-    looks: u32,
-    /// Bytes of mappings and locks, when last counted.
-    slow: u64,
     /// Processor time of the living processes at the last look, in seconds.
     last_cpu: f64,
     /// Processor time, in seconds.
@@ -102,8 +96,6 @@ impl Watch {
             has_network,
             // A sender may exceed its buffer by one message, of half a buffer at most.
             socket: 2 * buffer,
-            looks: 0,
-            slow: 0,
             last_cpu: 0.0,
             cpu: 0.0,
             busy: 0,
@@ -122,17 +114,16 @@ impl Watch {
         self.busy = stats.iter().filter(|stat| stat.is_busy).count();
         let found: Vec<Process> =
             processes.iter().map(|(pid, threads)| Process::read(*pid, threads)).collect();
-        if self.looks.is_multiple_of(LOOKS) {
-            self.slow = locks(&processes) * LOCK;
-            for process in &found {
-                if self.slow > self.limit {
-                    break;
-                }
-                self.slow += process.mappings() * MAPPING;
+        // Masses of mappings take long to count, so that counting ends at the limit.
+        let mut areas = locks(&processes) * LOCK;
+        for process in &found {
+            if areas > self.limit {
+                break;
             }
+            areas += process.mappings() * MAPPING;
         }
-        self.looks += 1;
         let (kernel, is_crowding) = self.kernel(&found);
+        let kernel = kernel + areas;
         let resident = |process: &Process| process.resident;
         let sum = kernel + found.iter().map(resident).sum::<u64>();
         // What processes share counts once, which takes longer to find out.
@@ -145,11 +136,11 @@ impl Watch {
         self
     }
 
-    /// Returns the bytes that the kernel keeps for processes, and whether they hold so much of what all runs
+    /// Returns the bytes that the kernel keeps for processes but for mappings and locks, and whether they hold so much of what all runs
     /// share that other runs could lack it.
     fn kernel(&self, processes: &[Process]) -> (u64, bool) {
         let mut watched = 0;
-        let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), self.slow);
+        let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);
         for process in processes {
             bytes += process.threads * THREAD + process.tables;
             let Some(descriptors) = process.descriptors() else {
