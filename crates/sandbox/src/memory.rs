@@ -136,8 +136,8 @@ impl Watch {
         self
     }
 
-    /// Returns the bytes that the kernel keeps for processes but for mappings and locks, and whether they hold so much of what all runs
-    /// share that other runs could lack it.
+    /// Returns the bytes that the kernel keeps for processes, without their mappings and locks, and whether
+    /// they hold so much of what all runs share that other runs could lack it.
     fn kernel(&self, processes: &[Process]) -> (u64, bool) {
         let mut watched = 0;
         let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);
