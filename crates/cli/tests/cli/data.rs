@@ -166,7 +166,7 @@ fn score_finds_tasks_by_id_and_by_row() {
         let text = std::fs::read_to_string(place.path(name)).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    // The untrained model answers nothing right. One reply is put right; the answers of the rows are not asked.
+    // The untrained model answers nothing right. One reply is put right; answers of the rows are not used.
     let mut rows = lines("replies.jsonl");
     assert!(rows.len() >= 3 && rows.iter().all(|row| row["score"] == json!(0.0)), "{rows:?}");
     let answer = rows[1]["answer"].clone();
