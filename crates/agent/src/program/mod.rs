@@ -25,10 +25,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use dressage_conversation::Format;
 use dressage_gateway::{
-    Backend, Gateway, Model, Recorded, Responder, Route, RouteContext, SessionLimits, SessionOptions,
-    Summary, TokenModel, When,
+    Backend, Gateway, Model, Recorded, Responder, Route, RouteContext, Session, SessionLimits,
+    SessionOptions, Summary, TokenModel, When,
 };
-use dressage_policy::{SamplingParams, within};
+use dressage_policy::{Sampler, SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
 pub use launch::Launch;
@@ -132,31 +132,21 @@ impl AgentLoop for Program {
     }
 }
 
+/// The session of an attempt, opened.
+struct Opened<'a> {
+    session: Arc<Session>,
+    /// The agent that calls are attributed to if they name none.
+    first: &'a ProgramAgent,
+    /// The sampler of that agent's policy.
+    sampler: Arc<dyn Sampler>,
+}
+
 impl Program {
     async fn attempt(&self, context: AttemptContext) -> Attempt {
-        let routes = match self.routes(&context) {
-            Ok(routes) => routes,
+        let Opened { session, first, sampler } = match self.open(&context) {
+            Ok(opened) => opened,
             Err(why) => return Attempt::broken("policies", why),
         };
-        let Some(first) = self.agents.first() else {
-            return Attempt::broken("policies", "the program has no agent to call as");
-        };
-        let Some(sampler) = context.samplers.get(&first.policy).cloned() else {
-            return Attempt::broken("policies", format!("there is no policy {:?}", first.policy));
-        };
-        let session = self.gateway.open(SessionOptions {
-            rollout: in_url(&context.task.id),
-            attempt: in_url(&context.name),
-            seed: context.seed,
-            stream: context.stream,
-            routes,
-            limits: SessionLimits {
-                calls: self.limits.turns,
-                tokens: self.limits.tokens,
-                reply: self.limits.reply,
-            },
-            rewards: self.rewards,
-        });
         let environment = self.environment(&session, &context, &first.policy);
         let longest = self.limits.attempt;
         let task = environment::task_of(&context);
@@ -211,6 +201,31 @@ impl Program {
             }))
         })
         .await
+    }
+
+    /// Opens the gateway's session of an attempt.
+    ///
+    /// # Errors
+    /// Returns an error if the program has no agent, or a policy of an agent has no sampler.
+    fn open(&self, context: &AttemptContext) -> Result<Opened<'_>, String> {
+        let routes = self.routes(context)?;
+        let first = self.agents.first().ok_or("the program has no agent to call as")?;
+        let sampler = context.samplers.get(&first.policy).cloned();
+        let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", first.policy))?;
+        let session = self.gateway.open(SessionOptions {
+            rollout: in_url(&context.task.id),
+            attempt: in_url(&context.name),
+            seed: context.seed,
+            stream: context.stream,
+            routes,
+            limits: SessionLimits {
+                calls: self.limits.turns,
+                tokens: self.limits.tokens,
+                reply: self.limits.reply,
+            },
+            rewards: self.rewards,
+        });
+        Ok(Opened { session, first, sampler })
     }
 
     /// The agents of an attempt, with the samplers of their policies.

@@ -1,10 +1,10 @@
 //! A first start of a program, to see whether it loads and calls the model.
 
-use dressage_gateway::{Recorded, SessionLimits, SessionOptions};
+use dressage_gateway::Recorded;
 use dressage_policy::within;
 
 use super::process::{self, Ended};
-use super::{PATIENCE, Program, environment, in_url, workers};
+use super::{Opened, PATIENCE, Program, environment, workers};
 use crate::{AttemptContext, kept};
 
 /// What a program did when it was started once.
@@ -32,23 +32,7 @@ impl Program {
         context: AttemptContext,
         enough: impl Future<Output = ()>,
     ) -> Result<Rehearsal, String> {
-        let routes = self.routes(&context)?;
-        let first = self.agents.first().ok_or("the program has no agent to call as")?;
-        let sampler = context.samplers.get(&first.policy).cloned();
-        let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", first.policy))?;
-        let session = self.gateway.open(SessionOptions {
-            rollout: in_url(&context.task.id),
-            attempt: in_url(&context.name),
-            seed: context.seed,
-            stream: context.stream,
-            routes,
-            limits: SessionLimits {
-                calls: self.limits.turns,
-                tokens: self.limits.tokens,
-                reply: self.limits.reply,
-            },
-            rewards: self.rewards,
-        });
+        let Opened { session, first, sampler } = self.open(&context)?;
         let variables = self.environment(&session, &context, &first.policy);
         let (longest, task) = (self.limits.attempt, environment::task_of(&context));
         let ended = match &self.workers {
