@@ -54,6 +54,8 @@ pub(crate) struct Options {
     pub texts: Vec<String>,
     /// Names of all, where these are not A, B, C….
     pub labels: Vec<String>,
+    /// Whether the question asks for the option that is wrong ("all of these EXCEPT").
+    pub asks_for_wrong: bool,
 }
 
 impl Options {
@@ -81,7 +83,9 @@ impl Options {
             false => texts,
         };
         let labels = found.and_then(|choices| choices.get("label")?.as_array());
-        Options { texts, labels: labels.into_iter().flatten().map(plain).collect() }
+        let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
+        let asks_for_wrong = ASKS_FOR_WRONG.is_match(question);
+        Options { asks_for_wrong, texts, labels: labels.into_iter().flatten().map(plain).collect() }
     }
 
     /// An expected option: its number where it is one of the labels, or else what it was.
@@ -185,6 +189,9 @@ fn with_signs(text: &str) -> String {
     kept.map(|(_, c)| c).collect()
 }
 
+static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b")
+});
 static THOUSANDS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b\d{1,3}(?:,\d{3})+\b"));
 /// The letter that some data sets write before the text of an option, "B) cheesecake".
 static LETTERED: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\(?([A-Z])[).:]\s+"));
@@ -197,7 +204,11 @@ mod tests {
     use super::*;
 
     fn texts(all: &[&str]) -> Options {
-        Options { texts: all.iter().map(|text| (*text).to_owned()).collect(), labels: Vec::new() }
+        Options {
+            texts: all.iter().map(|text| (*text).to_owned()).collect(),
+            labels: Vec::new(),
+            asks_for_wrong: false,
+        }
     }
 
     #[test]
@@ -338,6 +349,21 @@ mod tests {
             }
         }
         assert!(apart.is_empty(), "{apart:#?}");
+    }
+
+    #[test]
+    fn option_called_wrong_is_stated_if_the_question_asks_for_it() {
+        let named = |question: &str, text: &str| {
+            named::named(text, 4, &Options::of(&json!({ "question": question, "row": {} }))).is_some()
+        };
+        for (text, taken_back) in [
+            ("Answer: B\n\nB is false, since iron is a metal.", false),
+            ("The answer is B. This is incorrect because iron is a metal.", false),
+            ("The answer is B. No, C.", true),
+        ] {
+            assert_eq!(named("Which statement is FALSE?", text), !taken_back, "{text}");
+            assert!(!named("Which statement holds?", text), "{text}");
+        }
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! A box or `<answer>` that names an option comes first; one that does not is passed over. Then the last
 //! sentence that states an option counts ("the answer is B", "I choose B", "B is correct", a line of the
-//! letter alone), unless a later sentence takes it back; then the last or the first line, if it begins with an
-//! option; then the option in brackets that ends the last sentence. Where two options are named as one answer
-//! ("B or C"), and where one is denied, none is named.
+//! letter alone), unless a later sentence takes it back; then the last or the first line, if it begins with
+//! an option; then the option in brackets that ends the last sentence. Where two options are named as one
+//! answer ("B or C"), and where one is denied, none is named.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use regex::Regex;
 
 use super::Options;
 use super::words::{
-    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT,
+    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT,
     IS_CORRECT_ELSEWHERE, IS_DENIED, NUMBERED, OTHER, RULED_OUT, STATES, TAKEN_BACK, UNDONE,
 };
 use crate::boxed::last_box_and_place;
@@ -32,18 +32,21 @@ pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named
         return Some(tagged);
     }
     if let Some((place, stated)) = reader.stated(&text) {
-        return Some(stated).filter(|stated| !is_taken_back(&text[place..], stated));
+        return Some(stated).filter(|stated| !is_taken_back(&text[place..], stated, options.asks_for_wrong));
     }
     reader.on_an_edge(&text).or_else(|| reader.in_brackets(&text))
 }
 
-/// Returns whether a text, which begins with a stated option, denies this option later.
-fn is_taken_back(text: &str, (number, how): &Named) -> bool {
+/// Returns whether a text, which begins with a stated option, takes it back later. A task may ask for the
+/// option that is wrong.
+fn is_taken_back(text: &str, (number, how): &Named, asks_for_wrong: bool) -> bool {
     let rest = text.find(how.as_str()).map_or("", |at| &text[at + how.len()..]);
     let later = SENTENCE_END.find_iter(rest).map(|end| &rest[end.end()..]);
-    let denied = IS_DENIED.captures_iter(rest).filter_map(|found| super::letter(&found[1]));
-    std::iter::once(rest).chain(later).any(|sentence| TAKEN_BACK.is_match(sentence))
-        || denied.into_iter().any(|denied| denied == *number)
+    let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| super::letter(&found[1]));
+    std::iter::once(rest)
+        .chain(later)
+        .any(|sentence| TAKEN_BACK.is_match(sentence) || (!asks_for_wrong && CALLED_WRONG.is_match(sentence)))
+        || (!asks_for_wrong && denied.any(|denied| denied == *number))
 }
 
 /// Returns a text with ASCII in place of full-width characters, and without marks that only change how it

@@ -93,7 +93,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
 /// Words right before "answer" that make it another one than the answer.
 pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:first|initial|other|another|second|third|(?:second|next|third)-best|previous|earlier|tempting|common|worst|bad|eliminated|excluded",
+        r"(?i)\b(?:first|initial|other|another|second|third|(?:second|next|third)-best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
         r"|naive|alternative|next|each|every|no|his|her|their|your|student's|should|shall|do|did|can|no\s+es|si)\s*$|[不别非勿没](?:应该|應該|应当|应|應|能|可以|可|会|要|宜)?\s*$",
     ))
 });
@@ -123,19 +123,26 @@ pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// What follows an option that is taken back: "The answer is B, no, A", "B. Wait, …", "B, which is wrong".
+/// What follows an option that is taken back: "The answer is B, no, A", "B. Wait, …".
 pub(super) static TAKEN_BACK: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|well)\b\W*)*(?:no\s*(?:[,.;:!—–]|$)|(?:wait|hold\s+on)\s*(?:[.,:;!…—–]|-|$)|scratch\s+that|just\s+kidding|i\s+doubt|\(\s*(?:wrong|incorrect|no|not)\s*\)|correction\b",
-        r"|on\s+second\s+thought|i\s+(?:retract|take\s+(?:that|it)\s+back|was\s+wrong|made\s+a(?:n\s+error|\s+mistake))",
-        r"|(?:actually\W+)?(?:which|that|this|it)(?:'s|\s+is|\s+was)\s+(?:not\s+(?:correct|right|true)|wrong|incorrect|false)\s*(?:[.,;:!)]|$|\b(?:because|since|as)\b))",
+        r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|well|actually)\b\W*)*(?:no\s*(?:[,.;:!—–]|$)|correction\b|scratch\s+that",
+        r"|(?:wait|hold\s+on)\s*(?:[.,:;!…—–]|-|$)|just\s+kidding|i\s+doubt|on\s+second\s+thought",
+        r"|i\s+(?:retract|take\s+(?:that|it)\s+back|was\s+wrong|made\s+a(?:n\s+error|\s+mistake)))",
+    ))
+});
+/// What follows an option that is called wrong: "B, which is wrong", "B. This is incorrect."
+pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^\W*(?:(?:hmm+|but|actually|however)\b\W*)*(?:(?:which|that|this|it)(?:'s|\s+is|\s+was)\s+(?:not\s+(?:correct|right|true)",
+        r"|wrong|incorrect|false)\s*(?:[.,;:!)]|$|\b(?:because|since|as)\b)|\(\s*(?:wrong|incorrect|no|not)\s*\))",
     ))
 });
 /// A sentence that denies an option, whose letter group 1 has: "B is wrong".
 pub(super) static IS_DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"\b([A-Z])\b[)\]}\x22'*_`]*\s+(?i:(?:is|was)\s+(?:clearly\s+|also\s+|actually\s+)?(?:not\s+(?:correct|right|the\b|true)",
-        r"|wrong|incorrect|false|excluded|eliminated|impossible|ruled\s+out)|isn't|wasn't|can't\s+be|cannot\s+be)\b",
+        r"\b([A-Z])\b[)\]}\x22'*_`]*\s+(?i:(?:is|was)\s+(?:clearly\s+|also\s+|actually\s+)?(?:not\s+(?:the\s+)?(?:correct|right|answer|true)",
+        r"|wrong|incorrect|false|excluded|eliminated|impossible|ruled\s+out)|can't\s+be|cannot\s+be)\b",
     ))
 });
 /// What makes a bracketed letter the option that its sentence states: "the capital is Paris (D)".
