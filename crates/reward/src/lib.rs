@@ -33,6 +33,7 @@ mod context;
 mod form;
 mod http;
 mod judge;
+mod languages;
 mod maths;
 mod numbers;
 mod numeric;
