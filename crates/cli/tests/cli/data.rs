@@ -199,7 +199,8 @@ fn score_finds_tasks_by_id_and_by_row() {
 /// A reply that is scored by another task's answer, or left out, makes the figure a lie.
 #[test]
 fn score_matches_ids_by_question_and_counts_equal_replies() {
-    let place = with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', answer = 'output', held_out = 1 }]");
+    let place =
+        with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', answer = 'output', held_out = 1 }]");
     place.write(
         "rows.jsonl",
         "{\"question\": \"2 + 2?\", \"output\": \"4\"}\n{\"question\": \"3 + 3?\", \"output\": \"6\"}\n",
