@@ -331,8 +331,8 @@ def judge(copy, m, programs, reached):
                 names, again = failed[:1], True
 
 
-def drawn(crate, arguments, changed):
-    """Returns the mutants of a crate that the seed draws."""
+def drawn(crate, arguments, changed, before):
+    """Returns the mutants of a crate that the seed draws, or those that survived before."""
     inside, outside = listed(crate, changed)
     whole = crate in arguments.all
     pick, mutants = random.Random(f"{arguments.seed} {crate}"), []
@@ -343,6 +343,8 @@ def drawn(crate, arguments, changed):
         pick.shuffle(pool)
         # Some do not compile, and the next in the draw take their places.
         mutants += pool[: wanted + wanted // 4]
+    if arguments.again:
+        mutants = [m for m in inside + outside if before.get(m.name) in SURVIVED]
     print(f"{crate}: {len(inside)} mutants in changed functions, {len(outside)} in the rest", flush=True)
     sources = {file: Source((ROOT / file).read_bytes()) for file in {m.file for m in mutants}}
     for number, mutant in enumerate(mutants):
@@ -390,9 +392,7 @@ def main():
     for crate in arguments.sample + arguments.all:
         path = copy / "target/mutants" / f"{crate}.json"
         records[crate] = path, json.loads(path.read_text()) if arguments.again else {}
-        drawn_of[crate] = drawn(crate, arguments, changed)
-        if arguments.again:
-            drawn_of[crate] = [m for m in drawn_of[crate] if records[crate][1].get(m.name) in SURVIVED]
+        drawn_of[crate] = drawn(crate, arguments, changed, records[crate][1])
     programs = build([m for mutants in drawn_of.values() for m in mutants], copy, arguments)
     survivors = 0
     for crate, mutants in drawn_of.items():
