@@ -2,8 +2,8 @@
 //!
 //! A word makes of a number what its English counterpart in [`words`](crate::words) makes of it: a bound
 //! (`mindestens 5`, `不到5`) or a second guess (`4 или 5`) leaves no value, a sign negates, a magnitude
-//! multiplies. Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish, Hindi,
-//! Arabic, Chinese, Japanese and Korean.
+//! multiplies. Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish,
+//! Hindi, Arabic, Chinese, Japanese and Korean.
 
 /// What words before a number make of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

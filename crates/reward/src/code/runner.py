@@ -68,7 +68,7 @@ def acts(nodes):
 
 
 def suite(tree):
-    """The functions and classes that are tests and that nothing in the code calls, as pytest and unittest find them.
+    """Names of the tests that code defines and does not call itself, as pytest and unittest find them.
 
     Raises ValueError for code that would pass whatever the program does.
     """

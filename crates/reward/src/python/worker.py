@@ -202,7 +202,7 @@ def main():
         except BaseException as error:
             said = {"error": raised(error, path)}
         if os.getpid() != own:
-            # A process that the function has forked and not ended: its reply would be taken for that of the next call.
+            # The function has forked this process: a reply of it would be taken for that of the next call.
             os._exit(0)
         reply(said)
 
