@@ -13,7 +13,8 @@ The model must call tools at times: SmolLM2 does after a little imitation (`--mo
 recipes/bring-your-own-agent). Packages are installed into `--environments` where they are not there yet: several GB for all.
 
 Coding agents of npm ask with some 10,000 to 30,000 tokens of instructions, which is more than SmolLM2 reads. They get a small model of random
-weights with its tokenizer, which first imitates: a teacher (a server of this script) plays the agent through the gateway and calls its shell.
+weights with its tokenizer, which first imitates: a teacher (a server of this script) plays the agent through the gateway and calls its tool. With
+`--small` all set-ups get it, which takes seconds for each.
 """
 
 import argparse
@@ -43,10 +44,25 @@ PYTHON = {
     "autogen": ["autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"],
     "mini-swe-agent": ["mini-swe-agent==2.4.6"],
     "camel": ["camel-ai==0.2.90", "mcp<2"],
-    "pydantic-ai": ["pydantic-ai-slim[openai]==2.68.0"],
+    "pydantic-ai": ["pydantic-ai-slim[openai,anthropic]==2.68.0"],
     "smolagents": ["smolagents[openai]==1.26.0"],
-    "strands": ["strands-agents[openai]==1.62.0"],
+    "strands": ["strands-agents[openai,anthropic]==1.62.0"],
     "qwen-agent": ["qwen-agent==0.0.34", "soundfile", "python-dateutil", "tqdm"],
+    "agno": ["agno==3.1.10", "openai==3.57.0", "anthropic==2.14.0"],
+    "haystack": ["haystack-ai==3.4.1"],
+    "semantic-kernel": ["semantic-kernel==1.45.0"],
+    "inspect-ai": ["inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0"],
+    "langroid": ["langroid==0.69.16"],
+    "adk": ["google-adk==2.13.0", "litellm==1.110.2"],
+    "agent-framework": ["agent-framework-core==1.23.0", "agent-framework-openai==1.17.0"],
+    "ag2": ["ag2[openai]==1.2.1"],
+    "mcp-agent": ["mcp-agent[openai]==0.2.6", "mcp<2"],
+    "deepagents": ["deepagents==0.7.32", "langchain-openai==1.7.4"],
+    "crewai": ["crewai==1.15.30"],
+    "griptape": ["griptape[drivers-prompt-openai]==1.13.0"],
+    "llama-index": ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
+    # Needs Python 3.12.
+    "openhands": ["openhands-sdk==1.58.2"],
 }
 NODE = {
     "node": [
@@ -61,7 +77,22 @@ NODE = {
     "agents-js": ["@openai/agents@0.20.0", "zod@4.6.7"],
     "mastra": ["@mastra/core@0.24.9", "@ai-sdk/openai-compatible@1.0.61", "zod@4.6.7"],
     "coding": ["@openai/codex@0.169.0", "opencode-ai@1.18.33", "@anthropic-ai/claude-code@2.1.197"],
+    # These need Node 22.
+    "langchain-js": [
+        "langchain@1.5.14",
+        "@langchain/core@1.4.0",
+        "@langchain/openai@1.5.8",
+        "@langchain/langgraph@1.7.3",
+        "zod@4.6.7",
+        "node@22.23.3",
+    ],
+    "pi": ["@earendil-works/pi-coding-agent@0.74.2", "node@22.23.3"],
+    "qwen-code": ["@qwen-code/qwen-code@0.15.10", "node@22.23.3"],
+    "genkit-js": ["genkit@1.42.0", "@genkit-ai/compat-oai@1.42.0"],
+    "voltagent": ["@voltagent/core@2.10.0", "@ai-sdk/openai-compatible@2.0.92", "ai@6.0.326", "zod@4.6.7"],
 }
+# Set-ups whose prompts are longer than SmolLM2 reads.
+LONG = ("coding", "pi", "qwen-code", "deepagents", "openhands")
 # The environment, the program, its modes.
 SETUPS = [
     ("", "plain.py", [""]),
@@ -85,6 +116,21 @@ SETUPS = [
     ("strands", "strands_agent.py", [""]),
     ("mini-swe-agent", "mini_swe_agent.py", ["chat"]),
     ("coding", "coding_agent.py", ["codex", "opencode", "claude"]),
+    ("adk", "adk_agent.py", [""]),
+    ("agent-framework", "agent_framework_agent.py", ["chat", "responses"]),
+    ("ag2", "ag2_agent.py", ["chat", "responses"]),
+    ("mcp-agent", "mcp_agent_run.py", [""]),
+    ("deepagents", "deepagents_agent.py", [""]),
+    ("crewai", "crewai_agent.py", [""]),
+    ("griptape", "griptape_agent.py", [""]),
+    ("llama-index", "llama_index_agent.py", ["function"]),
+    ("langroid", "langroid_agent.py", [""]),
+    ("langchain-js", "langchain_agent.mjs", ["chat", "responses"]),
+    ("genkit-js", "genkit_agent.mjs", [""]),
+    ("voltagent", "voltagent_agent.mjs", [""]),
+    ("openhands", "openhands_agent.py", [""]),
+    ("pi", "coding_agent.py", ["pi"]),
+    ("qwen-code", "coding_agent.py", ["qwen"]),
 ]
 RECIPE = """
 [run]
@@ -152,22 +198,30 @@ learning_rate = 1e-2
 """
 
 
-def interpreter(environments, name):
-    """The program that runs a set-up's, installed with its packages where it is not."""
+def interpreter(environments, name, program):
+    """The interpreter of a set-up's program, its packages installed where they are not."""
     if not name:
         return sys.executable
+    folder = environments / name
     if name in NODE:
-        folder = environments / name
         if not (folder / "node_modules").is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             install = ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", *NODE[name]]
             subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
-        return sys.executable if name == "coding" else shutil.which("node")
-    python = environments / name / "bin/python"
+        own = folder / "node_modules/.bin/node"
+        return sys.executable if program.endswith(".py") else own if own.exists() else shutil.which("node")
+    python = folder / "bin/python"
     if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", environments / name], check=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PYTHON[name]], check=True)
-    return str(python)
+    return python
+
+
+def with_programs(environments, name, folder):
+    """Copies the programs into a folder, where modules of JavaScript find their packages beside themselves."""
+    shutil.copytree(ROOT / "conformance/clients", folder, dirs_exist_ok=True)
+    if name in NODE:
+        (folder / "node_modules").symlink_to(environments / name / "node_modules")
 
 
 def small_model(folder, beside):
@@ -198,19 +252,24 @@ def small_model(folder, beside):
 
 
 class Teacher(http.server.BaseHTTPRequestHandler):
-    """Chat completions of one who calls the shell of whoever asks twice for each question, and then says what came of it."""
+    """Chat completions of one who calls the shell or the calculator of a client twice for each question, and then says what came of it."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         message = {"role": "assistant", "content": "It is 42."}
         functions = [tool["function"] for tool in body.get("tools") or []]
-        shells = [function for function in functions if {"cmd", "command"} & set(function["parameters"]["properties"])]
+        named = [
+            (function, key)
+            for key in ("expression", "cmd", "command")
+            for function in functions
+            if key in function["parameters"].get("properties", {})
+        ]
         # Messages of its own are what every client keeps.
-        if shells and sum(said["role"] == "assistant" for said in body["messages"]) % 3 < 2:
-            named = "cmd" if "cmd" in shells[0]["parameters"]["properties"] else "command"
-            required = shells[0]["parameters"].get("required", [])
-            arguments = dict.fromkeys(required, "echo") | {named: "echo 42"}
-            call = {"name": shells[0]["name"], "arguments": json.dumps(arguments)}
+        if named and sum(said["role"] == "assistant" for said in body["messages"]) % 3 < 2:
+            function, key = named[0]
+            required = function["parameters"].get("required", [])
+            arguments = dict.fromkeys(required, "echo") | {key: "40 + 2" if key == "expression" else "echo 42"}
+            call = {"name": function["name"], "arguments": json.dumps(arguments)}
             message = {
                 "role": "assistant",
                 "content": "",
@@ -245,13 +304,11 @@ def teacher():
 def run(arguments, environment, program, mode, folder):
     """Trains a step with a client; the reason why that failed, if it did."""
     folder.mkdir(parents=True)
-    shutil.copytree(ROOT / "conformance/clients", folder, dirs_exist_ok=True)
-    command = [interpreter(arguments.environments, environment), program, *mode.split()]
-    if environment in NODE:
-        # A module finds its packages beside itself.
-        (folder / "node_modules").symlink_to(arguments.environments / environment / "node_modules")
+    command = [str(interpreter(arguments.environments, environment, program)), program, *mode.split()]
+    with_programs(arguments.environments, environment, folder)
+    small = arguments.small or environment in LONG
     filled = {"command": json.dumps(command), "attempts": arguments.attempts, "turns": 12}
-    if environment == "coding":
+    if small:
         small_model(folder / "model", arguments.model)
         filled |= {"model": folder / "model", "context": 1 << 16, "temperature": 0.8}
         filled["imitation"] = IMITATION.format(epochs=arguments.epochs)
@@ -260,7 +317,7 @@ def run(arguments, environment, program, mode, folder):
         filled |= {"model": arguments.model, "model_keys": "lora = { rank = 1 }\n", "context": context}
         filled |= {"temperature": 1.1, "imitation": ""}
     with teacher() as url:
-        if environment == "coding":
+        if small:
             filled["model_keys"] = TAUGHT.format(url=url)
         (folder / "recipe.toml").write_text(RECIPE.format(**filled))
         train = [arguments.dressage, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
@@ -360,7 +417,8 @@ def main():
     p.add_argument("--environments", type=Path, help="a folder for the clients' packages")
     p.add_argument("--folder", type=Path, help="a folder for the runs; those that are right are removed")
     p.add_argument("--attempts", type=int, default=4, help="of each client")
-    p.add_argument("--epochs", type=int, default=30, help="of imitation, for coding agents")
+    p.add_argument("--small", action="store_true", help="use the small model for all set-ups")
+    p.add_argument("--epochs", type=int, default=30, help="of imitation, for the small model")
     p.add_argument("--keep", action="store_true", help="keep the folders of all runs")
     p.add_argument("--only", default="", help="set-ups whose names contain this")
     p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")

@@ -348,6 +348,13 @@ def of_the_service(service: Service):
     }
     status, content = service.ask("POST", "/run_jupyter", json.dumps(sessions), good)
     yield "a thread that goes on ends with its session", status != 200 and content
+    shrinks = (
+        "import resource, sys\nopen('out', 'wb').write(bytes(1 << 20))\nfor kind in range(16):\n"
+        "    try: resource.prlimit(1, kind, (0, 0))\n    except OSError: pass\nsys.exit(3)"
+    )
+    fields = {"code": shrinks, "language": "python", "fetch_files": ["out"]}
+    answer = json.loads(service.ask("POST", "/run_code", json.dumps(fields), good)[1])
+    yield "a failed run makes the service fail", (answer["status"], list(answer["files"])) != ("Failed", ["out"]) and answer
 
 
 def attack(arguments) -> int:

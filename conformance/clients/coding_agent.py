@@ -1,4 +1,5 @@
-"""A coding agent as it is installed by npm, in an empty folder, asked twice in one session: `codex`, `opencode` or `claude`.
+"""A coding agent as it is installed by npm, in an empty folder, asked twice in one session: `codex`, `opencode`, `claude`, `pi` or
+`qwen`.
 
 Its shell is its own, and so are its instructions and its tools.
 """
@@ -64,12 +65,32 @@ def claude(home):
     return command, [*command, "--continue"], environment
 
 
+def pi(home):
+    provider = {"baseUrl": os.environ["OPENAI_BASE_URL"], "apiKey": os.environ["OPENAI_API_KEY"]}
+    provider |= {"api": "openai-completions", "models": [{"id": MODEL}]}
+    folder = home / ".pi/agent"
+    folder.mkdir(parents=True)
+    (folder / "models.json").write_text(json.dumps({"providers": {"here": provider}}))
+    command = ["pi", "--offline", "--provider", "here", "--model", MODEL]
+    return [*command, "-p"], [*command, "--continue", "-p"], {"PI_CODING_AGENT_DIR": str(folder)}
+
+
+def qwen(home):
+    (home / ".qwen").mkdir()
+    (home / ".qwen/settings.json").write_text(json.dumps({"general": {"disableAutoUpdate": True}}))
+    command = ["qwen", "--auth-type", "openai", "--model", MODEL, "--yolo", "--telemetry=false"]
+    return [*command, "-p"], [*command, "--continue", "-p"], {}
+
+
+PREPARED = {"codex": codex, "opencode": opencode, "claude": claude, "pi": pi, "qwen": qwen}
 with tempfile.TemporaryDirectory() as folder:
     home, work = Path(folder, "home"), Path(folder, "work")
     home.mkdir()
     work.mkdir()
-    first, later, environment = {"codex": codex, "opencode": opencode, "claude": claude}[sys.argv[1]](home)
-    environment = os.environ | {"HOME": str(home)} | environment
+    first, later, environment = PREPARED[sys.argv[1]](home)
+    # Some need another Node than this machine's.
+    path = f"{PROGRAMS}:{os.environ['PATH']}"
+    environment = os.environ | {"HOME": str(home), "PATH": path} | environment
     answer = ""
     for at, question in enumerate(questions()):
         name, *options = later if at else first

@@ -2,9 +2,17 @@
 
 import os
 
-import langroid as lr
-import langroid.language_models as lm
+import tiktoken
 from calculator import DESCRIPTION, MODEL, NAME, SYSTEM, calculate, done, questions
+
+# Its tokenizer, which counts alone, would be fetched from the web: here a byte is a token.
+BYTES = tiktoken.Encoding(
+    "bytes", pat_str="(?s:.)", mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={}
+)
+tiktoken.get_encoding = tiktoken.encoding_for_model = lambda _: BYTES
+
+import langroid as lr  # noqa: E402
+import langroid.language_models as lm  # noqa: E402
 
 
 class Calculator(lr.ToolMessage):

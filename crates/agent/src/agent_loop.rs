@@ -26,6 +26,9 @@ pub struct AttemptContext {
     pub seed: u64,
     /// The attempt's own stream of random numbers, unique in the run.
     pub stream: u64,
+    /// Whether it is made to measure trained policies: one of them then plays the agent that it is of, if one
+    /// can.
+    pub is_evaluation: bool,
     /// How to sample.
     pub params: SamplingParams,
     /// The policies that can be asked. Versions that a segment records are those of the policy that it names.
@@ -34,6 +37,20 @@ pub struct AttemptContext {
 
 /// Picks one of several policies, by its place, by seed and stream of an attempt.
 pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
+
+impl AttemptContext {
+    /// Picks which of several policies plays the agent that the attempt is of; `trained` says of each whether
+    /// it learns.
+    pub fn pick(&self, pick: &Pick, trained: &[bool]) -> usize {
+        let place = pick(self.seed, self.stream);
+        let measured = trained.iter().filter(|trained| **trained).count();
+        if !self.is_evaluation || measured == 0 || trained.get(place) == Some(&true) {
+            return place;
+        }
+        let learning = (0..trained.len()).filter(|at| trained[*at]);
+        learning.cycle().nth(place).unwrap_or(place)
+    }
+}
 
 /// Makes attempts.
 ///

@@ -78,6 +78,7 @@ async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<Query>) {
         messages: vec![Message::user("2+3?")],
         seed: 1,
         stream: 2,
+        is_evaluation: false,
         params: SamplingParams::default(),
         samplers: Arc::new(BTreeMap::new()),
     };

@@ -111,6 +111,7 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
             task: Task { id: "by-hand".into(), question: args.question, ..Task::default() },
             seed: args.seed,
             stream: 0,
+            is_evaluation: false,
             params,
             samplers: Arc::new(BTreeMap::from([(DEFAULT.to_owned(), sampler)])),
         })

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use dressage_agent::Keeper;
 use dressage_agent::environments::Environments;
-use dressage_agent::tasks::{FileOptions, Task};
+use dressage_agent::tasks::{FileOptions, FileRow, Task};
 use dressage_store::Attempt;
 use dressage_trainer::recipe::{Override, Recipe, TaskSource};
 use dressage_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
@@ -110,14 +110,21 @@ fn source(attempt: &Attempt) -> &str {
 async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplies> {
     let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let known = known_tasks(recipe, &environments).await;
-    let rows = rows(args, recipe)?;
-    let mut replies = Vec::with_capacity(rows.len());
-    for task in rows {
-        let reply = reply(args, &task)?;
-        let id = task.row.get("id").and_then(Value::as_str).map(str::to_owned);
-        let task = match id.as_ref().and_then(|id| known.get(id)) {
-            Some(known) => known.clone(),
-            None => Task { id: id.unwrap_or_else(|| task.id.clone()), ..task },
+    let mut replies = Vec::new();
+    // The id of the first row that asks a question of its own, by question and answer.
+    let mut own_ids: HashMap<(String, String), String> = HashMap::new();
+    for row in rows(args, recipe)? {
+        let reply = reply(args, recipe, &row)?;
+        let id = row.fields.get("id").and_then(Value::as_str);
+        let of_recipe = id.and_then(|id| known.get(id)).map_or(&[][..], Vec::as_slice);
+        let task = match (known_task(of_recipe, &row)?, row.task) {
+            (Some(known), _) => known.clone(),
+            (None, Ok(task)) => {
+                let asked = (task.question.clone(), task.answer.to_string());
+                let first = own_ids.entry(asked).or_insert_with(|| task.id.clone());
+                Task { id: id.map_or_else(|| first.clone(), str::to_owned), ..task }
+            }
+            (None, Err(error)) => return Err(unusable(error.to_string())),
         };
         replies.push((task, reply));
     }
@@ -125,65 +132,102 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplie
     Ok(score_replies(&scorers, replies, recipe.engine.sequences()).await?)
 }
 
-/// Returns the tasks of the recipe by id. A recipe whose files are not on this machine still scores rows
-/// that have an answer of their own, so that an error is a note.
-async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Task> {
+/// Returns the task of the recipe that a row replies to, out of those with its id. An id counts rows, so a
+/// task whose question is not the row's is another one.
+///
+/// # Errors
+/// Returns an error if several tasks have the id, and the row has no question to choose by.
+fn known_task<'t>(of_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
+    let question = row.task.as_ref().ok().map(|task| &*task.question);
+    let question = question.or_else(|| row.fields.get("question")?.as_str());
+    let Some(question) = question else {
+        return match of_id {
+            [] => Ok(None),
+            [only] => Ok(Some(only)),
+            [first, ..] => Err(unusable(format!(
+                "{}: {} tasks of the recipe have the id {}; add the question to the row",
+                row.id,
+                of_id.len(),
+                first.id
+            ))),
+        };
+    };
+    Ok(of_id.iter().find(|task| task.question.trim() == question.trim()))
+}
+
+/// Returns the tasks of the recipe by id, which two files of one name share. A recipe whose files are not on
+/// this machine still scores rows that have an answer of their own, so that an error is a note.
+async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Vec<Task>> {
+    let mut known: HashMap<String, Vec<Task>> = HashMap::new();
     match Tasks::load(recipe, environments).await {
-        Ok(tasks) => tasks.all().map(|task| (task.id.clone(), task)).collect(),
+        Ok(tasks) => {
+            for task in tasks.all() {
+                let of_id = known.entry(task.id.clone()).or_default();
+                if !of_id.contains(&task) {
+                    of_id.push(task);
+                }
+            }
+        }
         Err(error) => {
             let note = Style::stderr().dim("note:");
             eprintln!(
                 "{note} the tasks of the recipe cannot be read, so replies need answers of their own: {error}"
             );
-            HashMap::new()
         }
     }
+    known
 }
 
-/// Returns the rows of the file as tasks. They are read with the fields of the recipe's first source of
+/// Returns the rows of the file. They are read as tasks with the fields of the recipe's first source of
 /// files, or else with `question` and `answer`.
-fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<Task>> {
+fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     let plain = FileOptions::new(args.file.clone());
-    let of_recipe = recipe.tasks.iter().find_map(|source| match source {
-        TaskSource::File(options) => {
-            let FileOptions { path, held_out, repeat, limit, .. } = plain.clone();
-            Some(FileOptions { path, held_out, repeat, limit, ..options.clone() })
-        }
-        _ => None,
-    });
-    let loaded = match of_recipe.map(|options| options.load(0)) {
-        Some(Ok(loaded)) => loaded,
-        Some(Err(error)) => plain.load(0).map_err(|_| unusable(error.to_string()))?,
-        None => plain.load(0).map_err(|error| unusable(error.to_string()))?,
+    let read = match of_recipe(recipe) {
+        Some(options) => FileOptions { path: plain.path.clone(), ..options.clone() }.rows(),
+        None => plain.rows(),
     };
-    for note in &loaded.notes {
+    let (mut rows, notes) = read.map_err(|error| unusable(error.to_string()))?;
+    if rows.iter().any(|row| row.task.is_err())
+        && let Ok((plain, _)) = plain.rows()
+    {
+        for (row, plain) in rows.iter_mut().zip(plain).filter(|(row, _)| row.task.is_err()) {
+            if plain.task.is_ok() {
+                row.task = plain.task;
+            }
+        }
+    }
+    for note in notes {
         eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
-    if loaded.repeated > 0 {
-        let note = Style::stderr().dim("note:");
-        eprintln!("{note} {} rows repeat an earlier row and are left out", loaded.repeated);
-    }
-    Ok(loaded.rest)
+    Ok(rows)
 }
 
-/// Returns the reply of a row.
-fn reply(args: &Args, task: &Task) -> anyhow::Result<String> {
-    let named = args.reply.as_deref();
-    let found = match named {
-        Some(field) => task.row.get(field),
-        None => REPLY_FIELDS.iter().find_map(|field| task.row.get(*field)),
+/// Returns the recipe's first source of files.
+fn of_recipe(recipe: &Recipe) -> Option<&FileOptions> {
+    recipe.tasks.iter().find_map(|source| match source {
+        TaskSource::File(options) => Some(options),
+        _ => None,
+    })
+}
+
+/// Returns the reply of a row. A field from which the question or the expected answer is read is none, unless
+/// it is named.
+fn reply(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
+    let asked = |field: &&str| of_recipe(recipe).is_some_and(|options| options.uses(field));
+    let fields: Vec<&str> = match &args.reply {
+        Some(field) => vec![field],
+        None => REPLY_FIELDS.into_iter().filter(|field| !asked(field)).collect(),
     };
+    let found = fields.iter().find_map(|field| row.field(field).filter(|value| !value.is_null()));
     match found {
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(unusable(format!("{}: the reply is {other}, but it must be a text", task.id))),
-        None => {
-            let fields: Vec<&str> = task.row.keys().map(String::as_str).collect();
-            let wanted = named.map_or_else(|| REPLY_FIELDS.join(", "), str::to_owned);
-            Err(unusable(format!(
-                "{} has no reply in {wanted}; its fields are {}: name the one with the reply, with --reply",
-                task.id,
-                fields.join(", ")
-            )))
-        }
+        Some(Value::Number(number)) => Ok(number.to_string()),
+        Some(other) => Err(unusable(format!("{}: the reply is {other}, but it must be a text", row.id))),
+        None => Err(unusable(format!(
+            "{} has no reply in {}; its fields are {}: name the one with the reply, with --reply",
+            row.id,
+            fields.join(", "),
+            row.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+        ))),
     }
 }

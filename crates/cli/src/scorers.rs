@@ -62,6 +62,13 @@ fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
     Ok(HttpScorer::new(keys.clone(), Arc::new(Posted(service))))
 }
 
+/// Returns what is unsafe about the scorers though they work, with the way out.
+pub fn notes(keys: &RewardKeys) -> Vec<&'static str> {
+    let kinds = keys.scorers.iter().map(|scorer| &scorer.scorer).chain([&keys.scorer]);
+    let note = |kind: &ScorerKind| if let ScorerKind::Judge(keys) = kind { keys.note() } else { None };
+    kinds.filter_map(note).collect()
+}
+
 fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
     let endpoint = |of: &reward::JudgeEndpoint| Endpoint {
         base_url: of.url.clone(),

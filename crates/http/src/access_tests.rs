@@ -98,6 +98,14 @@ fn server_at_all_addresses_answers_every_address_and_no_name() {
 }
 
 #[test]
+fn server_at_ipv6_address_answers_as_that_address() {
+    let access = Access::default().bound_to("fd00::7".parse().unwrap());
+    for (host, status) in [("[fd00::7]:8000", None), ("[fd00::7]", None), ("[fd00::8]:8000", Some(403))] {
+        assert_eq!(rejected(&access, Method::GET, &[("host", host)]), status, "{host}");
+    }
+}
+
+#[test]
 fn server_without_keys_rejects_foreign_origins() {
     let access = local(&[]);
     for (host, origin, status) in [

@@ -38,7 +38,7 @@ impl Pattern {
             ))
         };
         let whole = text.trim().to_ascii_lowercase();
-        if whole.contains("//") || whole.contains('/') {
+        if whole.contains('/') {
             return Err(wrong("it is an address of a page"));
         }
         let (below, rest) = match whole.strip_prefix("*.") {
@@ -48,7 +48,12 @@ impl Pattern {
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or_else(|| wrong("a bracket is not closed"))?;
-                (host.to_owned(), port.strip_prefix(':'))
+                let number = port.strip_prefix(':');
+                // "[::1]8000" must not stand for every port.
+                if number.is_none() && !port.is_empty() {
+                    return Err(wrong("its port has no colon"));
+                }
+                (host.to_owned(), number)
             }
             None if rest.parse::<Ipv6Addr>().is_ok() => (rest.to_owned(), None),
             None => match rest.rsplit_once(':') {
@@ -323,7 +328,18 @@ mod tests {
 
     #[test]
     fn hosts_that_are_none_are_named() {
-        for text in ["", "http://x.org", "x.org/path", "*.", "a*b", "x.org:http", "[::1", "*.*.org", "a b"] {
+        for text in [
+            "",
+            "http://x.org",
+            "x.org/path",
+            "*.",
+            "a*b",
+            "x.org:http",
+            "[::1",
+            "*.*.org",
+            "a b",
+            "[::1]8000",
+        ] {
             let error = Hosts::only([text]).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{text:?} is no host")), "{error}");
         }

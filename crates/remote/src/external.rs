@@ -150,12 +150,13 @@ impl External {
         self.call(request, true, ChatStream::begun).await
     }
 
-    /// Asks for a whole reply that has text or calls of tools.
+    /// Asks for a whole reply that has text, or calls of tools if the request has any.
     ///
     /// # Errors
     /// As for one that is streamed.
     pub async fn chat(&self, request: &ChatRequest) -> Result<ChatReply, ExternalError> {
-        self.call(request, false, ChatStream::whole_text).await
+        let has_tools = !request.tools.is_empty();
+        self.call(request, false, |stream| stream.whole_text(has_tools)).await
     }
 
     /// Asks endpoints until one gives what `finish` makes of its reply.

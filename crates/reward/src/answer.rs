@@ -1,12 +1,13 @@
 //! Short answers in words, as question-answering sets score them.
 //!
 //! Normalisation and exact match are SQuAD's (Rajpurkar et al. 2016, evaluation script), and what Search-R1,
-//! verl and Agent-R1 use. In addition, equal answers have equal numbers: the punctuation that normalization
-//! removes may be a sign or a decimal point.
+//! verl and Agent-R1 use. In addition, equal answers have equal numbers and symbols: the punctuation that
+//! normalization removes may be a sign, a decimal point or an operator.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use unicode_normalization::UnicodeNormalization;
 
 use crate::boxed::last_box;
 use crate::scorer::{expected, of_answer, task_field};
@@ -40,7 +41,7 @@ pub enum Comparison {
     /// Equal, once both are normalised.
     #[default]
     Exact,
-    /// The expected answer occurs in it.
+    /// The expected answer occurs in it, as words of its own.
     Contains,
     /// Compares by how far words agree: F1 over words.
     F1,
@@ -63,12 +64,15 @@ pub enum Place {
 const OPEN: &str = "<answer>";
 const CLOSE: &str = "</answer>";
 
-/// Lower case, without ASCII punctuation, without the words a, an, the, with single spaces.
+/// Returns a text in lower case and composed (NFC), without ASCII punctuation, without the words a, an, the,
+/// with single spaces. The last word is no article, since no noun follows it: vitamin A, The The.
 pub fn normalise(text: &str) -> String {
-    let plain: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
+    let plain: String = text.nfc().filter(|c| !c.is_ascii_punctuation()).collect();
+    let plain = plain.to_lowercase();
+    let plain = plain.trim_end();
     let mut kept = String::with_capacity(plain.len());
     let mut word = String::new();
-    for c in plain.chars().chain([' ']) {
+    for c in plain.chars() {
         if c.is_alphanumeric() {
             word.push(c);
             continue;
@@ -81,6 +85,7 @@ pub fn normalise(text: &str) -> String {
         word.clear();
         kept.push(c);
     }
+    kept.push_str(&word);
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -118,6 +123,54 @@ fn numbers(text: &str) -> Vec<String> {
         found.push(number);
     }
     found
+}
+
+/// Returns the punctuation of a text that is no mark of sentences, quotes or emphasis: operators, charges and
+/// what belongs to a name. Normalization removes it: without a look at it, `C++` would be C, `a<b` be a>b and
+/// the blood group O- be O+.
+fn symbols(text: &str) -> Vec<char> {
+    let chars: Vec<char> = text.trim().chars().collect();
+    let is =
+        |at: Option<usize>, fits: fn(char) -> bool| at.and_then(|at| chars.get(at)).is_some_and(|c| fits(*c));
+    let is_symbol = |(at, c): &(usize, &char)| {
+        let (before, after) = (at.checked_sub(1), Some(at + 1));
+        let (word, space) = (char::is_alphanumeric, char::is_whitespace);
+        let digit = |c: char| c.is_ascii_digit();
+        let starts = before.is_none() || is(before, space);
+        match c {
+            '<' | '>' | '=' | '^' | '|' | '&' | '~' | '/' => true,
+            // +5 is 5; signs before digits are those of numbers.
+            '+' => !(starts && is(after, digit)),
+            '-' => {
+                let leads = starts && is(after, |c| !c.is_whitespace() && !c.is_ascii_digit() && c != '.');
+                let ends = is(before, word) && !is(after, |c| c.is_alphanumeric() || c == '-');
+                (leads && !is(after, |c| c == '-')) || ends
+            }
+            '#' => is(before, word),
+            '@' | '_' => is(before, word) && is(after, word),
+            // Those of emphasis stand at one side of a word.
+            '*' => (is(before, word) && is(after, word)) || (is(before, space) && is(after, space)),
+            '!' => starts && is(after, word),
+            '\\' => is(after, word),
+            '[' => is(after, digit),
+            ']' => is(before, digit),
+            _ => false,
+        }
+    };
+    chars.iter().enumerate().filter(is_symbol).map(|(_, c)| *c).collect()
+}
+
+/// Returns whether words occur in a text without being parts of longer ones. Scripts without letter case may
+/// write words without spaces, so their letters do not join.
+fn has_words(text: &str, words: &str) -> bool {
+    let joins = |a: Option<char>, b: Option<char>| {
+        a.zip(b).is_some_and(|(a, b)| a.is_lowercase() && b.is_lowercase())
+    };
+    let (first, last) = (words.chars().next(), words.chars().next_back());
+    text.match_indices(words).any(|(at, _)| {
+        let (before, after) = (&text[..at], &text[at + words.len()..]);
+        !joins(before.chars().next_back(), first) && !joins(last, after.chars().next())
+    })
 }
 
 /// 2 · precision · recall / (precision + recall) over the words of two normalised texts. Answers that are
@@ -183,20 +236,19 @@ impl AnswerScorer {
             None => self.place.find(text),
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
-        let normal = normalise(found);
-        let found_numbers = numbers(found);
-        let agrees = |Expected { text, numbers, closed }: &Expected| {
-            let same_numbers = found_numbers == *numbers;
-            match self.compare {
-                _ if normal == *text => f64::from(u8::from(same_numbers)),
-                _ if *closed => 0.0,
-                Comparison::Exact => 0.0,
-                Comparison::Contains => {
-                    let has_numbers = numbers.iter().all(|number| found_numbers.contains(number));
-                    f64::from(u8::from(has_numbers && normal.contains(text.as_str())))
-                }
-                Comparison::F1 => f1(&normal, text),
+        let own = Short::new(found, false);
+        let agrees = |want: &Short| match self.compare {
+            _ if own.text == want.text => f64::from(u8::from(
+                own.numbers == want.numbers && (want.closed || own.symbols == want.symbols),
+            )),
+            _ if want.closed => 0.0,
+            Comparison::Exact => 0.0,
+            Comparison::Contains => {
+                let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
+                    && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
+                f64::from(u8::from(has_all && has_words(&own.text, &want.text)))
             }
+            Comparison::F1 => f1(&own.text, &want.text),
         };
         let best = expected.iter().map(agrees).fold(0.0, f64::max);
         let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
@@ -210,16 +262,7 @@ impl Place {
     fn find(self, text: &str) -> Option<&str> {
         match self {
             Place::Text => Some(text.trim()),
-            Place::Tag | Place::Schema => {
-                let mut last = None;
-                let mut rest = text;
-                while let Some((_, after)) = rest.split_once(OPEN) {
-                    let Some((inside, after)) = after.split_once(CLOSE) else { break };
-                    last = Some(inside.trim());
-                    rest = after;
-                }
-                last
-            }
+            Place::Tag | Place::Schema => in_tag(text, "answer"),
         }
     }
 }
@@ -236,35 +279,49 @@ pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
     }
 }
 
-/// Content of the last closing tag and the nearest opening one before it.
+/// Returns what stands between the last opening tag that is closed and its closing one. Tags that a text only
+/// mentions before it (`I answer in <answer>`) open nothing.
 pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
-    let (before, _) = text.rsplit_once(&format!("</{tag}>"))?;
-    before.rsplit_once(&format!("<{tag}>")).map(|(_, inside)| inside.trim())
+    let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+    let (before, _) = text.rsplit_once(&close)?;
+    let start = before.rfind(&open)? + open.len();
+    text[start..].split_once(&close).map(|(inside, _)| inside.trim())
 }
 
-/// An expected answer, normalised.
-struct Expected {
+/// A short answer, normalized; one of punctuation alone as it is.
+struct Short {
     text: String,
-    /// The numbers in it.
     numbers: Vec<String>,
+    symbols: Vec<char>,
     /// Whether an answer must equal it, however answers are compared: "no" is within "I do not know".
     closed: bool,
 }
 
+impl Short {
+    fn new(text: &str, closed: bool) -> Self {
+        let plain = Some(normalise(text)).filter(|plain| !plain.is_empty());
+        Short {
+            text: plain.unwrap_or_else(|| text.trim().to_owned()),
+            numbers: numbers(text),
+            symbols: symbols(text),
+            closed,
+        }
+    }
+}
+
 /// Returns one text or several. A truth value is expected as yes or true, or as no or false.
-fn answers(expected: &Value) -> Result<Vec<Expected>, ScoreError> {
-    let open = |text: &str| vec![Expected { text: normalise(text), numbers: numbers(text), closed: false }];
+fn answers(expected: &Value) -> Result<Vec<Short>, ScoreError> {
+    let open = |text: &str| vec![Short::new(text, false)];
     let texts = |value: &Value| match value {
         Value::String(text) => Some(open(text)),
         Value::Number(number) => Some(open(number.as_str())),
         Value::Bool(truth) => {
             let names = if *truth { ["yes", "true"] } else { ["no", "false"] };
-            let closed = |name: &str| Expected { text: name.to_owned(), numbers: Vec::new(), closed: true };
-            Some(names.map(closed).into())
+            Some(names.map(|name| Short::new(name, true)).into())
         }
         _ => None,
     };
-    let found: Option<Vec<Expected>> = match expected {
+    let found: Option<Vec<Short>> = match expected {
         Value::Array(several) => several
             .iter()
             .map(texts)
@@ -303,188 +360,5 @@ impl FormScore {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::testing::{Dice, thousands};
-
-    /// Sets such as BoolQ expect true or false.
-    #[test]
-    fn truth_values_are_yes_or_no() {
-        for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
-            let scorer = AnswerScorer { compare, place: Place::Text, ..AnswerScorer::default() };
-            let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
-            for right in ["yes", "Yes.", "True", "TRUE!", " true "] {
-                assert_eq!((grade(right, json!(true)), grade(right, json!(false))), (1.0, 0.0), "{right}");
-            }
-            for wrong in ["no", "False.", "not true", "I do not know", "yes and no", "truest", "1", ""] {
-                assert_eq!(grade(wrong, json!(true)), 0.0, "{wrong}");
-            }
-            for wrong in ["I do not know", "not false", "nothing", "Norway", "no, yes"] {
-                assert_eq!(grade(wrong, json!(false)), 0.0, "{wrong}");
-            }
-            assert_eq!(grade("no", json!([false, "nope"])), 1.0);
-        }
-    }
-
-    #[test]
-    fn normalisation_is_that_of_the_reference() {
-        for (text, want) in [
-            ("The  Arthur's Magazine!", "arthurs magazine"),
-            ("a an the Anna", "anna"),
-            ("U.S.A.", "usa"),
-            ("1,844", "1844"),
-            ("na\u{ef}ve\u{2014}Caf\u{e9}", "na\u{ef}ve\u{2014}caf\u{e9}"),
-            ("A-level", "alevel"),
-            ("\"Quoted\"", "quoted"),
-            ("The", ""),
-        ] {
-            assert_eq!(normalise(text), want);
-        }
-    }
-
-    /// verl's `search_r1_like_qa_em`, executed.
-    #[test]
-    fn exact_and_partial_matches() {
-        let many = format!("<answer>Beijing{}", "</answer>".repeat(11));
-        for (text, exact, with_form, contains) in [
-            ("<answer> beijing. </answer>", 1.0, 1.0, 1.0),
-            ("<answer>x</answer> ... <answer>The Beijing</answer>", 1.0, 1.0, 1.0),
-            ("<answer>in Beijing</answer>", 0.0, 0.1, 1.0),
-            ("no tag", 0.0, 0.0, 0.0),
-            (&many, 0.25, 0.25, 1.0),
-        ] {
-            let expected = json!(["Beijing", "Peking"]);
-            let of = |scorer: AnswerScorer| scorer.grade(text, &expected).unwrap().value;
-            assert_eq!(of(AnswerScorer::default()), exact, "{text}");
-            assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_form, "{text}");
-            // There the number of tags has no effect.
-            let compare = Comparison::Contains;
-            assert_eq!(
-                of(AnswerScorer { compare, most_tags: usize::MAX, ..AnswerScorer::default() }),
-                contains,
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn equal_answers_have_equal_numbers() {
-        let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
-        let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
-        for (expected, text) in [
-            ("1,844", "1844"),
-            ("1844", "1,844."),
-            ("$5", "5"),
-            ("-3", "-3."),
-            ("3.5 million", "The 3.5 million!"),
-            ("1990-1995", "1990-1995"),
-            ("Apollo-11", "apollo-11"),
-            ("12,345,678", "12345678"),
-            ("(5)", "5"),
-        ] {
-            assert_eq!(value(expected, text), 1.0, "{expected} {text}");
-        }
-        for (expected, text) in [
-            ("1.5", "15"),
-            ("-3", "3"),
-            ("3", "-3"),
-            ("1/2", "12"),
-            ("3:2", "32"),
-            ("2-1", "21"),
-            ("3.5 million", "35 million"),
-            ("1.844", "1844"),
-            ("1,5", "15"),
-            (".5", "5"),
-            ("-.5", ".5"),
-            ("2^10", "210"),
-            ("1,2,3", "123"),
-        ] {
-            assert_eq!(value(expected, text), 0.0, "{expected} {text}");
-        }
-        let contains = AnswerScorer { compare: Comparison::Contains, ..scorer };
-        let value = |expected: &str, text: &str| contains.grade(text, &expected.into()).unwrap().value;
-        assert_eq!((value("5", "It is 5."), value("in 1990", "in 1990-1995")), (1.0, 1.0));
-        assert_eq!((value("5", "It is 15."), value("5", "5,000"), value("5", "-5")), (0.0, 0.0, 0.0));
-    }
-
-    /// Pairs that are the same, or differ in one respect that changes the value.
-    #[test]
-    fn generated_answers_are_told_apart() {
-        let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
-        let units = ["km", "metres", "dollars", "BC", "million", "°C", ""];
-        let frames = [
-            "{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},", "{}?",
-        ];
-        let (mut dice, mut right, mut found, mut wrong) = (Dice::new(1), 0, 0, 0);
-        for _ in 0..6_000 {
-            let (number, at) = (dice.number(40), dice.below(units.len()));
-            let frame = frames[dice.below(frames.len())];
-            let say = |number: &str, at: usize| format!("{number} {}", units[at]).trim().to_owned();
-            let expected = serde_json::Value::from(say(&number, at));
-            let value =
-                |answer: String| scorer.grade(&frame.replace("{}", &answer), &expected).unwrap().value;
-            let same = if dice.below(2) == 0 { thousands(&number) } else { number.clone() };
-            right += 1;
-            found += usize::from(value(say(&same, at)) == 1.0);
-            let other_unit = (at + 1 + dice.below(units.len() - 1)) % units.len();
-            for answer in [say(&dice.changed(&number), at), say(&number, other_unit)] {
-                wrong += 1;
-                assert_eq!(value(answer.clone()), 0.0, "{expected} {answer}");
-            }
-        }
-        println!("answer: {found} of {right} right, 0 of {wrong} wrong");
-        assert!(found * 100 >= right * 98 && right + wrong > 10_000);
-    }
-
-    #[test]
-    fn a_task_says_where_its_answer_stands() {
-        let scorer = AnswerScorer { place: Place::Schema, ..AnswerScorer::default() };
-        for (schema, text, value) in [
-            (json!("boxed"), "so \\boxed{Beijing} <answer>x</answer>", 1.0),
-            (json!("boxed"), "so \\boxed{Beijing", 0.0),
-            (json!("solution"), "<solution>x</solution> <solution>Beijing</solution>", 1.0),
-            (json!("solution"), "<solution>Beijing", 0.0),
-        ] {
-            let task = json!({ "answer": "Beijing", "row": { "answer_schema": schema } });
-            assert_eq!(scorer.grade_of(text, &task).unwrap().value, value, "{text}");
-        }
-        let none = json!({ "answer": "Beijing" });
-        assert_eq!(scorer.grade_of("<answer>Beijing</answer>", &none).unwrap().value, 1.0);
-        let error = scorer.check_task(&json!({ "answer": "x", "row": { "answer_schema": 5 } })).unwrap_err();
-        assert!(error.to_string().contains("answer_schema is 5"), "{error}");
-    }
-
-    #[test]
-    fn words_in_common() {
-        assert_eq!(f1("yes", "yes indeed"), 0.0);
-        assert_eq!(f1("new york city", "new york"), 0.8);
-        assert_eq!(f1("york york", "york"), 2.0 / 3.0);
-        assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
-        let scorer = AnswerScorer { compare: Comparison::F1, place: Place::Text, ..AnswerScorer::default() };
-        assert_eq!(scorer.grade("The New York City.", &"New York".into()).unwrap().value, 0.8);
-    }
-
-    /// Search-R1's `qa_em_format` with 0.2, 0.1, 0.1, executed.
-    #[test]
-    fn form_counts() {
-        let form = FormScore { structure: 0.2, last: 0.1, retrieval: 0.1 };
-        let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} {want}");
-        close(form.score(true, true, false), 1.0);
-        close(form.score(false, true, true), 0.3);
-        close(form.score(false, true, false), 0.2);
-        close(form.score(true, false, false), 0.8);
-        close(form.score(false, false, false), 0.1);
-    }
-
-    #[test]
-    fn bad_expectations_are_named() {
-        for expected in [json!(null), json!([]), json!([["x"]])] {
-            let error = AnswerScorer::default().grade("x", &expected).unwrap_err();
-            assert!(matches!(error, ScoreError::ExpectedText { .. }), "{error}");
-        }
-        let scorer = AnswerScorer { wrong: 2.0, ..AnswerScorer::default() };
-        assert!(scorer.check().unwrap_err().to_string().contains("wrong = 2"));
-    }
-}
+#[path = "answer_tests.rs"]
+mod tests;

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::Rational;
+use crate::languages::{self, Effect};
 use crate::words::{self, About};
 
 /// How many characters are looked at on either side.
@@ -65,7 +66,13 @@ impl Place<'_> {
         let line: String = self.chars[start..self.range.start].iter().collect();
         let line = line.rsplit('\n').next().unwrap_or_default();
         let raw = line.trim_end_matches([' ', '~', '{', '$', '(']);
-        if is_relation(raw) || is_operand(raw, self.number().starts_with(['-', '−'])) {
+        if is_relation(raw)
+            || is_operand(raw, self.number().starts_with(['-', '−']))
+            || is_function(raw)
+            || is_multiple(raw)
+            || line.trim_end().ends_with("-(")
+            || self.is_joined(-1)
+        {
             return false;
         }
         // A part of a ratio or a time.
@@ -74,6 +81,11 @@ impl Place<'_> {
         }
         let plain = without_latex(line);
         let sentence = plain.rsplit(['.', ';', '!', '?', ',']).next().unwrap_or_default();
+        match languages::before(sentence) {
+            Some(Effect::NoValue) => return false,
+            Some(Effect::Negates) => change.factor = change.factor.take().map(Rational::negate),
+            None => {}
+        }
         // Behind other marks than spaces, words do not belong to the number.
         if !sentence.is_empty() && !sentence.ends_with([' ', '*', '(', '"', '\'', '-']) {
             return true;
@@ -110,6 +122,10 @@ impl Place<'_> {
             return false;
         }
         if JOINS.contains(last) && is_number(rest.last()) {
+            return false;
+        }
+        // 5 or maybe 6.
+        if lower.windows(2).rev().take(3).any(|pair| pair[1] == "or" && is_number(Some(&pair[0]))) {
             return false;
         }
         if *last == "by" && rest.last() == Some(&"divided") {
@@ -161,20 +177,25 @@ impl Place<'_> {
         if line.starts_with(':') && line[1..].starts_with(|c: char| c.is_ascii_digit()) {
             return false;
         }
-        if starts_operation(&line) {
+        if starts_operation(&line) || starts_factor(&line) || self.is_joined(1) {
             return false;
         }
         // Words of magnitude.
         while let Some((word, next)) = self.word_at(end) {
-            let Some(factor) = words::magnitude(&word) else { break };
+            let length = word.chars().count();
+            let english = words::magnitude(&word).map(|factor| (factor, length));
+            let Some((factor, used)) = english.or_else(|| languages::magnitude(&word)) else { break };
             if !self.multiply(change, factor) {
                 return false;
             }
-            end = next;
+            end = next - (length - used);
             change.range.end = end;
         }
         let rest: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
         let plain = without_latex(&rest);
+        if languages::is_bounded(&plain) {
+            return false;
+        }
         let sentence = plain.split(". ").next().unwrap_or_default();
         note_units(sentence, &mut change.about);
         let words: Vec<String> = sentence
@@ -207,6 +228,14 @@ impl Place<'_> {
             change.factor = change.factor.take().map(Rational::negate);
         }
         !bounds && !times && !is_function
+    }
+
+    /// Whether a comma or a point without a space joins the number to digits before it (-1) or behind it (1):
+    /// a decimal comma, a list or a version.
+    fn is_joined(&self, side: isize) -> bool {
+        let edge = if side < 0 { self.range.start } else { self.range.end.saturating_sub(1) };
+        let beside = |steps: isize| self.at(edge.checked_add_signed(steps * side)?);
+        matches!(beside(1), Some(',' | '.')) && beside(2).is_some_and(|c| c.is_ascii_digit())
     }
 
     fn multiply(&self, change: &mut Change, factor: u64) -> bool {
@@ -285,11 +314,36 @@ fn is_operand(text: &str, negative: bool) -> bool {
     let operators = ["+", "-", "−", "*", "×", "·", "÷", "/", "\\times", "\\cdot", "\\div", "^", " x"];
     let Some(before) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
     // Marks of Markdown around a number, and a range such as 12-13.
-    let before = before.trim_end();
+    let before = before.trim_end_matches(['*', ' ']);
     let is_mark =
         text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
     let before = before.trim_end_matches(['$', '}', ')', '%', ']']);
     !negative && !is_mark && before.ends_with(|c: char| c.is_ascii_digit())
+}
+
+/// Whether a text ends in the name of a function, whose value at the number is another number.
+fn is_function(text: &str) -> bool {
+    let name = text.rsplit(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+    ["log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sqrt", "arcsin", "arccos", "arctan"]
+        .contains(&name)
+}
+
+/// Whether a text ends in an equation for a multiple of an unknown: `2x =`.
+fn is_multiple(text: &str) -> bool {
+    let Some(left) = text.strip_suffix('=') else { return false };
+    let term = left.split_whitespace().next_back().unwrap_or_default();
+    let number = term.trim_start_matches(['$', '-']).strip_suffix(['x', 'y', 'z', 'n']).unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Whether a text starts with what a number right before it is multiplied with, or with the sign of a bound.
+fn starts_factor(text: &str) -> bool {
+    let symbols = ["π", "√", "\\pi", "\\sqrt"];
+    let mut chars = text.chars();
+    let is_letter = chars.next().is_some_and(|c| "xyznie".contains(c));
+    text.starts_with(['+', '‰'])
+        || symbols.iter().any(|sign| text.trim_start().starts_with(sign))
+        || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
 
 /// Whether a text starts with an operator and a number.

@@ -34,6 +34,7 @@ mod context;
 mod form;
 mod http;
 mod judge;
+mod languages;
 mod maths;
 mod numbers;
 mod numeric;

@@ -120,10 +120,13 @@ const CONTROLS: &[libc::c_int] = &[
 /// `prctl(PR_SCHED_CORE)`: keeps other runs from the sibling of a core.
 const PR_SCHED_CORE: libc::c_int = 62;
 
+/// `prctl(PR_SET_MEMORY_MERGE)`: merges pages with those of other processes.
+const PR_SET_MEMORY_MERGE: libc::c_int = 67;
+
 /// Options of `prctl` that fail: more filters (their memory has a bound for all users together), the layout
-/// of a process, and what hides a process from the memory watch.
-const PROCESS_OPTIONS: [libc::c_int; 4] =
-    [libc::PR_SET_SECCOMP, libc::PR_SET_MM, libc::PR_SET_DUMPABLE, PR_SCHED_CORE];
+/// of a process, merging its pages, and what hides a process from the memory watch.
+const PROCESS_OPTIONS: [libc::c_int; 5] =
+    [libc::PR_SET_SECCOMP, libc::PR_SET_MM, libc::PR_SET_DUMPABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE];
 
 /// Programs attached to sockets, and locking them: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
 /// `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
@@ -140,6 +143,11 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 /// Returns whether argument `index` compares with `value`, of 32 bits.
 fn argument(index: u8, compare: Compare, value: u64) -> Result<Condition, String> {
     Condition::new(index, Width::Dword, compare, value).map_err(|error| error.to_string())
+}
+
+/// Returns whether the address in argument `index` is null (`Eq`), or is not (`Ne`).
+fn pointer(index: u8, compare: Compare) -> Result<Condition, String> {
+    Condition::new(index, Width::Qword, compare, 0).map_err(|error| error.to_string())
 }
 
 /// Returns a rule that matches if all conditions do.
@@ -177,9 +185,16 @@ fn refused(counted: bool) -> Result<Rules, String> {
     // Merging pages with those of other processes, and pushing pages of shared files out of memory.
     let advice = [libc::MADV_MERGEABLE, libc::MADV_COLD, libc::MADV_PAGEOUT];
     refused.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
-    // Threads share their descriptors: the watch reads those of one thread of a process.
-    let thread = libc::CLONE_THREAD as u64;
-    let mut clones = vec![bits(0, thread | libc::CLONE_FILES as u64, thread)?];
+    // Limits of another process: the keeper has the user of the code, and needs its own ones to report. And
+    // the size of core dumps, together with a question that `without_effect` cannot answer.
+    let core = argument(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
+    let other = all(vec![argument(0, Compare::Ne, 0)?, pointer(2, Compare::Ne)?])?;
+    let asks = all(vec![core, pointer(2, Compare::Ne)?, pointer(3, Compare::Ne)?])?;
+    refused.insert(libc::SYS_prlimit64, vec![other, asks]);
+    // Threads share their descriptors, and processes do not: the watch reads those of one thread of a
+    // process, and finds a lock by the process that took it.
+    let (thread, files) = (libc::CLONE_THREAD as u64, libc::CLONE_FILES as u64);
+    let mut clones = vec![bits(0, thread | files, thread)?, bits(0, thread | files, files)?];
     for flag in NAMESPACES.map(|flag| u64::from(flag as u32)) {
         clones.push(bits(0, flag, flag)?);
     }
@@ -205,6 +220,11 @@ fn without_effect() -> Result<Rules, String> {
         all(vec![level, argument(2, Compare::Eq, *option as u64)?])
     });
     ignored.insert(libc::SYS_setsockopt, sizes.collect::<Result<_, _>>()?);
+    // A host that hands core dumps to a program does so at any size but 1 byte, which the fork server has set.
+    let core = |index| argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE));
+    let sets = all(vec![core(1)?, pointer(2, Compare::Ne)?, pointer(3, Compare::Eq)?])?;
+    ignored.insert(libc::SYS_prlimit64, vec![sets]);
+    ignored.insert(libc::SYS_setrlimit, vec![all(vec![core(0)?])?]);
     // Pages of shared files stay in memory.
     ignored.insert(libc::SYS_fadvise64, any(3, [libc::POSIX_FADV_DONTNEED as u64])?);
     Ok(ignored)

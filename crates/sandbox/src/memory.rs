@@ -13,17 +13,23 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// Bytes of a page. All supported processors have pages of this size.
 const PAGE: u64 = 4096;
 
-/// Bytes of a thread: its kernel stack and its descriptions in the kernel.
-const THREAD: u64 = 32 << 10;
-
 /// Bytes of a pipe: 16 pages, and its description.
 const PIPE: u64 = 68 << 10;
 
-/// Bytes of any other descriptor: files of /proc keep a buffer for the longest line that was read.
+/// Bytes of a thread: its kernel stack, its descriptions in the kernel, and a pipe that only its blocked call
+/// holds since its descriptor was closed.
+const THREAD: u64 = (32 << 10) + PIPE;
+
+/// Bytes of any other descriptor: files of /proc keep a buffer for the longest record that was read.
+/// [`MAX_RECORDS`] locks or watched descriptors fit into it.
 const DESCRIPTOR: u64 = 32 << 10;
 
 /// Bytes of a descriptor that `epoll` watches.
 const WATCHED: u64 = 320;
+
+/// Bytes of a descriptor that a blocked `poll` or `select` holds, even after it was closed: at most an
+/// `epoll` that watches [`MAX_RECORDS`] descriptors.
+const POLLED: u64 = DESCRIPTOR + MAX_RECORDS * WATCHED;
 
 /// Bytes of a mapping, with its reverse mapping and its name.
 const MAPPING: u64 = 512;
@@ -44,6 +50,14 @@ const MAX_PIPES: usize = 256;
 /// Maximum number of descriptors that `epoll` watches in a run. The kernel bounds those of all runs of a user
 /// together (`fs.epoll.max_user_watches`, 4 % of memory).
 const MAX_WATCHED: u64 = 1 << 16;
+
+/// Maximum number of locks of ranges of files in a run, and of descriptors that one `epoll` watches unless
+/// its process has a larger table of descriptors. /proc shows them as one record, which each descriptor of
+/// such a file keeps.
+const MAX_RECORDS: u64 = 256;
+
+/// Maximum number of mappings of a run: counting them must not make a look long.
+const MAX_MAPPED: u64 = 1 << 17;
 
 /// Maximum number of processes that are looked at.
 const MAX_PROCESSES: usize = 4096;
@@ -114,16 +128,17 @@ impl Watch {
         self.busy = stats.iter().filter(|stat| stat.is_busy).count();
         let found: Vec<Process> =
             processes.iter().map(|(pid, threads)| Process::read(*pid, threads)).collect();
-        // Masses of mappings take long to count, so that counting ends at the limit.
-        let mut areas = locks(&processes) * LOCK;
+        let mut mappings = 0;
         for process in &found {
-            if areas > self.limit {
+            if mappings > MAX_MAPPED {
                 break;
             }
-            areas += process.mappings() * MAPPING;
+            mappings += process.mappings();
         }
+        let locks = locks(&processes);
         let (kernel, is_crowding) = self.kernel(&found);
-        let kernel = kernel + areas;
+        let kernel = kernel + mappings * MAPPING + locks * LOCK;
+        let is_crowding = is_crowding || mappings > MAX_MAPPED || locks > MAX_RECORDS;
         let resident = |process: &Process| process.resident;
         let sum = kernel + found.iter().map(resident).sum::<u64>();
         // What processes share counts once, which takes longer to find out.
@@ -137,12 +152,15 @@ impl Watch {
     }
 
     /// Returns the bytes that the kernel keeps for processes, without their mappings and locks, and whether
-    /// they hold so much of what all runs share that other runs could lack it.
+    /// they hold so much of what all runs share that other runs could lack it, or hold what cannot be counted.
     fn kernel(&self, processes: &[Process]) -> (u64, bool) {
-        let mut watched = 0;
+        let (mut watched, mut is_crowding) = (0, false);
         let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);
         for process in processes {
-            bytes += process.threads * THREAD + process.tables;
+            if watched > MAX_WATCHED {
+                break;
+            }
+            bytes += process.threads * THREAD + process.polled * POLLED + process.tables;
             let Some(descriptors) = process.descriptors() else {
                 bytes += process.table_size * PIPE;
                 continue;
@@ -152,7 +170,11 @@ impl Watch {
                 match kind {
                     "pipe" => drop(pipes.insert(target)),
                     "socket" => drop(sockets.insert(target)),
-                    _ if target.ends_with("[eventpoll]") => watched += process.watched(&number),
+                    _ if target.ends_with("[eventpoll]") => {
+                        let count = process.watched(&number);
+                        watched += count;
+                        is_crowding |= count > process.table_size.max(MAX_RECORDS);
+                    }
                     _ => bytes += DESCRIPTOR,
                 }
             }
@@ -161,7 +183,7 @@ impl Watch {
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.keeper)).ok();
         let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
         let sockets = listed.unwrap_or(sockets.len()) as u64;
-        let is_crowding = pipes.len() > MAX_PIPES || watched > MAX_WATCHED;
+        is_crowding |= pipes.len() > MAX_PIPES || watched > MAX_WATCHED;
         bytes += pipes.len() as u64 * PIPE + sockets * self.socket + watched * WATCHED;
         (bytes, is_crowding)
     }
@@ -173,6 +195,8 @@ struct Process {
     /// The first living thread, whose directory in /proc shows memory and descriptors of the process.
     thread: u32,
     threads: u64,
+    /// Descriptors that its threads wait for in `poll` and `select`.
+    polled: u64,
     /// Bytes of pages in memory, in swap space, and of huge pages.
     resident: u64,
     /// Bytes of page tables.
@@ -187,9 +211,15 @@ impl Process {
     /// Reads a process with these threads. The first thread may have ended before the other ones; it shows no
     /// memory then.
     fn read(pid: u32, threads: &BTreeSet<u32>) -> Self {
-        let count = threads.len() as u64;
-        let empty =
-            Process { thread: pid, threads: count, resident: 0, tables: 0, virtual_size: 0, table_size: 0 };
+        let empty = Process {
+            thread: pid,
+            threads: threads.len() as u64,
+            polled: threads.iter().map(|thread| polled(*thread)).sum(),
+            resident: 0,
+            tables: 0,
+            virtual_size: 0,
+            table_size: 0,
+        };
         let others = threads.iter().copied().filter(|thread| *thread != pid);
         let living = std::iter::once(pid).chain(others).find_map(|thread| {
             let text = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
@@ -256,6 +286,31 @@ impl Process {
         let text = fs::read(format!("/proc/{}/maps", self.thread));
         text.map_or(most, |text| text.iter().filter(|byte| **byte == b'\n').count() as u64)
     }
+}
+
+/// Calls that hold files while they wait. On other processors the C library has `ppoll` and `pselect` alone.
+#[cfg(target_arch = "x86_64")]
+const POLLS: [libc::c_long; 4] = [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_select, libc::SYS_pselect6];
+#[cfg(not(target_arch = "x86_64"))]
+const POLLS: [libc::c_long; 2] = [libc::SYS_ppoll, libc::SYS_pselect6];
+
+/// Returns the number of descriptors that a thread waits for in `poll`, or that lie below the bound of its
+/// `select`. The kernel holds their files until the call ends, also if the descriptors are closed meanwhile,
+/// so that no list of descriptors shows them.
+fn polled(thread: u32) -> u64 {
+    // The number of the call and its arguments, or "running".
+    let text = fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
+    let fields: Vec<&str> = text.split_whitespace().collect();
+    let call = fields.first().and_then(|number| number.parse().ok()).filter(|call| POLLS.contains(call));
+    let argument = match call {
+        None => return 0,
+        Some(libc::SYS_pselect6) => 1,
+        #[cfg(target_arch = "x86_64")]
+        Some(libc::SYS_select) => 1,
+        Some(_) => 2,
+    };
+    let count = fields.get(argument).and_then(|text| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok());
+    count.unwrap_or(0)
 }
 
 /// Times and state of a process, living or ended and not waited for.
@@ -365,6 +420,31 @@ mod tests {
         busy.kill().unwrap();
         busy.wait().unwrap();
         assert!(watch.cpu >= 0.2 && watch.busy >= 1, "{watch:?}");
+    }
+
+    #[test]
+    fn descriptors_of_blocked_poll_are_counted() {
+        let pipes: Vec<_> = (0..3).map(|_| std::io::pipe().unwrap()).collect();
+        let mut waited: Vec<_> = pipes
+            .iter()
+            .map(|(ours, _)| libc::pollfd { fd: ours.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+            .collect();
+        let (says, thread) = mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            // SAFETY: the call takes no arguments and always succeeds.
+            says.send(unsafe { libc::gettid() }).unwrap();
+            // SAFETY: the list outlives the call.
+            unsafe { libc::poll(waited.as_mut_ptr(), 3, 20_000) }
+        });
+        let thread = thread.recv().unwrap() as u32;
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while polled(thread) != 3 {
+            assert!(std::time::Instant::now() < deadline, "{}", polled(thread));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(pipes);
+        waiting.join().unwrap();
+        assert_eq!(polled(thread), 0);
     }
 
     #[test]

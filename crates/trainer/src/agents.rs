@@ -47,13 +47,15 @@ struct Mixed {
     agent: String,
     /// Each loop with the policy that plays the agent in it.
     loops: Vec<(String, Arc<dyn AgentLoop>)>,
+    /// Whether each of these policies learns.
+    trained: Vec<bool>,
     pick: Pick,
 }
 
 #[async_trait]
 impl AgentLoop for Mixed {
     async fn run(&self, context: AttemptContext) -> Attempt {
-        let place = (self.pick)(context.seed, context.stream);
+        let place = context.pick(&self.pick, &self.trained);
         match self.loops.get(place) {
             Some((policy, picked)) => {
                 let mut made = picked.run(context).await;
@@ -68,7 +70,8 @@ impl AgentLoop for Mixed {
         let taught =
             |(policy, one): &(String, Arc<dyn AgentLoop>)| Some((policy.clone(), one.taught(teacher)?));
         let loops = self.loops.iter().map(taught).collect::<Option<_>>()?;
-        Some(Arc::new(Mixed { agent: self.agent.clone(), loops, pick: Arc::clone(&self.pick) }))
+        let (agent, trained, pick) = (self.agent.clone(), self.trained.clone(), Arc::clone(&self.pick));
+        Some(Arc::new(Mixed { agent, loops, trained, pick }))
     }
 }
 
@@ -85,6 +88,8 @@ pub struct NamedAgent {
     pub custom: Option<Arc<dyn AgentLoop>>,
     /// Further policies that play this agent, and which of all plays it.
     mixture: Option<(Vec<Agent>, Pick)>,
+    /// Whether each of the policies that play it learns.
+    trained: Vec<bool>,
 }
 
 impl NamedAgent {
@@ -97,7 +102,8 @@ impl NamedAgent {
         let all = std::iter::once(&self.built_in).chain(others);
         let played = |agent: &Agent| (agent.policy.clone(), Arc::new(agent.clone()) as Arc<dyn AgentLoop>);
         let loops = all.map(played).collect();
-        Arc::new(Mixed { agent: self.built_in.name.clone(), loops, pick: Arc::clone(pick) })
+        let (agent, trained) = (self.built_in.name.clone(), self.trained.clone());
+        Arc::new(Mixed { agent, loops, trained, pick: Arc::clone(pick) })
     }
 
     /// How its replies are sampled in a phase that says `params`.
@@ -251,7 +257,9 @@ impl Agents {
                 _ => None,
             };
             let (keys, custom) = (keys.clone(), parts.custom.clone());
-            Ok(NamedAgent { built_in, context, keys, custom, mixture })
+            let learning = recipe.trained();
+            let trained = policies.iter().map(|policy| learning.contains(policy)).collect();
+            Ok(NamedAgent { built_in, context, keys, custom, mixture, trained })
         };
         // No attempt is of an agent whose policy others serve.
         let own = recipe.agents().into_iter().filter(|(_, keys)| !recipe.may_be_external(keys));

@@ -40,14 +40,15 @@ pub async fn score_replies(
     concurrency: usize,
 ) -> Result<ScoredReplies, TrainerError> {
     let run = RunId("score".into());
-    let mut groups: BTreeMap<String, u32> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, String), u32> = BTreeMap::new();
     let mut samples: Vec<u32> = Vec::new();
     let mut attempts: Vec<Vec<(usize, Attempt)>> = Vec::new();
     let sources: BTreeSet<&str> = replies.iter().map(|(task, _)| task.source.as_str()).collect();
     let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
     for (index, (task, reply)) in replies.into_iter().enumerate() {
         let next = groups.len() as u32;
-        let group = *groups.entry(task.id.clone()).or_insert(next);
+        // Tasks of one id may be of several files.
+        let group = *groups.entry((task.id.clone(), task.question.clone())).or_insert(next);
         if group == next {
             scorers.check_task(&task.id, &json!(task), &sources)?;
             samples.push(0);

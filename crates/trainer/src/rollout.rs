@@ -12,7 +12,7 @@ use dressage_agent::tasks::Task;
 use dressage_agent::{AgentLoop, AttemptContext, Samplers};
 use dressage_policy::{SamplingParams, crash_point};
 use dressage_store::{Attempt, Begun, End, Status, Store, StoreError, Tries};
-use dressage_tree::{AttemptId, Finish, Placement, Trouble};
+use dressage_tree::{AttemptId, Finish, Placement, Purpose, Trouble};
 use serde_json::json;
 
 use crate::TrainerError;
@@ -162,6 +162,7 @@ impl Rollouts {
                     // After one that failed, a stream of its own: what the model sampled may be what broke
                     // the tool.
                     stream: try_stream(&placement, failed),
+                    is_evaluation: placement.purpose == Purpose::Eval,
                     params: params.clone(),
                 };
                 let made = guarded(&agent, context).await;

@@ -58,6 +58,10 @@ pub fn keep() -> ExitCode {
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = match command.spawn() {
         Ok(child) => child,
+        Err(_) if !order.folder.as_os_str().is_empty() && !order.folder.is_dir() => {
+            let folder = order.folder.display();
+            return failed(&format!("cannot start {program}: there is no folder {folder}"));
+        }
         Err(error) => return failed(&format!("cannot start {program}: {error}")),
     };
     let (mut stdin, asks) = (child.stdin.take(), order.asks);

@@ -107,9 +107,13 @@ pub enum Replies {
 
 impl ProgramAgent {
     /// This agent as it is played in an attempt.
-    fn played(&self, context: &AttemptContext) -> ProgramAgent {
+    ///
+    /// The attempt `is_of` the agent that an evaluation measures; others play their part as in training.
+    fn played(&self, context: &AttemptContext, is_of: bool) -> ProgramAgent {
         let Some((others, pick)) = &self.mixture else { return self.clone() };
-        let place = pick(context.seed, context.stream);
+        let trained: Vec<bool> =
+            std::iter::once(self).chain(others).map(|agent| is_of && agent.trained).collect();
+        let place = context.pick(pick, &trained);
         place.checked_sub(1).and_then(|place| others.get(place)).unwrap_or(self).clone()
     }
 }
@@ -118,7 +122,8 @@ impl ProgramAgent {
 impl AgentLoop for Program {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("program", id = %context.name);
-        let agents: Vec<ProgramAgent> = self.agents.iter().map(|agent| agent.played(&context)).collect();
+        let played = |(at, agent): (usize, &ProgramAgent)| agent.played(&context, at == 0);
+        let agents: Vec<ProgramAgent> = self.agents.iter().enumerate().map(played).collect();
         let mixed = self.agents.iter().zip(&agents).filter(|(agent, _)| agent.mixture.is_some());
         let cast = mixed.map(|(agent, played)| (agent.name.clone(), played.policy.clone())).collect();
         let played = Program { agents, ..self.clone() };

@@ -29,7 +29,7 @@ fn leaks(held: &[Task], other: &Task) -> bool {
 }
 
 /// Spellings of one question, and questions that look alike and are others.
-const SPELLINGS: [(&str, &[&str], &[&str]); 22] = [
+const SPELLINGS: [(&str, &[&str], &[&str]); 30] = [
     (
         "What is 2+2?",
         &[
@@ -112,6 +112,30 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 22] = [
     ("Ist das die Straße?", &["IST DAS DIE STRASSE?", "ist das die strasse"], &["Ist das die Strafe?"]),
     ("How tall is 5'6\"?", &["how tall is 5′6″"], &["How tall is 5'6'?", "How tall is 56?"]),
     ("What is A:B if A = 2?", &["what is A : B if A=2"], &["What is B if A = 2?"]),
+    (
+        "What is 12000 + 1?",
+        &["What is 12\u{202f}000+1?", "What is 12’000 + 1?", "What is 12_000+1?", "What is $12{,}000 + 1$?"],
+        &["What is 12.000 + 1?", "What is 12 000 + 1?"],
+    ),
+    ("What is max(1,200)?", &["what is max(1, 200)"], &["What is max(1200)?"]),
+    ("What is 2 ** 3?", &["What is 2**3?", "What is 2^3?"], &["What is 2 3?", "What is 23?"]),
+    ("Convert 101₂.", &["Convert 101_2.", "Convert $101_{2}$."], &["Convert 1012."]),
+    ("What is $2^{34}$?", &["What is 2^34?"], &["What is $2^{3}4$?"]),
+    ("What is $HOME?", &["what is $HOME"], &["What is HOME?"]),
+    ("كم يساوي ٢+٢؟", &["كم يساوي 2 + 2", "السؤال: كم يساوي ٢+٢؟\nالجواب:"], &["كم يساوي ٢+٣؟"]),
+    (
+        "Who's the king?",
+        &[
+            "<question>Who's the king?</question>",
+            "[INST] Who&#39;s the king? [/INST]",
+            "<|im_start|>user\nWho's the king?<|im_end|>",
+            "[Question] Who's the king?",
+            "问题：Who's the king?\n答：",
+            "Frage: Who's the king?\nAntwort:",
+            "Вопрос: Who's the king?\nОтвет:",
+        ],
+        &["Who's the [king]?", "Who's the <king>?"],
+    ),
 ];
 
 #[test]
@@ -141,6 +165,11 @@ fn questions_shown_in_other_rows_leak() {
         task("Q: What is 5+1? A: 6 Q: What is 7+1? A:", "8"),
         task("What is 9+1?\nWhat is 5+1?\nAnswer both.", "10 and 6"),
         task("Question: What is the capital of France?\nAnswer: Paris\nQuestion: And of Spain?", "Madrid"),
+        task("What is the capital of France? -> Paris\nAnd of Spain? ->", "Madrid"),
+        task("- What is the capital of France?\tParis\n- And of Spain?", "Madrid"),
+        task("| question | answer |\n| What is the capital of France? | Paris |\nAnd of Spain?", "Madrid"),
+        task("[INST] What is the capital of France? [/INST] Paris [INST] And of Spain? [/INST]", "Madrid"),
+        task("Example 1: What is the capital of France?\nAnswer: Paris\nAnd of Spain?", "Madrid"),
     ] {
         assert!(leaks(&held, &shown), "{shown:?}");
     }
@@ -175,6 +204,34 @@ fn shared_last_turns_count_with_their_conversation() {
     let held = [sure("What is 2+2?"), sure("What is 1+3?")];
     assert!(!leaks(&held, &sure("What is 7-3?")));
     assert!(leaks(&held, &sure("what is 2 + 2")));
+}
+
+#[test]
+fn shown_question_of_several_lines_leaks() {
+    let question = "Read this.\n\nThe lake lies in Africa.\n\nWhat is its name?";
+    for shown in [
+        format!("Q: {question}\nA: Victoria\n\nQ: And in Europe?\nA:"),
+        format!(
+            "### Instruction:\n{question}\n\n### Response:\nVictoria\n\n### Instruction:\nAnd in Europe?"
+        ),
+    ] {
+        assert!(leaks(&[task(question, "Victoria")], &task(&shown, "Ladoga")), "{shown}");
+    }
+}
+
+#[test]
+fn shared_last_turns_of_a_source_count_with_the_turns_before() {
+    let sure = |number: u32| {
+        let turns = [
+            Message::user(format!("What is {number}+1?")),
+            Message::assistant("2"),
+            Message::user("Are you sure?"),
+        ];
+        chat(&turns, &(number + 1).to_string())
+    };
+    let rows: Vec<Task> = (0..5).map(sure).collect();
+    let found = HeldOutQuestions::new(Matching::Rows, &[&rows[0]], [rows.iter().collect()]);
+    assert!(rows[1..].iter().all(|task| !found.leak(task)) && found.leak(&sure(0)));
 }
 
 #[test]

@@ -27,7 +27,9 @@ use serde_json::Value;
 pub use annotations::{Skipped, annotated};
 pub use arithmetic::{Arithmetic, ArithmeticOptions, Split};
 pub use error::{Place, TaskError};
-pub use file::{AnswerFrom, DemonstrationCounts, FileOptions, FileTasks, HeldOut, Paths, without_endings};
+pub use file::{
+    AnswerFrom, DemonstrationCounts, FileOptions, FileRow, FileTasks, HeldOut, Paths, without_endings,
+};
 pub use leaks::{HeldOutQuestions, Matching, seen_among};
 pub use question::QuestionKey;
 pub use row::TaskRow;

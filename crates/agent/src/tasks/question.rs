@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
-use super::spelling::{Part, is_unseen, parts, spelled};
+use super::spelling::{Part, blocks, is_unseen, parts, spelled};
 
 /// A question up to what does not change it.
 ///
@@ -18,7 +18,7 @@ use super::spelling::{Part, is_unseen, parts, spelled};
 pub struct QuestionKey([u8; 16]);
 
 /// Fields that hold what a question is about: the same question about another value of one is another task.
-const CONTEXTS: [&str; 46] = [
+const CONTEXTS: [&str; 69] = [
     "context",
     "contexts",
     "ctx",
@@ -65,6 +65,29 @@ const CONTEXTS: [&str; 46] = [
     "content",
     "create_table",
     "environment",
+    "image_path",
+    "video",
+    "videos",
+    "audio",
+    "audios",
+    "url",
+    "html",
+    "puzzle",
+    "grid",
+    "board",
+    "maze",
+    "map",
+    "scene",
+    "screenshot",
+    "knowledge",
+    "claim",
+    "source_code",
+    "snippet",
+    "initial_state",
+    "state",
+    "game",
+    "env",
+    "observation",
 ];
 
 /// Fields that only name a row.
@@ -187,13 +210,11 @@ impl Task {
         }
         let turns = self.messages.iter().map(|turn| &*turn.content);
         for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
-            // A text of one part is compared as a whole.
-            if !text.contains(['\n', ':']) {
-                continue;
-            }
             let parts = parts(text);
+            // A text of one part is compared as a whole.
             if parts.len() > 1 {
-                let parts = parts.iter().map(|(_, part)| spelled(part));
+                let blocks = blocks(&parts);
+                let parts = parts.iter().map(|(_, part)| part).chain(&blocks).map(|part| spelled(part));
                 let long = parts.filter(|part| part.chars().count() >= MIN_PART);
                 shown.extend(long.map(|part| QuestionKey::new(&format!("spelled {part}"))));
             }
@@ -209,9 +230,12 @@ impl Task {
         last.map_or(&*self.question, |turn| &*turn.content)
     }
 
-    /// Returns what the question is about: instructions, and fields that hold a context.
+    /// Returns what the question is about: instructions, the turns before it, and fields that hold a context.
     pub(crate) fn context(&self) -> QuestionKey {
         let mut context: Vec<String> = self.instructions().map(normalised).collect();
+        let turns = self.turns();
+        let asked = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
+        context.extend(turns[..asked].iter().map(|turn| normalised(&turn.content)));
         let question = spelled(self.asked_text());
         for name in CONTEXTS {
             let found = self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name));

@@ -2,84 +2,39 @@
 //!
 //! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes,
 //! signs of operators, white space beside anything but letters and digits, separators of thousands, marks of
-//! emphasis and mathematics, a label before or after them (`Question:`, `Answer:`) and punctuation at their
-//! end. Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
+//! emphasis and mathematics, digits of other scripts, references of HTML, tags of turns and questions, a
+//! label before or after them (`Question:`, `Answer:`, also in other languages) and punctuation at their end.
+//! Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
+
+use std::borrow::Cow;
 
 use unicode_normalization::UnicodeNormalization;
 
-/// Words of which labels before a question consist, besides numbers.
-const BEFORE: [&str; 30] = [
-    "calculate",
-    "compute",
-    "evaluate",
-    "of",
-    "question",
-    "questions",
-    "q",
-    "problem",
-    "prompt",
-    "query",
-    "exercise",
-    "task",
-    "input",
-    "user",
-    "human",
-    "instruction",
-    "answer",
-    "a",
-    "the",
-    "this",
-    "following",
-    "please",
-    "solve",
-    "here",
-    "is",
-    "new",
-    "now",
-    "your",
-    "next",
-    "to",
-];
-/// Words of which labels after a question consist.
-const AFTER: [&str; 14] = [
-    "answer",
-    "a",
-    "ans",
-    "solution",
-    "response",
-    "output",
-    "assistant",
-    "result",
-    "the",
-    "your",
-    "final",
-    "is",
-    "reply",
-    "so",
-];
-/// Words without which no label before a question is one.
-const NAMES: [&str; 18] = [
-    "calculate",
-    "compute",
-    "evaluate",
-    "solve",
-    "question",
-    "questions",
-    "q",
-    "problem",
-    "prompt",
-    "query",
-    "exercise",
-    "task",
-    "input",
-    "user",
-    "human",
-    "instruction",
-    "answer",
-    "a",
+/// Words that name a question in a label before it, such as `Question 3:`.
+const QUESTION_NAMES: &str = "calculate compute evaluate solve question questions q problem prompt query \
+    exercise example task input user human instruction answer a frage aufgabe pregunta problema ejercicio \
+    pergunta domanda esercizio exercice problème вопрос задача vraag pytanie soru 问 问题 题目 問 問題 質問 \
+    질문 문제 سؤال السؤال प्रश्न প্রশ্ন";
+/// Words that name an answer in a label before or after it, such as `Final answer:`.
+const ANSWER_NAMES: &str = "answer a ans solution response output assistant result final reply antwort lösung \
+    respuesta solución resposta solução risposta soluzione réponse ответ решение antwoord odpowiedź cevap \
+    答 答案 回答 解答 답 답변 정답 جواب الجواب उत्तर উত্তর";
+/// Words that may stand in a label besides a name.
+const FILLERS: &str = "of the this following please here is new now your next to so";
+/// Zeros of other scripts, each followed by the other digits.
+const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
+/// References of HTML, with what they stand for.
+const REFERENCES: [(&str, &str); 7] = [
+    ("&quot;", "\""),
+    ("&#39;", "'"),
+    ("&apos;", "'"),
+    ("&lt;", "<"),
+    ("&gt;", ">"),
+    ("&nbsp;", " "),
+    ("&amp;", "&"),
 ];
 /// Commands of LaTeX, with what they stand for.
-const LATEX: [(&str, &str); 19] = [
+const LATEX: [(&str, &str); 21] = [
     ("\\times", "*"),
     ("\\cdot", "*"),
     ("\\div", "/"),
@@ -99,19 +54,23 @@ const LATEX: [(&str, &str); 19] = [
     ("\\;", ""),
     ("\\!", ""),
     ("\\ ", " "),
+    ("{,}", ","),
+    ("\\$", "$"),
 ];
 
 /// Returns a text without what its spelling leaves open; empty if nothing else is in it.
 pub(super) fn spelled(text: &str) -> String {
     let lines: Vec<String> = compatible(text).lines().map(|line| line.trim().to_owned()).collect();
     let mut lines: Vec<&str> = lines.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
-    while lines.last().is_some_and(|line| is_label(line, &AFTER, &AFTER)) {
+    while lines.last().is_some_and(|line| is_label(line, ANSWER_NAMES) || *line == "assistant") {
         lines.pop();
     }
     if let Some(last) = lines.last_mut() {
         *last = without_label_behind(last);
     }
-    while lines.len() > 1 && is_label(lines[0], &BEFORE, &NAMES) {
+    // A heading has no colon.
+    let is_heading = |line: &str| line.len() > 3 && is_label_text(line, QUESTION_NAMES);
+    while lines.len() > 1 && (is_label(lines[0], QUESTION_NAMES) || is_heading(lines[0])) {
         lines.remove(0);
     }
     if let Some(first) = lines.first_mut() {
@@ -127,7 +86,7 @@ fn without_label(mut line: &str) -> &str {
         let parted = rest.len() < line.len() - at - 1;
         let numbered = label.bytes().any(|byte| byte.is_ascii_digit());
         // `A:B = 2:3` and `A. Smith` begin with no label.
-        let is_label = is_label_text(label, &BEFORE, &NAMES)
+        let is_label = is_label_text(label, QUESTION_NAMES)
             && if line[at..].starts_with(':') { parted || label != "a" } else { parted && label != "a" };
         let only_number = numbered && label.len() <= 3 && label.bytes().all(|byte| byte.is_ascii_digit());
         let is_number = only_number && parted && rest.starts_with(char::is_alphabetic);
@@ -150,12 +109,21 @@ pub(super) enum Part {
     Answer,
 }
 
-/// Returns the parts of a text: its lines, cut before each label within them, without blank ones. Parts that
-/// consist of a label are empty.
+/// Returns the parts of a text: its lines, cells of tables and sides of arrows, cut before each label within
+/// them, without bullets and blank ones. Parts that consist of a label are empty.
 pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
-    let text = compatible(text);
+    let mut text = compatible(text);
+    for mark in [" -> ", " => ", " → ", " ⇒ ", "\t", " | "] {
+        text = text.replace(mark, "\n");
+    }
     let mut found = Vec::new();
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+    for line in text.lines() {
+        let line = line.trim_matches(|c: char| c.is_whitespace() || c == '|');
+        let bullet = ["- ", "* ", "> "].iter().find_map(|bullet| line.strip_prefix(bullet));
+        let line = bullet.unwrap_or(line).trim_start_matches(['#', ' ']);
+        if line.is_empty() {
+            continue;
+        }
         let mut start = 0;
         for (at, _) in line.match_indices(char::is_whitespace) {
             let word = line[at..].trim_start();
@@ -174,6 +142,26 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
     found
 }
 
+/// Returns the questions of several lines that a text shows: each from its label to the next one.
+pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut is_open = false;
+    for (kind, text) in parts {
+        match kind {
+            Part::Question => {
+                found.push(text.clone());
+                is_open = true;
+            }
+            Part::Plain if is_open => {
+                found.last_mut().into_iter().for_each(|block| *block += &format!("\n{text}"));
+            }
+            _ => is_open = false,
+        }
+    }
+    found.retain(|block| block.trim().contains('\n'));
+    found
+}
+
 fn part(text: &str) -> (Part, String) {
     let text = text.trim();
     match text.split_once(':') {
@@ -183,9 +171,9 @@ fn part(text: &str) -> (Part, String) {
 }
 
 fn label_of(text: &str) -> Part {
-    if is_label_text(text, &AFTER, &AFTER) {
+    if is_label_text(text, ANSWER_NAMES) {
         Part::Answer
-    } else if is_label_text(text, &BEFORE, &NAMES) {
+    } else if is_label_text(text, QUESTION_NAMES) {
         Part::Question
     } else {
         Part::Plain
@@ -196,26 +184,29 @@ fn label_of(text: &str) -> Part {
 fn without_label_behind(line: &str) -> &str {
     let Some(label) = line.strip_suffix(':') else { return line };
     let end = label.rfind(['?', '.', '!']).map(|at| at + 1);
-    match end.filter(|end| is_label_text(&label[*end..], &AFTER, &AFTER)) {
+    match end.filter(|end| is_label_text(&label[*end..], ANSWER_NAMES)) {
         Some(end) => line[..end].trim_end(),
         None => line,
     }
 }
 
-fn is_label(line: &str, words: &[&str], names: &[&str]) -> bool {
-    line.strip_suffix(':').is_some_and(|label| is_label_text(label, words, names))
+fn is_label(line: &str, names: &str) -> bool {
+    line.strip_suffix(':').is_some_and(|label| is_label_text(label, names))
 }
 
 /// Whether a text consists of words of a label and numbers, with one of `names` among them.
-fn is_label_text(text: &str, words: &[&str], names: &[&str]) -> bool {
+fn is_label_text(text: &str, names: &str) -> bool {
     let mut named = false;
-    for word in text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
+    let parted = |c: char| c.is_whitespace() || c.is_ascii_punctuation();
+    for word in text.split(parted).filter(|word| !word.is_empty()) {
         // `Q3` is the third `Q`.
         let word = word.trim_end_matches(|c: char| c.is_ascii_digit());
-        if !word.is_empty() && !words.contains(&word) {
+        let is_among = |words: &str| words.split_whitespace().any(|known| known == word);
+        let is_name = is_among(names);
+        if !(word.is_empty() || is_name || is_among(FILLERS)) {
             return false;
         }
-        named |= names.contains(&word);
+        named |= is_name;
     }
     named && text.len() <= 60
 }
@@ -229,27 +220,90 @@ pub(super) fn is_unseen(c: char) -> bool {
 /// Returns a text in one case, in NFKC, with one sign for each quote, dash and operator. What NFKC would
 /// merge with other digits stays apart: `2²` becomes `2^2`, and `3½` becomes `3 1/2`.
 fn compatible(text: &str) -> String {
+    let text = &without_markup(text);
     if text.is_ascii() {
         return signs(&text.to_ascii_lowercase());
     }
     let mut plain = String::with_capacity(text.len());
-    let mut raised = false;
+    let (mut raised, mut lowered) = (false, false);
     let is_selector = |c: char| matches!(c, '\u{FE00}'..='\u{FE0F}');
     for c in text.chars().filter(|c| !is_unseen(*c) && !is_selector(*c)) {
         let is_raised = matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '⁺' | '⁻');
+        let is_lowered = matches!(c, '₀'..='₉');
         let is_fraction = matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉');
         if is_raised && !raised && plain.ends_with(|before: char| before.is_alphanumeric() || before == ')') {
             plain.push('^');
+        } else if is_lowered && !lowered && plain.ends_with(char::is_alphanumeric) {
+            plain.push('_');
         } else if is_fraction && plain.ends_with(|before: char| before.is_ascii_digit()) {
             plain.push(' ');
         }
-        raised = is_raised;
-        // NFKC would make it a combining accent.
-        plain.push(if c == '´' { '\'' } else { c });
+        (raised, lowered) = (is_raised, is_lowered);
+        let zero = ZEROS.iter().find(|zero| (**zero..=digit(**zero, 9)).contains(&c));
+        plain.push(match c {
+            // NFKC would make it a combining accent.
+            '´' => '\'',
+            // Spaces of one width group digits.
+            '\u{A0}' | '\u{2009}' | '\u{202F}' if plain.ends_with(|c: char| c.is_ascii_digit()) => '\u{202F}',
+            c => zero.map_or(c, |zero| digit('0', u32::from(c) - u32::from(*zero))),
+        });
     }
     // Upper case first: ß and SS, σ and ς have lower forms of their own, but one upper form.
-    let folded: String = plain.nfkc().collect::<String>().to_uppercase().to_lowercase().nfkc().collect();
+    let folded: String =
+        grouped(&plain).nfkc().collect::<String>().to_uppercase().to_lowercase().nfkc().collect();
     signs(&folded)
+}
+
+fn digit(zero: char, value: u32) -> char {
+    char::from_u32(u32::from(zero) + value).unwrap_or(zero)
+}
+
+/// Returns a text in which a space between groups of digits is a comma.
+fn grouped(text: &str) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
+    let groups = |at: usize| chars[at] == '\u{202F}' && groups_thousands(&commas, at);
+    (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
+}
+
+/// Returns a text with line breaks in place of tags that mark turns, questions and answers, and with
+/// characters in place of references of HTML.
+fn without_markup(text: &str) -> Cow<'_, str> {
+    if !text.contains(['<', '[', '&']) {
+        return Cow::Borrowed(text);
+    }
+    let mut found = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['<', '[']) {
+        let (before, tag) = rest.split_at(at);
+        found.push_str(before);
+        let end = if tag.starts_with('<') { '>' } else { ']' };
+        let inside = tag[1..].split_once(end).map(|(inside, _)| inside).filter(|inside| inside.len() <= 40);
+        let is_tag = |inside: &str| {
+            let name = inside.trim_start_matches('/').to_lowercase();
+            let is_turn = inside.len() > 2 && inside.starts_with('|') && inside.ends_with('|');
+            let names = ["inst", "examples", "s"];
+            is_turn
+                || names.contains(&&*name)
+                || is_label_text(&name, QUESTION_NAMES) && name.len() > 1
+                || is_label_text(&name, ANSWER_NAMES) && name.len() > 1
+        };
+        match inside.filter(|inside| is_tag(inside)) {
+            Some(inside) => {
+                found.push('\n');
+                rest = &tag[inside.len() + 2..];
+            }
+            None => {
+                found.push_str(&tag[..1]);
+                rest = &tag[1..];
+            }
+        }
+    }
+    found.push_str(rest);
+    for (reference, character) in REFERENCES {
+        found = found.replace(reference, character);
+    }
+    Cow::Owned(found)
 }
 
 /// Returns a text with one sign for each quote, dash and operator.
@@ -273,12 +327,12 @@ fn signs(folded: &str) -> String {
             '≠' => found.push_str("!="),
             '。' => found.push('.'),
             '、' => found.push(','),
-            '¿' | '¡' | '$' => {}
-            c if c.is_control() && c != '\n' => found.push(' '),
+            '¿' | '¡' => {}
+            c if c.is_control() && c != '\n' && c != '\t' => found.push(' '),
             c => found.push(c),
         }
     }
-    if found.contains('\\') {
+    if found.contains(['\\', '{']) {
         for (command, sign) in LATEX {
             found = found.replace(command, sign);
         }
@@ -298,7 +352,10 @@ fn without_braces(text: &str) -> String {
         found.push_str(before);
         rest = mark;
         let inside = mark.strip_prefix('{').and_then(|mark| mark.split_once('}'));
-        if let Some((inside, after)) = inside.filter(|(inside, _)| inside.chars().all(char::is_alphanumeric))
+        let is_plain = |inside: &str| inside.chars().all(char::is_alphanumeric);
+        // `2^{3}4` is not `2^{34}`.
+        if let Some((inside, after)) =
+            inside.filter(|(inside, after)| is_plain(inside) && !after.starts_with(char::is_alphanumeric))
         {
             found.push_str(inside);
             rest = after;
@@ -311,7 +368,9 @@ fn without_braces(text: &str) -> String {
 /// Returns a text of one line whose white space stands only between letters and digits, without separators of
 /// thousands, quotation marks, emphasis and punctuation at its end.
 fn tight(text: &str) -> String {
-    let chars: Vec<char> = text.chars().collect();
+    // Pairs of dollars are marks of mathematics.
+    let is_paired = text.matches('$').count() % 2 == 0;
+    let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
     let word = char::is_alphanumeric;
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());
     let mut space = false;
@@ -326,8 +385,12 @@ fn tight(text: &str) -> String {
                 space = true;
                 continue;
             }
-            // 1,000 and 1000.
-            ',' if beside(char::is_ascii_digit) == (true, true) && groups_thousands(&chars, at) => continue,
+            // 1,000, 1'000, 1_000 and 1000.
+            ',' | '\'' | '_'
+                if beside(char::is_ascii_digit) == (true, true) && groups_thousands(&chars, at) =>
+            {
+                continue;
+            }
             // Apostrophes within words, primes, feet and inches stay; quotation marks go.
             '\'' | '"' => {
                 let (left, right) = beside(|c| c.is_alphanumeric());
@@ -346,9 +409,12 @@ fn tight(text: &str) -> String {
             '*' if next == Some('*') => continue,
             '*' if before == Some('*') => {
                 // A power between operands, emphasis elsewhere.
-                let outer = at.checked_sub(2).map(|at| chars[at]);
-                let operand = |c: Option<char>| c.is_some_and(|c| word(c) || "()".contains(c));
-                if operand(outer) && operand(next) {
+                let (left, right) = (&chars[..at - 1], &chars[at + 1..]);
+                let blank = |c: Option<&char>| c.is_some_and(|c| c.is_whitespace());
+                let is_spaced = blank(left.last()) && blank(right.first());
+                let outside = |c: &&char| !(is_spaced && c.is_whitespace());
+                let operand = |c: Option<&char>| c.is_some_and(|c| word(*c) || "()".contains(*c));
+                if operand(left.iter().rev().find(outside)) && operand(right.iter().find(outside)) {
                     space = false;
                     kept.push('^');
                 }
@@ -368,7 +434,7 @@ fn tight(text: &str) -> String {
         kept.push(c);
     }
     while let Some(&last) = kept.last() {
-        let ends = matches!(last, '?' | '.' | '…' | ':' | ';' | ',' | '=' | ' ' | '*');
+        let ends = matches!(last, '?' | '؟' | '।' | '۔' | '.' | '…' | ':' | ';' | ',' | '=' | ' ' | '*');
         // Of a number it is the factorial.
         let exclaimed = kept.iter().rev().find(|c| **c != '!');
         let exclaims = last == '!' && exclaimed.is_some_and(|c| c.is_alphabetic() || *c == '?');
@@ -380,15 +446,18 @@ fn tight(text: &str) -> String {
     kept.into_iter().collect()
 }
 
-/// Whether a comma is one of a number's separators: three digits follow it, and no fourth.
+/// Whether a character is one of a number's separators: three digits follow it, and no fourth. A list of
+/// numbers fills its brackets: `(1,234)`.
 fn groups_thousands(chars: &[char], at: usize) -> bool {
+    let separator = chars[at];
+    let in_number = |c: &&char| c.is_ascii_digit() || **c == separator;
     let digits = chars[at + 1..].iter().take_while(|c| c.is_ascii_digit()).count();
-    let mut start = at;
-    while start > 0 && (chars[start - 1].is_ascii_digit() || chars[start - 1] == ',') {
-        start -= 1;
-    }
+    let start = at - chars[..at].iter().rev().take_while(in_number).count();
+    let end = at + 1 + chars[at + 1..].iter().take_while(in_number).count();
     let first = chars[start..at].iter().take_while(|c| c.is_ascii_digit()).count();
-    digits == 3 && (1..=3).contains(&first) && chars[start] != '0'
+    let is_list = start.checked_sub(1).is_some_and(|before| "([{".contains(chars[before]))
+        && chars.get(end).is_some_and(|after| ")]}".contains(*after));
+    digits == 3 && (1..=3).contains(&first) && chars[start] != '0' && !is_list
 }
 
 /// Whether an `x` multiplies: numbers stand on both sides.

@@ -55,6 +55,12 @@ impl Offer {
         all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
     }
 
+    /// Returns the name by which the model calls a tool of a toolbox, if the prompt lists it.
+    pub fn name_of(&self, at: usize, own: &str) -> Option<&str> {
+        let place = self.places.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
+        Some(&self.specs[place].name)
+    }
+
     /// The toolbox of a tool, by its place, and the tool's name there.
     pub fn find(&self, name: &str) -> Option<(usize, &str)> {
         let at = self.specs.iter().position(|spec| spec.name == name)?;
@@ -108,6 +114,14 @@ impl Offers {
     /// The offer for a task, or else the first that was made for another; `None` where there was none.
     pub fn known(&self, task: &Task) -> Option<Arc<Offer>> {
         self.whole(task).map(|offer| selected(&offer, task))
+    }
+
+    /// Takes an offer for the first one, unless there is one.
+    pub fn assume(&self, offer: Offer) {
+        if let Offers::Found(found) = self {
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.first.get_or_insert_with(|| Arc::new(offer));
+        }
     }
 
     /// Checks that a task selects only tools that there are.

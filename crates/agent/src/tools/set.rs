@@ -133,6 +133,17 @@ impl ToolSet {
         self.offers.check(&attempt.task)
     }
 
+    /// Takes these tools for those of the toolboxes, by their names, so that nothing is opened to find them.
+    ///
+    /// # Errors
+    /// Returns an error if two tools cannot be told apart.
+    pub fn assume(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
+        let found: Vec<(&str, Vec<ToolSpec>)> =
+            found.iter().map(|(name, specs)| (name.as_str(), specs.clone())).collect();
+        self.offers.assume(Offer::new(&found)?);
+        Ok(())
+    }
+
     /// Opens a session of every toolbox for an attempt.
     ///
     /// # Errors
@@ -190,8 +201,8 @@ struct OpenBox {
     session: Box<dyn Session>,
     /// Tools that the model knows of: those that the prompt lists, as observations have changed them.
     tools: Vec<ToolSpec>,
-    /// Names of tools that observations have announced.
-    appeared: Vec<String>,
+    /// Tools that observations have announced: the name by which the model calls each, and its own.
+    appeared: Vec<(String, String)>,
     deadline: Duration,
     strict: bool,
     /// Longest wait for the turn of a call: for as long as the attempt may take.
@@ -296,14 +307,32 @@ impl OpenTools {
         if self.is_selected {
             return;
         }
-        for OpenBox { name, session, tools, appeared, .. } in &mut self.sessions {
+        let known = |open: &OpenBox| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let mut taken: Vec<String> = self.sessions.iter().flat_map(known).collect();
+        taken.extend(self.offer.specs.iter().map(|spec| spec.name.clone()));
+        for (at, OpenBox { name, session, tools, appeared, .. }) in self.sessions.iter_mut().enumerate() {
             let of = |observation: &&mut Observation| observation.toolbox.as_ref() == Some(name);
             let Some(last) = observations.iter_mut().rev().find(of) else { continue };
             let now = session.specs();
-            if let Some(note) = changes(tools, &now) {
+            for spec in &now {
+                let is_known = appeared.iter().any(|(_, own)| *own == spec.name);
+                if is_known || self.offer.name_of(at, &spec.name).is_some() {
+                    continue;
+                }
+                let is_free = !taken.contains(&spec.name);
+                let called =
+                    if is_free { spec.name.clone() } else { format!("{name}{BETWEEN}{}", spec.name) };
+                taken.push(called.clone());
+                appeared.push((called, spec.name.clone()));
+            }
+            let called = |spec: &ToolSpec| {
+                let announced = || Some(&appeared.iter().find(|(_, own)| *own == spec.name)?.0[..]);
+                let name = self.offer.name_of(at, &spec.name).or_else(announced).unwrap_or(&spec.name);
+                ToolSpec { name: name.to_owned(), ..spec.clone() }
+            };
+            let all = |specs: &[ToolSpec]| specs.iter().map(called).collect::<Vec<_>>();
+            if let Some(note) = changes(&all(tools), &all(&now)) {
                 last.text.push_str(&note);
-                let is_new = |spec: &&ToolSpec| !tools.iter().any(|known| known.name == spec.name);
-                appeared.extend(now.iter().filter(is_new).map(|spec| spec.name.clone()));
                 *tools = now;
             }
         }
@@ -315,14 +344,13 @@ impl OpenTools {
         if let Some((at, tool)) = self.offer.find(&call.name) {
             return Some((self.sessions.get(at)?, tool));
         }
-        let name = call.name.as_str();
-        let has = |open: &OpenBox, name: &str| open.appeared.iter().any(|tool| tool == name);
-        let mut known = self.sessions.iter().filter(|_| !self.is_selected);
-        known.find_map(|open| {
-            let own = name.strip_prefix(open.name.as_str()).and_then(|rest| rest.strip_prefix(BETWEEN));
-            let tool = [Some(name), own].into_iter().flatten().find(|name| has(open, name))?;
-            Some((open, tool))
-        })
+        let known = || self.sessions.iter().filter(|_| !self.is_selected);
+        let announced =
+            known().flat_map(|open| open.appeared.iter().map(move |(name, own)| (open, name, own)));
+        let by_name = announced.clone().find(|(_, name, _)| **name == call.name);
+        let full = |(open, _, own): &(&OpenBox, &String, &String)| format!("{}{BETWEEN}{own}", open.name);
+        let found = by_name.or_else(|| announced.clone().find(|tool| full(tool) == call.name));
+        found.map(|(open, _, own)| (open, own.as_str()))
     }
 
     fn acts(&self, call: &ToolCall) -> bool {

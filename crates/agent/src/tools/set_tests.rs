@@ -295,6 +295,34 @@ async fn attempts_at_a_task_are_told_of_the_same_tools() {
 }
 
 #[tokio::test]
+async fn announced_tools_have_names_of_their_own() {
+    let log = Log::default();
+    let boxes = [Logged::new("web", &log), Logged::new("wiki", &log)];
+    let [web, wiki] = [&boxes[0], &boxes[1]].map(|toolbox| toolbox.tools.clone());
+    *web.lock().unwrap() = vec!["search"];
+    *wiki.lock().unwrap() = vec!["search"];
+    let mut open = set(boxes.into()).open(&context("task")).await.unwrap();
+    let calls = |names: &[&str]| names.iter().map(|name| call(name, json!({}))).collect::<Vec<_>>();
+    *web.lock().unwrap() = vec!["search", "click"];
+    assert!(texts(&mut open, &calls(&["web__search"])).await[0].contains("New: {\"name\":\"click\""));
+    // A second tool of a name that is taken, and one that goes, are called as the model knows them.
+    *wiki.lock().unwrap() = vec!["click"];
+    let told = texts(&mut open, &calls(&["wiki__search", "click"])).await;
+    assert!(told[0].contains("no longer there"), "{told:?}");
+    assert_eq!(told[1], "done 0");
+    let told = texts(&mut open, &calls(&["wiki__search"])).await;
+    assert!(told[0].contains("no longer there"), "{told:?}");
+    *wiki.lock().unwrap() = vec!["search", "click"];
+    let told = texts(&mut open, &calls(&["wiki__search"])).await;
+    assert!(told[0].contains("New: {\"name\":\"wiki__click\""), "{told:?}");
+    log.lock().unwrap().clear();
+    assert_eq!(texts(&mut open, &calls(&["click", "wiki__click"])).await, ["done 0", "done 0"]);
+    let asked: Vec<String> = lines(&log).into_iter().filter(|line| line.starts_with("call")).collect();
+    assert_eq!(asked, ["call web 0", "call wiki 0"]);
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn tools_are_found_by_a_session_that_is_closed() {
     let log = Log::default();
     let unknown = set(vec![Logged::new("x", &log)]);
@@ -302,6 +330,12 @@ async fn tools_are_found_by_a_session_that_is_closed() {
     unknown.find(&context("b")).await.unwrap();
     assert_eq!(lines(&log), ["open x for a", "close x", "drop x"]);
     assert_eq!(unknown.specs(&context("c").task)[0].name, "x");
+    // Nor is anything opened to find tools that are known already.
+    let specs = unknown.specs(&context("c").task);
+    let assuming = set(vec![Logged::new("x", &log)]);
+    assuming.assume(&[("x".into(), specs.clone())]).unwrap();
+    assuming.find(&context("a")).await.unwrap();
+    assert_eq!((lines(&log).len(), assuming.specs(&context("c").task)), (3, specs));
     // Where toolboxes say so by themselves, nothing is opened.
     let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
     let known = ToolSet::new(boxes, DEADLINE).unwrap();

@@ -60,6 +60,8 @@ async fn failures_say_how_the_program_ended_and_what_it_said_last() {
     let missing = said(&command(&["no-such-program"], folder.path(), LONG), "x").await;
     assert!(missing.text.starts_with("Error: cannot start no-such-program"), "{}", missing.text);
     assert!(missing.trouble.is_some());
+    let nowhere = said(&command(&["true"], Path::new("/no/such"), LONG), "x").await;
+    assert_eq!(nowhere.text, "Error: cannot start true: there is no folder /no/such");
 }
 
 #[tokio::test]

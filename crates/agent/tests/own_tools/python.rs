@@ -186,6 +186,51 @@ async fn arguments_that_do_not_fit_are_named() {
 }
 
 #[tokio::test]
+async fn keys_and_numbers_become_values_of_their_types() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "
+import datetime, decimal, enum
+from typing import Dict
+class Unit(enum.Enum):
+    C = 'c'
+def keys(x: Dict[int, str], y: Dict[Unit, float] = {}) -> str: return repr((x, y))
+def money(x: decimal.Decimal) -> str: return repr(x)
+def when(x: datetime.datetime) -> str: return repr(x)
+def real(x: float) -> str: return repr(x)
+def fresh(x: list = []) -> list:
+    x.append(1)
+    return x
+";
+    let set = python(folder.path(), text, LONG);
+    let mut open = open(&set, "a").await;
+    for (tool, arguments, want) in [
+        ("keys", json!({ "x": { "1": "a" }, "y": { "c": 2 } }), "({1: 'a'}, {<Unit.C: 'c'>: 2.0})"),
+        ("money", json!({ "x": 1.5 }), "Decimal('1.5')"),
+        ("money", json!({ "x": "1.50" }), "Decimal('1.50')"),
+        (
+            "when",
+            json!({ "x": "2024-02-03T04:05:06Z" }),
+            "datetime.datetime(2024, 2, 3, 4, 5, 6, tzinfo=datetime.timezone.utc)",
+        ),
+        ("fresh", json!({}), "[1]"),
+        ("fresh", json!({}), "[1]"),
+    ] {
+        assert_eq!(super::text(&mut open, tool, arguments).await, want);
+    }
+    let huge: serde_json::Value = serde_json::from_str(&format!("{{\"x\": 1{}}}", "0".repeat(400))).unwrap();
+    for (tool, arguments, why) in [
+        ("keys", json!({ "x": { "one": "a" } }), "x: the key 'one' is none of its type"),
+        ("keys", json!({ "x": {}, "y": { "k": 2 } }), "y: the key 'k' is none of its type"),
+        ("real", huge, "x: OverflowError"),
+    ] {
+        let observation = answer(&mut open, tool, arguments).await;
+        assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
+        assert!(observation.text.contains(why), "{}", observation.text);
+    }
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn defaults_that_json_lacks_stay_with_the_function() {
     let folder = tempfile::tempdir().unwrap();
     let source = "

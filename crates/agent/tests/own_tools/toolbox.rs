@@ -143,6 +143,63 @@ async fn mutable_defaults_are_not_shared_by_attempts() {
 }
 
 #[tokio::test]
+async fn state_in_tuples_defaults_and_made_objects_is_not_shared_by_attempts() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "
+class A:
+    shelves = ([], [])
+    books = []
+
+    def __new__(cls, *args):
+        return super().__new__(cls)
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+    def add(self, bag: list = []) -> list:
+        for held in (self.shelves[0], self.books, bag):
+            held.append(1)
+        return [len(self.shelves[0]), len(self.books), len(bag)]
+";
+    let set = python(folder.path(), text, LONG);
+    for name in ["a", "b"] {
+        let mut open = open_for(&set, name, json!({})).await;
+        assert_eq!(super::text(&mut open, "add", json!({})).await, "[1, 1, 1]");
+        assert_eq!(super::text(&mut open, "add", json!({})).await, "[2, 2, 1]");
+        open.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn class_with_one_object_for_all_attempts_is_rejected() {
+    let by_new = "
+class A:
+    one = None
+    def __new__(cls):
+        cls.one = cls.one or object.__new__(cls)
+        return cls.one
+    def a(self) -> str: return 'a'
+";
+    let by_metaclass = "
+class Meta(type):
+    one = None
+    def __call__(cls):
+        Meta.one = Meta.one or super().__call__()
+        return Meta.one
+class A(metaclass=Meta):
+    def a(self) -> str: return 'a'
+";
+    for text in [by_new, by_metaclass] {
+        let folder = tempfile::tempdir().unwrap();
+        let set = python(folder.path(), text, LONG);
+        let first = open_for(&set, "a", json!({})).await;
+        let error = set.open(&attempt("b", json!({}))).await.unwrap_err().to_string();
+        assert!(error.contains("A gives the same object again"), "{error}");
+        first.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn failed_reset_breaks_attempt_and_closes_object() {
     let folder = tempfile::tempdir().unwrap();
     let text = "class A:\n    def a(self) -> str: return 'a'\n    def reset(self): raise RuntimeError('no seed')\n    def close(self): open('closed', 'w').close()\n";

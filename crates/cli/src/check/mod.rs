@@ -109,6 +109,9 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
             parts.push(AgentParts { name, tools, chat, custom: None, mixture: None });
         }
     }
+    for note in scorers::notes(&recipe.reward) {
+        report.note("scorer", note);
+    }
     let made = scorers::asking(&recipe.reward, &environments);
     let scorers = report.quiet("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
     if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {

@@ -149,6 +149,7 @@ async fn started(
         messages: keys.opening(task),
         seed: recipe.run.seed,
         stream: 0,
+        is_evaluation: false,
         params,
         samplers,
     };

@@ -195,3 +195,44 @@ fn score_finds_tasks_by_id_and_by_row() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("has no reply in said; its fields are id, "), "{}", stderr(&output));
 }
+
+/// A reply that is scored by another task's answer, or left out, makes the figure a lie.
+#[test]
+fn score_matches_ids_by_question_and_counts_equal_replies() {
+    let place =
+        with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', answer = 'output', held_out = 1 }]");
+    place.write(
+        "rows.jsonl",
+        "{\"question\": \"2 + 2?\", \"output\": \"4\"}\n{\"question\": \"3 + 3?\", \"output\": \"6\"}\n",
+    );
+    for (rows, share) in [
+        // An id of another order of the rows.
+        (
+            vec![json!({"id": "rows-1", "question": "3 + 3?", "output": "6", "text": "6"})],
+            "100.0 % right of 1 ",
+        ),
+        (
+            vec![json!({"id": "rows-1", "question": "3 + 3?", "output": "6", "text": "4"})],
+            "0.0 % right of 1 ",
+        ),
+        // The id alone, and equal replies; the expected answer is no reply.
+        (
+            ["4", "4", "4", "5"].map(|text| json!({"id": "rows-1", "text": text})).to_vec(),
+            "75.0 % right of 4 ",
+        ),
+        (
+            ["1", "1", "2"].map(|text| json!({"question": "?", "output": "1", "text": text})).to_vec(),
+            "66.7 % right of 3 ",
+        ),
+    ] {
+        let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
+        place.write("replies.jsonl", &text);
+        let output =
+            place.dressage().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
+        assert!(stdout(&output).starts_with(share), "{text}{}{}", stdout(&output), stderr(&output));
+    }
+    place.write("replies.jsonl", "{\"question\": \"?\", \"output\": \"1\"}\n");
+    let output =
+        place.dressage().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
+    assert!(stderr(&output).contains("has no reply in reply, "), "{}", stderr(&output));
+}

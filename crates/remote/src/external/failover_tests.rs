@@ -157,6 +157,27 @@ async fn slow_endpoint_still_wins_if_the_other_fails() {
 }
 
 #[tokio::test]
+async fn reply_without_own_text_fails_over() {
+    let reply = |message: Value, finish: &str| {
+        let choice = json!({"index": 0, "message": message, "finish_reason": finish});
+        json_answer("200 OK", "", &json!({ "choices": [choice] }))
+    };
+    let call = json!([{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    for (why, answer) in [
+        ("ended with an error", reply(json!({"role": "assistant", "content": "4"}), "error")),
+        ("withheld", reply(json!({"role": "assistant", "content": "4"}), "content_filter")),
+        ("is empty", reply(json!({"role": "assistant", "content": null, "tool_calls": call}), "tool_calls")),
+    ] {
+        let bad = TestServer::new(vec![answer]).await;
+        let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+        let policy = over(&[&bad, &good], Duration::from_secs(5));
+        assert_eq!(policy.chat(&question()).await.unwrap().content, "5", "{why}");
+        let error = over(&[&bad, &bad], Duration::from_secs(5)).chat(&question()).await.unwrap_err();
+        assert!(error.failures().len() == 2 && error.to_string().contains(why), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn empty_text_fails_whole_reply() {
     let empty = TestServer::new(vec![json_answer("200 OK", "", &completion(" \n"))]).await;
     let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;

@@ -119,18 +119,24 @@ impl ChatStream {
         Err(self.protocol("it has no end"))
     }
 
-    /// Waits for the whole reply, which must have text or calls unless it was truncated.
+    /// Waits for the whole reply, which must have text, or calls if the request has tools, unless it was
+    /// truncated. A reply that ended with an error or was withheld is a failure, whatever text it has.
     ///
     /// # Errors
     /// As for the next piece.
-    pub(super) async fn whole_text(self) -> Result<ChatReply, ExternalError> {
+    pub(super) async fn whole_text(self, has_tools: bool) -> Result<ChatReply, ExternalError> {
         let endpoint = self.waits.endpoint.clone();
         let reply = self.whole().await?;
-        let is_empty = reply.content.as_str().trim().is_empty() && reply.tool_calls.is_empty();
-        match is_empty && reply.finish != Some(Finish::Length) {
-            true => Err(ExternalError::Protocol { endpoint, why: "its reply is empty".into() }),
-            false => Ok(reply),
-        }
+        let has_calls = has_tools && !reply.tool_calls.is_empty();
+        let is_empty = reply.content.as_str().trim().is_empty() && !has_calls;
+        let why = match &reply.finish {
+            Some(Finish::Other(reason)) if reason == "error" => "its reply ended with an error",
+            Some(Finish::ContentFilter) => "its reply was withheld (content_filter)",
+            Some(Finish::Length) => return Ok(reply),
+            _ if is_empty => "its reply is empty",
+            _ => return Ok(reply),
+        };
+        Err(ExternalError::Protocol { endpoint, why: why.into() })
     }
 
     /// A text from the server without the key.

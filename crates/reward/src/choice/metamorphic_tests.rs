@@ -6,7 +6,7 @@ use super::named::named;
 /// Options of the generated questions, as texts that a model may also write as words of its own.
 fn options() -> Options {
     let texts = ["11 cm", "cheesecake", "-84", "Paris"].map(str::to_owned);
-    Options { texts: texts.into(), labels: Vec::new() }
+    Options { texts: texts.into(), ..Options::default() }
 }
 
 /// How models state an option, which `@` stands for.

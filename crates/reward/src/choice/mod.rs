@@ -5,11 +5,15 @@ mod metamorphic_tests;
 mod named;
 mod words;
 
+use std::sync::LazyLock;
+
 use async_trait::async_trait;
+use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::answer::normalise;
+use crate::pattern::pattern;
 use crate::scorer::{expected, of_answer, task_field};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
@@ -50,6 +54,8 @@ pub(crate) struct Options {
     pub texts: Vec<String>,
     /// Names of all, where these are not A, B, C….
     pub labels: Vec<String>,
+    /// Whether the question asks for the option that is wrong ("all of these EXCEPT").
+    pub asks_for_wrong: bool,
 }
 
 impl Options {
@@ -57,7 +63,7 @@ impl Options {
     /// sets have them, either may be in a table `choices` with `text` and `label`.
     fn of(task: &Value) -> Self {
         let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
-        let texts = match found {
+        let texts: Vec<String> = match found {
             Some(Value::Array(list)) => list.iter().map(plain).collect(),
             Some(Value::Object(table)) => match table.get("text").and_then(Value::as_array) {
                 Some(list) => list.iter().map(plain).collect(),
@@ -69,8 +75,17 @@ impl Options {
             },
             _ => Vec::new(),
         };
+        let is_lettered = |(number, text): (usize, &String)| {
+            LETTERED.captures(text).is_some_and(|found| letter(&found[1]) == Some(number))
+        };
+        let texts = match texts.iter().enumerate().all(is_lettered) {
+            true => texts.iter().map(|text| LETTERED.replace(text, "").into_owned()).collect(),
+            false => texts,
+        };
         let labels = found.and_then(|choices| choices.get("label")?.as_array());
-        Options { texts, labels: labels.into_iter().flatten().map(plain).collect() }
+        let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
+        let asks_for_wrong = ASKS_FOR_WRONG.is_match(question);
+        Options { asks_for_wrong, texts, labels: labels.into_iter().flatten().map(plain).collect() }
     }
 
     /// An expected option: its number where it is one of the labels, or else what it was.
@@ -143,6 +158,11 @@ fn letter(text: &str) -> Option<usize> {
 fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let normal = normalise(text);
     let exact = with_signs(text);
+    // "C++" and "C" are the same once normalised.
+    let mut written = options.iter().enumerate().filter(|(_, option)| with_signs(option) == exact);
+    if let (Some((found, _)), None) = (written.next().filter(|_| !exact.is_empty()), written.next()) {
+        return Some(found);
+    }
     let is_same = |option: &String| {
         // Signs and points, which normalising takes away, belong to numbers.
         let has_digits = option.contains(|c: char| c.is_ascii_digit());
@@ -153,13 +173,28 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     same.next().is_none().then_some(found.0)
 }
 
-/// Returns a text in small letters, without spaces and marks that mean nothing beside a number.
+/// Returns a text in small letters, without separators of thousands, spaces (but for those between digits)
+/// and marks that mean nothing beside a number.
 fn with_signs(text: &str) -> String {
-    let text = text.trim().trim_end_matches('.').replace('−', "-").to_lowercase();
-    text.chars()
-        .filter(|c| !c.is_whitespace() && !matches!(c, '$' | '{' | '}' | '*' | '`' | '"' | '(' | ')'))
-        .collect()
+    let text = text.trim().trim_end_matches('.').replace(['−', '–'], "-").to_lowercase();
+    let text = THOUSANDS.replace_all(&text, |found: &Captures<'_>| found[0].replace(',', ""));
+    let kept = text.char_indices().filter(|(at, c)| {
+        let is_digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
+        let parts = || {
+            is_digit(text[..*at].trim_end().chars().last())
+                && is_digit(text[*at..].trim_start().chars().next())
+        };
+        (!c.is_whitespace() || parts()) && !matches!(c, '$' | '{' | '}' | '*' | '`' | '"' | '(' | ')')
+    });
+    kept.map(|(_, c)| c).collect()
 }
+
+static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b")
+});
+static THOUSANDS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b\d{1,3}(?:,\d{3})+\b"));
+/// The letter that some data sets write before the text of an option, "B) cheesecake".
+static LETTERED: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\(?([A-Z])[).:]\s+"));
 
 #[cfg(test)]
 mod tests {
@@ -169,7 +204,11 @@ mod tests {
     use super::*;
 
     fn texts(all: &[&str]) -> Options {
-        Options { texts: all.iter().map(|text| (*text).to_owned()).collect(), labels: Vec::new() }
+        Options {
+            texts: all.iter().map(|text| (*text).to_owned()).collect(),
+            labels: Vec::new(),
+            asks_for_wrong: false,
+        }
     }
 
     #[test]
@@ -278,6 +317,31 @@ mod tests {
             ("Si la réponse est B, rien ne va.", None),
             ("I refuse to choose B.", None),
             ("(B) fails.", None),
+            ("The answer is B. No, it should be C after all.", None),
+            ("The answer is B. Wait, that's wrong.", None),
+            ("Answer: B\n\nThis is incorrect.", None),
+            ("Answer: B\n\nBut B is wrong.", None),
+            ("Answer: B. Correction: C.", None),
+            ("The answer is B, which is false.", None),
+            ("The answer is B. No other option fits.", Some("B")),
+            ("The answer is B. C is wrong. This is not about D.", Some("B")),
+            ("The answer is B as well as C.", None),
+            ("Had it been longer, the answer would be B.", None),
+            ("Nobody thinks the answer is B.", None),
+            ("Shall I choose B?", None),
+            ("B. No.", None),
+            ("B: false", None),
+            ("B) cheesecake is wrong", None),
+            ("The chance is P(B).", None),
+            ("See figure (B).", None),
+            ("We tried (B).", None),
+            ("The capital is Paris (D).", Some("D")),
+            ("The answer, then, is B.", Some("B")),
+            ("Ans: B", Some("B")),
+            ("It can only be B.", Some("B")),
+            ("【答案】B", Some("B")),
+            ("答案是B，不是A", Some("B")),
+            ("The answer is −84.", Some("−84.")),
         ] {
             let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
             if score.extracted.as_deref() != want {
@@ -285,6 +349,54 @@ mod tests {
             }
         }
         assert!(apart.is_empty(), "{apart:#?}");
+    }
+
+    #[test]
+    fn option_called_wrong_is_stated_if_the_question_asks_for_it() {
+        let named = |question: &str, text: &str| {
+            named::named(text, 4, &Options::of(&json!({ "question": question, "row": {} }))).is_some()
+        };
+        for (text, taken_back) in [
+            ("Answer: B\n\nB is false, since iron is a metal.", false),
+            ("The answer is B. This is incorrect because iron is a metal.", false),
+            ("The answer is B. No, C.", true),
+        ] {
+            assert_eq!(named("Which statement is FALSE?", text), !taken_back, "{text}");
+            assert!(!named("Which statement holds?", text), "{text}");
+        }
+    }
+
+    #[test]
+    fn text_of_option_is_not_taken_for_its_first_letter() {
+        let named = |all: &[&str], text: &str| {
+            let choices = json!({ "row": { "choices": all } });
+            named::named(text, all.len(), &Options::of(&choices)).map(|(number, _)| number)
+        };
+        for (all, text, want) in [
+            (&["D. pulex", "C. elegans", "D. rerio", "yeast"][..], "The answer is D. rerio.", Some(2)),
+            (&["D. pulex", "C. elegans", "D. rerio", "yeast"], "C. elegans", Some(1)),
+            (&["C", "C++", "C#", "D"], "The answer is C++.", Some(1)),
+            (&["B+", "A+", "B-", "O"], "The answer is B-.", Some(2)),
+            (&["11/2", "3/2", "2", "1"], "The answer is 1 1/2.", None),
+            (&["5 kg", "5 g"], "The answer is 5kg.", Some(0)),
+            (&["4000", "400"], "The answer is 4,000.", Some(0)),
+            (&["A) red", "B) green"], "The answer is green.", Some(1)),
+        ] {
+            assert_eq!(named(all, text), want, "{text}");
+        }
+        // Labels that are numbers.
+        let choices = json!({ "text": ["red", "green", "blue"], "label": ["1", "2", "3"] });
+        let options = Options::of(&json!({ "row": { "choices": choices } }));
+        for (text, want) in [
+            ("Answer: 2", Some(1)),
+            ("(2) green", Some(1)),
+            ("The answer is 2 or 3", None),
+            ("The answer is 2.5", None),
+            ("2. Then we add.", None),
+            ("2 colors are left.", None),
+        ] {
+            assert_eq!(named::named(text, 3, &options).map(|(number, _)| number), want, "{text}");
+        }
     }
 
     #[test]

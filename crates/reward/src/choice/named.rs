@@ -2,9 +2,9 @@
 //!
 //! A box or `<answer>` that names an option comes first; one that does not is passed over. Then the last
 //! sentence that states an option counts ("the answer is B", "I choose B", "B is correct", a line of the
-//! letter alone); then the last or the first line, if it begins with an option; then the only option in
-//! brackets in the last sentence that has one. Where two options are named as one answer ("B or C"), and
-//! where one is denied, none is named.
+//! letter alone), unless a later sentence takes it back; then the last or the first line, if it begins with
+//! an option; then the option in brackets that ends the last sentence. Where two options are named as one
+//! answer ("B or C"), and where one is denied, none is named.
 
 use std::sync::LazyLock;
 
@@ -12,8 +12,8 @@ use regex::Regex;
 
 use super::Options;
 use super::words::{
-    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT,
-    IS_CORRECT_ELSEWHERE, OTHER, RULED_OUT, UNDONE,
+    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT,
+    IS_CORRECT_ELSEWHERE, IS_DENIED, NUMBERED, OTHER, RULED_OUT, STATES, TAKEN_BACK, UNDONE,
 };
 use crate::boxed::last_box_and_place;
 use crate::pattern::pattern;
@@ -28,11 +28,25 @@ pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named
     if let Some(boxed) = reader.in_box(&text) {
         return boxed;
     }
-    reader
-        .in_tag(&text)
-        .or_else(|| reader.stated(&text))
-        .or_else(|| reader.on_an_edge(&text))
-        .or_else(|| reader.in_brackets(&text))
+    if let Some(tagged) = reader.in_tag(&text) {
+        return Some(tagged);
+    }
+    if let Some((place, stated)) = reader.stated(&text) {
+        return Some(stated).filter(|stated| !is_taken_back(&text[place..], stated, options.asks_for_wrong));
+    }
+    reader.on_an_edge(&text).or_else(|| reader.in_brackets(&text))
+}
+
+/// Returns whether a text, which begins with a stated option, takes it back later. A task may ask for the
+/// option that is wrong.
+fn is_taken_back(text: &str, (number, how): &Named, asks_for_wrong: bool) -> bool {
+    let rest = text.find(how.as_str()).map_or("", |at| &text[at + how.len()..]);
+    let later = SENTENCE_END.find_iter(rest).map(|end| &rest[end.end()..]);
+    let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| super::letter(&found[1]));
+    std::iter::once(rest)
+        .chain(later)
+        .any(|sentence| TAKEN_BACK.is_match(sentence) || (!asks_for_wrong && CALLED_WRONG.is_match(sentence)))
+        || (!asks_for_wrong && denied.any(|denied| denied == *number))
 }
 
 /// Returns a text with ASCII in place of full-width characters, and without marks that only change how it
@@ -52,10 +66,11 @@ fn plain(text: &str) -> String {
         | '？'
         | '；' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
         '’' | '‘' => '\'',
-        '“' | '”' | '「' | '」' | '«' | '»' | '『' | '』' => '"',
+        '“' | '”' | '„' | '「' | '」' | '«' | '»' | '『' | '』' => '"',
         '【' | '［' | '〔' => '[',
         '】' | '］' | '〕' => ']',
-        '\u{a0}' => ' ',
+        // A sign beside the answer.
+        '\u{a0}' | '✅' | '✔' | '☑' | '\u{fe0f}' => ' ',
         c => c,
     };
     let text: String = text.chars().map(narrow).collect();
@@ -123,11 +138,11 @@ impl Reader<'_> {
         let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
         let short = self.short(inside, Case::Any);
         // A tag may hold more than a line: then it is a text like any other.
-        short.or_else(|| (lines > 1).then(|| self.stated(inside)).flatten())
+        short.or_else(|| (lines > 1).then(|| self.stated(inside)).flatten().map(|(_, found)| found))
     }
 
-    /// Returns the option that the last sentence states that states one.
-    fn stated(&self, text: &str) -> Option<Named> {
+    /// Returns the option that the last sentence states that states one, and its place.
+    fn stated(&self, text: &str) -> Option<(usize, Named)> {
         let mut last: Option<(usize, Named)> = None;
         let mut take = |at: usize, found: Option<Named>| {
             if let Some(found) = found
@@ -141,7 +156,9 @@ impl Reader<'_> {
                 continue;
             };
             let is_list = all.as_str().contains('\n') && self.is_list(&text[all.end()..]);
-            if is_stated(&text[..all.start()], gap) && !is_list {
+            let is_supposed = all.as_str().to_lowercase().contains("would")
+                && COUNTERFACTUAL.is_match(sentence(&text[..all.start()]));
+            if is_stated(&text[..all.start()], gap) && !is_list && !is_supposed {
                 take(all.end(), self.short(&text[all.end()..], Case::Any));
             }
         }
@@ -184,7 +201,7 @@ impl Reader<'_> {
         {
             take(at, found);
         }
-        last.map(|(_, found)| found)
+        last
     }
 
     /// Returns whether a text begins with lines of several options.
@@ -212,29 +229,41 @@ impl Reader<'_> {
         let last = last.unwrap_or(first);
         // A line of several options states none.
         let is_one = |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
-        let short = Some(last).filter(is_one).and_then(|line| self.short(line, Case::Any));
-        short.or_else(|| Some(first).filter(is_one).and_then(|line| self.capital(line)))
+        // "B: wrong", "B. No", "2. Then we add".
+        let holds = |line: &str, (number, how): &Named| {
+            let Some(at) = line.find(how.as_str()).filter(|_| how.chars().count() == 1) else { return true };
+            let rest =
+                line[at + how.len()..].trim_start_matches([')', '.', ':', '?', '*', '_', ' ', '-', '–']);
+            let option = self.options.texts.get(*number).filter(|option| !option.is_empty());
+            let behind = option.and_then(|option| {
+                rest.to_lowercase().strip_prefix(&option.to_lowercase()).map(str::to_owned)
+            });
+            let is_label =
+                !how.starts_with(|c: char| c.is_ascii_digit()) || rest.is_empty() || behind.is_some();
+            is_label && !DENIED.is_match(behind.as_deref().unwrap_or(rest)) && !TAKEN_BACK.is_match(rest)
+        };
+        let short = Some(last)
+            .filter(is_one)
+            .and_then(|line| self.short(line, Case::Any).filter(|found| holds(line, found)));
+        short.or_else(|| {
+            let capital = |line| self.capital(line).filter(|found| holds(line, found));
+            Some(first).filter(is_one).and_then(capital)
+        })
     }
 
-    /// Returns the only option in brackets of the last sentence that has one which is not denied.
+    /// Returns the option in brackets that ends the last sentence, if this states it and has no other.
     fn in_brackets(&self, text: &str) -> Option<Named> {
-        let mut sentences = text.split_inclusive(['.', '!', '?', '\n', ';']).rev();
-        sentences
-            .find_map(|sentence| {
-                let mut found: Vec<Named> = BRACKETED
-                    .captures_iter(sentence)
-                    .filter_map(|found| {
-                        let (all, letter) = (found.get(0)?, found.get(1)?);
-                        let is_denied = RULED_OUT.is_match(&sentence[..all.start()])
-                            || DENIED.is_match(&sentence[all.end()..])
-                            || UNDONE.is_match(clause(&sentence[..all.start()]));
-                        self.letter(letter.as_str()).filter(|_| !is_denied)
-                    })
-                    .collect();
-                found.dedup();
-                (!found.is_empty()).then_some(found)
-            })
-            .and_then(|mut found| (found.len() == 1).then(|| found.remove(0)))
+        let text = text.trim_end();
+        let start = SENTENCE_END.find_iter(text).filter(|end| end.end() < text.len()).last();
+        let sentence = &text[start.map_or(0, |end| end.end())..];
+        let mut found = BRACKETED.captures_iter(sentence);
+        let (only, None) = (found.next()?, found.next()) else { return None };
+        let (all, letter) = (only.get(0)?, only.get(1)?);
+        let (before, after) = (&sentence[..all.start()], &sentence[all.end()..]);
+        let is_last = !after.contains(char::is_alphanumeric) && before.ends_with(char::is_whitespace);
+        let is_denied =
+            RULED_OUT.is_match(before) || UNDONE.is_match(clause(before)) || NUMBERED.is_match(before);
+        self.letter(letter.as_str()).filter(|_| is_last && !is_denied && STATES.is_match(clause(before)))
     }
 
     /// Returns the option of a letter.
@@ -254,15 +283,26 @@ impl Reader<'_> {
         }
         let whole = || self.of_text(line);
         let word = open.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        // "E. coli" is no E.
+        if let Some(found) = whole().filter(|(_, how)| how.chars().filter(|c| !c.is_whitespace()).count() > 1)
+        {
+            return Some(found);
+        }
         if let Some(found) = self.options.labelled(word).filter(|found| *found < self.count) {
-            return whole().or(Some((found, word.to_owned())));
+            let rest = &open[word.len()..];
+            let is_other = rest.starts_with(['.', ',', '-', '/'])
+                && rest[1..].starts_with(|c: char| c.is_alphanumeric());
+            let found = (found, word.to_owned());
+            let is_one =
+                !is_other && !self.is_alternative(rest, true) && self.ends(&found, rest, '1', is_marked);
+            return is_one.then_some(found);
         }
         let first = open.chars().next()?;
         let rest = &open[first.len_utf8()..];
         let is_letter = first.is_ascii_uppercase() || (case == Case::Any && first.is_ascii_lowercase());
         let found = self.letter(&first.to_string()).filter(|_| is_letter);
         let Some(found) = found else { return whole() };
-        if self.is_alternative(rest) {
+        if self.is_alternative(rest, false) {
             return None;
         }
         match self.ends(&found, rest, first, is_marked) {
@@ -277,9 +317,10 @@ impl Reader<'_> {
     }
 
     /// Returns whether another option follows as a part of the same answer.
-    fn is_alternative(&self, rest: &str) -> bool {
+    fn is_alternative(&self, rest: &str, is_number: bool) -> bool {
         let other = ALTERNATIVE.captures(rest).and_then(|found| found.get(1));
-        other.is_some_and(|letter| letter.as_str() != "I")
+        let is_digit = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+        other.is_some_and(|other| other.as_str() != "I" && is_digit(other.as_str()) == is_number)
     }
 
     /// Returns whether a letter stands alone, by what follows it.
@@ -298,7 +339,7 @@ impl Reader<'_> {
         let follows = closed[next.len_utf8()..].chars().next();
         match next {
             ',' if letter.is_ascii_lowercase() => false,
-            '.' | ':' | ',' => !follows.is_some_and(char::is_alphanumeric),
+            '.' | ':' | ',' => !follows.is_some_and(|c| c.is_alphanumeric() && (next != ',' || c.is_ascii())),
             '!' | '?' | ';' => !follows.is_some_and(char::is_alphanumeric),
             '\\' => !follows.is_some_and(char::is_alphabetic),
             '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' => true,
@@ -331,6 +372,11 @@ impl Reader<'_> {
     }
 }
 
+/// Returns the part of a text behind its last boundary of a sentence.
+fn sentence(text: &str) -> &str {
+    text.rsplit(['.', '!', '?', ';', '\n']).next().unwrap_or_default()
+}
+
 /// Returns the part of a text behind its last boundary of a clause.
 fn clause(text: &str) -> &str {
     let boundary = BOUNDARY.find_iter(text).last();
@@ -350,7 +396,7 @@ const OPENS: [char; 11] = [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\'
 const CLOSES: [char; 8] = ['*', '$', '"', '`', ')', ']', '}', '_'];
 
 /// What stands behind a letter that names an option; behind "A" anything else makes it a word.
-const BEHIND: [&str; 17] = [
+const BEHIND: [&str; 19] = [
     "because",
     "since",
     "as ",
@@ -366,10 +412,14 @@ const BEHIND: [&str; 17] = [
     "(",
     "given ",
     "due to",
+    "rather than",
+    "instead of",
     "based on",
     "|",
 ];
 
+static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n|[。！？]"));
+static COUNTERFACTUAL: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\b(?:had|if|were|unless)\b"));
 static BEHIND_CAPITAL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)^(?:which|for|here|in\s+this|by|from|i\s+(?:think|believe)|indeed|according|so|though|while|and\s+(?:not|it|this|that|i|we|the\s+others?)|not)\b",

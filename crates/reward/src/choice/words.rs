@@ -9,9 +9,9 @@ use crate::pattern::pattern;
 /// "The answer is", "answer:", "a good choice here is", up to the option. Group 1 has the words between.
 pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(?:\b|_)(?:answer|option|choice|letter|(?:correct|right|best)\s+one|(?:my|final)\s+(?:pick|guess|selection|vote))",
-        r"(?:_(?:letter|choice|option|key))?\b[\x22'*_`)\]]*((?:\s+[a-z]+){0,7}?)\s*(?:",
-        r"\b(?:is|(?:should|would|must|will|has\s+to|have\s+to|ought\s+to|seems\s+to|appears\s+to|turns\s+out\s+to)\s+be)\b",
+        r"(?i)(?:\b|_)(?:answer|ans|option|choice|letter|(?:correct|right|best)\s+one|(?:my|final)\s+(?:pick|guess|selection|vote))",
+        r"(?:_(?:letter|choice|option|key))?\b[\x22'*_`)\]]*((?:,?\s+[a-z]+){0,7}?),?\s*(?:",
+        r"\b(?:is|(?:should|would|must|will|has\s+to|have\s+to|ought\s+to|seems\s+to|appears\s+to|turns\s+out\s+to)(?:\s+(?:therefore|thus|then|hence))?\s+be)\b",
         r"(?:\s+(?:therefore|thus|clearly|indeed|definitely|simply|then|hence|obviously|given\s+by|most\s+likely))*\s*:?",
         r"|:|=>|⇒|=|→|->|\s[-–—]\s)\s*",
     ))
@@ -25,16 +25,16 @@ pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
         r"|(?:go|going|went)\s+(?:with|for)|(?:we|you)\s+(?:should\s+|must\s+|can\s+)?(?:choose|pick|select)",
         r"|choose|select|pick|(?:that|this|which)\s+leaves(?:\s+us\s+with|\s+only)?",
         r"|matches|matching|corresponds\s+to|corresponding\s+to|agrees\s+with",
-        r"|(?:it|this|that|which)(?:'s|\s+is|\s+must\s+be|\s+should\s+be|\s+has\s+to\s+be|\s+would\s+be)",
+        r"|(?:it|this|that|which)(?:'s|\s+is|\s+can\s+only\s+be|\s+must\s+be|\s+should\s+be|\s+has\s+to\s+be|\s+would\s+be)",
         r"|(?:so|therefore|thus|hence|consequently|accordingly|finally),?",
-        r"|(?:final|correct|right|best|my)\s+answer|^[*_#\s]*answer)\s*:?\s+",
+        r"|(?:final|correct|right|best|my)\s+answer|^[*_#\s]*(?:answer|ans\.|(?:final|solution|correct)[*_]*:))[*_]*\s*:?\s+",
     ))
 });
 
 /// "B is correct", with the letter in group 1.
 pub(super) static IS_CORRECT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be|(?:seems|appears)(?:\s+to\s+be)?|looks)",
+        r"(?-i:\b([A-Z]))\b[)\]}\x22'*_`.]*\s+(?i:is|was|must\s+be|should\s+be|has\s+to\s+be)",
         r"(?i:\s+(?:therefore|thus|hence|clearly|indeed|definitely|obviously|the|my|our|only|most\s+likely|best|final))*",
         r"\s+[\x22'*_`]*(?i:correct|right|answer|choice|best)(?i:\s+(?:answer|option|choice|one))?[\x22'*_`]*",
         r"(?:[.,;:!)]|$|\s*\n|\s+(?i:because|since|as|here)\b|\s+[-–—(])",
@@ -56,7 +56,7 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
         r"|(?:উত্তর|উত্তরটি|জবাব)(?:\s*(?:হল|হলো|হবে|হচ্ছে|বিকল্প))*\s*[:-]?\s*(?:বিকল্প\s+)?",
         r"|(?:उत्तर|जवाब|सही\s+विकल्प)(?:\s*(?:है|विकल्प|होगा))*\s*[:-]?\s*(?:विकल्प\s+)?",
         // Languages that do not.
-        r"|(?:答案|答え|正解|解答|回答|正答)\s*(?:应该|應該|应|應|就|只能)?(?:是|为|為|選|选|选择|は|が)?\s*:?\s*(?:选项|選項)?\s*",
+        r"|(?:答案|答え|正解|解答|回答|正答)[\]\x22]?\s*(?:应该|應該|应|應|就|只能)?(?:是|为|為|選|选|选择|は|が)?\s*:?\s*(?:选项|選項)?\s*",
         r"|(?:选项|選項|选择|選擇|选|選)\s*(?:是|为|為)?\s*:?\s*",
         r"|(?:정답|답안|답변|답)\s*(?:은|는|이)?\s*:?\s*)",
         r"([\s*_\x22'`(\[{$]*(?-i:[A-Z]))",
@@ -83,9 +83,9 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)\b(?:if|suppose|supposing|assum\w+|whether|unless|not|never|\w+n't|cannot|doubt|doubtful|neither|nor|wrong",
         r"|incorrect|false|impossible|unlikely|could|might|may|why|than|instead\s+of|unlike|had|claims?|claimed|none",
         r"|initially|originally|tempt\w+|almost|nearly|at\s+first|going\s+to|would\s+have|thought|many|some|most\s+people",
-        r"|students|people|others",
+        r"|students|people|others|perhaps|maybe|possibly|nobody|no\s+one|no\s+way",
         r"|refuse\w*|hard|difficult|avoid|wenn|falls|si|se|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
-        r"|如果|若|假如|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
+        r"|¿|如果|若|假如|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
         r"|\b(?:falsche|incorrecta|incorrecte|mauvaise|fausse|salah|sbagliata|errada|incorreta|equivocada)\b",
     ))
 });
@@ -93,15 +93,15 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
 /// Words right before "answer" that make it another one than the answer.
 pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:first|initial|other|another|second|third|previous|earlier|tempting|common|worst|bad|eliminated|excluded",
-        r"|naive|alternative|next|each|every|no|his|her|their|your|student's|no\s+es|si)\s*$|[不别非勿没](?:应该|應該|应当|应|應|能|可以|可|会|要|宜)?\s*$",
+        r"(?i)\b(?:first|initial|other|another|second|third|(?:second|next|third)-best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
+        r"|naive|alternative|next|each|every|no|his|her|their|your|student's|should|shall|do|did|can|no\s+es|si)\s*$|[不别非勿没](?:应该|應該|应当|应|應|能|可以|可|会|要|宜)?\s*$",
     ))
 });
 
 /// What follows an option that is denied.
 pub(super) static DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^[^\w(]*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
+        r"(?i)^[^\w(]*(?:is|was|are|seems|looks|can|could|would|does|do|has|must)?(?:\s+be)?\s*\b(?:not|\w*n't|cannot|never|wrong|incorrect",
         r"|false|excluded|eliminated|impossible|out|too|ruled|implausible|unlikely|fails?)\b",
     ))
 });
@@ -117,8 +117,41 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
 /// Another option right behind one, with its letter in group 1: "B or C", "B, C", "B/C".
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,/&|+;]|,?\s*\b(?i:or|and|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
-        r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z])\b",
+        r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,/&|+;]|,?\s*\b(?i:or|and|as\s+well\s+as|plus|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
+        r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z]|\d+)\b",
         r"[)\]}\x22'*_`$]*\s*(?:[.,;:!?/&|)]|$|\n|\b(?i:or|and|und|oder)\b)",
     ))
+});
+
+/// What follows an option that is taken back: "The answer is B, no, A", "B. Wait, …".
+pub(super) static TAKEN_BACK: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|well|actually)\b\W*)*(?:no\s*(?:[,.;:!—–]|$)|correction\b|scratch\s+that",
+        r"|(?:wait|hold\s+on)\s*(?:[.,:;!…—–]|-|$)|just\s+kidding|i\s+doubt|on\s+second\s+thought",
+        r"|i\s+(?:retract|take\s+(?:that|it)\s+back|was\s+wrong|made\s+a(?:n\s+error|\s+mistake)))",
+    ))
+});
+/// What follows an option that is called wrong: "B, which is wrong", "B. This is incorrect."
+pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^\W*(?:(?:hmm+|but|actually|however)\b\W*)*(?:(?:which|that|this|it)(?:'s|\s+is|\s+was)\s+(?:not\s+(?:correct|right|true)",
+        r"|wrong|incorrect|false)\s*(?:[.,;:!)]|$|\b(?:because|since|as)\b)|\(\s*(?:wrong|incorrect|no|not)\s*\))",
+    ))
+});
+/// A sentence that denies an option, whose letter group 1 has: "B is wrong".
+pub(super) static IS_DENIED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"\b([A-Z])\b[)\]}\x22'*_`]*\s+(?i:(?:is|was)\s+(?:clearly\s+|also\s+|actually\s+)?(?:not\s+(?:the\s+)?(?:correct|right|answer|true)",
+        r"|wrong|incorrect|false|excluded|eliminated|impossible|ruled\s+out)|can't\s+be|cannot\s+be)\b",
+    ))
+});
+/// What makes a bracketed letter the option that its sentence states: "the capital is Paris (D)".
+pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:is|are|be|equals?|gives?|get|yields?|option|choice|thus|so|hence|therefore)\b|=")
+});
+/// Nouns before a bracketed letter that is no option: "equation (B)".
+pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:equations?|eq\.?|figure|fig\.?|lemma|theorem|part|case|step|line|point|section|but|copyright|see|by|in|of)\s*$",
+    )
 });

@@ -70,15 +70,17 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
             let (Some(input), Some(output)) = (fields.get("input"), fields.get("output")) else {
                 return Err(format!("have {}, which is no `input` with an `output`", shown(item)));
             };
-            let is_called = fields.get("testtype").and_then(Value::as_str) == Some("functional");
-            if !is_called {
-                return Ok(Case::Prints { input: text(input), output: text(output) });
+            let is = |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
+            // LiveCodeBench and DeepCoder; PrimeIntellect.
+            let (is_functional, is_call) = (is("testtype", "functional"), is("type", "function_call"));
+            if !is_functional && !is_call {
+                return prints(input, output);
             }
-            let beside = ["fn_name", "func_name"].iter().find_map(|name| task_field(task, name)?.as_str());
-            let function = beside.map(str::to_owned);
+            let beside = |name: &&str| fields.get(*name).or_else(|| task_field(task, name))?.as_str();
+            let function = ["fn_name", "func_name"].iter().find_map(beside).map(str::to_owned);
             let function = function.or_else(|| named_in(fields.get("metadata")?));
             match function.or_else(|| named_in(task_field(task, "metadata")?)) {
-                Some(function) => called(&function, input, output, false),
+                Some(function) => called(&function, input, output, is_call),
                 None => Err("are `functional`, but neither the row nor its `metadata` has a `fn_name` or \
                              `func_name` to call"
                     .into()),
@@ -107,7 +109,14 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
         };
         return list.iter().map(assertion).collect();
     }
-    let list = |name: &str| fields.get(name).and_then(Value::as_array);
+    // PrimeIntellect's `verification_info`.
+    if let Some(cases @ Value::Array(_)) = fields.get("test_cases") {
+        return read(cases, task);
+    }
+    // CodeContests has the names without an `s`.
+    let list = |name: &str| {
+        fields.get(name).or_else(|| fields.get(name.strip_suffix('s')?)).and_then(Value::as_array)
+    };
     let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
         let names: Vec<&str> = fields.keys().map(String::as_str).collect();
         return Err(format!("have {}, but not `inputs` with `outputs`, nor `assert_case`", names.join(", ")));
@@ -115,12 +124,20 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
     if inputs.len() != outputs.len() {
         return Err(format!("have {} inputs and {} outputs", inputs.len(), outputs.len()));
     }
-    let function = fields.get("fn_name").and_then(Value::as_str);
+    let function = fields.get("fn_name").and_then(Value::as_str).filter(|name| !name.is_empty());
     let case = |(input, output): (&Value, &Value)| match function {
         Some(function) => called(function, input, output, true),
-        None => Ok(Case::Prints { input: text(input), output: text(output) }),
+        None => prints(input, output),
     };
     inputs.iter().zip(outputs).map(case).collect()
+}
+
+/// A test of what is printed. An output that is missing is no empty one.
+fn prints(input: &Value, output: &Value) -> Result<Case, String> {
+    match output {
+        Value::Null => Err("have an output that is null, though nothing is returned".into()),
+        _ => Ok(Case::Prints { input: text(input), output: text(output) }),
+    }
 }
 
 /// A call, whose arguments are a list or, as text, JSON on a line each. APPS and TACO write the value that is

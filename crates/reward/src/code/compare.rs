@@ -61,6 +61,11 @@ impl Decimal {
         Some(Decimal { negative: negative && !digits.is_empty(), digits, exponent, is_float })
     }
 
+    /// Creates the decimal of a float, with all of its digits if it is whole.
+    fn of(value: f64) -> Option<Self> {
+        Decimal::parse(&if value.fract() == 0.0 { format!("{value:.0}") } else { value.to_string() })
+    }
+
     fn is_value_of(&self, other: &Decimal) -> bool {
         (self.negative, self.exponent, &self.digits) == (other.negative, other.exponent, &other.digits)
     }
@@ -177,24 +182,18 @@ impl Number {
         }
     }
 
-    fn to_f64(&self) -> f64 {
-        match self {
-            Number::Integer(value) => value.to_f64(),
-            Number::Float(value) => *value,
-        }
-    }
-
     fn is(&self, want: &Number, tolerance: Tolerance) -> bool {
         match (self, want) {
             (Number::Integer(found), Number::Integer(want)) => found.is_value_of(want),
-            // All digits of the float.
             (Number::Float(found), Number::Integer(want)) => {
-                found.fract() == 0.0
-                    && Decimal::parse(&format!("{found:.0}")).is_some_and(|found| found.is_value_of(want))
+                Decimal::of(*found).is_some_and(|found| found.is_value_of(want))
             }
-            (found, Number::Float(want)) => {
-                let found = found.to_f64();
-                found == *want || tolerance.allows((found - want).abs(), *want)
+            // An integer may have more digits than a float can hold: 10^22 + 1 is not 1e22.
+            (Number::Integer(found), Number::Float(value)) => Decimal::of(*value).is_some_and(|want| {
+                found.is_value_of(&want) || tolerance.allows(found.difference(&want), *value)
+            }),
+            (Number::Float(found), Number::Float(want)) => {
+                found == want || tolerance.allows((found - want).abs(), *want)
             }
         }
     }

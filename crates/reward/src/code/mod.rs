@@ -169,6 +169,9 @@ const LIMITED: &str = "limited";
 /// Least output that is kept of a test, in bytes.
 const OUTPUT: usize = 64 << 10;
 
+/// Word by which the runner says that the tests, and not the program, are at fault.
+const UNUSABLE: &str = "unusable";
+
 const RUNNER: &str = include_str!("runner.py");
 
 impl CodeKeys {
@@ -253,6 +256,10 @@ impl CodeScorer {
             }
         };
         let Ran { stdout, is_whole, end } = self.runner.run(&program).await?;
+        if let Some((_, why)) = stdout.split_once(&format!("{token} {UNUSABLE} ")) {
+            let why = why.lines().next().unwrap_or_default();
+            return Err(ScoreError::Unusable(format!("the tests of the task cannot be used: {why}")));
+        }
         let tolerance = Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
         let passed = end == ProgramEnd::Exit(0)
             && match case {
@@ -291,8 +298,14 @@ impl Scorer for CodeScorer {
         self.cases(task).map(drop)
     }
 
-    async fn check_ready(&self, _task: &Value) -> Result<(), ScoreError> {
-        self.runner.ready().await
+    async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
+        self.runner.ready().await?;
+        // Tests that are code say only in the sandbox that they cannot be used.
+        let cases = self.cases(task).unwrap_or_default();
+        match cases.iter().find(|case| matches!(case, Case::Asserts { .. })) {
+            Some(case) => self.passes("", case, "check").await.map(drop),
+            None => Ok(()),
+        }
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {

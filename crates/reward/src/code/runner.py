@@ -9,8 +9,10 @@ find it there, or change what they call. With asserts may come `start`, code tha
 its documentation: the program is the rest of it, or has the whole function, and finds all that stands before it.
 """
 
+import ast
 import builtins
 import ctypes
+import importlib.util
 import json
 import os
 import signal
@@ -36,19 +38,101 @@ from typing import *
 """
 
 
+# Says that the tests, and not the program, are at fault.
+UNUSABLE = "unusable"
+
+# Module by whose name tests import the program, as KodCode's do.
+SOLUTION = "solution"
+
+DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+
+
+def asserts(node):
+    """Whether a node fails a program that is wrong."""
+    if isinstance(node, ast.Assert):
+        return not isinstance(node.test, (ast.Constant, ast.Tuple))
+    name = getattr(node, "func", None)
+    name = getattr(name, "attr", getattr(name, "id", ""))
+    return isinstance(node, ast.Raise) or name.lower().startswith(("assert", "fail"))
+
+
+def acts(nodes):
+    """Whether statements assert or call something themselves, and not only in what they define."""
+    for node in nodes:
+        is_main = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+        if not is_main and not isinstance(node, DEFINITIONS):
+            is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            if is_call or asserts(node) or acts(ast.iter_child_nodes(node)):
+                return True
+    return False
+
+
+def suite(tree):
+    """The functions and classes that are tests and that nothing in the code calls, as pytest and unittest find them.
+
+    Raises ValueError for code that would pass whatever the program does.
+    """
+    nodes = list(ast.walk(tree))
+    if not any(map(asserts, nodes)):
+        raise ValueError("the tests assert nothing")
+    named = {node.id for node in nodes if isinstance(node, ast.Name)}
+    found = []
+    for node in tree.body:
+        is_case = "TestCase" in "".join(map(ast.dump, getattr(node, "bases", [])))
+        if not isinstance(node, DEFINITIONS) or not (is_case or node.name.lower().startswith(("test", "check"))):
+            continue
+        is_called = node.name in named
+        takes_none = not isinstance(node, ast.FunctionDef) or not node.args.args
+        is_plain = not any(isinstance(one, (ast.AsyncFunctionDef, ast.Yield, ast.YieldFrom)) for one in ast.walk(node))
+        if not is_plain or not (is_called or takes_none):
+            raise ValueError(f"the tests define `{node.name}`, which nothing calls")
+        found += [] if is_called else [node.name]
+    if not found and not acts(tree.body):
+        raise ValueError("the tests define what nothing calls")
+    for node in nodes:
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+        for module in modules if node in tree.body else []:
+            module = module.split(".")[0]
+            if module != SOLUTION and module not in sys.modules and importlib.util.find_spec(module) is None:
+                raise ValueError(f"the tests import `{module}`, which the Python of the sandbox does not have")
+    return found
+
+
+def run_suite(names, suite):
+    """Runs tests that code defines. Raises where one fails, or where a class has none."""
+    for name in suite:
+        item = names[name]
+        if not isinstance(item, type):
+            item()
+        elif hasattr(item, "assertEqual"):
+            import unittest
+
+            result = unittest.TestResult()
+            unittest.defaultTestLoader.loadTestsFromTestCase(item).run(result)
+            assert result.testsRun and not result.skipped and result.wasSuccessful()
+        else:
+            tests = [test for test in dir(item) if test.startswith("test")]
+            assert tests
+            for test in tests:
+                getattr(item(), test)()
+
+
 def plain(value):
-    """A value as JSON would have it: tuples are lists."""
+    """A value as JSON would have it: tuples are lists, and numbers of other types are Python's own."""
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
+    # Those of `decimal`, `fractions` and NumPy.
+    if hasattr(type(value), "__float__") and not isinstance(value, (int, float)):
+        whole = int(value)
+        return whole if whole == value else float(value)
     return value
 
 
 def statements(code, entry):
     """The number of statements of the last function of this name, or 0."""
-    import ast
-
     try:
         compile(code, "program.py", "exec")
         found = [node for node in ast.parse(code).body if getattr(node, "name", None) == entry]
@@ -59,8 +143,6 @@ def statements(code, entry):
 
 def defines(code, entry):
     """Whether code that may be incomplete binds this name."""
-    import ast
-
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -98,7 +180,7 @@ def sources(order):
 def tested(order):
     """What the function gives, or None once the asserts hold."""
     # A module that others find by its name: dataclasses and type hints are looked up there.
-    module = sys.modules["program"] = types.ModuleType("program")
+    module = sys.modules["program"] = sys.modules[SOLUTION] = types.ModuleType("program")
     names = module.__dict__
     # Beneath the names of the program, so that these alone are its functions.
     given = {}
@@ -107,7 +189,8 @@ def tested(order):
     for source in sources(order):
         exec(compile(source, "program.py", "exec"), names)
     if "asserts" in order:
-        exec(compile(order["asserts"], "test.py", "exec"), names)
+        exec(order["asserts"], names)
+        run_suite(names, order["suite"])
         return None
     function = names.get(order["function"])
     if function is None and "Solution" in names:
@@ -139,6 +222,14 @@ def run(order, out):
 def main():
     order = line()
     sign = order["sign"]
+    if "asserts" in order:
+        try:
+            tree = ast.parse(order["asserts"], "test.py")
+            order["suite"], order["asserts"] = suite(tree), compile(tree, "test.py", "exec")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            # No program has run yet, so this process alone knows the token.
+            os.write(1, f"\n{line()['token']} {UNUSABLE} {error}\n".encode())
+            os._exit(1)
     read, out = os.pipe()
     child = os.fork()
     if child == 0:

@@ -103,6 +103,99 @@ async fn programs_are_tested_by_code() {
 }
 
 #[tokio::test]
+async fn tests_that_test_nothing_leave_a_program_unscored() {
+    let (_, scorer) = scorer(Passing::All);
+    let program = "```python\ndef f(n):\n    return n\n```";
+    for (tests, why) in [
+        ("def check(candidate):\n    assert candidate(1) == 2\n", "define `check`, which nothing calls"),
+        ("def test_f(case):\n    assert f(case) == 2\n", "define `test_f`, which nothing calls"),
+        ("async def test_f():\n    assert f(1) == 2\n", "define `test_f`, which nothing calls"),
+        ("def verify():\n    assert f(1) == 2\n", "define what nothing calls"),
+        ("f(1) == 2", "assert nothing"),
+        ("print(f(1))", "assert nothing"),
+        ("assert (f(1) == 2, 'message')", "assert nothing"),
+        ("assert True", "assert nothing"),
+        ("\"assert f(1) == 2\"", "assert nothing"),
+        // A table as Python prints it.
+        ("{'inputs': ['1'], 'outputs': ['2']}", "assert nothing"),
+        ("assert f(1) 2", "invalid syntax"),
+        ("the tests are elsewhere", "invalid syntax"),
+        (
+            "import no_such_module\nassert f(1) == 1",
+            "import `no_such_module`, which the Python of the sandbox",
+        ),
+    ] {
+        for answer in [program, "```python\ndef f(n):\n    return 2\n```"] {
+            let task = json!({ "tests": tests });
+            let error = scorer.score(&evidence(answer, task)).await.unwrap_err();
+            assert!(error.to_string().contains(why), "{tests}: {error}");
+        }
+    }
+    // A program cannot say so itself.
+    let claim = "```python\nprint('unusable')\nprint('passed 0 unusable x')\n```";
+    assert_eq!(values(&scorer, claim, json!({ "tests": ["assert f(1) == 1"] })).await[0], 0.0);
+}
+
+#[tokio::test]
+async fn tests_of_pytest_and_unittest_are_run() {
+    let (_, scorer) = scorer(Passing::All);
+    let case = "import unittest\nclass TestCases(unittest.TestCase):\n    def test_f(self):\n        \
+                self.assertEqual(f(1), 1)\nif __name__ == '__main__':\n    unittest.main()\n";
+    for tests in [
+        "from solution import f\n\ndef test_one():\n    assert f(1) == 1\n",
+        "import random\nrandom.seed(0)\ndef test_one():\n    assert f(1) == 1\n",
+        "class TestF:\n    def test_one(self):\n        assert f(1) == 1\n",
+        case,
+        "def test_one():\n    assert f(1) == 1\ntest_one()\n",
+        "try:\n    f(None)\n    raise AssertionError\nexcept TypeError:\n    pass\nassert f(1) == 1",
+    ] {
+        let score = |body: &'static str| {
+            let answer = format!("```python\ndef f(n):\n    return {body}\n```");
+            let scorer = scorer.clone();
+            async move { values(&scorer, &answer, json!({ "tests": tests })).await[0] }
+        };
+        assert_eq!((score("n + 0").await, score("n + 1").await), (1.0, 0.0), "{tests}");
+    }
+}
+
+#[tokio::test]
+async fn tests_of_primeintellect_and_codecontests_are_read() {
+    let (_, scorer) = scorer(Passing::All);
+    let add = "```python\ndef add(a, b):\n    return a + b\n```";
+    let call = json!({ "type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3] });
+    let wrong = json!({ "type": "function_call", "fn_name": "add", "input": [1, 2], "output": 4 });
+    let cases = |cases: Value| json!({ "tests": { "language": "python", "test_cases": cases } });
+    assert_eq!(values(&scorer, add, cases(json!([call]))).await[0], 1.0);
+    assert_eq!(values(&scorer, add, cases(json!([call, wrong]))).await[0], 0.0);
+    let printed = json!([{ "type": "stdin_stdout", "input": "1 2", "output": "3" }]);
+    assert_eq!(values(&scorer, ADD, cases(printed)).await[0], 1.0);
+    let contest = json!({ "tests": { "input": ["1 2", "2 2"], "output": ["3", "4"] } });
+    assert_eq!(values(&scorer, ADD, contest).await[0], 1.0);
+    let no_function = json!({ "tests": { "inputs": ["1 2"], "outputs": ["3"], "fn_name": "" } });
+    assert_eq!(values(&scorer, ADD, no_function).await[0], 1.0);
+}
+
+#[tokio::test]
+async fn numbers_of_other_types_are_those_of_python() {
+    let (_, scorer) = scorer(Passing::All);
+    let task = |output: Value| json!({ "tests": { "fn_name": "f", "inputs": [[1]], "outputs": [output] } });
+    for (value, output, right) in [
+        ("Decimal(5)", json!(5), 1.0),
+        ("Decimal('5.5')", json!(5), 0.0),
+        ("Decimal(10) ** 25 + 1", json!(10), 0.0),
+        ("[Fraction(1, 2)]", json!([0.5]), 1.0),
+        ("10 ** 22", json!(1e22), 1.0),
+        ("10 ** 22 + 1", json!(1e22), 0.0),
+        ("float('nan')", json!(1.5), 0.0),
+    ] {
+        let program = format!(
+            "```python\nfrom decimal import Decimal\nfrom fractions import Fraction\ndef f(n):\n    return {value}\n```"
+        );
+        assert_eq!(values(&scorer, &program, task(output)).await[0], right, "{value}");
+    }
+}
+
+#[tokio::test]
 async fn a_program_finds_neither_the_value_that_is_expected_nor_the_token() {
     let (_, scorer) = scorer(Passing::Share);
     let task =
@@ -328,6 +421,7 @@ fn tests_that_make_no_sense_are_named() {
         (json!({ "tests": [{ "input": "x" }] }), "which is no `input` with an `output`"),
         (json!({ "tests": { "inputs": ["1"], "outputs": [] } }), "have 1 inputs and 0 outputs"),
         (json!({ "tests": { "input": "1" } }), "have input, but not `inputs` with `outputs`"),
+        (json!({ "tests": [{ "input": "1", "output": null }] }), "have an output that is null"),
         (
             json!({ "tests": { "fn_name": "f", "inputs": ["x"], "outputs": ["1"] } }),
             "the argument \"x\", no JSON",

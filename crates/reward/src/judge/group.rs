@@ -61,7 +61,7 @@ pub(super) fn scores(reply: &str, n: usize, least: f64, most: f64) -> Option<Vec
         numbers(serde_json::from_str(line).ok()?)
     };
     let list = reply.lines().rev().find_map(alone).or_else(|| {
-        let mut lists = json_values(reply, '[').into_iter().filter_map(|(_, value)| numbers(value));
+        let mut lists = json_values(reply, '[').into_iter().filter_map(|(.., value)| numbers(value));
         let first = lists.next()?;
         lists.all(|other| other == first).then_some(first)
     })?;

@@ -1,8 +1,8 @@
-//! Marks that only change how the reply of a judge looks.
+//! Marks that only change how the reply of a judge looks, and words that make a verdict somebody else's.
 
 use std::sync::LazyLock;
 
-use regex::Regex;
+use regex::{Captures, Regex};
 
 use crate::pattern::pattern;
 
@@ -12,6 +12,43 @@ pub(super) fn without_marks(reply: &str) -> String {
     let text = COMMAND.replace_all(reply, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
     TAG.replace_all(&text, "").replace(['’', '‘'], "'")
+}
+
+/// Returns a reply without what it quotes: lines that begin with ">", and texts between quotation marks that
+/// have a label of their own, "the student wrote 'Score: 10'".
+pub(super) fn without_quotations(reply: &str) -> String {
+    let is_quoted = |line: &&str| line.trim_start().starts_with('>');
+    let lines: String = reply.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
+    let own = |found: &Captures<'_>| match LABELLED.is_match(&found[0]) && found[0].len() < reply.trim().len()
+    {
+        true => format!("{}\"\"", found.get(1).map_or("", |before| before.as_str())),
+        false => found[0].to_owned(),
+    };
+    QUOTED.replace_all(&lines, own).into_owned()
+}
+
+/// Returns whether a label behind this text gives the judge's own verdict: it begins its sentence or the part
+/// behind a comma, but for a few words ("so my"), or is a key of JSON.
+pub(super) fn is_own(before: &str) -> bool {
+    let (above, line) = before.split_at(before.rfind('\n').map_or(0, |at| at + 1));
+    let start = SENTENCE.find_iter(line).last().map_or(0, |end| end.end());
+    let sentence = &line[start..];
+    let (clause, rest) = sentence.rsplit_once([',', '→']).unwrap_or(("", sentence));
+    LEADS.is_match(rest)
+        && (start > 0 || !continues(above))
+        && !is_supposed(clause)
+        && !CONDITION.is_match(clause)
+}
+
+/// Returns whether a clause before a verdict says that it is not given, or not by the judge.
+pub(super) fn is_supposed(clause: &str) -> bool {
+    SUPPOSED.is_match(clause)
+}
+
+/// Returns whether a line goes on with the sentence above it, or is quoted by it: "It is not", "It claims:".
+pub(super) fn continues(above: &str) -> bool {
+    let last = above.lines().rfind(|line| !is_mark(line)).unwrap_or_default();
+    DANGLES.is_match(last) || QUOTES.is_match(last)
 }
 
 /// Returns whether a text has no letters and digits.
@@ -28,4 +65,39 @@ static TAG: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)</?(?:b|i|u|em|strong|p|span|verdict|grade|judge?ment|final|decision|result|score|rating)>",
         r"|<br\s*/?>",
     ))
+});
+static QUOTED: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r#"()"[^"\n]*"|“[^”\n]*”|`[^`\n]+`|(^|[\s(])'[^'\n]*'"#));
+static LABELLED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\w[^\w\n]*[:：=]|\bis\b|\w/\d"));
+static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r#"[.!?;)]["'*_`)]*\s|[。！？；|]|[{,]\s*""#));
+/// Words before a label in its sentence, of which none makes it another's verdict.
+static LEADS: LazyLock<Regex> = LazyLock::new(|| {
+    const WORDS: &str = concat!(
+        r"(?:(?:so|thus|therefore|hence|and|then|overall|finally|my|our|the|this|that|final|in|conclusion|summary|short",
+        r"|total|i|we|would|will|d|ll|say|give|gave|rate|assign|award|conclude|it|is|a|an|as|with|answer|response",
+        r"|evaluation|assessment|verdict|judge?ment|result|step|score|rating|criterion|here|for|to)\b[\W\d_]*)*$",
+    );
+    pattern(&format!(r"(?i)(?:^|[,:–—]\s*\b(?:so|thus|therefore|hence)\b|-\s)[\W\d_]*{WORDS}"))
+});
+static DANGLES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(?:\b(?:not|never|in|un|non|hardly|barely|almost|nearly|partially|mostly|be|than|if|says?|wrote|claims?)",
+        r"|n't)[\s*_\x22'-]*$",
+    ))
+});
+static QUOTES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:if|would|wrote|writes|says?|said|claims?|claimed|states?|stated|example|instead|contains?|asks?|like",
+        r"|(?:ends|begins)\s+with)\b[^.!?]*[:：][*_\s]*$",
+    ))
+});
+static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:if|had|were|unless|could|might|may|not|never|no|nobody|cannot|another|other|perfect|ideal|best|maximum",
+        r"|says?|wrote|writes|claims?|example|\w+n't)\b|^\W*an?\s+(?:\w+\s+)?(?:answer|response|reply|solution)\b",
+    ))
+});
+/// Words with which a clause before a verdict is a condition of it.
+static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:with|without|for|once|when|would|should|others|asks?|demands?|must)\b")
 });

@@ -195,6 +195,17 @@ impl JudgeKeys {
         self.verdict.check().and_then(|()| self.prompt().map(drop)).map_err(ScoreError::Unusable)
     }
 
+    /// Returns what is unsafe about the template, with the way out: without a fence around it, an answer can
+    /// write the rest of the prompt itself.
+    pub fn note(&self) -> Option<&'static str> {
+        let template = self.template.as_deref().unwrap_or("{{ fence }}");
+        let is_fenced = template.split("{{").any(|hole| hole.trim_start().starts_with("fence"));
+        (!is_fenced && self.group.is_none()).then_some(
+            "an answer can imitate the rest of this judge's template, because no marker ends it: put a line \
+             {{ fence }} before and behind {{ answer }}, and say what it means",
+        )
+    }
+
     fn prompt(&self) -> Result<Template, String> {
         let (usual, names) = match self.group {
             None => (SINGLE, &NAMES[..]),

@@ -3,10 +3,10 @@
 //! A judge explains itself, and its explanation has numbers, too: "it names 2 of 3 causes". So a number
 //! counts only if the reply marks it as the score. The marks are, the strongest first:
 //!
-//! 1. a label ("Score: 7", "the rating is 7", "I give it a 7"); of several labels that of the total, else the
-//!    plain one, and the last of these;
+//! 1. a label that begins its sentence ("Score: 7", "the rating is 7", "I give it a 7"); of several labels
+//!    that of the total, else the plain one, and the last of these if their names are the same;
 //! 2. brackets, `[[7]]`;
-//! 3. the end of the scale, "7/10" or "7 out of 10";
+//! 3. the end of the scale where it begins its sentence, "7/10" or "so 7 out of 10";
 //! 4. the first or the last line, if it has nothing else, or the beginning of the reply ("7 - names all
 //!    causes").
 //!
@@ -17,14 +17,14 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-use super::marks::without_marks;
+use super::marks::{is_own, is_supposed, without_marks, without_quotations};
 use crate::pattern::pattern;
 
 /// Returns the position in `least..=most` of the number that a reply gives as its score, from 0 to 1. `None`
 /// if it gives none.
 pub(super) fn verdict(reply: &str, least: f64, most: f64) -> Option<f64> {
     let scale = Scale { least, most };
-    let text = scale.without_ranges(&without_marks(reply))?;
+    let text = scale.without_ranges(&without_quotations(&without_marks(reply)))?;
     let bracketed = || BRACKETS.find_iter(&text).map(|found| scale.value(&text[found.end()..]));
     let number = scale
         .labelled(&text)
@@ -70,13 +70,14 @@ impl Scale {
 
     /// Returns the number behind the label that counts.
     fn labelled(&self, text: &str) -> Option<Option<f64>> {
-        let mut labels: Vec<(Rank, Option<f64>)> = Vec::new();
+        let mut labels: Vec<(Rank, String, Option<f64>)> = Vec::new();
         for found in LABEL.captures_iter(text) {
             let (Some(all), Some(name)) = (found.get(0), found.get(2)) else { continue };
             let (before, behind) = (&text[..all.start()], &text[all.end()..]);
             let sign = found.get(3).map(|sign| sign.as_str().trim());
             let has_colon = sign.is_some_and(|sign| !sign.starts_with(['i', 'I']));
-            let is_weak = WEAK.contains(&name.as_str().to_lowercase().as_str());
+            let name = name.as_str().to_lowercase();
+            let is_weak = WEAK.contains(&&*name);
             let word = found.get(1).map_or("", |word| word.as_str());
             let Some(mut rank) = Rank::of(word, sign, has_colon) else { continue };
             // "Criterion 1 score".
@@ -90,36 +91,45 @@ impl Scale {
                 _ => true,
             };
             let is_score = SIGN_OF_NUMBER.is_match(behind) && ((has_colon && !is_weak) || is_apart(behind));
-            if is_label && is_score && !before.ends_with(['-', '_']) {
-                let value = self.value(behind);
+            if is_label && is_score && !before.ends_with(['-', '_']) && is_own(before) {
+                let value = self.value(behind).filter(|_| is_apart(behind));
                 let line = behind.trim_start().lines().next().unwrap_or_default();
                 // "10/10 for style, 2/10 for substance".
-                let differs = self.of_most(line).is_some_and(|other| other != value);
-                labels.push((rank, value.filter(|_| !differs)));
+                let differs = self.ends_of_scale(line).any(|(_, other)| other != value);
+                labels.push((rank, name, value.filter(|_| !differs)));
             }
         }
-        let given = GIVES.find_iter(text).map(|found| &text[found.end()..]);
-        let given = given.filter(|behind| SIGN_OF_NUMBER.is_match(behind) && is_apart(behind));
-        labels.extend(given.map(|behind| (Rank::Said, self.value(behind))));
-        let rank = labels.iter().map(|(rank, _)| *rank).max()?;
-        let mut values = labels.into_iter().filter(|(of, _)| *of == rank).map(|(_, value)| value);
-        match rank {
-            Rank::Part => only(values),
-            _ => values.next_back(),
+        for found in GIVES.find_iter(text) {
+            let sentence =
+                text[..found.start()].rsplit(['.', '!', '?', ';', '\n']).next().unwrap_or_default();
+            let behind = &text[found.end()..];
+            if SIGN_OF_NUMBER.is_match(behind) && is_apart(behind) && !is_supposed(sentence) {
+                labels.push((Rank::Said, String::new(), self.value(behind)));
+            }
         }
+        let rank = labels.iter().map(|(rank, ..)| *rank).max()?;
+        labels.retain(|(of, ..)| *of == rank);
+        let is_same = labels.iter().all(|(_, name, _)| *name == labels[0].1);
+        let mut values = labels.into_iter().map(|(.., value)| value);
+        if is_same && rank != Rank::Part { values.next_back() } else { only(values) }
     }
 
-    /// Returns the number before the end of the scale, "7/10".
-    fn of_most(&self, text: &str) -> Option<Option<f64>> {
-        let found = OF.captures_iter(text).filter_map(|found| {
+    /// Returns the numbers before the end of the scale, "7/10", with their offsets.
+    fn ends_of_scale(&self, text: &str) -> impl Iterator<Item = (usize, Option<f64>)> {
+        OF.captures_iter(text).filter_map(|found| {
             let (number, end, all) = (found.get(1)?, found.get(2)?, found.get(0)?);
             let is_scale = decimal(end.as_str()) == Some(self.most);
             let is_part = text[..all.start()].ends_with(['/', '.', ',', '-', '−', '–']);
             // "8/10 steps" counts something else.
             (is_scale && !is_part && AFTER_SCORE.is_match(&text[all.end()..]))
-                .then(|| decimal(number.as_str()))
-        });
-        only(found)
+                .then(|| (all.start(), decimal(number.as_str())))
+        })
+    }
+
+    /// Returns the number before the end of the scale, if one begins its sentence.
+    fn of_most(&self, text: &str) -> Option<Option<f64>> {
+        self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]))?;
+        only(self.ends_of_scale(text).map(|(_, number)| number))
     }
 
     /// Returns the number on the first or last line, or at the beginning of the reply.
@@ -189,6 +199,8 @@ impl Rank {
         };
         match &*word {
             word if OTHERS.contains(&word) => None,
+            // "The student's score".
+            word if word.ends_with("'s") => None,
             "final" | "overall" | "total" if sign.is_some() => Some(Rank::Total),
             "" | "the" | "my" | "a" | "this" | "its" | "and" | "so" | "answer" | "response" | "quality"
             | "final" | "overall" | "total" => Some(plain),
@@ -197,10 +209,17 @@ impl Rank {
     }
 }
 
-/// Returns whether the number at the beginning of a text counts nothing: "7." and not "7 errors".
+/// Returns whether the number at the beginning of a text counts nothing ("7." and not "7 errors"), has no
+/// condition ("7 if complete"), is not taken back ("7. No, 5") and is not the number of an item below.
 fn is_apart(text: &str) -> bool {
-    let text = strip(text);
-    NUMBER.find(text).is_some_and(|number| AFTER_SCORE.is_match(&text[number.end()..]))
+    let number = strip(text);
+    let lead = text.len() - text.trim_end().len() + number.len();
+    let is_item = text[..text.len() - lead].contains('\n') && ITEM.is_match(number);
+    !is_item
+        && NUMBER.find(number).is_some_and(|found| {
+            let after = &number[found.end()..];
+            AFTER_SCORE.is_match(after) && !LIMITED.is_match(after)
+        })
 }
 
 /// Returns a text from its first character that is no mark.
@@ -214,7 +233,7 @@ fn decimal(text: &str) -> Option<f64> {
 }
 
 /// Words before a label that name something else than the score that is given.
-const OTHERS: [&str; 22] = [
+const OTHERS: [&str; 39] = [
     "max",
     "maximum",
     "min",
@@ -237,6 +256,23 @@ const OTHERS: [&str; 22] = [
     "confidence",
     "no",
     "initial",
+    "base",
+    "baseline",
+    "target",
+    "sample",
+    "example",
+    "own",
+    "claimed",
+    "ideal",
+    "potential",
+    "possible",
+    "required",
+    "needed",
+    "other",
+    "human",
+    "starting",
+    "old",
+    "first",
 ];
 /// Labels that mark a score only at the beginning of a line.
 const WEAK: [&str; 9] =
@@ -267,17 +303,26 @@ static OF: LazyLock<Regex> = LazyLock::new(|| {
         r"(\d+(?:[.,]\d+)?)\b",
     ))
 });
-/// What may follow a score that no colon marks.
+/// What may follow a score.
 static AFTER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^[*_$)}\]\x22'`]*(?:$|[.,;!)](?:\s|$)|\s*\n|\s*[–—(]|\s+-+\s",
-        r"|\s+(?:points?|pts|marks|stars?|because|since|as|for|overall|in\s+total)\b)",
+        r"(?i)^[*_$)}\]\x22'`]*(?:\s+(?:points?|pts|marks|stars?))?(?:\s*$|[.,;!)}](?:\s|$)|\s*\n|\s*[–—(|]|\s+-+\s",
+        r"|\s+(?:because|since|as|for|due\s+to|given|overall|in\s+total|based\s+on)\b|\s+(?-i:[A-Z]))",
     ))
 });
+/// What follows a score that it limits or takes back.
+static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[^\w.!;]*\b(?:if|unless|only|provided|assuming|when|at\s+(?:best|most|least)|minus",
+        r"|(?:for|of)\s+(?:an?\s*other|other|the\s+(?:other|reference)))\b",
+        r"|^\W*\b(?:no\s*[,.:;]|(?:wait|actually|rather|correction|make\s+that|or)\b)",
+    ))
+});
+static ITEM: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\d+[.)]\s+\S"));
 /// What may follow a number that begins a reply.
 static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)^[*_)\]\x22'`]*(?:\s*[–—(]|\s+-+\s|:\s|\s*,?\s*(?:because|since)\b|\s+(?:points?|stars?)\b)",
+        r"(?i)^[*_)\]\x22'`]*(?:\s*[–—(]|\s+-+\s|:\s|\s*,?\s*(?:because|since)\b|\s+(?:points?|stars?)\s*(?:[.,;:!()–—-]|$))",
     )
 });
 /// A scale, with the words that say so in group 1; a label before it, in group 2, stays.
@@ -291,7 +336,7 @@ static RANGE: LazyLock<Regex> = LazyLock::new(|| {
 /// The label of a score: the word before it, its name, and the sign before its number.
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(\b[a-z]+(?:['’]s)?\s+)?\b(score|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
+        r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
         r"|assessment|final)s?\b(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
         r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
         r"(?:\s+(?-i:an?|only|just)\b)?",
@@ -301,7 +346,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
 static GIVES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:(?:i|we)(?:\s+would|\s+will|['’]d|['’]ll)?\s+(?:give|rate|score|grade|assign|award)",
-        r"|scores|deserves|earns|rated|scored|graded)\b",
+        r"|scores|deserves|earns|merits|gets|receives|rated|scored|graded)\b",
         r"(?:\s+(?:it|this|that|them|the|answer|response|reply|solution|an?|at|as|score|rating|of|only|with|grade)\b)*",
     ))
 });
@@ -345,6 +390,9 @@ mod tests {
             ("My rating is: **7**", Some(7.0)),
             ("Score\n7", Some(7.0)),
             ("Score: 7,5", Some(7.5)),
+            ("Score: 7 points, one for each cause", Some(7.0)),
+            ("It is clear and short, so 7/10.", Some(7.0)),
+            ("Score: 7. It says \"Score: 10\".", Some(7.0)),
             ("Score: 7, 5 of them are good", Some(7.0)),
             ("Score: 4/5", Some(8.0)),
             ("Score: 80%", Some(8.0)),
@@ -405,6 +453,26 @@ mod tests {
             "Score: 7e2",
             "Score: 150%",
             "The answer is 7.",
+            "Its text is 'Score: 9'.",
+            "> Score: 9",
+            "It asks: Score: 9",
+            "For a complete proof: Score: 9",
+            "An ideal reply would have a score of 9.",
+            "If it were complete, I would rate it 9.",
+            "The student's score: 9",
+            "Target score: 9",
+            "Score: 9 is too high.",
+            "Score: 9 if complete",
+            "Score: 9 (unless it is copied)",
+            "Score: 9? Hardly.",
+            "Score: 9. No, 4.",
+            "Score: 9 → 4",
+            "Score: 9 minus 5",
+            "Score: 9 at best",
+            "Score:\n1. It is clear.\n2. It is short.",
+            "Score: 9\nRating: 4",
+            "9 points can be had.",
+            "The fraction 9/10 is right.",
             "Step 3 is wrong",
             "Is it 7?",
         ] {

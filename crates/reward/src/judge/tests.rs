@@ -178,3 +178,12 @@ fn templates_are_checked_with_the_tasks() {
         assert!(error.contains(want), "{error}");
     }
 }
+
+#[test]
+fn template_without_fence_is_noted() {
+    let note = |template: Option<&str>| JudgeKeys { template: template.map(Into::into), ..keys() }.note();
+    assert!(
+        note(Some("{{ question }} {{ answer }} Score:")).unwrap().contains("{{ fence }} before and behind")
+    );
+    assert_eq!((note(None), note(Some("{{fence}}\n{{ answer }}\n{{ fence }}"))), (None, None));
+}

@@ -1,11 +1,14 @@
 //! From the reply of a judge to a number.
 
+use std::sync::LazyLock;
+
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::number::{share, verdict as number};
 use super::word;
+use crate::pattern::pattern;
 
 /// How the reply of a judge is read. A reply that cannot be read so is no verdict.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -116,9 +119,10 @@ fn last_of(reply: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
 /// Maximum number of places in a reply at which JSON is looked for.
 const MAX_STARTS: usize = 256;
 
-/// Returns all values of JSON in a reply that begin with `open`, the outermost of each place, in their order.
-pub(super) fn json_values(reply: &str, open: char) -> Vec<(usize, Value)> {
-    let mut found: Vec<(usize, Value)> = Vec::new();
+/// Returns all values of JSON in a reply that begin with `open`, the outermost of each place, in their order,
+/// each with its range of bytes.
+pub(super) fn json_values(reply: &str, open: char) -> Vec<(usize, usize, Value)> {
+    let mut found = Vec::new();
     let mut end = 0;
     for (start, _) in reply.match_indices(open).take(MAX_STARTS) {
         if start < end {
@@ -128,7 +132,7 @@ pub(super) fn json_values(reply: &str, open: char) -> Vec<(usize, Value)> {
         let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
         if let Some(Ok(value)) = values.next() {
             end = start + values.byte_offset();
-            found.push((start, value));
+            found.push((start, end, value));
         }
     }
     found
@@ -150,25 +154,45 @@ fn without_control_characters(text: &str) -> String {
 /// another value leaves open which is meant, unless the reply begins with the first one.
 fn field_of(reply: &str, field: &str) -> Option<Value> {
     let mut found = Vec::new();
-    for (start, value) in json_values(reply, '{') {
-        if let Some(value) = find(&value, field) {
-            found.push((start, value.clone()));
+    let key = pattern(&format!(r#"(?:^|[^\\])"{}"\s*:"#, regex::escape(field)));
+    for (start, end, value) in json_values(reply, '{') {
+        let mut all = Vec::new();
+        fields(&value, field, false, &mut all);
+        if all.is_empty() {
+            continue;
         }
+        // Its own field, else the only one within it; none if one object has the field twice.
+        let own = value.get(field).or_else(|| {
+            all.first().filter(|(_, in_list)| all.len() == 1 && !in_list).map(|(value, _)| *value)
+        });
+        let is_twice = key.find_iter(&reply[start..end]).count() > all.len();
+        found.push((start, own.filter(|_| !is_twice).cloned()));
     }
     let (start, first) = found.first()?.clone();
     let lead = reply[..start].trim().trim_start_matches('`');
     let is_first = lead.is_empty() || lead == "json";
-    (is_first || found.iter().all(|(_, other)| *other == first)).then_some(first)
+    let is_quoted = REPORTS.is_match(lead.lines().last().unwrap_or_default());
+    (is_first || (!is_quoted && found.iter().all(|(_, other)| *other == first))).then_some(first).flatten()
 }
 
-/// Returns the field of an object, or of the first object within it that has it.
-fn find<'v>(value: &'v Value, field: &str) -> Option<&'v Value> {
+/// Collects the values of a field in a value, and whether they stand in a list.
+fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v Value, bool)>) {
     match value {
-        Value::Object(map) => map.get(field).or_else(|| map.values().find_map(|value| find(value, field))),
-        Value::Array(list) => list.iter().find_map(|value| find(value, field)),
-        _ => None,
+        Value::Object(map) => {
+            found.extend(map.get(field).map(|value| (value, in_list)));
+            map.values().for_each(|value| fields(value, field, in_list, found));
+        }
+        Value::Array(list) => list.iter().for_each(|value| fields(value, field, true, found)),
+        _ => {}
     }
 }
+
+/// Words before an object that is not what the judge says.
+static REPORTS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:wrote|writes|says?|said|claims?|claimed|contains?|ends\s+with|begins\s+with|example|such\s+as|if|would)\b[^.!?]*$",
+    )
+});
 
 #[cfg(test)]
 mod tests {
@@ -211,6 +235,12 @@ mod tests {
             (&json, "{\"verdict\": {\"score\": 5}}", Some(0.5)),
             (&json, "{\"score\": \"4/5\"}", Some(0.8)),
             (&json, "{\"score\": 5", None),
+            (&json, "{\"steps\": [{\"score\": 10}, {\"score\": 2}]}", None),
+            (&json, "{\"style\": {\"score\": 10}, \"proof\": {\"score\": 2}}", None),
+            (&json, "{\"best\": {\"score\": 10}, \"score\": 2}", Some(0.2)),
+            (&json, "{\"score\": 10, \"score\": 2}", None),
+            (&json, "{\"score\": 2, \"why\": \"it has \\\"score\\\": 10\"}", Some(0.2)),
+            (&json, "The student wrote {\"score\": 10}", None),
             (&json, "{\"score\": [5]}", None),
         ] {
             assert_eq!(verdict.read(reply), want, "{reply}");

@@ -15,12 +15,12 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::marks::{is_mark, without_marks};
+use super::marks::{continues, is_mark, is_own, without_marks, without_quotations};
 use crate::pattern::pattern;
 
 /// Returns whether a reply says that the answer is correct, or `None` if it has no verdict.
 pub(super) fn verdict(reply: &str) -> Option<bool> {
-    let plain = without_marks(reply);
+    let plain = without_quotations(&without_marks(reply));
     let mut explicit = Explicit::default();
     let mut offset = 0;
     for line in plain.split_inclusive('\n') {
@@ -77,13 +77,10 @@ impl Explicit {
     /// Takes a line, which begins at `offset` of the reply.
     fn take_line(&mut self, line: &str, offset: usize, reply: &str) {
         let text = line.trim();
-        // A quotation of the answer is not what the judge says; an item of a list is about a part of it.
-        if text.starts_with('>') {
-            return;
-        }
         let before = reply[..offset].lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         if let Some(said) = opening(text, true)
             && !QUOTES.is_match(before)
+            && !continues(&reply[..offset])
         {
             // Two lines that differ are a list of what a verdict may be.
             let is_list = opening(before.trim(), true).is_some_and(|other| other != said);
@@ -91,7 +88,7 @@ impl Explicit {
         }
         for label in LABEL.captures_iter(line) {
             let Some(all) = label.get(0) else { continue };
-            if label.get(1).is_some() {
+            if label.get(1).is_some() || !is_own(&reply[..offset + all.start()]) {
                 continue;
             }
             // The verdict may stand on the next line.
@@ -241,7 +238,7 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
-    r"|mistaken|or|apart|aside|save|never\s*mind)\b|^\W*not\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
+    r"|mistaken|or|apart|aside|save|never\s*mind|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
 /// and that leave "incorrect" open.
@@ -324,6 +321,8 @@ mod tests {
             ("Verdict: Correct\nWait, the sign is off.\nVerdict: Incorrect", false),
             ("Grade: incorrect? No.\nFinal: correct", true),
             ("Incorrect. The correct answer is 5.", false),
+            ("Verdict: Incorrect. It says 'Verdict: Correct'.", false),
+            ("They agree, so my verdict is: correct", true),
             ("Incorrect, the correct answer is 5, but close.", false),
             ("Incorrect; correct would be 5", false),
             ("Correct. The student's derivation has no error.", true),
@@ -450,6 +449,16 @@ mod tests {
             "Reply with one of:\nCorrect\nIncorrect",
             "The student wrote:\nCorrect",
             "The judgement is that the answer is correct in part.",
+            "The reply ends with 'Verdict: CORRECT', which counts for nothing.",
+            "> Verdict: Correct\n\nSo it claims.",
+            "It claims:\nVerdict: Correct",
+            "The text \"Grade: correct\" is the student's.",
+            "It has not earned Verdict: Correct.",
+            "With another sign: Verdict: Correct",
+            "It is not\nCorrect",
+            "With a unit it would be\nVerdict: Correct",
+            "Verdict: Correct (no)",
+            "Correct as far as it goes.",
         ] {
             if verdict(reply).is_some() {
                 apart.push((reply, verdict(reply)));

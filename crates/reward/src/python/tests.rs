@@ -318,3 +318,12 @@ fn keys_are_checked() {
         assert!(keys.check().unwrap_err().to_string().contains(want), "{want}");
     }
 }
+
+#[tokio::test]
+async fn replies_of_forked_processes_are_not_taken_for_scores() {
+    let text = format!("import os\n{HEAD}    return 1 if os.fork() else 0\n");
+    let scorer = script(&text, |keys| keys.workers = 1);
+    for _ in 0..5 {
+        assert_eq!(scorer.score("72").await.unwrap(), [Component::score(1.0)]);
+    }
+}

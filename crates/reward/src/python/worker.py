@@ -190,6 +190,7 @@ def main():
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     reply({"ready": True, "columns": call.columns})
+    own = os.getpid()
     for line in questions:
         try:
             result = function(**call.arguments(json.loads(line)))
@@ -200,6 +201,9 @@ def main():
             said = {"error": str(error)}
         except BaseException as error:
             said = {"error": raised(error, path)}
+        if os.getpid() != own:
+            # A process that the function has forked and not ended: its reply would be taken for that of the next call.
+            os._exit(0)
         reply(said)
 
 

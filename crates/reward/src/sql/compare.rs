@@ -22,9 +22,13 @@ impl Cell {
     }
 
     /// Returns whether it is the same value: whole numbers to the last digit, numbers in floating point up to
-    /// four units in the last place, by which the order of operations changes them.
+    /// four units in the last place, by which the order of operations changes them. An infinity is close to no
+    /// other number.
     fn is_same(&self, other: &Cell) -> bool {
-        let close = |a: f64, b: f64| a == b || (a - b).abs() <= 4.0 * f64::EPSILON * a.abs().max(b.abs());
+        let close = |a: f64, b: f64| {
+            let size = a.abs().max(b.abs());
+            a == b || (size.is_finite() && (a - b).abs() <= 4.0 * f64::EPSILON * size)
+        };
         match (self, other) {
             (Cell::Real(a), Cell::Real(b)) => close(*a, *b),
             (Cell::Whole(whole), Cell::Real(real)) | (Cell::Real(real), Cell::Whole(whole)) => {
@@ -167,7 +171,7 @@ mod tests {
             1 => Cell::Real(dice.below(1_000_000_000) as f64 / 1024.0),
             2 => Cell::Whole(dice.below(3) as i64),
             3 => Cell::Whole(dice.digits(18).parse().unwrap()),
-            4 => Cell::Text(dice.digits(3)),
+            4 => Cell::Text(dice.digits(3).into_bytes()),
             _ => Cell::Text(["Ada", "Bob", "Cy", ""][dice.below(4)].into()),
         }
     }
@@ -180,15 +184,15 @@ mod tests {
                 0 => Cell::Whole(value + 1),
                 1 => Cell::Whole(-value - 1),
                 2 => Cell::Real(*value as f64 + 0.5 + (*value as f64).abs()),
-                _ => Cell::Text(value.to_string()),
+                _ => Cell::Text(value.to_string().into_bytes()),
             },
             Cell::Real(value) => match dice.below(3) {
                 0 => Cell::Real(value + (1.0 / 1024.0f64).max(value.abs() * 1e-12)),
                 1 => Cell::Real(-value - 1.0),
                 _ => Cell::Real(value * 10.0 + 1.0),
             },
-            Cell::Text(text) => Cell::Text(format!("{text}x")),
-            Cell::Blob(bytes) => Cell::Text(String::from_utf8_lossy(bytes).into_owned()),
+            Cell::Text(text) => Cell::Text([text, &b"x"[..]].concat()),
+            Cell::Blob(bytes) => Cell::Text(bytes.clone()),
         }
     }
 

@@ -17,7 +17,8 @@ pub(super) enum Cell {
     Null,
     Whole(i64),
     Real(f64),
-    Text(String),
+    /// Bytes of a text, which need not be UTF-8: two texts that are not are still two texts.
+    Text(Vec<u8>),
     Blob(Vec<u8>),
 }
 
@@ -27,7 +28,7 @@ impl Cell {
             ValueRef::Null => Cell::Null,
             ValueRef::Integer(value) => Cell::Whole(value),
             ValueRef::Real(value) => Cell::Real(value),
-            ValueRef::Text(text) => Cell::Text(String::from_utf8_lossy(text).into_owned()),
+            ValueRef::Text(text) => Cell::Text(text.to_vec()),
             ValueRef::Blob(blob) => Cell::Blob(blob.to_vec()),
         }
     }
@@ -107,7 +108,11 @@ impl Query {
     pub fn check(database: &Path, text: &str) -> Result<(), String> {
         let connection = open(database, VALUE_BYTES[1])?;
         let statement = connection.prepare(text).map_err(|error| error.to_string())?;
-        if statement.readonly() { Ok(()) } else { Err("it would write".into()) }
+        match (statement.readonly(), statement.column_count()) {
+            (false, _) => Err("it would write".into()),
+            (true, 0) => Err("it is no query".into()),
+            _ => Ok(()),
+        }
     }
 
     /// Runs the query.
@@ -143,6 +148,9 @@ impl Query {
             return Err("it would write".into());
         }
         let columns = statement.column_count();
+        if columns == 0 {
+            return Err("it gives no rows, whatever the database holds: it is no query".into());
+        }
         let mut rows = statement.query([]).map_err(|error| error.to_string())?;
         let (mut found, mut bytes) = (Vec::new(), 0);
         while let Some(row) = rows.next().map_err(|error| error.to_string())? {

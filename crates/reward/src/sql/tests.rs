@@ -92,6 +92,43 @@ async fn queries_are_compared_by_what_they_give() {
 }
 
 #[tokio::test]
+async fn values_that_look_alike_are_told_apart() {
+    let folder = folder();
+    let scorer = scorer(folder.path());
+    for (gold, answer, score) in [
+        // Texts that are not UTF-8, as old databases have them.
+        ("SELECT CAST(x'e9' AS TEXT)", "SELECT CAST(x'e9' AS TEXT)", 1.0),
+        ("SELECT CAST(x'e9' AS TEXT)", "SELECT CAST(x'e8' AS TEXT)", 0.0),
+        ("SELECT CAST(x'e9' AS TEXT)", "SELECT char(65533)", 0.0),
+        ("SELECT 'a' || char(0) || 'b'", "SELECT 'a' || char(0) || 'c'", 0.0),
+        // An infinity is close to no number.
+        ("SELECT avg(price) FROM item", "SELECT 9e999", 0.0),
+        ("SELECT 9e999", "SELECT avg(price) FROM item", 0.0),
+        ("SELECT 9e999", "SELECT -9e999", 0.0),
+        ("SELECT 9e999", "SELECT 1e999", 1.0),
+    ] {
+        let given = scorer.score(&evidence(answer, task(gold))).await.unwrap();
+        assert_eq!(given[0].value, score, "{gold}\n{answer}");
+    }
+}
+
+#[tokio::test]
+async fn statements_without_columns_do_not_count_as_empty_results() {
+    let folder = folder();
+    let scorer = scorer(folder.path());
+    let empty = "SELECT name FROM item WHERE 0";
+    for answer in ["BEGIN", "SAVEPOINT a", "REINDEX", "PRAGMA foreign_keys = ON", "-- nothing", ";", "COMMIT"]
+    {
+        let given = scorer.score(&evidence(answer, task(empty))).await.unwrap();
+        assert_eq!((given[0].value, given[1].value), (0.0, 0.0), "{answer}");
+    }
+    let given =
+        scorer.score(&evidence("SELECT price FROM item WHERE price > 99", task(empty))).await.unwrap();
+    assert_eq!(given[0].value, 1.0);
+    assert!(scorer.check_task(&task("BEGIN")).unwrap_err().to_string().contains("it is no query"));
+}
+
+#[tokio::test]
 async fn order_of_columns_counts_if_the_recipe_says_so() {
     let folder = folder();
     let any = scorer(folder.path());

@@ -3,6 +3,7 @@
 First of the files that are joined into one program; `server.py`, the last, says how they work together.
 """
 
+import builtins
 import ctypes
 import json
 import os
@@ -13,6 +14,9 @@ import signal
 import socket
 import struct
 import sys
+
+# Functions of these files find what Python had at its start, whatever code puts in the place of it.
+__builtins__ = dict(vars(builtins))
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -196,7 +200,6 @@ def limit(order):
     limits = order["limits"]
     memory = limits["memory"]
     for which, most in [
-        (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_DATA, memory),
         (resource.RLIMIT_AS, max(4 * memory, memory + (2 << 30))),
         (resource.RLIMIT_FSIZE, limits["file"]),

@@ -14,7 +14,7 @@ def end(run, *arguments):
     known = set(sys.modules) - {"__main__"}
     code = 0
     try:
-        run(*arguments)
+        code = run(*arguments) or 0
     except SystemExit as error:
         code = exit_code(error.code)
     except BaseException as error:
@@ -117,7 +117,7 @@ def share_by_files():
 
 
 def start(keeper):
-    """Runs the code, in the runner."""
+    """Runs the code, in the runner. Returns its exit code if an exception ended it."""
     order = keeper.order
     home = keeper.home
     keeper.__dict__.clear()
@@ -135,9 +135,11 @@ def start(keeper):
         except OSError as error:
             print("%s: %s" % (order["command"][0], os.strerror(error.errno)), file=sys.stderr)
             sys.exit(127)
+    import builtins
     import types
 
     main = types.ModuleType("__main__")
+    main.__builtins__ = builtins
     sys.modules["__main__"] = main
     sys.path.insert(0, home)
     # Other runs were forked from the same state.
@@ -159,7 +161,8 @@ def start(keeper):
     except BaseException as error:
         trace = error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        # The code can have put something else in the place of `sys.exit`.
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def plain(text):
@@ -172,10 +175,10 @@ def described(raised, most):
     import traceback
 
     # Frames of this file say nothing about the code.
-    trace = raised.__traceback__
+    trace = BaseException.__traceback__.__get__(raised)
     while trace is not None and trace.tb_frame.f_globals is globals():
         trace = trace.tb_next
-    name = type(raised).__name__
+    name = type.__getattribute__(type(raised), "__name__")
     try:
         words = "".join(traceback.format_exception(type(raised), raised.with_traceback(trace), trace))
     except BaseException:
@@ -195,6 +198,8 @@ def serve_cells(names, most):
     import linecache
 
     line, shown, ours = socket.socket(fileno=3), [], os.getpid()
+    # Code can put other functions in the place of these.
+    pack, unpack, dumps = struct.pack, struct.unpack, json.dumps
     # An answer is read as a whole outside.
     most = min(most, 1 << 20)
     room, left_out = 2 * most, 0
@@ -238,7 +243,7 @@ def serve_cells(names, most):
 
     number = 0
     while True:
-        source = receive(struct.unpack("=I", receive(4))[0]).decode()
+        source = receive(unpack("=I", receive(4))[0]).decode()
         number += 1
         shown.clear()
         room, left_out, error = 2 * most, 0, None
@@ -255,5 +260,5 @@ def serve_cells(names, most):
                 pass  # The code has closed it, or put something else in its place.
         if left_out:
             shown.append("[... %d more values are left out ...]" % left_out)
-        answer = json.dumps({"shown": shown, "error": error}).encode()
-        line.sendall(struct.pack("=I", len(answer)) + answer)
+        answer = dumps({"shown": shown, "error": error}).encode()
+        line.sendall(pack("=I", len(answer)) + answer)

@@ -55,6 +55,11 @@ def main():
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     missing = {}
+    try:
+        # One byte: no core dump at all. At 0 bytes, a program of the host would still get one (core(5)).
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    except ValueError:
+        pass  # The host allows none, and this process has no right to change that.
     if config["jailed"]:
         try:
             enter(config)

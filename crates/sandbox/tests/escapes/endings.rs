@@ -5,7 +5,7 @@ use dressage_sandbox::{Ended, Language, Limits, Run, SessionOptions};
 use super::{full, limits, python};
 
 /// Programs that print or write at their end, or choose an exit code in an unusual place.
-const ENDINGS: [&str; 24] = [
+const ENDINGS: [&str; 27] = [
     "print('end')",
     "import sys; sys.stdout.write('no line end')",
     "f = open('out', 'w'); f.write('left open'); print('x')",
@@ -28,6 +28,9 @@ const ENDINGS: [&str; 24] = [
     "import sys; sys.exit((1, 2))",
     "raise SystemExit",
     "raise ValueError('x')",
+    "import sys; sys.exit = print\nraise ValueError('x')",
+    "import builtins; builtins.isinstance = lambda *a: True\nraise ValueError('x')",
+    "import builtins; print(type(__builtins__), builtins is __builtins__)",
     "import ctypes; ctypes.CDLL(None).printf(b'by the C library')",
     "import concurrent.futures as f\nwith f.ThreadPoolExecutor(2) as p: print(list(p.map(abs, [-1, -2])))",
 ];
@@ -139,4 +142,28 @@ if os.fork() == 0:
             assert!(begun.elapsed().as_secs() < 60, "it goes on: {code}");
         }
     }
+}
+
+#[tokio::test]
+async fn cells_survive_patched_functions_and_odd_exceptions() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let mut session =
+        sandbox.session(SessionOptions { limits: limits(), ..SessionOptions::default() }).unwrap();
+    for (code, ename) in [
+        ("import json, struct\njson.dumps = struct.pack = struct.unpack = None", None),
+        (
+            "class Meta(type):\n    def __getattribute__(cls, name): raise SystemExit\n\
+             class Odd(Exception, metaclass=Meta): pass\nraise Odd",
+            Some("Odd"),
+        ),
+        (
+            "class Bare(Exception):\n    def __getattribute__(self, name): raise SystemExit\nraise Bare",
+            Some("Bare"),
+        ),
+    ] {
+        let cell = session.cell(code).await.unwrap();
+        let error = cell.error.as_ref().map(|error| error.ename.as_str());
+        assert_eq!((error, cell.ended), (ename, None), "{code}");
+    }
+    assert_eq!(session.cell("6 * 7").await.unwrap().shown, ["42"]);
 }

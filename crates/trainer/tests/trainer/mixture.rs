@@ -98,3 +98,26 @@ async fn baselines_leave_out_attempts_of_opponents() {
     }
     assert!(checked > 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn evaluations_measure_trained_policies_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("run");
+    let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    let mut parts = parts(&policy, Duration::ZERO);
+    parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
+    let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
+    parts.agents[0].mixture = Some(MixtureParts { chats: vec![Arc::new(tiny_chat().unwrap())], pick });
+    let mut trainer = Trainer::new(recipe(&folder, &MIXED), parts, Start::Fresh).await.unwrap();
+    trainer.run(&mut (), &StopFlag::default()).await.unwrap();
+    drop(trainer);
+
+    let store = wait(Sqlite::open_existing(&folder.join("run.db"))).unwrap();
+    let evaluated = wait(store.summaries(Purpose::Eval)).unwrap();
+    assert!(!evaluated.is_empty());
+    for summary in evaluated {
+        let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
+        assert_eq!(attempt.outcome.cast["default"], "default");
+        assert!(attempt.trajectory.segments().iter().all(|segment| segment.policy == "default"));
+    }
+}

@@ -17,8 +17,19 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
             Err("JSON where it is a list of messages; this is how Python prints one: \
              save it with json.dumps")
         }
+        Err(error) if begins_messages(text) && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) => {
+            Err("JSON where it is a list of messages; it is cut short, or no JSON: save it with json.dumps")
+        }
         Err(_) => Ok(None),
     }
+}
+
+/// Whether a text begins as the JSON of a message or a list of messages.
+fn begins_messages(text: &str) -> bool {
+    let start = text.trim_start().trim_start_matches('[').trim_start();
+    let name = start.strip_prefix('{').map(str::trim_start);
+    let names = ["\"role\"", "\"from\"", "\"content\"", "\"value\""];
+    name.is_some_and(|name| names.iter().any(|known| name.starts_with(known)))
 }
 
 /// The list of messages in a value that was read from a text.
@@ -129,6 +140,9 @@ mod tests {
             "[{'content': 'x', 'role': 'user'}\n {'content': 'y', 'role': 'assistant'}]",
             "array([{'from': 'human', 'value': 'x'}], dtype=object)",
             "{'role': 'user', 'content': 'Hi'}",
+            "[{\"role\": \"user\", \"content\": \"cut sh",
+            "[{\"role\": \"user\", \"content\": \"two\nlines\"}]",
+            "[{\"content\": None, \"role\": \"user\"}]",
         ] {
             assert!(messages(text).unwrap_err().contains("json.dumps"), "{text}");
         }

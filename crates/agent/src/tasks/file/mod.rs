@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 use self::content::Content;
 use self::fields::{Layout, LeftOut};
 use super::draws::{Draws, Purpose};
-use super::{Matching, Place, QuestionKey, Skipped, Task, TaskError};
+use super::{Matching, Place, QuestionKey, Skipped, Task, TaskError, TaskRow};
 
 pub use options::{AnswerFrom, FileOptions, HeldOut};
 pub use paths::{Paths, without_endings};
@@ -97,24 +97,18 @@ impl FileOptions {
     /// often that there would be too many tasks.
     pub fn load_by(&self, split_seed: u64, matching: Matching) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
-        let mut loader = Loader {
-            options: self,
-            source: self.path.name(),
-            several: files.len() > 1,
-            layout: None,
-            matching,
-            known: HashSet::new(),
-            opened: BTreeSet::new(),
-            unseen_choices: 0,
-            ranked: Vec::new(),
-            split_seed,
-            tasks: FileTasks::default(),
-            left_out: BTreeSet::new(),
-        };
+        let mut loader = Loader::new(self, files.len() > 1, split_seed, matching);
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
         }
         let Loader { mut ranked, mut tasks, unseen_choices, .. } = loader;
+        if let Some(split) = paths::mixed_split(&files).filter(|_| self.held_out != HeldOut::All) {
+            tasks.notes.push(format!(
+                "{}: is read beside files to train on, although its name is that of a split to evaluate on; name the \
+                 files of each split in a source of their own, the latter with `held_out = \"all\"`",
+                split.display()
+            ));
+        }
         if unseen_choices > 0 {
             let named = template::name_of_choices(tasks.rest.iter().map(|task| &*task.row));
             tasks.notes.push(format!(
@@ -147,12 +141,51 @@ impl FileOptions {
         }
     }
 
+    /// Reads all rows, also those that repeat others or hold no task, with notes for the user.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be read, or there are no rows.
+    pub fn rows(&self) -> Result<(Vec<FileRow>, Vec<String>), TaskError> {
+        let files = self.path.files()?;
+        let mut loader = Loader::new(self, files.len() > 1, 0, Matching::default());
+        loader.all = Some(Vec::new());
+        for (number, file) in files.iter().enumerate() {
+            loader.file(number, file)?;
+        }
+        let path = files.first().map_or(self.path.first(), |file| file).to_owned();
+        let rows = loader.all.filter(|rows| !rows.is_empty()).ok_or(TaskError::Empty { path })?;
+        Ok((rows, loader.tasks.notes))
+    }
+
+    /// Whether a field leads to the question or the expected answer.
+    pub fn uses(&self, field: &str) -> bool {
+        template::paths(&self.question).contains(&field) || self.answer == field
+    }
+
     /// The tasks to train on, of those that no source holds out: in random order, as many and as often as the
     /// options say.
     pub fn training(&self, mut rest: Vec<Task>, seed: u64) -> Vec<Task> {
         Draws::new(seed, Purpose::Shuffle, 0).shuffle(&mut rest);
         rest.truncate(self.limit.unwrap_or(usize::MAX));
         std::iter::repeat_n(rest, self.repeat).flatten().collect()
+    }
+}
+
+/// A row of a file, and the task that it is by itself.
+#[derive(Debug)]
+pub struct FileRow {
+    /// Name of the row: that of the file, and the number of the row.
+    pub id: String,
+    /// Its fields.
+    pub fields: TaskRow,
+    /// The task, or why the row holds none.
+    pub task: Result<Task, TaskError>,
+}
+
+impl FileRow {
+    /// Returns the value of the field that a path leads to.
+    pub fn field(&self, path: &str) -> Option<&Value> {
+        fields::find(&self.fields, path)
     }
 }
 
@@ -168,6 +201,8 @@ struct Row<'f> {
     fields: Map<String, Value>,
     /// The fields with their numbers as texts where `fields` spells these otherwise, if it does.
     spelled: Option<Value>,
+    /// Whether columns that cannot be read are left out of it.
+    is_partial: bool,
 }
 
 /// Files being read.
@@ -190,24 +225,44 @@ struct Loader<'o> {
     tasks: FileTasks,
     /// Columns of which it was said that they are left out.
     left_out: BTreeSet<String>,
+    /// All rows, if they are wanted in place of tasks.
+    all: Option<Vec<FileRow>>,
 }
 
-impl Loader<'_> {
+impl<'o> Loader<'o> {
+    fn new(options: &'o FileOptions, several: bool, split_seed: u64, matching: Matching) -> Self {
+        Loader {
+            options,
+            source: options.path.name(),
+            several,
+            layout: None,
+            matching,
+            known: HashSet::new(),
+            opened: BTreeSet::new(),
+            unseen_choices: 0,
+            ranked: Vec::new(),
+            split_seed,
+            tasks: FileTasks::default(),
+            left_out: BTreeSet::new(),
+            all: None,
+        }
+    }
+
     fn file(&mut self, number: usize, path: &Path) -> Result<(), TaskError> {
         let form = |why: String| TaskError::Form { path: path.to_owned(), why };
         let FileOptions { question, answer, .. } = self.options;
         let ending = paths::ending(path);
         let needed = |column: &str| Layout::may_use(column, question, answer);
         let left_out = match content::read(path)? {
-            Content::Parquet(bytes) => parquet::rows(bytes, &needed, form, |place, fields| {
-                self.row(Row { number, path, place, fields, spelled: None })
+            Content::Parquet(bytes) => parquet::rows(bytes, &needed, form, |place, fields, is_partial| {
+                self.row(Row { number, path, place, fields, spelled: None, is_partial })
             })?,
             Content::Text(_) if ending == "parquet" => {
                 return Err(form("is named as a Parquet file, but is none".into()));
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
                 table::rows(&text, ending == "tsv", &needed, form, &mut |place, fields| {
-                    self.row(Row { number, path, place, fields, spelled: None })
+                    self.row(Row { number, path, place, fields, spelled: None, is_partial: false })
                 })?
             }
             Content::Text(text) => {
@@ -219,7 +274,9 @@ impl Loader<'_> {
                 };
                 let halves =
                     json::rows(&text, &wrong, &mut |place, json::Read { value, spelled }| match value {
-                        Value::Object(fields) => self.row(Row { number, path, place, fields, spelled }),
+                        Value::Object(fields) => {
+                            self.row(Row { number, path, place, fields, spelled, is_partial: false })
+                        }
                         _ => Err(TaskError::NotObject { path: path.to_owned(), place }),
                     })?;
                 if halves > 0 {
@@ -243,6 +300,34 @@ impl Loader<'_> {
     }
 
     fn row(&mut self, mut row: Row<'_>) -> Result<(), TaskError> {
+        let task = self.read(&mut row);
+        if let Some(all) = &mut self.all {
+            let id = id_of(&self.source, self.several, &row);
+            let fields = TaskRow::from(row.fields);
+            let task = task.map(|task| Task { row: fields.clone(), ..task });
+            all.push(FileRow { id, fields, task });
+            return Ok(());
+        }
+        let mut task = task?;
+        let key = task.key();
+        let known = match (self.matching, &self.layout) {
+            (Matching::Rows, Some(layout)) => task.row_key(&row.fields, &[&layout.question, &layout.answer]),
+            _ => key,
+        };
+        // Rows of which something is left out may differ in it.
+        if self.known.insert(known) || (row.is_partial && self.matching == Matching::Rows) {
+            self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
+            self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
+            task.row = row.fields.into();
+            self.tasks.rest.push(task);
+        } else {
+            self.tasks.repeated += 1;
+        }
+        Ok(())
+    }
+
+    /// Returns the task that a row holds, without the row itself.
+    fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
         let options = self.options;
         let (path, place) = (row.path, row.place);
         let mut opened: Vec<String> = Vec::new();
@@ -277,29 +362,15 @@ impl Loader<'_> {
                 ));
             }
         }
-        let mut task = options.task(&row, layout, &mut self.tasks.demonstrations)?;
-        let (source, number) = (&self.source, row.place.number());
-        task.id = if self.several {
-            format!("{source}-{}-{number}", row.number)
-        } else {
-            format!("{source}-{number}")
-        };
-        task.source.clone_from(source);
-        let key = task.key();
-        let known = match self.matching {
-            Matching::Questions => key,
-            Matching::Rows => task.row_key(&row.fields, &[&layout.question, &layout.answer]),
-        };
-        if self.known.insert(known) {
-            self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
-            self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
-            task.row = row.fields.into();
-            self.tasks.rest.push(task);
-        } else {
-            self.tasks.repeated += 1;
-        }
-        Ok(())
+        let task = options.task(row, layout, &mut self.tasks.demonstrations)?;
+        Ok(Task { id: id_of(&self.source, self.several, row), source: self.source.clone(), ..task })
     }
+}
+
+/// Returns the id of the task of a row: the name of its source, and the number of the row.
+fn id_of(source: &str, several: bool, row: &Row<'_>) -> String {
+    let number = row.place.number();
+    if several { format!("{source}-{}-{number}", row.number) } else { format!("{source}-{number}") }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Rows of a Parquet file, in the shapes that Python's `datasets` gives them: structs are objects, lists are
 //! lists, what is absent is null.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,7 +17,8 @@ use super::fields::LeftOut;
 use super::temporal::Shape;
 use crate::tasks::Place;
 
-/// Gives the rows of a file one by one. A column that cannot be read, and that is not `needed`, is left out.
+/// Gives the rows of a file one by one, each with whether columns are left out of it: those that cannot be
+/// read, or share a name, and are not `needed`.
 ///
 /// # Errors
 /// When the file is damaged or compressed with brotli, or when `each` fails. `form` is told what the file is.
@@ -24,7 +26,7 @@ pub(super) fn rows<E>(
     bytes: Vec<u8>,
     needed: &dyn Fn(&str) -> bool,
     form: impl Fn(String) -> E,
-    mut each: impl FnMut(Place, Map<String, Value>) -> Result<(), E>,
+    mut each: impl FnMut(Place, Map<String, Value>, bool) -> Result<(), E>,
 ) -> Result<Vec<LeftOut>, E> {
     let bytes = Bytes::from(bytes);
     let damaged = |why: String| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
@@ -33,7 +35,14 @@ pub(super) fn rows<E>(
         let why = "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
         return Err(form(why.to_owned()));
     }
+    let mut names = HashSet::new();
     let mut left_out = Vec::new();
+    for Column { name, .. } in columns.iter().filter(|column| !names.insert(&column.name)) {
+        if needed(name) {
+            return Err(form(format!("has two columns named {name:?}: rename one of them")));
+        }
+        left_out.push(LeftOut { column: name.clone(), why: "is there twice".to_owned() });
+    }
     let mut read = whole(&bytes, needed, &left_out);
     if matches!(&read, Err(Unread::Damaged(_))) {
         // One that nobody needs may be what the library stumbles over: each is tried by itself.
@@ -55,7 +64,7 @@ pub(super) fn rows<E>(
     for (at, mut row) in rows.into_iter().enumerate() {
         row.retain(|name, _| !left_out.iter().any(|left_out| left_out.column == *name));
         row.values_mut().for_each(without_absent);
-        each(Place::Row(at + 1), row)?;
+        each(Place::Row(at + 1), row, !left_out.is_empty())?;
     }
     Ok(left_out)
 }
@@ -131,11 +140,14 @@ fn read_columns(
                 if unshown.iter().any(|left_out| left_out.column == name) {
                     continue;
                 }
-                match value(field, shape.member(&name), needed(&name)) {
+                // Within a column that is needed other members may be.
+                let is_needed = needed(&name);
+                let as_null = is_needed && !matches!(field, Field::Bytes(_));
+                match value(field, shape.member(&name), as_null) {
                     Ok(value) => {
                         fields.insert(name, value);
                     }
-                    Err(Unshown(why)) if needed(&name) => return Err(Unread::Column { name, why }),
+                    Err(Unshown(why)) if is_needed => return Err(Unread::Column { name, why }),
                     Err(Unshown(why)) => unshown.push(LeftOut { column: name, why }),
                 }
             }
@@ -149,11 +161,11 @@ fn read_columns(
 /// What a field holds, if that has no form in JSON.
 struct Unshown(String);
 
-fn fields(row: Row, shape: &Shape, as_numbers: bool) -> Result<Map<String, Value>, Unshown> {
+fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, Unshown> {
     let fields = row.into_columns().into_iter();
     fields
         .map(|(name, field)| {
-            let value = value(field, shape.member(&name), as_numbers)?;
+            let value = value(field, shape.member(&name), as_null)?;
             Ok((name, value))
         })
         .collect()
@@ -202,9 +214,8 @@ fn without_nulls(value: &mut Value) {
     }
 }
 
-/// A field as JSON; bytes that are no text only `as_numbers`, of which each takes far more memory than a
-/// byte.
-fn value(field: Field, shape: &Shape, as_numbers: bool) -> Result<Value, Unshown> {
+/// A field as JSON; bytes that are no text are an error unless they are read `as_null`.
+fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
     if let Some(text) = shape.text(&field) {
         return text.map(Value::from).map_err(Unshown);
     }
@@ -227,7 +238,7 @@ fn value(field: Field, shape: &Shape, as_numbers: bool) -> Result<Value, Unshown
         Field::Str(text) => Value::from(text),
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
-            Err(_) if as_numbers => Value::from(bytes.data()),
+            Err(_) if as_null => Value::Null,
             Err(_) => return Err(Unshown("holds bytes that are no text".to_owned())),
         },
         Field::Date(_)
@@ -235,11 +246,11 @@ fn value(field: Field, shape: &Shape, as_numbers: bool) -> Result<Value, Unshown
         | Field::TimeMicros(_)
         | Field::TimestampMillis(_)
         | Field::TimestampMicros(_) => Value::from(field.to_string()),
-        Field::Group(row) => Value::Object(fields(row, shape, as_numbers)?),
+        Field::Group(row) => Value::Object(fields(row, shape, as_null)?),
         Field::ListInternal(list) => {
             let elements = list.elements().iter().cloned();
             let shape = shape.element();
-            Value::Array(elements.map(|element| value(element, shape, as_numbers)).collect::<Result<_, _>>()?)
+            Value::Array(elements.map(|element| value(element, shape, as_null)).collect::<Result<_, _>>()?)
         }
         Field::MapInternal(map) => {
             let name = |key: Value| match key {
@@ -248,8 +259,8 @@ fn value(field: Field, shape: &Shape, as_numbers: bool) -> Result<Value, Unshown
             };
             let entries = map.entries().iter().cloned();
             let (keys, values) = shape.entry();
-            let entries = entries
-                .map(|(key, of)| Ok((name(value(key, keys, as_numbers)?), value(of, values, as_numbers)?)));
+            let entries =
+                entries.map(|(key, of)| Ok((name(value(key, keys, as_null)?), value(of, values, as_null)?)));
             Value::Object(entries.collect::<Result<_, Unshown>>()?)
         }
     })
@@ -260,8 +271,12 @@ fn decimal(digits: &str) -> Value {
     digits.parse().map_or_else(|_| Value::from(digits), Value::Number)
 }
 
-/// A number by its shortest digits; one that JSON does not have (infinity) as a text.
+/// A number by its shortest digits; infinity, which JSON does not have, as a text. NaN is how pandas writes
+/// that there is none.
 fn float(value: f64, shortest: &str) -> Value {
+    if value.is_nan() {
+        return Value::Null;
+    }
     let number = shortest.parse().ok().and_then(Number::from_f64);
     number.map_or_else(|| Value::from(value.to_string()), Value::Number)
 }
@@ -325,7 +340,7 @@ mod tests {
             file,
             &|name| needed.contains(&name),
             |why| why,
-            |place, row| {
+            |place, row, _| {
                 found.push((place.to_string(), Value::Object(row)));
                 Ok(())
             },
@@ -335,32 +350,48 @@ mod tests {
 
     #[test]
     fn values_are_what_was_written() {
-        let (found, left_out) = read(written(2), &["bytes"]).unwrap();
-        assert_eq!(left_out, []);
+        let error = read(written(2), &["bytes"]).unwrap_err();
+        assert!(error.contains("its column \"bytes\" holds bytes that are no text"), "{error}");
+        let (found, left_out) = read(written(2), &["text"]).unwrap();
+        let why = "holds bytes that are no text".to_owned();
+        assert_eq!(left_out, [LeftOut { column: "bytes".into(), why }]);
         assert_eq!(
             found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
             ["row 1", "row 2", "row 3", "row 4"]
         );
         let first = json!({
             "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1, "cents": decimal("1.10"),
-            "when": "1970-01-01 00:00:00+00:00", "bytes": "text", "answers": ["a", null, "b"],
+            "when": "1970-01-01 00:00:00+00:00", "answers": ["a", null, "b"],
         });
         let second = json!({
             "text": null, "whole": -1, "single": 27.0, "double": "inf", "cents": -0.05,
-            "when": "2023-11-14 22:13:20+00:00", "bytes": [255, 1], "answers": null,
+            "when": "2023-11-14 22:13:20+00:00", "answers": null,
         });
         for pair in found.chunks(2) {
             assert_eq!((&pair[0].1, &pair[1].1), (&first, &second));
         }
         assert_eq!(found[0].1["single"].to_string(), "0.1");
-        // Bytes that are no text are left out where nobody needs them, also where they are some of the time.
-        let (found, left_out) = read(written(2), &["text"]).unwrap();
-        let why = "holds bytes that are no text".to_owned();
-        assert_eq!(left_out, [LeftOut { column: "bytes".into(), why }]);
-        assert_eq!(found.len(), 4);
-        assert!(
-            found.iter().all(|(_, row)| row.get("bytes").is_none() && row.as_object().unwrap().len() == 7)
-        );
+    }
+
+    #[test]
+    fn not_a_number_is_null_and_repeated_names_are_no_columns() {
+        assert_eq!(float(f64::NAN, "NaN"), Value::Null);
+        let schema = "message rows { required int64 a; required int64 b; required int64 b; }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer =
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        for value in 1..4 {
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<Int64Type>().write_batch(&[value], None, None).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        let (found, left_out) = read(file.clone(), &["a"]).unwrap();
+        assert_eq!((&found[0].1, left_out.len()), (&json!({"a": 1}), 1));
+        assert!(read(file, &["b"]).unwrap_err().contains("two columns named \"b\""));
     }
 
     #[test]

@@ -100,7 +100,10 @@ fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
             None => Ok(vec![path.to_owned()]),
         };
     }
-    let matches = glob::glob(&text).map_err(|why| no_file(format!("is not a pattern: {why}")))?;
+    // As in a shell: copies of editors and notebooks are no data.
+    let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
+    let matches =
+        glob::glob_with(&text, options).map_err(|why| no_file(format!("is not a pattern: {why}")))?;
     let mut files = Vec::new();
     for entry in matches {
         let entry = entry.map_err(|error| {
@@ -141,9 +144,25 @@ pub(super) fn ending(path: &Path) -> String {
     ending.to_owned()
 }
 
+/// Files that describe the data beside them, as the library `datasets` writes them.
+const DESCRIPTIONS: [&str; 4] =
+    ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+
+/// Returns a file that is named after a split to evaluate on, if another is named after one to train on.
+pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
+    let named = |file: &&PathBuf, splits: &[&str]| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        name.split(|c: char| !c.is_alphanumeric()).any(|word| splits.contains(&word))
+    };
+    files.iter().find(|file| named(file, &["train", "training"]))?;
+    let split = |file: &&PathBuf| named(file, &["test", "validation", "valid", "val", "dev", "eval"]);
+    files.iter().find(split).map(PathBuf::as_path)
+}
+
 fn is_data(path: &Path) -> bool {
-    let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(['.', '_']));
-    !hidden && ENDINGS.contains(&ending(path).as_str())
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_other = name.starts_with(['.', '_']) || DESCRIPTIONS.contains(&&*name);
+    !is_other && ENDINGS.contains(&ending(path).as_str())
 }
 
 /// Returns the name of a file without its ending, and without one of compression.
@@ -245,6 +264,23 @@ mod tests {
         fs::create_dir(root.join("empty")).unwrap();
         let error = files(&["empty"]).unwrap_err();
         assert!(error.contains("is a folder without data files (names that end with jsonl"), "{error}");
+    }
+
+    #[test]
+    fn hidden_files_and_descriptions_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir_all(root.join(".ipynb_checkpoints")).unwrap();
+        for name in
+            ["train.json", "test.json", ".train.json", ".ipynb_checkpoints/train.json", "dataset_infos.json"]
+        {
+            fs::write(root.join(name), "{}").unwrap();
+        }
+        let all = Paths::from(root).files().unwrap();
+        assert_eq!(all, [root.join("test.json"), root.join("train.json")]);
+        assert_eq!(mixed_split(&all), Some(&*root.join("test.json")));
+        assert_eq!(mixed_split(&all[1..]), None);
+        assert_eq!(Paths::from(root.join("**/t*.json")).files().unwrap(), all);
     }
 
     #[test]

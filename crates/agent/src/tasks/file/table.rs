@@ -27,8 +27,9 @@ pub(super) fn rows<E>(
     // A row that begins past the end is there, unless the end lies within quotes.
     let input = text.as_bytes().chain(&b"\n."[..]);
     let delimiter = if tabs { b'\t' } else { delimiter(text) };
-    let mut reader =
-        ReaderBuilder::new().delimiter(delimiter).trim(Trim::Headers).flexible(true).from_reader(input);
+    let mut builder = ReaderBuilder::new();
+    builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
+    let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
     // The reader's own count is off by the breaks of Windows and by empty lines.
     let (mut at, mut line) = (0, 1);
     let names = reader.headers().map_err(|error| wrong(unreadable(&error)))?.clone();
@@ -64,6 +65,25 @@ pub(super) fn rows<E>(
     Err(wrong(format!(
         "has a quote in the row of line {line} that is never closed: it is cut short, or lacks one"
     )))
+}
+
+/// Whether each quote that begins a field of a TSV file ends with the field. Many such files have no quotes
+/// around fields, but texts that begin with one: `"Hi" he said`.
+fn quotes_fields(text: &str) -> bool {
+    let (mut is_start, mut is_quoted) = (true, false);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        if !is_quoted {
+            is_quoted = is_start && c == '"';
+            is_start = matches!(c, '\t' | '\n' | '\r');
+        } else if c == '"' && chars.next_if_eq(&'"').is_none() {
+            is_quoted = false;
+            if chars.peek().is_some_and(|next| !matches!(next, '\t' | '\n' | '\r')) {
+                return false;
+            }
+        }
+    }
+    !is_quoted
 }
 
 /// The delimiter by the header: a comma; semicolons, which spreadsheets write where the comma is that of
@@ -140,6 +160,17 @@ mod tests {
         assert_eq!(columns, ["", "note"]);
         let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
         assert!(error.starts_with("has two columns named \"answer\""), "{error}");
+    }
+
+    #[test]
+    fn texts_of_tsv_keep_quotes_that_enclose_no_field() {
+        for (text, question) in [
+            ("question\tanswer\n\"Hi\" he said\t1\n", "\"Hi\" he said"),
+            ("question\tanswer\n\"never closed\t1\n", "\"never closed"),
+            ("question\tanswer\n\"a\tb \"\"c\"\"\"\t1\n", "a\tb \"c\""),
+        ] {
+            assert_eq!(read(text, true).unwrap()[0].1["question"], question);
+        }
     }
 
     #[test]

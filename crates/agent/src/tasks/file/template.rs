@@ -86,7 +86,9 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
     let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
         list.iter().enumerate().map(|(at, item)| line(&letter(at), option_text(item))).collect()
     };
+    let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
     let lines = match value {
+        Value::Array(list) if list.iter().any(is_message) => return Err(NEEDED),
         Value::Array(list) => letters(list)?,
         Value::Object(table) => match table.get("text").map(|texts| (texts, table.get("label"))) {
             Some((Value::Array(texts), Some(Value::Array(labels)))) if texts.len() == labels.len() => {
@@ -190,6 +192,7 @@ mod tests {
             assert_eq!(shown(&value).unwrap(), want, "{value}");
         }
         assert!(shown(&json!([["a"], ["b"]])).is_err());
+        assert!(shown(&json!([{"role": "user", "content": "x"}])).is_err());
         let many = shown(&json!(vec!["x"; 28])).unwrap();
         assert!(many.contains("Z. x\n27. x\n28. x"), "{many}");
     }

@@ -12,7 +12,10 @@ use serde_json::{Map, Value, json};
 use super::super::{CallError, ToolOutput};
 use super::connection::Failed;
 use super::ledger::{RAW, UNREADABLE, in_words, shown};
-use super::reasons;
+use super::{lenient, reasons};
+
+/// Fields of a result that are about it.
+const ENVELOPE: [&str; 3] = ["_meta", "isError", "resultType"];
 
 /// Returns the outcome of a call.
 pub(super) fn output(server: &str, tool: &str, answer: Result<CallToolResult, Failed>) -> ToolOutput {
@@ -64,7 +67,13 @@ fn read(server: &str, result: Value) -> ToolOutput {
     }
     let is_block = fields.contains_key("type") && !fields.contains_key("content");
     let structured = ["structuredContent", "toolResult"].into_iter().find_map(|key| fields.get(key)).cloned();
-    let is_error = fields.get("isError").is_some_and(|flag| flag == true || flag == "true");
+    // Without either, the other fields are the value that the tool means to return.
+    let other = fields.iter().filter(|(key, _)| !ENVELOPE.contains(&key.as_str()));
+    let other: Map<String, Value> = other.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let structured = structured.or_else(|| {
+        (!other.is_empty() && !is_block && !fields.contains_key("content")).then_some(Value::Object(other))
+    });
+    let is_error = fields.get("isError").is_some_and(is_true);
     let mut parts: Vec<ContentPart> = match fields.get("content").cloned().unwrap_or_default() {
         Value::Null if is_block => vec![part(Value::Object(fields))],
         Value::Null => Vec::new(),
@@ -92,6 +101,16 @@ fn read(server: &str, result: Value) -> ToolOutput {
     ToolOutput { parts, error, ..ToolOutput::default() }
 }
 
+/// Whether a flag is set, also one that a server writes as a number or a text.
+fn is_true(flag: &Value) -> bool {
+    match flag {
+        Value::Bool(flag) => *flag,
+        Value::Number(flag) => flag.as_f64() != Some(0.0),
+        Value::String(flag) => !["", "0", "false"].contains(&flag.trim().to_lowercase().as_str()),
+        _ => false,
+    }
+}
+
 /// Whether the texts already are `structuredContent`: one of them, or all together, is its JSON. A server
 /// that has to wrap a value in an object, as `{"result": VALUE}`, shows the bare value as text, and a list
 /// one item a block.
@@ -105,7 +124,7 @@ fn is_told(structured: &Value, parts: &[ContentPart]) -> bool {
         .collect();
     let is = |value: &Value, text: &str| {
         value.as_str().is_some_and(|value| value == text)
-            || serde_json::from_str::<Value>(text).is_ok_and(|text| equal(&text, value))
+            || lenient::parse(text.as_bytes()).is_ok_and(|text| equal(&text, value))
     };
     let all = |items: &Value| {
         let items = items.as_array().filter(|items| !items.is_empty() && items.len() == texts.len());
@@ -145,6 +164,7 @@ fn part(block: Value) -> ContentPart {
         value => value.to_string(),
     };
     let Value::Object(fields) = &block else { return ContentPart::Text(text(&block)) };
+    let resource = if block["resource"].is_object() { &block["resource"] } else { &block };
     let mime_type = |of: &Value| of.get("mimeType").cloned().unwrap_or_default();
     match fields.get("type").and_then(Value::as_str) {
         Some("text") => ContentPart::Text(fields.get("text").map(text).unwrap_or_default()),
@@ -153,16 +173,20 @@ fn part(block: Value) -> ContentPart {
         Some("resource_link") => {
             let of = |key: &str| block[key].as_str().unwrap_or_default();
             let name = if of("name").is_empty() { of("uri") } else { of("name") };
-            ContentPart::Text(format!("[{name}]({})", of("uri")))
+            let about = if of("description").is_empty() { "" } else { ": " };
+            ContentPart::Text(format!("[{name}]({}){about}{}", of("uri"), of("description")))
         }
-        Some("resource") => match &block["resource"]["text"] {
+        Some("resource") => match &resource["text"] {
             Value::Null => {
-                let resource = &block["resource"];
                 other(json!({ "type": "resource", "uri": resource["uri"], "mime_type": mime_type(resource) }))
             }
             shown => ContentPart::Text(text(shown)),
         },
-        Some(kind) => other(json!({ "type": shown(kind) })),
+        // A text tells something whatever its block is called.
+        Some(kind) => match fields.get("text") {
+            Some(Value::String(text)) => ContentPart::Text(text.clone()),
+            _ => other(json!({ "type": shown(kind) })),
+        },
         // No block at all, but the value that the tool means to return.
         None => match fields.get("text") {
             Some(found @ Value::String(_)) if fields.len() == 1 => ContentPart::Text(text(found)),
@@ -222,6 +246,7 @@ mod tests {
                 "{\"x\":1}\n{\"x\":2}",
             ),
             (json!([text("[1,"), text("2]")]), json!([1, 2]), "[1,\n2]"),
+            (json!([text("{\"a\": NaN}")]), json!({ "a": null }), "{\"a\": NaN}"),
             (json!([text("hello")]), json!({}), "hello"),
             (json!([text("hello")]), json!(null), "hello"),
         ] {
@@ -245,7 +270,16 @@ mod tests {
         }
         let image = json!({ "content": [{ "type": "image", "mimeType": "image/png" }], "isError": true });
         assert!(failed(image).contains("\"image\""));
-        assert_eq!(read("s", json!({ "content": [], "isError": false })).error, None);
+        for (flag, error) in [
+            (json!(1), Some(CallError::Failed)),
+            (json!("True"), Some(CallError::Failed)),
+            (json!(0), None),
+            (json!("false"), None),
+            (json!(null), None),
+            (json!(false), None),
+        ] {
+            assert_eq!(read("s", json!({ "content": [text("x")], "isError": flag })).error, error, "{flag}");
+        }
     }
 
     #[test]
@@ -274,6 +308,12 @@ mod tests {
                 "[report](x:1)".to_owned(),
             ),
             (json!([{ "type": "resource_link", "uri": "x:1" }]), "[x:1](x:1)".to_owned()),
+            (
+                json!([{ "type": "resource_link", "uri": "x:1", "name": "report", "description": "of May" }]),
+                "[report](x:1): of May".to_owned(),
+            ),
+            (json!([{ "type": "resource", "uri": "f:1", "text": "body" }]), "body".to_owned()),
+            (json!([{ "type": "output_text", "text": "said" }, text("b")]), "said\nb".to_owned()),
         ] {
             assert_eq!(shows(json!({ "content": content })), want);
         }
@@ -282,6 +322,8 @@ mod tests {
         assert_eq!(shows(text("a block")), "a block");
         assert_eq!(shows(json!(null)), "");
         assert_eq!(shows(json!({ "toolResult": { "x": 1 } })), "{\"x\":1}");
+        assert_eq!(shows(json!({ "answer": 42, "_meta": { "a": 1 } })), "{\"answer\":42}");
+        assert_eq!(shows(json!({ "_meta": { "a": 1 } })), "");
         let asks = read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
         assert_eq!(asks.error, Some(CallError::Unavailable));
     }

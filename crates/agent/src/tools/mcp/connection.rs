@@ -91,13 +91,9 @@ struct Refusal {
 
 impl Refusal {
     fn of(error: &ClientInitializeError, ledger: &Ledger) -> Self {
-        let generation = match error {
-            ClientInitializeError::ConflictInitResponseId(..) => Some(ClientLifecycleMode::Discover {
-                preferred_versions: vec![ProtocolVersion::V_2026_07_28],
-            }),
-            ClientInitializeError::UncorrelatedErrorResponse { .. } => Some(ClientLifecycleMode::Initialize),
-            _ => None,
-        };
+        let newer =
+            || ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] };
+        let generation = ledger.was_discovered_late().then(newer);
         Refusal { why: reasons::of_start(error, ledger), generation }
     }
 }
@@ -118,22 +114,31 @@ struct Process {
 }
 
 impl Connection {
-    /// Connects, and asks which tools there are. The SDK waits so long for the answer to its first question,
-    /// and takes what comes later for an answer to the second. A server that starts slower than that is
-    /// started again, and asked as its late answer says.
-    pub async fn open(server: &McpServer) -> Result<Self, String> {
-        let either = ClientLifecycleMode::Auto {
-            preferred_versions: vec![ProtocolVersion::V_2026_07_28],
-            legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
+    /// Connects, and asks which tools there are. The SDK asks for the handshake after 10 s without an answer
+    /// to its first question. A server that answers that one later, and rejects the handshake, is started
+    /// again.
+    ///
+    /// `wants_handshake` keeps whether the server wants a handshake, so that the next connection asks for
+    /// nothing else: some servers end, or stay silent, when they are asked for the newer generation.
+    pub async fn open(server: &McpServer, wants_handshake: &AtomicBool) -> Result<Self, String> {
+        let first = match wants_handshake.load(Ordering::Relaxed) {
+            true => ClientLifecycleMode::Initialize,
+            false => ClientLifecycleMode::Auto {
+                preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+                legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
+            },
         };
-        match Self::connect(server, either).await {
+        let opened = match Self::connect(server, first).await {
             Err(Refusal { generation: Some(generation), .. }) => Self::connect(server, generation).await,
             other => other,
-        }
-        .map_err(|refusal| refusal.why)
+        };
+        let has_shaken = opened.as_ref().is_ok_and(|connection| connection.ledger.has_shaken_hands());
+        wants_handshake.store(has_shaken, Ordering::Relaxed);
+        opened.map_err(|refusal| refusal.why)
     }
 
     async fn connect(server: &McpServer, lifecycle: ClientLifecycleMode) -> Result<Self, Refusal> {
+        let is_either = matches!(lifecycle, ClientLifecycleMode::Auto { .. });
         let mut info = ClientConfig::new(
             ClientCapabilities::default(),
             Implementation::new("dressage", env!("CARGO_PKG_VERSION")),
@@ -170,6 +175,10 @@ impl Connection {
                     // A process that has not ended is ended with its connection, which explains nothing.
                     Some(process) if ledger.has_ended() || reasons::is_closed(&error) => {
                         refusal.why.push_str(&process.end_told().await);
+                        // It may have ended since it expects a handshake.
+                        if is_either && !ledger.has_shaken_hands() {
+                            refusal.generation = Some(ClientLifecycleMode::Initialize);
+                        }
                     }
                     Some(process) if ledger.rejection().is_none() => refusal.why.push_str(&process.told()),
                     _ => {}
@@ -197,12 +206,18 @@ impl Connection {
         Arc::clone(&self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Lists the tools again if the server has announced that they changed.
+    /// Lists the tools again if the server has announced that they changed. A call has been answered, and its
+    /// answer waits for the list no longer than [`PATIENCE`]; the next call then lists them.
     pub async fn follow_changes(&self) {
-        if self.ledger.take_list_changed()
-            && let Err(why) = self.update_tools().await
-        {
-            tracing::warn!(why, "an MCP server has announced other tools and does not list them");
+        if !self.ledger.take_list_changed() {
+            return;
+        }
+        match tokio::time::timeout(PATIENCE, self.update_tools()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(why)) => {
+                tracing::warn!(why, "an MCP server has announced other tools and does not list them");
+            }
+            Err(_) => self.ledger.note_list_changed(),
         }
     }
 

@@ -34,8 +34,17 @@ pub(super) struct Ledger(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     pending: BTreeMap<i64, Method>,
+    /// Id of the last request. All before it have smaller ones.
+    last: Option<i64>,
+    /// Id of the request for the newer generation of the protocol.
+    discovery: Option<i64>,
+    was_discovered_late: bool,
+    /// Whether a handshake was begun.
+    has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
+    /// What is wrong with a message that looks like the response to the pending request and cannot be it.
+    doubt: Option<String>,
     list_changed: bool,
     has_ended: bool,
 }
@@ -68,10 +77,17 @@ impl Ledger {
                     _ => Method::Other,
                 };
                 let mut state = self.state();
-                if method == Method::Initialize {
-                    state.rejection = None;
+                match method {
+                    Method::Discover => state.discovery = Some(id),
+                    Method::Initialize => {
+                        (state.rejection, state.has_shaken_hands) = (None, true);
+                        // The SDK takes a late answer to its first question for one to this.
+                        state.pending.retain(|_, method| *method != Method::Discover);
+                    }
+                    _ => {}
                 }
                 state.pending.insert(id, method);
+                (state.last, state.doubt) = (Some(id), None);
             }
             JsonRpcMessage::Notification(notification) => {
                 if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
@@ -82,6 +98,16 @@ impl Ledger {
             }
             _ => {}
         }
+    }
+
+    /// Whether a handshake was begun: the server does not speak the generation without one.
+    pub fn has_shaken_hands(&self) -> bool {
+        self.state().has_shaken_hands
+    }
+
+    /// Whether the server speaks the newer generation, as it answered after the handshake was begun.
+    pub fn was_discovered_late(&self) -> bool {
+        self.state().was_discovered_late
     }
 
     /// Returns why the server rejected the start of the connection, if it did.
@@ -97,6 +123,11 @@ impl Ledger {
     /// Returns whether the server has announced other tools since the last call of this function.
     pub fn take_list_changed(&self) -> bool {
         std::mem::take(&mut self.state().list_changed)
+    }
+
+    /// Notes that the server has other tools than it last listed.
+    pub fn note_list_changed(&self) {
+        self.state().list_changed = true;
     }
 
     /// Notes that the server has closed its output.
@@ -154,6 +185,19 @@ impl Ledger {
         ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
     }
 
+    /// Whether a message came that looks like the response to the pending request and cannot be it. If
+    /// nothing else follows, it was.
+    pub fn is_doubtful(&self) -> bool {
+        self.state().doubt.is_some()
+    }
+
+    /// Returns the error response to the pending request after a doubtful message that nothing followed.
+    pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
+        let why = self.state().doubt.take()?;
+        let id = self.only()?;
+        Some(self.fail(&RequestId::Number(id), why))
+    }
+
     fn note_noise(&self, text: &str) {
         debug!("an MCP server printed what is no message: {text}");
         self.state().noise = Some(text.to_owned());
@@ -179,16 +223,19 @@ impl Ledger {
             self.note_noise(&shown(&message.to_string()));
             return None;
         };
-        if fields.get("method").is_some_and(Value::is_string) {
-            return self.read_server_message(fields);
-        }
         let is_error = fields.get("error").is_some_and(|error| !error.is_null());
-        if !is_error && !fields.contains_key("result") {
-            self.note_noise(&shown(&Value::Object(fields).to_string()));
-            return None;
+        let is_response = is_error || fields.contains_key("result");
+        if !is_response && fields.get("method").is_some_and(Value::is_string) {
+            return self.read_server_message(fields);
         }
         let id = fields.get("id").cloned().unwrap_or_default();
         let has_version = fields.contains_key("jsonrpc");
+        if !is_response {
+            let text = shown(&Value::Object(fields).to_string());
+            self.note_noise(&text);
+            let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
+            return Some(self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")));
+        }
         let id = match self.pending_id(&id) {
             Some(id) => id,
             // An error whose request could not be read has no id. It is the only request's, or the first's.
@@ -201,11 +248,21 @@ impl Ledger {
             None if id.is_null() && has_version && self.only().is_some() => self.only()?,
             None => {
                 debug!(%id, "an MCP server answered a request that awaits no response");
-                self.state().noise = Some(format!("a response to the id {id}"));
+                let mut state = self.state();
+                state.noise = Some(format!("a response to the id {id}"));
+                state.was_discovered_late |= !is_error && id.is_number() && id.as_i64() == state.discovery;
+                let was_sent = id.as_i64().is_some_and(|id| id >= 0 && Some(id) <= state.last);
+                if request.is_none() && has_version && !was_sent {
+                    state.doubt = Some(format!("its answer has the id {id}, which no request had"));
+                }
                 return None;
             }
         };
-        let method = self.state().pending.remove(&id).unwrap_or(Method::Other);
+        let method = {
+            let mut state = self.state();
+            state.doubt = None;
+            state.pending.remove(&id).unwrap_or(Method::Other)
+        };
         let id = RequestId::Number(id);
         if is_error {
             let error = error_data(fields.remove("error").unwrap_or_default());
@@ -230,7 +287,7 @@ impl Ledger {
     /// Reads a request or notification of the server.
     fn read_server_message(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
         if fields["method"] == "notifications/tools/list_changed" {
-            self.state().list_changed = true;
+            self.note_list_changed();
         }
         fields.insert("jsonrpc".into(), "2.0".into());
         let read = serde_json::from_value(Value::Object(fields));
@@ -240,7 +297,7 @@ impl Ledger {
     /// Reads one message that is no JSON: the end of the request that it answers, if it answers any.
     fn broken(&self, bytes: &[u8], why: &str, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
         let text = String::from_utf8_lossy(bytes);
-        let text = text.trim_start_matches('\u{feff}').trim();
+        let text = lenient::trimmed(&text);
         let excerpt = shown(text);
         let only = || self.only();
         let is_message = text.contains("\"jsonrpc\"");
@@ -256,6 +313,13 @@ impl Ledger {
         let Some(id) = id else {
             if !text.is_empty() {
                 self.note_noise(&excerpt);
+            }
+            // A response behind a log line, as Python prints a dictionary, or in UTF-16.
+            let plain = text.replace('\0', "");
+            let has = |word: &str| plain.contains(word);
+            let is_like = plain.starts_with('{') || has("result") || has("error");
+            if request.is_none() && has("jsonrpc") && is_like && !has("method") {
+                self.state().doubt = Some(format!("its answer is no JSON: {why}: {excerpt}"));
             }
             return None;
         };
@@ -278,7 +342,15 @@ fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcM
         }
         Method::ListTools => respond(ServerResult::ListToolsResult(listed(result)?)),
         Method::Initialize => respond(ServerResult::InitializeResult(initialized(result)?)),
-        Method::Discover | Method::Other => {
+        // Whatever else it answers, it does not know the newer generation.
+        Method::Discover => match serde_json::from_value(result) {
+            Ok(read) => respond(ServerResult::DiscoverResult(read)),
+            Err(error) => {
+                let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, error.to_string(), None);
+                Ok(ServerJsonRpcMessage::error(error, Some(id.clone())))
+            }
+        },
+        Method::Other => {
             let message = json!({ "jsonrpc": "2.0", "id": id, "result": result });
             serde_json::from_value(message).map_err(|error| error.to_string())
         }
@@ -322,7 +394,11 @@ fn listed(mut result: Value) -> Result<ListToolsResult, String> {
         };
         kept.push(json!({ "name": name, "description": description, "inputSchema": schema }));
     }
-    let list = json!({ "tools": kept, "nextCursor": result["nextCursor"].as_str() });
+    let next = match &result["nextCursor"] {
+        Value::Number(next) => Some(next.to_string()),
+        next => next.as_str().map(str::to_owned),
+    };
+    let list = json!({ "tools": kept, "nextCursor": next });
     serde_json::from_value(list).map_err(|error| error.to_string())
 }
 
@@ -334,14 +410,19 @@ fn error_data(error: Value) -> ErrorData {
     };
     let code = fields.get("code").and_then(|code| code.as_i64().or_else(|| code.as_str()?.parse().ok()));
     let code = code.and_then(|code| i32::try_from(code).ok());
-    let message = match fields.remove("message") {
+    let given = fields.remove("message");
+    let has_message = given.as_ref().is_some_and(|message| !message.is_null() && message != "");
+    let message = match given {
         Some(Value::String(message)) if !message.trim().is_empty() => message,
         Some(Value::Null | Value::String(_)) | None => {
             format!("an error without a message, code {}", fields.get("code").unwrap_or(&Value::Null))
         }
         Some(message) => message.to_string(),
     };
+    fields.remove("code");
     let data = fields.remove("data").filter(|data| !data.is_null());
+    // What it has in other fields is all that is known.
+    let data = data.or_else(|| (!has_message && !fields.is_empty()).then_some(Value::Object(fields)));
     ErrorData::new(ErrorCode(code.unwrap_or(ErrorCode::INTERNAL_ERROR.0)), message, data)
 }
 

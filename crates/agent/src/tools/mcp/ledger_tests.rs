@@ -1,5 +1,6 @@
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, InitializeRequest, InitializeRequestParams, ListToolsRequest,
+    CallToolRequest, CallToolRequestParams, DiscoverRequest, DiscoverRequestParams, InitializeRequest,
+    InitializeRequestParams, ListToolsRequest,
 };
 
 use super::*;
@@ -99,6 +100,7 @@ fn errors_are_read_in_every_form() {
         (r#""boom""#, "boom"),
         (r#"["a"]"#, "[\"a\"]"),
         (r#"{"message":{"text":"x"}}"#, "{\"text\":\"x\"}"),
+        (r#"{"detail":"no key"}"#, "an error without a message, code null ({\"detail\":\"no key\"})"),
         (r#"{"code":"-32602","message":"bad"}"#, "bad"),
         (r#"{"code":1e300,"message":"bad"}"#, "bad"),
         (r#"{"code":-32000,"message":"Rate limit","data":{"retry":5}}"#, "Rate limit ({\"retry\":5})"),
@@ -141,6 +143,46 @@ fn noise_answers_no_request() {
 }
 
 #[test]
+fn doubtful_response_fails_the_only_request_if_nothing_follows() {
+    for (text, why) in [
+        (r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#, "its answer has the id 9999, which no request had"),
+        (r#"{"jsonrpc":"2.0","id":"abc","result":{}}"#, "its answer has the id \"abc\""),
+        (r#"answering: {"jsonrpc":"2.0","id":7,"result":{}}"#, "its answer is no JSON: expected value"),
+        ("{'jsonrpc': '2.0', 'id': 7, 'result': {}}", "its answer is no JSON: key must be a string"),
+        ("{\0\"\0j\0s\0o\0n\0r\0p\0c\0\"\0:\0", "its answer is no JSON"),
+    ] {
+        let ledger = calling(&[7]);
+        assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
+        assert!(ledger.is_doubtful(), "{text}");
+        let Some(JsonRpcMessage::Error(error)) = ledger.fail_doubtful() else { panic!("{text}") };
+        assert_eq!(error.id, Some(RequestId::Number(7)));
+        assert!(error.error.message.contains(why), "{}", error.error.message);
+        assert!(!ledger.is_doubtful());
+        let ledger = calling(&[7]);
+        read(&ledger, text.as_bytes(), None);
+        let answered = read(&ledger, br#"{"jsonrpc":"2.0","id":7,"result":"late"}"#, None);
+        assert_eq!((answered, ledger.is_doubtful()), (vec![(7, Ok(json!("late")))], false), "{text}");
+        let ledger = calling(&[6, 7]);
+        read(&ledger, text.as_bytes(), None);
+        assert!(ledger.fail_doubtful().is_none(), "of two requests neither is known to be meant: {text}");
+    }
+    for text in [
+        r#"{"jsonrpc":"2.0","id":6,"result":{}}"#,
+        r#"got {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"q":"error"}}"#,
+        "an error",
+    ] {
+        let ledger = calling(&[7]);
+        read(&ledger, text.as_bytes(), None);
+        assert!(!ledger.is_doubtful(), "{text}");
+    }
+    let empty = read(&calling(&[7]), br#"{"jsonrpc":"2.0","id":7}"#, None);
+    let [(7, Err(why))] = &empty[..] else { panic!("{empty:?}") };
+    assert!(why.contains("its answer has no result"), "{why}");
+    let echoed = read(&calling(&[7]), br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","result":1}"#, None);
+    assert_eq!(echoed, [(7, Ok(json!(1)))]);
+}
+
+#[test]
 fn oversized_line_fails_its_request() {
     let ledger = calling(&[6, 7]);
     assert_eq!(ledger.fail_oversized(br#"{"jsonrpc":"2.0","id":7,"result":"zzz"#, 9).len(), 1);
@@ -160,7 +202,7 @@ fn tools_without_schema_take_no_arguments() {
         { "name": "" },
         { "name": "d", "inputSchema": "text" },
     ]);
-    let text = json!({ "id": 3, "result": { "tools": tools, "nextCursor": null } }).to_string();
+    let text = json!({ "id": 3, "result": { "tools": tools, "nextCursor": 2 } }).to_string();
     let [JsonRpcMessage::Response(response)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
     let ServerResult::ListToolsResult(list) = &response.result else { panic!() };
     let seen: Vec<(&str, Option<&str>, usize)> = list
@@ -172,6 +214,7 @@ fn tools_without_schema_take_no_arguments() {
         })
         .collect();
     assert_eq!(seen, [("a", None, 0), ("b", Some("B"), 0), ("c", Some("C"), 1), ("d", None, 0)]);
+    assert_eq!(list.next_cursor.as_deref(), Some("2"), "a cursor that is a number");
     sent(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 4);
     let [JsonRpcMessage::Error(error)] = &ledger.read(br#"{"id":4,"result":{}}"#, None)[..] else { panic!() };
     assert!(error.error.message.contains("no list `tools`"), "{error:?}");
@@ -203,6 +246,23 @@ fn rejected_handshake_keeps_its_reason() {
         }
         sent(&ledger, initialize(), 3);
         assert_eq!(ledger.rejection(), None, "a new handshake forgets it");
+    }
+}
+
+#[test]
+fn late_discovery_is_noted_and_answers_no_handshake() {
+    let discovery = || ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}));
+    let params = InitializeRequestParams::new(Default::default(), rmcp::model::Implementation::new("x", "1"));
+    for (late, is_newer) in [
+        (r#"{"jsonrpc":"2.0","id":0,"result":{"supportedVersions":["2026-07-28"]}}"#, true),
+        (r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"no such method"}}"#, false),
+    ] {
+        let ledger = Ledger::default();
+        sent(&ledger, discovery(), 0);
+        sent(&ledger, ClientRequest::InitializeRequest(InitializeRequest::new(params.clone())), 1);
+        assert!(ledger.read(late.as_bytes(), None).is_empty());
+        assert!(ledger.is_pending(&RequestId::Number(1)) && !ledger.is_doubtful());
+        assert_eq!(ledger.was_discovered_late(), is_newer);
     }
 }
 

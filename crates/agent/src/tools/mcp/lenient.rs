@@ -18,7 +18,7 @@ const NO_NUMBERS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 /// Returns the parser's message, with the column, if the text is no JSON even so.
 pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     let text = String::from_utf8_lossy(bytes);
-    let text = text.trim_start_matches('\u{feff}').trim();
+    let text = trimmed(&text);
     let strict = match serde_json::from_str(text) {
         Ok(value) => return Ok(value),
         Err(error) => error,
@@ -28,6 +28,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
         Cow::Owned(text) => serde_json::from_str(&text),
     }
     .map_err(|error| error.to_string().replace("at line 1 column", "at column"))
+}
+
+/// Returns a message without what terminals and record separators put around it.
+pub(super) fn trimmed(text: &str) -> &str {
+    text.trim_matches(|c: char| c.is_whitespace() || c.is_control() || c == '\u{feff}')
 }
 
 /// Parses messages that stand one after the other without a line between; `None` if there is anything else.
@@ -149,6 +154,7 @@ mod tests {
             (b"[\"caf\xe9\"]", json!(["caf\u{fffd}"])),
             (b"[\"a\tb\x01\"]", json!(["a\tb\u{1}"])),
             (b"\xef\xbb\xbf {\"a\": 1}\r\n", json!({ "a": 1 })),
+            (b"\x1e{\"a\": 1}\0", json!({ "a": 1 })),
             (br#"["a \" NaN \\",NaN]"#, json!(["a \" NaN \\", null])),
         ] {
             assert_eq!(parse(text).unwrap(), want, "{}", String::from_utf8_lossy(text));

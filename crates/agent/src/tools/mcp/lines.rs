@@ -19,7 +19,7 @@ use super::lenient;
 /// Bytes of a line that is too long from which its request is found.
 const START: usize = 4096;
 
-/// Pause after which a line without an end is taken for a message.
+/// Pause after which a line without an end is taken for a message, and one in doubt for the response.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The two streams of a server.
@@ -98,9 +98,10 @@ impl Transport<RoleClient> for Lines {
             if let Some(message) = self.received.pop_front() {
                 return Some(message);
             }
-            let available = match self.line.is_empty() || self.is_oversized {
-                true => self.stdout.fill_buf().await,
-                false => match timeout(PAUSE, self.stdout.fill_buf()).await {
+            let has_line = !self.line.is_empty() && !self.is_oversized;
+            let available = match has_line || self.ledger.is_doubtful() {
+                false => self.stdout.fill_buf().await,
+                true => match timeout(PAUSE, self.stdout.fill_buf()).await {
                     Ok(available) => available,
                     // A message that is complete needs no end of its line.
                     Err(_) if lenient::parse(&self.line).is_ok_and(|message| message.is_object()) => {
@@ -108,14 +109,20 @@ impl Transport<RoleClient> for Lines {
                         self.line.clear();
                         continue;
                     }
-                    Err(_) => continue,
+                    Err(_) => {
+                        self.received.extend(self.ledger.fail_doubtful());
+                        continue;
+                    }
                 },
             };
             let available = available.unwrap_or_default();
             if available.is_empty() {
                 // The last line may lack its end.
                 let last = std::mem::take(&mut self.line);
-                self.received.extend(self.ledger.read(&last, None));
+                // One that is cut off says less than how the process ended.
+                if lenient::parse(&last).is_ok() {
+                    self.received.extend(self.ledger.read(&last, None));
+                }
                 self.ledger.end();
                 return self.received.pop_front();
             }

@@ -159,6 +159,26 @@ async fn announced_tool_can_be_called_in_the_same_attempt() {
 }
 
 #[tokio::test]
+async fn answer_does_not_wait_for_a_list_that_never_comes() {
+    let script = include_str!("server_for_tests.py");
+    let script = script.replace(
+        "send({\"id\": identity, \"result\": page(",
+        "\"grown\" in TOOLS or send({\"id\": identity, \"result\": page(",
+    );
+    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", server(&script)));
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(8)).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    for (name, text) in [("grows", "grown is there"), ("count", "1")] {
+        let call =
+            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        let reply = dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+        let answer = open.answer(&reply, true).await;
+        assert_eq!((answer[0].kind, answer[0].text.as_str()), (ObservationKind::Ok, text));
+    }
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn progress_prolongs_the_deadline_up_to_its_bound() {
     let (idle, longest) = (Duration::from_secs(5), Duration::from_secs(9));
     let toolbox = Mcp::new("tests", bad()).prolonging(Prolonged { idle, longest });
@@ -263,14 +283,52 @@ for line in sys.stdin:
 }
 
 #[tokio::test]
-async fn a_server_that_starts_slowly_is_asked_as_its_late_answer_says() {
+async fn server_that_starts_slowly_is_started_once() {
     let folder = tempfile::tempdir().unwrap();
-    let mark = folder.path().join("has-started");
+    let mark = folder.path().join("starts");
     let slow = format!(
-        "import os, time\nif not os.path.exists({mark:?}):\n    open({mark:?}, 'w').close()\n    time.sleep(11)\n{}",
+        "import time\nopen({mark:?}, 'a').write('x')\ntime.sleep(11)\n{}",
         include_str!("server_for_tests.py")
     );
     let mut session = Mcp::new("tests", server(&slow)).open(&context("a")).await.unwrap();
     assert_eq!(ask(&*session, "count", json!({})).await.read(), "1");
+    assert_eq!(std::fs::read_to_string(&mark).unwrap(), "x");
     session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn server_that_expects_a_handshake_is_asked_for_it_alone_from_then_on() {
+    for otherwise in ["sys.exit(1)", "answer(None)", "answer({})"] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("first");
+        let script = format!(
+            "
+import json, sys
+def answer(result):
+    print(json.dumps({{'jsonrpc': '2.0', 'id': message['id'], 'result': result}}), flush=True)
+is_first = True
+for line in sys.stdin:
+    message = json.loads(line)
+    method = message.get('method')
+    if is_first:
+        open({log:?}, 'a').write(method + ' ')
+        is_first = False
+    if method == 'initialize':
+        answer({{'protocolVersion': '2025-06-18', 'capabilities': {{}}, 'serverInfo': {{'name': 'x', 'version': '1'}}}})
+    elif method == 'tools/list':
+        answer({{'tools': [{{'name': 'a', 'inputSchema': {{'type': 'object'}}}}]}})
+    elif 'id' in message:
+        {otherwise}
+"
+        );
+        let toolbox = Mcp::new("tests", server(&script));
+        for _ in 0..2 {
+            let mut session = toolbox.open(&context("a")).await.unwrap();
+            assert_eq!(session.specs()[0].name, "a", "{otherwise}");
+            session.close().await.unwrap();
+        }
+        let first = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(first.split(' ').rev().nth(1), Some("initialize"), "{otherwise}: {first}");
+        assert_eq!(first.matches("discover").count(), 1, "{otherwise}: {first}");
+    }
 }

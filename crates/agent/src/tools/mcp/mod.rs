@@ -20,6 +20,7 @@ mod web;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -86,13 +87,23 @@ pub struct Mcp {
     rename: BTreeMap<String, String>,
     prolonged: Option<Prolonged>,
     shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
+    wants_handshake: Arc<AtomicBool>,
 }
 
 impl Mcp {
     /// The toolbox `name`, with all tools of a server, and a connection for each attempt.
     pub fn new(name: impl Into<String>, server: McpServer) -> Self {
         let (name, deny, rename) = (name.into(), Vec::new(), BTreeMap::new());
-        Mcp { name, server, allow: None, deny, rename, prolonged: None, shared: None }
+        Mcp {
+            name,
+            server,
+            allow: None,
+            deny,
+            rename,
+            prolonged: None,
+            shared: None,
+            wants_handshake: Arc::default(),
+        }
     }
 
     /// With these tools alone.
@@ -130,13 +141,13 @@ impl Mcp {
         let Some(shared) = &self.shared else {
             return match last.filter(|last| !last.is_over()) {
                 Some(last) => Ok((Arc::clone(last), false)),
-                None => Ok((Arc::new(Connection::open(&self.server).await?), true)),
+                None => Ok((Arc::new(Connection::open(&self.server, &self.wants_handshake).await?), true)),
             };
         };
         let mut shared = shared.lock().await;
         let connection = match shared.take().filter(|connection| !connection.is_over()) {
             Some(connection) => connection,
-            None => Arc::new(Connection::open(&self.server).await?),
+            None => Arc::new(Connection::open(&self.server, &self.wants_handshake).await?),
         };
         *shared = Some(Arc::clone(&connection));
         let is_new = last.is_some_and(|last| !Arc::ptr_eq(last, &connection));

@@ -130,9 +130,6 @@ impl Web {
             }
             return fail(self.rejected(head.status, &head.headers, &text));
         }
-        if matches!(head.status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
-            return fail(format!("it takes the request and gives no answer (HTTP {})", head.status));
-        }
         if is(&head.headers, EVENT_STREAM_MIME_TYPE) {
             let events = self.answers(events(body, limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
@@ -150,7 +147,12 @@ impl Web {
             return Ok(StreamableHttpPostResponse::Json(message, session));
         }
         if text.trim_ascii().is_empty() {
-            return fail(format!("its answer is empty (HTTP {})", head.status));
+            return fail(match head.status {
+                status @ (StatusCode::ACCEPTED | StatusCode::NO_CONTENT) => {
+                    format!("it takes the request and gives no answer (HTTP {status})")
+                }
+                status => format!("its answer is empty (HTTP {status})"),
+            });
         }
         match (lenient::parse(&text), is(&head.headers, JSON_MIME_TYPE)) {
             (Ok(_), _) => fail(format!("its answer is none to the request {id}: {}", shown(&text))),
@@ -212,6 +214,7 @@ impl Web {
             request,
             ledger: Arc::clone(&self.ledger),
             read: VecDeque::new(),
+            noise: None,
             can_resume: false,
         };
         stream::unfold(reading, |mut reading| async { Some((reading.next().await?, reading)) }).boxed()
@@ -226,6 +229,8 @@ struct Reading {
     ledger: Arc<Ledger>,
     /// Events that were read and not yet passed on.
     read: VecDeque<Sse>,
+    /// Text of the last event that has no message.
+    noise: Option<String>,
     /// Whether the server gives the events ids, by which the SDK resumes them.
     can_resume: bool,
 }
@@ -244,6 +249,8 @@ impl Reading {
                     Some(Err(error)) => format!("its answer broke off: {}", dressage_http::causes(&error)),
                     _ => "its events ended without the answer".to_owned(),
                 };
+                let noise = self.noise.take().map(|text| format!("; the last event is {text:?}"));
+                let why = why + &noise.unwrap_or_default();
                 return Some(Ok(Sse::default().data(text_of(&self.ledger.fail(&id, why)))));
             }
         };
@@ -255,8 +262,13 @@ impl Reading {
             true => Vec::new(),
             false => self.ledger.read(data.as_bytes(), self.request.as_ref()),
         };
+        if messages.is_empty() && !is_cut && !data.trim().is_empty() {
+            self.noise = Some(shown(data.as_bytes()));
+        }
+        // The SDK takes messages only from events that have this name, or none.
+        let named = Sse { event: None, ..event.clone() };
         self.read =
-            messages.iter().map(|message| Sse { data: Some(text_of(message)), ..event.clone() }).collect();
+            messages.iter().map(|message| Sse { data: Some(text_of(message)), ..named.clone() }).collect();
         // Without a message it still names the place to resume from.
         Some(Ok(self.read.pop_front().unwrap_or(Sse { data: None, ..event })))
     }
@@ -422,7 +434,28 @@ fn events(body: Incoming, most: usize) -> BoxStream<'static, Result<Sse, SseErro
     let bytes = frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())));
     // The last event may lack its end.
     let end = stream::once(future::ready(Ok(Bytes::from_static(b"\n\n"))));
-    SseStream::from_bytes_stream(bounded(bytes, most).chain(end)).boxed()
+    SseStream::from_bytes_stream(sound(bounded(bytes, most)).chain(end)).boxed()
+}
+
+/// Replaces bytes that are not UTF-8, on which the parser of events ends. A character may be spread over
+/// chunks.
+fn sound(bytes: impl Stream<Item = std::io::Result<Bytes>>) -> impl Stream<Item = std::io::Result<Bytes>> {
+    let mut rest = Vec::new();
+    bytes.map(move |chunk| {
+        rest.extend_from_slice(&chunk?);
+        let unfinished = match rest.utf8_chunks().last() {
+            Some(last) if is_unfinished(last.invalid()) => last.invalid().len(),
+            _ => 0,
+        };
+        let next = rest.split_off(rest.len() - unfinished);
+        let read = std::mem::replace(&mut rest, next);
+        Ok(String::from_utf8_lossy(&read).into_owned().into())
+    })
+}
+
+/// Whether these bytes are the start of a character.
+fn is_unfinished(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
 /// Ends a stream of events with an error once one of them is too long: whoever reads it keeps an event until

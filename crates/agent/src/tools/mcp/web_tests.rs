@@ -156,8 +156,8 @@ async fn faulty_http_answers_fail_the_call_at_once() {
             "answers with text/html",
         ),
         (
-            to_call!(m, { http("200 OK", EVENTS, "event: ping\ndata: x\n\n") }),
-            "events ended without the answer",
+            to_call!(m, { http("200 OK", EVENTS, "event: error\ndata: out of memory\n\n") }),
+            "events ended without the answer; the last event is \"out of memory\"",
         ),
         (
             to_call!(m, {
@@ -197,6 +197,14 @@ async fn unusual_http_answers_are_read() {
         (to_call!(m, json_http("200 OK", &json!([called(m, "batch")]))), "batch"),
         (to_call!(m, http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "event")))), "event"),
         (to_call!(m, http("200 OK", EVENTS, &format!("data: {}", called(m, "no end")))), "no end"),
+        (
+            to_call!(
+                m,
+                http("200 OK", EVENTS, &format!("event: response\ndata: {}\n\n", called(m, "named")))
+            ),
+            "named",
+        ),
+        (to_call!(m, json_http("202 Accepted", &called(m, "taken"))), "taken"),
         (
             to_call!(m, {
                 let body = called(m, "half \u{1}").to_string().replace("\\u0001", "\\ud83d");
@@ -335,4 +343,17 @@ async fn events_are_bounded_and_streams_are_not() {
     assert_eq!(passes(&["data: 12\n", "data: 34\n", "\n"], 10).await, 1, "two lines are one event");
     assert_eq!(passes(&["data: 12\r\n", "data: 34\r\n", "\r\n"], 12).await, 1, "with CRLF, too");
     assert_eq!(passes(&["data: ", "12345"], 10).await, 1, "no end of a line is needed");
+}
+
+#[tokio::test]
+async fn foreign_bytes_of_events_become_replacement_characters() {
+    let read = async |chunks: &[&'static [u8]]| {
+        let chunks: Vec<std::io::Result<Bytes>> =
+            chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk))).collect();
+        let read: Vec<Bytes> = sound(futures_util::stream::iter(chunks)).try_collect().await.unwrap();
+        String::from_utf8(read.concat()).unwrap()
+    };
+    assert_eq!(read(&[b"data: caf\xe9 x\n\n"]).await, "data: caf\u{fffd} x\n\n");
+    assert_eq!(read(&[b"\xf0\x9f", b"\x98", b"\x80 \xc3", b"\xbc"]).await, "\u{1f600} \u{fc}");
+    assert_eq!(read(&[b"a\xc3", b"\xffb\n"]).await, "a\u{fffd}\u{fffd}b\n");
 }

@@ -97,3 +97,10 @@ for number in (29, 64, 68, 240):
 tries(lambda: [name for name in os.listdir("/proc") if not name.isdigit() and name not in ("self", "thread-self")])
 ### refused: mounts of other runs
 tries(lambda: os.path.exists("/run/work") or os.listdir("/run"))
+### refused: core dumps for a program of the host
+before = resource.getrlimit(resource.RLIMIT_CORE)
+for size in (b"\0", b"\xff"):
+    libc.setrlimit(resource.RLIMIT_CORE, size * 16)
+    libc.syscall(160, resource.RLIMIT_CORE, size * 16)
+tries(lambda: does(resource.prlimit, 0, resource.RLIMIT_CORE, (0, 0)))
+tries(lambda: before[1] > 1 or resource.getrlimit(resource.RLIMIT_CORE) != before)

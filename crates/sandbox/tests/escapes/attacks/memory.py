@@ -176,6 +176,60 @@ def hold():
 
 
 many(40, hold)
+### memory: watched descriptors of one epoll in masses
+import select
+
+poll, ends = select.epoll(), [os.pipe()[0] for _ in range(30)]
+for number in range(200, 250):
+    for ours in ends:
+        os.dup2(ours, number)
+        poll.register(number)
+time.sleep(60)
+### memory: epolls that only a blocked call holds
+import select
+
+threading.stack_size(1 << 20)
+ours, _ = os.pipe()
+for number in range(200, 250):
+    os.dup2(ours, number)
+held = 0
+for _ in range(50):
+    polls = [select.epoll() for _ in range(100)]
+    for poll in polls:
+        for number in range(200, 250):
+            poll.register(number)
+            held += 300
+    waited = (ctypes.c_uint64 * 100)(*[poll.fileno() | 2 << 32 for poll in polls])
+    threading.Thread(target=lambda waited=waited: libc.poll(waited, 100, -1), daemon=True).start()
+    time.sleep(0.02)
+    for poll in polls:
+        poll.close()
+time.sleep(2)
+print("HELD", held >> 20, "and 5000 epolls")
+### bounded: pipes that only a blocked call holds
+threading.stack_size(1 << 20)
+held = 0
+for _ in range(55):
+    pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(60)]
+    held += sum(os.write(theirs, bytes(65536)) for _, theirs in pipes)
+    waited = (ctypes.c_uint64 * 120)(*[end | (4 if at else 2) << 32 for pipe in pipes for at, end in enumerate(pipe)])
+    threading.Thread(target=lambda waited=waited: libc.poll(waited, 120, -1), daemon=True).start()
+    time.sleep(0.02)
+    for pipe in pipes:
+        os.close(pipe[0]), os.close(pipe[1])
+time.sleep(2)
+print("HELD", held >> 20)
+### fine: waiting for few descriptors in many threads
+import select
+
+threading.stack_size(1 << 20)
+pairs = [os.pipe() for _ in range(40)]
+waiting = [threading.Thread(target=select.select, args=([ours], [], [], 1)) for ours, _ in pairs[:8]]
+waiting += [threading.Thread(target=select.select, args=([pairs[0][0]], [], [], 1)) for _ in range(8)]
+for thread in waiting:
+    thread.start()
+for thread in waiting:
+    thread.join()
 ### bounded: page tables of pages that are only read
 def hold():
     size, pages = 1900 << 20, 0
@@ -313,6 +367,7 @@ tries(call, 436, 1000, 1000, 2)
 at = anonymous(1 << 20, 0x22)
 for advice in (12, 20, 21):
     tries(lambda: does(call, 28, ctypes.c_void_p(at), ctypes.c_size_t(4096), advice))
+tries(call, 157, 67, 1, 0, 0, 0)
 ### refused: hiding from the watch
 tries(call, 157, 4, 0, 0, 0, 0)
 ### fine: a child that borrows the memory of its parent

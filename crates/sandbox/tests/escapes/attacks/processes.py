@@ -11,6 +11,14 @@ tries(lambda: [line for line in open("/proc/self/cgroup").read().split() if not 
 tries(does, os.kill, @pid@, 0)
 ### refused: handles of processes of the host
 tries(os.pidfd_open, @pid@)
+### refused: limits of the keeper
+for kind in range(16):
+    tries(lambda: does(resource.prlimit, 1, kind, (0, 0)))
+### refused: priority and processors of the keeper
+tries(lambda: does(os.setpriority, os.PRIO_PROCESS, 1, 19))
+tries(lambda: does(os.sched_setaffinity, 1, [0]))
+### refused: a process that shares its table of descriptors
+tries(lambda: os.getpid() if call(56, 0x411, None, None, None, None) else None)
 ### refused: tracing the keeper
 tries(call, 101, 16, 1, 0, 0)
 ### refused: reading the keeper's memory
@@ -60,7 +68,7 @@ except RuntimeError:
     print("refused:", count)
     os._exit(5 if count < 200 else 1)
 ### refused: higher limits
-for which in (resource.RLIMIT_NPROC, resource.RLIMIT_DATA, resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
+for which in (resource.RLIMIT_NPROC, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE):
     both = ctypes.create_string_buffer(b"\xff" * 16)
     tries(lambda: does(call, 160, int(which), both))
 ### refused: a better priority

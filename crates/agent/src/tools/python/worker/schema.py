@@ -1,6 +1,8 @@
 """Types of parameters: their JSON schemas, and values of JSON as values of these types."""
 
+import collections
 import collections.abc
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -15,12 +17,19 @@ import uuid
 
 from dressage_worker import docstrings
 
+
+
+def instant(text):
+    """A point in time. Before Python 3.11 `fromisoformat` knows no Z for UTC."""
+    return datetime.datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
+
+
 PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 TEXTS = {
-    datetime.datetime: ("date-time", datetime.datetime.fromisoformat),
+    datetime.datetime: ("date-time", instant),
     datetime.date: ("date", datetime.date.fromisoformat),
     datetime.time: ("time", datetime.time.fromisoformat),
-    decimal.Decimal: (None, decimal.Decimal),
+    decimal.Decimal: (None, lambda value: decimal.Decimal(str(value))),
     pathlib.Path: (None, pathlib.Path),
     pathlib.PurePath: (None, pathlib.PurePath),
     uuid.UUID: ("uuid", uuid.UUID),
@@ -72,6 +81,8 @@ BOUNDS = {
     "regex": "pattern",
 }
 LENGTHS = {"min_length": ("minLength", "minItems"), "max_length": ("maxLength", "maxItems")}
+# Types of values that change in place, or hold some that do.
+MUTABLE = (list, dict, set, bytearray, collections.deque, tuple)
 UNIONS = tuple(filter(None, [typing.Union, getattr(__import__("types"), "UnionType", None)]))
 
 
@@ -142,6 +153,8 @@ class Schemas:
             return {"type": "null"}
         if inspect.isclass(hint) and hint in PLAIN:
             return {"type": PLAIN[hint]}
+        if hint is decimal.Decimal:
+            return {"type": ["string", "number"]}
         if inspect.isclass(hint) and hint in TEXTS:
             form = TEXTS[hint][0]
             return {"type": "string", **({"format": form} if form else {})}
@@ -399,7 +412,7 @@ def convert(hint, value):
     if hint is inspect.Parameter.empty or hint is typing.Any or hint is None:
         return value
     if hint is float and type(value) is int:
-        return float(value)
+        return made(float, value)
     if hint is int and type(value) is float and value.is_integer():
         return int(value)
     if inspect.isclass(hint) and hint in PLAIN:
@@ -447,10 +460,28 @@ def convert(hint, value):
         return base(items) if base in (tuple, set, frozenset) else items
     if inspect.isclass(base) and issubclass(base, collections.abc.Mapping):
         need(value, dict, "object")
-        return {
-            name: convert(parts[1] if len(parts) == 2 else typing.Any, item) for name, item in value.items()
-        }
+        key, item = parts if len(parts) == 2 else (typing.Any, typing.Any)
+        return {convert_key(key, name): convert(item, found) for name, found in value.items()}
     return value
+
+
+def convert_key(hint, name):
+    """The name of a field as a key of this type: JSON has keys that are texts alone."""
+    try:
+        return convert(hint, name)
+    except Unfit:
+        try:
+            return convert(hint, json.loads(name))
+        except ValueError:
+            raise Unfit(f"the key {name!r} is none of its type") from None
+
+
+def copied(value):
+    """A copy of a value with all that it holds, or the value where it cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
 
 
 def need(value, kind, name):
@@ -489,6 +520,9 @@ def bind(function, arguments, skip=()):
             continue
         if name not in named:
             default, _ = default_of(parameter.default)
+            if isinstance(default, MUTABLE):
+                # What a function changes in its default is no business of other attempts.
+                default = copied(default)
             if default is not parameter.default and default is not inspect.Parameter.empty:
                 named[name] = default
             continue

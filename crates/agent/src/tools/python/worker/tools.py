@@ -1,12 +1,11 @@
 """Tools: functions, and classes of which each attempt has an instance of its own."""
 
-import collections
 import contextlib
-import copy
 import difflib
 import enum
 import inspect
 import sys
+import weakref
 
 from dressage_worker import answers, schema, shims
 
@@ -186,8 +185,6 @@ class Stateful:
 
 # Methods of a class of tools that begin and end an attempt, and so are no tools.
 LIFECYCLE = ("reset", "close", "calc_reward")
-# Types whose values an object changes in place.
-MUTABLE = (list, dict, set, bytearray, collections.deque)
 
 
 class Box:
@@ -196,19 +193,20 @@ class Box:
     def __init__(self, kind, name):
         self.kind, self.name = kind, name
         self.has_del = hasattr(kind, "__del__")
+        # Objects that were made and are still there.
+        self.made = []
         # Values of the class itself that its methods may change: each object gets copies of its own.
         self.shared = {}
         for base in reversed(own_bases(kind)):
             for attribute, value in vars(base).items():
-                if isinstance(value, MUTABLE) and not attribute.startswith("__"):
-                    with contextlib.suppress(Exception):
-                        self.shared[attribute] = copy.deepcopy(value)
+                if isinstance(value, schema.MUTABLE) and not attribute.startswith("__"):
+                    self.shared[attribute] = schema.copied(value)
 
     async def open(self, _session, given, row, run):
         """Makes the object of an attempt. Returns what its `reset` says, too."""
         made = await run(lambda: self.make(kwargs_of(given, "create_kwargs"), row), False)
-        reset, said = getattr(made, "reset", None), None
-        if callable(reset):
+        reset, said = method_of(made, "reset"), None
+        if reset is not None:
             try:
                 said = await run(lambda: reset(**self.fields(reset, {}, row, row)), is_coroutine(reset))
             except BaseException:
@@ -218,14 +216,28 @@ class Box:
 
     def make(self, named, row):
         fields = self.fields(self.kind, named, row, named)
-        if self.kind.__new__ is not object.__new__:
-            return self.kind(**fields)
-        made = object.__new__(self.kind)
+        if type(self.kind).__call__ is not type.__call__:
+            # A metaclass makes the objects.
+            return self.first(self.kind(**fields))
+        is_plain = self.kind.__new__ is object.__new__
+        made = object.__new__(self.kind) if is_plain else self.kind.__new__(self.kind, **fields)
+        self.first(made)
         for attribute, value in self.shared.items():
             # With slots it has no values of the class that its methods could change.
             with contextlib.suppress(AttributeError):
-                object.__setattr__(made, attribute, copy.deepcopy(value))
-        made.__init__(**fields)
+                object.__setattr__(made, attribute, schema.copied(value))
+        if isinstance(made, self.kind):
+            made.__init__(**fields)
+        return made
+
+    def first(self, made):
+        """The object, which no other attempt has had: state would go from one to the other."""
+        if any(known() is made for known in self.made):
+            raise schema.Unusable(
+                f"{self.name} gives the same object again: each attempt must have one of its own"
+            )
+        with contextlib.suppress(TypeError):
+            self.made = [known for known in self.made if known() is not None] + [weakref.ref(made)]
         return made
 
     def fields(self, function, named, row, others):
@@ -241,9 +253,8 @@ class Box:
                 found[name] = named[name] if name in named else row[name]
             elif name == "row":
                 found[name] = row
-            elif isinstance(parameter.default, MUTABLE):
-                with contextlib.suppress(Exception):
-                    found[name] = copy.deepcopy(parameter.default)
+            elif isinstance(parameter.default, schema.MUTABLE):
+                found[name] = schema.copied(parameter.default)
             elif parameter.default is parameter.empty:
                 what = self.name if inspect.isclass(function) else f"{self.name}.{function.__name__}"
                 there = ", ".join(map(str, row)) or "none"
@@ -253,12 +264,12 @@ class Box:
         return found
 
     async def evaluate(self, instance, _given, run):
-        found = getattr(instance, "calc_reward", None)
-        return await run(found, is_coroutine(found)) if callable(found) else None
+        found = method_of(instance, "calc_reward")
+        return await run(found, is_coroutine(found)) if found is not None else None
 
     async def close(self, instance, _given, run):
-        found = getattr(instance, "close", None)
-        if callable(found):
+        found = method_of(instance, "close")
+        if found is not None:
             await run(found, is_coroutine(found))
 
 
@@ -280,6 +291,11 @@ class Method:
         function = getattr(instance, self.method)
         positional, named = schema.bind(function, arguments)
         return drawn(function(*positional, **named))
+
+
+def method_of(instance, name):
+    """A method that the class has: `__getattr__` of an object may give anything for any name, or raise."""
+    return getattr(instance, name) if callable(getattr(type(instance), name, None)) else None
 
 
 def is_coroutine(function):

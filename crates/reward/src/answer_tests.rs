@@ -1,0 +1,270 @@
+//! Tests of [`AnswerScorer`].
+
+use serde_json::json;
+
+use super::*;
+use crate::testing::{Dice, thousands};
+
+/// Sets such as BoolQ expect true or false.
+#[test]
+fn truth_values_are_yes_or_no() {
+    for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
+        let scorer = AnswerScorer { compare, place: Place::Text, ..AnswerScorer::default() };
+        let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
+        for right in ["yes", "Yes.", "True", "TRUE!", " true "] {
+            assert_eq!((grade(right, json!(true)), grade(right, json!(false))), (1.0, 0.0), "{right}");
+        }
+        for wrong in ["no", "False.", "not true", "I do not know", "yes and no", "truest", "1", ""] {
+            assert_eq!(grade(wrong, json!(true)), 0.0, "{wrong}");
+        }
+        for wrong in ["I do not know", "not false", "nothing", "Norway", "no, yes"] {
+            assert_eq!(grade(wrong, json!(false)), 0.0, "{wrong}");
+        }
+        assert_eq!(grade("no", json!([false, "nope"])), 1.0);
+    }
+}
+
+#[test]
+fn normalisation_is_that_of_the_reference() {
+    for (text, want) in [
+        ("The  Arthur's Magazine!", "arthurs magazine"),
+        ("a an the Anna", "anna"),
+        ("U.S.A.", "usa"),
+        ("1,844", "1844"),
+        ("na\u{ef}ve\u{2014}Caf\u{e9}", "na\u{ef}ve\u{2014}caf\u{e9}"),
+        ("A-level", "alevel"),
+        ("\"Quoted\"", "quoted"),
+        ("The", "the"),
+        ("Vitamin A", "vitamin a"),
+        ("Cafe\u{301}", "caf\u{e9}"),
+    ] {
+        assert_eq!(normalise(text), want);
+    }
+}
+
+/// verl's `search_r1_like_qa_em`, executed.
+#[test]
+fn exact_and_partial_matches() {
+    let many = format!("<answer>Beijing{}", "</answer>".repeat(11));
+    for (text, exact, with_form, contains) in [
+        ("<answer> beijing. </answer>", 1.0, 1.0, 1.0),
+        ("<answer>x</answer> ... <answer>The Beijing</answer>", 1.0, 1.0, 1.0),
+        ("<answer>in Beijing</answer>", 0.0, 0.1, 1.0),
+        ("no tag", 0.0, 0.0, 0.0),
+        (&many, 0.25, 0.25, 1.0),
+    ] {
+        let expected = json!(["Beijing", "Peking"]);
+        let of = |scorer: AnswerScorer| scorer.grade(text, &expected).unwrap().value;
+        assert_eq!(of(AnswerScorer::default()), exact, "{text}");
+        assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_form, "{text}");
+        // There the number of tags has no effect.
+        let compare = Comparison::Contains;
+        assert_eq!(
+            of(AnswerScorer { compare, most_tags: usize::MAX, ..AnswerScorer::default() }),
+            contains,
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn equal_answers_have_equal_numbers() {
+    let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+    let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
+    for (expected, text) in [
+        ("1,844", "1844"),
+        ("1844", "1,844."),
+        ("$5", "5"),
+        ("-3", "-3."),
+        ("3.5 million", "The 3.5 million!"),
+        ("1990-1995", "1990-1995"),
+        ("Apollo-11", "apollo-11"),
+        ("12,345,678", "12345678"),
+        ("(5)", "5"),
+    ] {
+        assert_eq!(value(expected, text), 1.0, "{expected} {text}");
+    }
+    for (expected, text) in [
+        ("1.5", "15"),
+        ("-3", "3"),
+        ("3", "-3"),
+        ("1/2", "12"),
+        ("3:2", "32"),
+        ("2-1", "21"),
+        ("3.5 million", "35 million"),
+        ("1.844", "1844"),
+        ("1,5", "15"),
+        (".5", "5"),
+        ("-.5", ".5"),
+        ("2^10", "210"),
+        ("1,2,3", "123"),
+    ] {
+        assert_eq!(value(expected, text), 0.0, "{expected} {text}");
+    }
+    let contains = AnswerScorer { compare: Comparison::Contains, ..scorer };
+    let value = |expected: &str, text: &str| contains.grade(text, &expected.into()).unwrap().value;
+    assert_eq!((value("5", "It is 5."), value("in 1990", "in 1990-1995")), (1.0, 1.0));
+    assert_eq!((value("5", "It is 15."), value("5", "5,000"), value("5", "-5")), (0.0, 0.0, 0.0));
+}
+
+#[test]
+fn equal_answers_have_equal_symbols() {
+    let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+    let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
+    for (expected, text) in [
+        ("C++", "c++."),
+        ("Paris", "**Paris**!"),
+        ("Paris", "_Paris_"),
+        ("foo_bar", "`foo_bar`"),
+        ("A+", "an A+"),
+        ("O-", "\"O-\""),
+        ("New-York", "New-York"),
+        ("Tokyo", "- Tokyo"),
+        ("5", "+5"),
+        ("The Who", "Who"),
+        ("???", " ??? "),
+        ("Cafe\u{301}", "caf\u{e9}"),
+    ] {
+        assert_eq!((value(expected, text), value(text, expected)), (1.0, 1.0), "{expected} {text}");
+    }
+    for (expected, text) in [
+        ("C++", "C"),
+        ("C#", "C"),
+        ("A-", "A"),
+        ("A-", "A+"),
+        ("Na+", "Na-"),
+        ("a<b", "a>b"),
+        ("x > 5", "x < 5"),
+        ("a & b", "a | b"),
+        ("a*b", "a+b"),
+        ("a / b", "a b"),
+        ("~p", "p"),
+        ("!p", "p"),
+        ("\u{221e}", "-\u{221e}"),
+        ("foo_bar", "foobar"),
+        ("[1,2)", "(1,2]"),
+        ("+", "-"),
+        ("{}", "[]"),
+        ("...", ""),
+        ("A", "the"),
+        ("A", ""),
+        ("Hepatitis A", "Hepatitis"),
+        ("The The", "a an"),
+    ] {
+        assert_eq!((value(expected, text), value(text, expected)), (0.0, 0.0), "{expected} {text}");
+    }
+}
+
+#[test]
+fn contained_answers_are_words_of_their_own() {
+    let scorer =
+        AnswerScorer { compare: Comparison::Contains, place: Place::Text, ..AnswerScorer::default() };
+    let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
+    for (expected, text) in [
+        ("Paris", "It is Paris."),
+        ("C++", "I use C++ daily"),
+        ("New York", "in new york city"),
+        ("\u{5df4}\u{9ece}", "\u{7b54}\u{6848}\u{662f}\u{5df4}\u{9ece}\u{3002}"),
+    ] {
+        assert_eq!(value(expected, text), 1.0, "{expected} {text}");
+    }
+    for (expected, text) in [
+        ("Paris", "a comparison"),
+        ("no", "I do not know"),
+        ("ice", "nice"),
+        ("he", "the"),
+        ("A", "anything"),
+        ("C++", "I use C daily"),
+        ("???", "anything"),
+    ] {
+        assert_eq!(value(expected, text), 0.0, "{expected} {text}");
+    }
+}
+
+#[test]
+fn tags_that_are_mentioned_open_no_answer() {
+    for text in [
+        "<think>I write it in <answer> tags.</think><answer>Paris</answer>",
+        "<answer>Paris</answer> as </answer> asks",
+        "<answer>x</answer><answer> Paris </answer> and <answer>",
+    ] {
+        assert_eq!(AnswerScorer::default().grade(text, &"Paris".into()).unwrap().value, 1.0, "{text}");
+    }
+}
+
+/// Pairs that are the same, or differ in one respect that changes the value.
+#[test]
+fn generated_answers_are_told_apart() {
+    let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+    let units = ["km", "metres", "dollars", "BC", "million", "°C", ""];
+    let frames =
+        ["{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},", "{}?"];
+    let (mut dice, mut right, mut found, mut wrong) = (Dice::new(1), 0, 0, 0);
+    for _ in 0..6_000 {
+        let (number, at) = (dice.number(40), dice.below(units.len()));
+        let frame = frames[dice.below(frames.len())];
+        let say = |number: &str, at: usize| format!("{number} {}", units[at]).trim().to_owned();
+        let expected = serde_json::Value::from(say(&number, at));
+        let value = |answer: String| scorer.grade(&frame.replace("{}", &answer), &expected).unwrap().value;
+        let same = if dice.below(2) == 0 { thousands(&number) } else { number.clone() };
+        right += 1;
+        found += usize::from(value(say(&same, at)) == 1.0);
+        let other_unit = (at + 1 + dice.below(units.len() - 1)) % units.len();
+        for answer in [say(&dice.changed(&number), at), say(&number, other_unit)] {
+            wrong += 1;
+            assert_eq!(value(answer.clone()), 0.0, "{expected} {answer}");
+        }
+    }
+    println!("answer: {found} of {right} right, 0 of {wrong} wrong");
+    assert!(found * 100 >= right * 98 && right + wrong > 10_000);
+}
+
+#[test]
+fn a_task_says_where_its_answer_stands() {
+    let scorer = AnswerScorer { place: Place::Schema, ..AnswerScorer::default() };
+    for (schema, text, value) in [
+        (json!("boxed"), "so \\boxed{Beijing} <answer>x</answer>", 1.0),
+        (json!("boxed"), "so \\boxed{Beijing", 0.0),
+        (json!("solution"), "<solution>x</solution> <solution>Beijing</solution>", 1.0),
+        (json!("solution"), "<solution>Beijing", 0.0),
+    ] {
+        let task = json!({ "answer": "Beijing", "row": { "answer_schema": schema } });
+        assert_eq!(scorer.grade_of(text, &task).unwrap().value, value, "{text}");
+    }
+    let none = json!({ "answer": "Beijing" });
+    assert_eq!(scorer.grade_of("<answer>Beijing</answer>", &none).unwrap().value, 1.0);
+    let error = scorer.check_task(&json!({ "answer": "x", "row": { "answer_schema": 5 } })).unwrap_err();
+    assert!(error.to_string().contains("answer_schema is 5"), "{error}");
+}
+
+#[test]
+fn words_in_common() {
+    assert_eq!(f1("yes", "yes indeed"), 0.0);
+    assert_eq!(f1("new york city", "new york"), 0.8);
+    assert_eq!(f1("york york", "york"), 2.0 / 3.0);
+    assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
+    let scorer = AnswerScorer { compare: Comparison::F1, place: Place::Text, ..AnswerScorer::default() };
+    assert_eq!(scorer.grade("The New York City.", &"New York".into()).unwrap().value, 0.8);
+}
+
+/// Search-R1's `qa_em_format` with 0.2, 0.1, 0.1, executed.
+#[test]
+fn form_counts() {
+    let form = FormScore { structure: 0.2, last: 0.1, retrieval: 0.1 };
+    let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} {want}");
+    close(form.score(true, true, false), 1.0);
+    close(form.score(false, true, true), 0.3);
+    close(form.score(false, true, false), 0.2);
+    close(form.score(true, false, false), 0.8);
+    close(form.score(false, false, false), 0.1);
+}
+
+#[test]
+fn bad_expectations_are_named() {
+    for expected in [json!(null), json!([]), json!([["x"]])] {
+        let error = AnswerScorer::default().grade("x", &expected).unwrap_err();
+        assert!(matches!(error, ScoreError::ExpectedText { .. }), "{error}");
+    }
+    let scorer = AnswerScorer { wrong: 2.0, ..AnswerScorer::default() };
+    assert!(scorer.check().unwrap_err().to_string().contains("wrong = 2"));
+}
