@@ -39,7 +39,7 @@ const ZEROS: [char; 20] =
     ['٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐', '０'];
 
 /// Characters with another spelling.
-const SPELLED: [(char, &str); 58] = [
+const SPELLED: [(char, &str); 59] = [
     ('−', "-"),
     ('–', "-"),
     ('‐', "-"),
@@ -69,6 +69,7 @@ const SPELLED: [(char, &str); 58] = [
     ('∛', "\\sqrt[3]"),
     ('∜', "\\sqrt[4]"),
     ('∠', "\\angle "),
+    ('△', "\\triangle "),
     ('∑', "\\sum "),
     ('∏', "\\prod "),
     ('∩', "\\cap "),
@@ -115,6 +116,21 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
         };
         let raised = run(&raised);
         let lowered = run(&lowered);
+        // ¹⁄₃: a fraction of raised and lowered digits.
+        let slash = at - 1 + raised.chars().count();
+        let bottom: String = match chars.get(slash) {
+            Some('⁄' | '/' | '∕') => chars[slash + 1..].iter().map_while(|c| self::lowered(*c)).collect(),
+            _ => String::new(),
+        };
+        if !raised.is_empty() && !bottom.is_empty() {
+            at = slash + 1 + bottom.chars().count();
+            out.push_str(&format!("\\frac{{{raised}}}{{{bottom}}}"));
+            continue;
+        }
+        // Numbers in circles side by side are several.
+        if is_circled(c) && at > 1 && is_circled(chars[at - 2]) {
+            out.push_str(", ");
+        }
         if !raised.is_empty() {
             at += raised.chars().count() - 1;
             // ³√8: the degree of a root.
@@ -171,6 +187,8 @@ fn lowered(c: char) -> Option<char> {
         'ⱼ' => Some('j'),
         'ₘ' => Some('m'),
         'ₓ' => Some('x'),
+        '₊' => Some('+'),
+        '₋' => Some('-'),
         _ => None,
     }
 }
@@ -189,6 +207,10 @@ fn digit(c: char) -> Option<char> {
     ZEROS.iter().find_map(value).and_then(|value| char::from_digit(value, 10))
 }
 
+fn is_circled(c: char) -> bool {
+    matches!(c, '①'..='⑳')
+}
+
 fn is_overlined(mark: Option<&char>) -> bool {
     matches!(mark, Some('\u{305}' | '\u{304}'))
 }
@@ -200,7 +222,7 @@ fn is_invisible(c: char) -> bool {
 
 /// Returns whether a character is a quotation mark, a check mark or a picture. Crosses, which deny, are none.
 fn is_picture(c: char) -> bool {
-    matches!(c, '“' | '”' | '„' | '‟' | '‘' | '’' | '‚' | '«' | '»' | '‹' | '›')
+    matches!(c, '“' | '”' | '„' | '‟' | '‘' | '’' | '‚' | '«' | '»' | '‹' | '›' | '「' | '」')
         || matches!(
             c,
             '✓' | '✔'

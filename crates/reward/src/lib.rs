@@ -24,6 +24,7 @@
 mod answer;
 mod asked;
 mod blocks;
+mod bounds;
 mod boxed;
 mod characters;
 mod choice;
@@ -47,6 +48,7 @@ mod scorer;
 mod sql;
 #[cfg(test)]
 mod testing;
+mod units;
 mod words;
 
 use std::sync::Arc;

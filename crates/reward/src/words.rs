@@ -5,6 +5,9 @@
 //! are compared only where both sides have one of the same kind: a unit with a unit, an increase with a
 //! decrease, a month with a month. Words are compared in lower case.
 
+pub(crate) use crate::bounds::{bound, bound_behind};
+pub(crate) use crate::units::{is_part, units};
+
 /// What the words beside a number say.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct About {
@@ -22,6 +25,12 @@ impl About {
     /// Returns whether two numbers of equal value can be the same answer.
     pub fn agrees(&self, other: &About) -> bool {
         self.bounds == other.bounds && self.is_same_direction(other) && self.is_same_unit(other)
+    }
+
+    /// Returns whether units, directions and names are the same.
+    pub fn is_written_as(&self, other: &About) -> bool {
+        let names = |of: &About| (of.units.clone(), of.directions.clone(), of.names.clone());
+        names(self) == names(other)
     }
 
     fn is_same_direction(&self, other: &About) -> bool {
@@ -126,7 +135,7 @@ const FILLERS: [&str; 34] = [
 
 /// Whether a word is part of a number in words.
 fn is_number(word: &str) -> bool {
-    let is_sign = ["half", "halves", "minus", "negative", "plus", "mil", "mio", "mrd"].contains(&word);
+    let is_sign = ["half", "halves", "minus", "negative", "plus", "neg", "mil", "mio", "mrd"].contains(&word);
     is_sign || number_word(word).is_some() || magnitude(word).is_some() || multiplier(word).is_some()
 }
 
@@ -145,20 +154,46 @@ fn singular(word: &str) -> String {
 pub(crate) fn magnitude(word: &str) -> Option<u64> {
     let word = word.to_lowercase();
     Some(match word.as_str() {
+        "tens" => 10,
         "dozen" | "dozens" => 12,
-        "hundred" | "hundreds" => 100,
-        "thousand" | "thousands" => 1000,
-        "万" | "萬" => 10_000,
+        "hundred" | "hundreds" | "hundert" => 100,
+        "thousand" | "thousands" | "tausend" | "mille" | "mila" | "тысяча" | "тысячи" | "тысяч" => {
+            1000
+        }
         "lakh" | "lakhs" | "lac" | "lacs" => 100_000,
-        "million" | "millions" | "mn" => 1_000_000,
+        "million" | "millions" | "mn" | "millionen" | "millón" | "millones" | "milhão" | "milhões"
+        | "milione" | "milioni" | "миллион" | "миллиона" | "миллионов" => 1_000_000,
         "crore" | "crores" => 10_000_000,
-        "亿" | "億" => 100_000_000,
-        "billion" | "billions" | "bn" | "milliard" => 1_000_000_000,
+        "billion"
+        | "billions"
+        | "bn"
+        | "milliard"
+        | "milliards"
+        | "milliarde"
+        | "milliarden"
+        | "miliardo"
+        | "miliardi"
+        | "миллиард"
+        | "миллиарда"
+        | "миллиардов" => 1_000_000_000,
         "trillion" | "trillions" | "tn" => 1_000_000_000_000,
         "quadrillion" | "quadrillions" => 1_000_000_000_000_000,
         "quintillion" | "quintillions" => 1_000_000_000_000_000_000,
-        _ => return None,
+        word => return product_of_characters(word),
     })
+}
+
+/// Returns the factor of a magnitude in Chinese characters: 万, 百万.
+fn product_of_characters(word: &str) -> Option<u64> {
+    let factor = |c| match c {
+        '十' => Some(10u64),
+        '百' => Some(100),
+        '千' => Some(1000),
+        '万' | '萬' => Some(10_000),
+        '亿' | '億' => Some(100_000_000),
+        _ => None,
+    };
+    word.chars().try_fold(1u64, |product, c| product.checked_mul(factor(c)?)).filter(|product| *product > 1)
 }
 
 /// Returns the factor of a letter right behind an amount of money: $5k, $5M, $5B.
@@ -225,137 +260,14 @@ pub(crate) fn denominator(word: &str) -> Option<u64> {
         "twentieth" => 20,
         "hundredth" => 100,
         "thousandth" => 1000,
+        "millionth" => 1_000_000,
+        "billionth" => 1_000_000_000,
         _ => PARTS.iter().position(|own| *own == one)? as u64 + 2,
     })
 }
 
-/// Phrases that make another statement of a number, longest first.
-const BOUNDS: [(&[&str], &str); 65] = [
-    (&["greater", "than", "or", "equal", "to"], "≥"),
-    (&["less", "than", "or", "equal", "to"], "≤"),
-    (&["no", "more", "than"], "≤"),
-    (&["not", "more", "than"], "≤"),
-    (&["no", "greater", "than"], "≤"),
-    (&["no", "less", "than"], "≥"),
-    (&["not", "less", "than"], "≥"),
-    (&["no", "fewer", "than"], "≥"),
-    (&["at", "the", "least"], "≥"),
-    (&["at", "the", "most"], "≤"),
-    (&["as", "many", "as"], "≤"),
-    (&["as", "much", "as"], "≤"),
-    (&["or", "more"], "≥"),
-    (&["or", "greater"], "≥"),
-    (&["or", "higher"], "≥"),
-    (&["or", "above"], "≥"),
-    (&["or", "over"], "≥"),
-    (&["or", "less"], "≤"),
-    (&["or", "fewer"], "≤"),
-    (&["or", "lower"], "≤"),
-    (&["or", "below"], "≤"),
-    (&["or", "under"], "≤"),
-    (&["at", "a", "minimum"], "≥"),
-    (&["at", "a", "maximum"], "≤"),
-    (&["at", "minimum"], "≥"),
-    (&["at", "maximum"], "≤"),
-    (&["neither"], "≠"),
-    (&["nor"], "≠"),
-    (&["but"], "≠"),
-    (&["without"], "≠"),
-    (&["excluding"], "≠"),
-    (&["factorial"], "factorial"),
-    (&["inverse"], "inverse"),
-    (&["doubled"], "doubled"),
-    (&["tripled"], "tripled"),
-    (&["halved"], "halved"),
-    (&["at", "least"], "≥"),
-    (&["at", "most"], "≤"),
-    (&["up", "to"], "≤"),
-    (&["maximum", "of"], "≤"),
-    (&["minimum", "of"], "≥"),
-    (&["more", "than"], ">"),
-    (&["greater", "than"], ">"),
-    (&["larger", "than"], ">"),
-    (&["bigger", "than"], ">"),
-    (&["higher", "than"], ">"),
-    (&["less", "than"], "<"),
-    (&["fewer", "than"], "<"),
-    (&["smaller", "than"], "<"),
-    (&["lower", "than"], "<"),
-    (&["other", "than"], "≠"),
-    (&["different", "from"], "≠"),
-    (&["rather", "than"], "≠"),
-    (&["instead", "of"], "≠"),
-    (&["close", "to"], "≈"),
-    (&["not"], "≠"),
-    (&["isn't"], "≠"),
-    (&["never"], "≠"),
-    (&["cannot"], "≠"),
-    (&["except"], "≠"),
-    (&["between"], "between"),
-    (&["almost"], "≈"),
-    (&["nearly"], "≈"),
-    (&["exceeding"], ">"),
-    (&["exceeds"], ">"),
-];
-
-/// Words that bound a number right behind them alone.
-const BOUNDS_BEFORE: [(&str, &str); 9] = [
-    ("over", ">"),
-    ("above", ">"),
-    ("beyond", ">"),
-    ("under", "<"),
-    ("below", "<"),
-    ("within", "≤"),
-    ("no", "≠"),
-    ("versus", "≠"),
-    ("vs", "≠"),
-];
-
-/// Nouns whose "of" makes another number: the square of 5.
-const FUNCTIONS: [&str; 18] = [
-    "multiple",
-    "multiples",
-    "factor",
-    "factors",
-    "divisor",
-    "divisors",
-    "power",
-    "powers",
-    "square",
-    "squares",
-    "cube",
-    "cubes",
-    "root",
-    "roots",
-    "reciprocal",
-    "inverse",
-    "opposite",
-    "negation",
-];
-
-/// Returns the bound that words start with, and how many words it takes. `before` is whether a number follows
-/// the words.
-pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize)> {
-    let starts = |phrase: &[&str]| {
-        words.len() >= phrase.len()
-            && words.iter().zip(phrase).all(|(word, own)| word.eq_ignore_ascii_case(own))
-    };
-    if let Some((phrase, bound)) = BOUNDS.iter().find(|(phrase, _)| starts(phrase)) {
-        return Some((bound, phrase.len()));
-    }
-    if let [noun, of, ..] = words
-        && of.eq_ignore_ascii_case("of")
-        && let Some(noun) = FUNCTIONS.iter().find(|own| noun.eq_ignore_ascii_case(own))
-    {
-        return Some((noun, 2));
-    }
-    let [word] = words else { return None };
-    let (_, bound) = BOUNDS_BEFORE.iter().find(|(own, _)| before && word.eq_ignore_ascii_case(own))?;
-    Some((bound, 1))
-}
-
 /// Kinds of words of which a number has at most one, and which exclude each other.
-const DIRECTIONS: [(&str, &str, &[&str]); 22] = [
+const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     (
         "change",
         "up",
@@ -381,6 +293,9 @@ const DIRECTIONS: [(&str, &str, &[&str]); 22] = [
             "markup",
             "more",
             "appreciation",
+            "win",
+            "wins",
+            "won",
         ],
     ),
     (
@@ -412,6 +327,7 @@ const DIRECTIONS: [(&str, &str, &[&str]); 22] = [
             "fewer",
             "depreciation",
             "shortfall",
+            "off",
         ],
     ),
     ("latitude", "north", &["north", "northern", "northward"]),
@@ -421,7 +337,7 @@ const DIRECTIONS: [(&str, &str, &[&str]); 22] = [
     ("height", "above", &["above", "over", "ahead"]),
     ("height", "below", &["below", "under", "underneath", "beneath", "behind"]),
     ("order", "before", &["before", "ago", "earlier", "early"]),
-    ("order", "after", &["after", "later", "late"]),
+    ("order", "after", &["after", "later", "late", "now", "hence"]),
     ("age", "older", &["older"]),
     ("age", "younger", &["younger"]),
     ("speed", "faster", &["faster"]),
@@ -430,8 +346,32 @@ const DIRECTIONS: [(&str, &str, &[&str]); 22] = [
     ("extreme", "most", &["maximum", "largest", "greatest", "most", "highest", "longest", "max"]),
     ("turn", "clockwise", &["clockwise"]),
     ("turn", "counterclockwise", &["counterclockwise", "anticlockwise"]),
-    ("account", "credit", &["credit", "deposit"]),
-    ("account", "debit", &["debit", "withdrawal", "debt", "owed", "owes"]),
+    ("account", "credit", &["credit", "deposit", "earned", "earns", "income", "revenue"]),
+    ("account", "debit", &["debit", "withdrawal", "debt", "owed", "owes", "spent", "expense", "expenses"]),
+    ("side", "left", &["left", "leftward"]),
+    ("side", "right", &["right", "rightward"]),
+    ("inside", "in", &["inside", "interior"]),
+    ("inside", "out", &["outside", "exterior"]),
+    ("parity", "even", &["even"]),
+    ("parity", "odd", &["odd"]),
+    ("length", "long", &["taller", "longer"]),
+    ("length", "short", &["shorter"]),
+    ("weight", "heavy", &["heavier"]),
+    ("weight", "light", &["lighter"]),
+    ("heat", "warm", &["warmer", "hotter"]),
+    ("heat", "cold", &["colder", "cooler"]),
+    ("price", "low", &["cheaper"]),
+    ("price", "high", &["expensive", "dearer", "pricier"]),
+    ("daytime", "am", &["morning"]),
+    ("daytime", "pm", &["afternoon", "evening", "night", "tonight"]),
+    ("gender", "male", &["boy", "boys", "man", "men", "male", "males"]),
+    ("gender", "female", &["girl", "girls", "woman", "women", "female", "females"]),
+    ("color", "red", &["red"]),
+    ("color", "blue", &["blue"]),
+    ("color", "green", &["green"]),
+    ("color", "yellow", &["yellow"]),
+    ("color", "black", &["black"]),
+    ("color", "white", &["white"]),
     ("era", "bc", &["bc", "bce"]),
     ("era", "ad", &["ad", "ce"]),
 ];
@@ -466,71 +406,6 @@ pub(crate) fn direction(word: &str) -> Option<(&'static str, &'static str)> {
     }
     let (kind, meaning, _) = DIRECTIONS.iter().find(|(_, _, words)| words.contains(&word))?;
     Some((kind, meaning))
-}
-
-/// Known units by their names and signs, which are in lower case but for single letters.
-const UNITS: [(&str, &[&str]); 48] = [
-    ("second", &["second", "seconds", "sec", "secs", "s"]),
-    ("millisecond", &["millisecond", "milliseconds", "ms"]),
-    ("minute", &["minute", "minutes", "min", "mins"]),
-    ("hour", &["hour", "hours", "hr", "hrs", "h"]),
-    ("day", &["day", "days"]),
-    ("week", &["week", "weeks", "wk", "wks"]),
-    ("month", &["month", "months"]),
-    ("year", &["year", "years", "yr", "yrs"]),
-    ("decade", &["decade", "decades"]),
-    ("century", &["century", "centuries"]),
-    ("nm", &["nm", "nanometer", "nanometers"]),
-    ("mm", &["mm", "millimeter", "millimeters", "millimetre", "millimetres"]),
-    ("cm", &["cm", "cms", "centimeter", "centimeters", "centimetre", "centimetres"]),
-    ("dm", &["dm", "decimeter", "decimeters"]),
-    ("m", &["m", "meter", "meters", "metre", "metres"]),
-    ("km", &["km", "kms", "kilometer", "kilometers", "kilometre", "kilometres"]),
-    ("inch", &["in", "inch", "inches"]),
-    ("foot", &["ft", "foot", "feet"]),
-    ("yard", &["yd", "yard", "yards"]),
-    ("mile", &["mi", "mile", "miles"]),
-    ("mg", &["mg", "milligram", "milligrams"]),
-    ("g", &["g", "gram", "grams", "gramme", "grammes"]),
-    ("kg", &["kg", "kgs", "kilogram", "kilograms", "kilo", "kilos"]),
-    ("ton", &["ton", "tons", "tonne", "tonnes"]),
-    ("pound", &["lb", "lbs", "pound", "pounds", "£", "gbp"]),
-    ("ounce", &["oz", "ounce", "ounces"]),
-    ("ml", &["ml", "milliliter", "milliliters", "millilitre", "millilitres", "cc"]),
-    ("liter", &["l", "L", "liter", "liters", "litre", "litres"]),
-    ("gallon", &["gal", "gallon", "gallons"]),
-    ("quart", &["qt", "quart", "quarts"]),
-    ("pint", &["pt", "pint", "pints"]),
-    ("dollar", &["$", "dollar", "dollars", "usd", "buck", "bucks"]),
-    ("cent", &["¢", "cent", "cents", "penny", "pennies"]),
-    ("pence", &["pence"]),
-    ("euro", &["€", "euro", "euros", "eur"]),
-    ("yen", &["¥", "yen"]),
-    ("rupee", &["₹", "rs", "rupee", "rupees", "inr"]),
-    ("degree", &["°", "deg", "degree", "degrees"]),
-    ("radian", &["rad", "radian", "radians"]),
-    ("celsius", &["celsius", "centigrade"]),
-    ("fahrenheit", &["fahrenheit"]),
-    ("kelvin", &["kelvin", "kelvins"]),
-    ("acre", &["acre", "acres"]),
-    ("hectare", &["ha", "hectare", "hectares"]),
-    ("newton", &["N", "newton", "newtons"]),
-    ("joule", &["J", "joule", "joules"]),
-    ("watt", &["W", "watt", "watts"]),
-    ("volt", &["V", "volt", "volts"]),
-];
-
-/// Returns the known units of a word, each with its power.
-pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
-    match word {
-        "mph" | "MPH" => return Some(vec![("mile", 1), ("hour", -1)]),
-        "kph" | "kmh" | "kmph" => return Some(vec![("km", 1), ("hour", -1)]),
-        _ => {}
-    }
-    let lower = word.to_lowercase();
-    let word = if word.chars().count() == 1 { word } else { lower.as_str() };
-    let (unit, _) = UNITS.iter().find(|(_, names)| names.contains(&word))?;
-    Some(vec![(*unit, 1)])
 }
 
 #[cfg(test)]
@@ -569,15 +444,9 @@ mod tests {
     }
 
     #[test]
-    fn units_are_found_by_name_and_sign() {
-        for (word, want) in [
-            ("Centimetres", Some("cm")),
-            ("N", Some("newton")),
-            ("n", None),
-            ("apples", None),
-            ("$", Some("dollar")),
-        ] {
-            assert_eq!(units(word).map(|units| units[0].0), want, "{word}");
+    fn numbers_in_words_have_values() {
+        for (word, want) in [("Millionen", Some(1_000_000)), ("百万", Some(1_000_000)), ("eggs", None)] {
+            assert_eq!(magnitude(word), want, "{word}");
         }
         assert_eq!(
             (denominator("halves"), denominator("thirds"), denominator("fifty")),

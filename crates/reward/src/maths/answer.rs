@@ -5,8 +5,9 @@ use super::expression::Expr;
 use super::field::{Point, rational};
 use super::lexer::{Token, tokens};
 use super::matrix::{Rows, matrix};
-use super::parser::{ITEMS, closing, expression, split};
+use super::parser::{ITEMS, cells, closing, expression, rows, split};
 use super::phrases::phrases;
+use super::plus_minus::spread;
 use super::quantity::{Quantity, quantity, stripped};
 use super::time::{Ratio, ratio};
 use crate::words::{self, About};
@@ -25,6 +26,8 @@ pub(super) enum Answer {
         close: char,
         items: Vec<Answer>,
     },
+    /// An answer and the name before it: A(1, 2), "vertex (1, 2)", B: 4.
+    Labeled(String, Box<Answer>),
     /// A tuple whose members have names: (a, b) = (1, 2).
     Named(Vec<Expr>, Vec<Answer>),
     /// Sets with `∪`, `∩` or `∖` between.
@@ -98,7 +101,13 @@ fn choice(tokens: &[Token]) -> Option<(Answer, &[Token])> {
         }
         _ => return None,
     };
-    let is_choice = letter.len() == 1 && ("A"..="J").contains(&letter.as_str());
+    // Several labels are no choice.
+    let is_label = |three: &[Token]| {
+        matches!(three, [sep, Token::Letter(_), Token::Sign(':')] | [sep, Token::Open('('), Token::Letter(_)]
+            if sep.is_separator())
+    };
+    let is_one = !rest.windows(3).any(is_label);
+    let is_choice = is_one && letter.len() == 1 && ("A"..="J").contains(&letter.as_str());
     is_choice.then(|| (Answer::Value(Quantity::plain(Expr::Symbol(letter.clone()))), rest))
 }
 
@@ -126,6 +135,14 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
         };
         let reals = Answer::Value(Quantity::plain(Expr::Symbol(reals.clone())));
         return Some(Answer::Combined('∖', vec![reals, Answer::Set(points)]));
+    }
+    // All real numbers greater than 1.
+    if let [Token::Letter(reals), bound @ ..] = tokens
+        && reals == "\\mathbb{R}"
+        && let Some(quantity) = quantity(bound)
+        && quantity.about.bounds.len() == 1
+    {
+        return Some(Answer::Value(quantity));
     }
     // All real numbers x such that x > 1.
     if let [Token::Letter(reals), rest @ ..] = tokens
@@ -184,7 +201,51 @@ fn text(tokens: &[Token]) -> Option<String> {
     let words: Option<Vec<String>> = tokens.iter().map(word).collect();
     let is_text = tokens.iter().any(|token| matches!(token, Token::Text(_)));
     let words = words.filter(|_| is_text)?;
-    Some(words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" "))
+    let words: Vec<String> = words.into_iter().filter(|word| !word.is_empty()).collect();
+    let article = usize::from(words.len() > 1 && ["a", "an", "the"].contains(&words[0].as_str()));
+    Some(words[article..].join(" "))
+}
+
+/// The name that words and letters are.
+fn label(tokens: &[Token]) -> Option<String> {
+    let word = |token: &Token| match token {
+        Token::Text(word) => Some(word.to_lowercase()),
+        Token::Letter(letter) => Some(letter.clone()),
+        _ => None,
+    };
+    let words: Vec<String> = tokens.iter().map(word).collect::<Option<_>>()?;
+    (!words.is_empty()).then(|| words.join(" "))
+}
+
+fn labeled(name: Option<String>, answer: Answer) -> Answer {
+    match name {
+        Some(name) => Answer::Labeled(name, Box::new(answer)),
+        None => answer,
+    }
+}
+
+/// The lines of an environment as a list: `\begin{aligned} x &= 1 \\ y &= 2 \end{aligned}`. A line that starts
+/// with a relation continues the line before it.
+fn lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
+    let is_sign = |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
+    let rows: Vec<&[Token]> = rows(inner).collect();
+    let is_relation = |row: &&[Token]| row.iter().any(is_sign);
+    let is_lines = match name {
+        "aligned" | "align" | "gathered" | "gather" | "split" => true,
+        "cases" | "array" => {
+            rows.iter().all(|row| cells(row).len() == 1) && (rows.len() == 1 || rows.iter().all(is_relation))
+        }
+        _ => false,
+    };
+    let mut joined = Vec::new();
+    for row in rows {
+        let mut line = row.iter().filter(|token| **token != Token::Cell).peekable();
+        if !joined.is_empty() && !line.peek().is_some_and(|token| is_sign(token)) {
+            joined.push(Token::Separator);
+        }
+        joined.extend(line.cloned());
+    }
+    is_lines.then_some(joined)
 }
 
 fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
@@ -198,6 +259,30 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
     if let Some(words) = text(tokens) {
         return Some(Answer::Words(words));
+    }
+    if let [Token::Begin(name), inner @ .., Token::End] = tokens
+        && closing(tokens)? + 1 == tokens.len()
+        && let Some(lines) = lines(name, inner)
+    {
+        return answer(&lines, depth + 1);
+    }
+    // 3 R 4: a quotient and its remainder.
+    if let [quotient @ Token::Number { .. }, Token::Letter(sign) | Token::Text(sign), rest] = tokens
+        && ["R", "r", "remainder"].contains(&sign.as_str())
+        && matches!(rest, Token::Number { .. })
+    {
+        let items = [quotient, rest].map(|number| item(std::slice::from_ref(number), depth + 1));
+        let items = items.into_iter().collect::<Option<_>>()?;
+        return Some(Answer::Tuple { open: '(', close: ')', items });
+    }
+    if let [Token::Letter(name), Token::Sign(':'), value @ ..] = tokens
+        && ("A"..="Z").contains(&name.as_str())
+        && matches!(value.first(), Some(Token::Number { .. } | Token::Open(_) | Token::Sign('-')))
+    {
+        return Some(labeled(Some(name.clone()), item(value, depth + 1)?));
+    }
+    if let [Token::Sign('→'), value @ ..] = tokens {
+        return item(value, depth + 1);
     }
     // What it follows from went before.
     if let [.., last] = split(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
@@ -220,8 +305,12 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     {
         return answer(last, depth + 1);
     }
-    if let Some(found) = combined(tokens, depth).or_else(|| bracketed(tokens, depth)) {
+    if let Some(found) = combined(tokens, depth) {
         return Some(found);
+    }
+    if let Some(found) = bracketed(tokens, depth) {
+        let before = tokens.iter().position(|token| matches!(token, Token::Open(_))).unwrap_or(0);
+        return Some(labeled(label(&tokens[..before]), found));
     }
     if let Some(found) = ratio(tokens) {
         return Some(Answer::Ratio(found));
@@ -260,8 +349,18 @@ fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
         let is_set = sign != '-'
             || (is_reals(parts[0]) && parts[1..].iter().all(|p| p.first() == Some(&Token::Open('{'))));
         if parts.len() > 1 && parts.len() <= ITEMS && is_set {
-            let parts: Option<Vec<_>> = parts.iter().map(|part| item(part, depth + 1)).collect();
-            return Some(Answer::Combined(if sign == '-' { '∖' } else { sign }, parts?));
+            let mut parts: Vec<Answer> =
+                parts.iter().map(|part| item(part, depth + 1)).collect::<Option<_>>()?;
+            // Points that are left out may stand in plain braces: ℝ∖{2}.
+            let is_difference = matches!(sign, '∖' | '-');
+            for part in parts[1..].iter_mut().filter(|_| is_difference) {
+                match part {
+                    Answer::Value(point) if point.value.is_fixed() => *part = Answer::Set(vec![part.clone()]),
+                    Answer::List(points) => *part = Answer::Set(std::mem::take(points)),
+                    _ => {}
+                }
+            }
+            return Some(Answer::Combined(if sign == '-' { '∖' } else { sign }, parts));
         }
     }
     None
@@ -291,7 +390,13 @@ fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     let items = || parts.iter().map(|part| item(part, depth + 1)).collect::<Option<Vec<_>>>();
     match (open, close) {
         ('{', '}') if inner.is_empty() => Some(Answer::Set(vec![])),
-        ('{', '}') => items().map(Answer::Set),
+        ('{', '}') => {
+            let flat = items()?.into_iter().flat_map(|item| match item {
+                Answer::List(several) => several,
+                item => vec![item],
+            });
+            Some(Answer::Set(flat.collect()))
+        }
         ('⟨', '⟨') => Some(Answer::Tuple { open: '(', close: ')', items: items()? }),
         ('(' | '[', ')' | ']') if parts.len() > 1 => {
             Some(Answer::Tuple { open: *open, close: *close, items: items()? })
@@ -326,7 +431,8 @@ fn without_words(tokens: &[Token]) -> Option<&[Token]> {
         .chain(after)
         .filter_map(|token| if let Token::Text(word) = token { Some(word.as_str()) } else { None })
         .collect();
-    let denies = (0..words.len()).any(|at| words::bound(&words[at..], false).is_some());
+    let denies = words.iter().any(|word| word.eq_ignore_ascii_case("outside"))
+        || (0..words.len()).any(|at| words::bound(&words[at..], false).is_some());
     (!denies).then_some(inner)
 }
 
@@ -389,14 +495,17 @@ fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Option<Answer> 
             (_, other) => Some(other),
         };
     }
-    if is_equal && ratio(last).is_some_and(|ratio| ratio.clock.is_some()) {
-        return item(last, depth + 1);
+    if is_equal && ratio(last).is_some() {
+        return Some(match (item(last, depth + 1)?, ratio(first)) {
+            (Answer::Ratio(found), Some(names)) => Answer::Ratio(Ratio { names: names.parts, ..found }),
+            (other, _) => other,
+        });
     }
     let mut about = About::default();
     let value = quantity(last);
     // `A = \{1, 2\}`, `f(x) = 5\%`: the answer is the right side.
     if is_equal && value.as_ref().is_none_or(|value| value.percent) {
-        return item(last, depth + 1);
+        return Some(labeled(label(first), item(last, depth + 1)?));
     }
     let before = sides[..sides.len() - 1].iter();
     let parts: Option<Vec<Expr>> =
@@ -458,53 +567,6 @@ fn unit(of: &Expr) -> Option<f64> {
             }
             _ => None,
         },
-        _ => None,
-    }
-}
-
-/// A value, or several where ± stands for both.
-fn spread(quantity: Quantity) -> Answer {
-    let with = |value: Expr| Answer::Value(Quantity { value, ..quantity.clone() });
-    let mut several = vec![quantity.value.clone()];
-    // Three of them make eight values.
-    for _ in 0..3 {
-        let both: Vec<Option<[Expr; 2]>> = several.iter().map(first_of_both).collect();
-        if both.iter().all(Option::is_none) {
-            break;
-        }
-        several = several
-            .into_iter()
-            .zip(both)
-            .flat_map(|(one, both)| both.map_or_else(|| vec![one], |both| both.to_vec()))
-            .collect();
-    }
-    match several.len() {
-        1 => with(several.remove(0)),
-        _ => Answer::List(several.into_iter().map(with).collect()),
-    }
-}
-
-/// The two values of the first ±.
-fn first_of_both(expression: &Expr) -> Option<[Expr; 2]> {
-    let among = |parts: &[Expr], made: &dyn Fn(Vec<Expr>) -> Expr| {
-        let (at, both) = parts.iter().enumerate().find_map(|(at, part)| Some((at, first_of_both(part)?)))?;
-        Some(both.map(|one| {
-            let mut parts = parts.to_vec();
-            parts[at] = one;
-            made(parts)
-        }))
-    };
-    match expression {
-        Expr::PlusMinus(inner) => Some([(**inner).clone(), Expr::Negative(inner.clone())]),
-        Expr::Negative(inner) => {
-            first_of_both(inner).map(|both| both.map(|one| Expr::Negative(Box::new(one))))
-        }
-        Expr::Sum(parts) => among(parts, &Expr::Sum),
-        Expr::Product(parts) => among(parts, &Expr::Product),
-        Expr::Power(base, exponent) => {
-            let both = first_of_both(base)?;
-            Some(both.map(|one| Expr::Power(Box::new(one), exponent.clone())))
-        }
         _ => None,
     }
 }

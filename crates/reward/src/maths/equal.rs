@@ -6,7 +6,7 @@ use super::expression::{Constant, Expr};
 use super::field::{Element, Point, rational};
 use super::members::{self, is_name};
 use super::quantity::Quantity;
-use super::region;
+use super::region::{self, turned};
 use super::time::Ratio;
 
 /// How answers are compared.
@@ -37,6 +37,8 @@ impl Rules {
             return true;
         }
         match (gold, answer) {
+            (A::Labeled(_, gold), answer) => self.same(gold, answer),
+            (gold, A::Labeled(_, answer)) => self.same(gold, answer),
             (A::Value(a), A::Value(b)) => self.quantities(a, b),
             (A::Words(a), A::Words(b)) => a == b,
             // Words that were taken for variables: \text{even} and even, \text{no} and n · o.
@@ -51,9 +53,16 @@ impl Rules {
             }
             (A::Relation(..), A::Relation(..)) => self.relations(gold, answer),
             (A::Ratio(gold), A::Ratio(answer)) => self.ratios(gold, answer),
+            // A time is no quotient, though 3:00 is 3 o'clock.
+            (A::Ratio(Ratio { parts, clock: Some(clock), .. }), A::Value(value)) => {
+                clock % 3600 == 0
+                    && parts
+                        .first()
+                        .is_some_and(|hour| self.quantities(&Quantity::plain(hour.clone()), value))
+            }
             (A::Ratio(ratio), A::Value(value)) | (A::Value(value), A::Ratio(ratio)) => match &ratio.parts[..]
             {
-                [a, b] => {
+                [a, b] if !ratio.is_words => {
                     let quotient = Quantity::plain(Expr::Product(vec![a.clone(), b.clone().inverted()]));
                     self.quantities(&quotient, value)
                 }
@@ -92,6 +101,11 @@ impl Rules {
                 open == o && close == c && self.in_order(items, other)
             }
             (A::All(a), A::All(b)) if self.in_any_order(a, b) => true,
+            (A::Combined('∪', a), A::Combined('∪', b)) | (A::Combined('∩', a), A::Combined('∩', b))
+                if self.in_any_order(a, b) =>
+            {
+                true
+            }
             (A::Set(one), other @ A::Value(_)) => matches!(&one[..], [one] if self.same(one, other)),
             (other @ A::Value(_), A::Set(one)) => matches!(&one[..], [one] if self.same(other, one)),
             _ => {
@@ -135,6 +149,12 @@ impl Rules {
             return gold.clock == answer.clock;
         }
         let (a, b) = (&gold.parts, &answer.parts);
+        if !gold.names.is_empty() && !answer.names.is_empty() && gold.names != answer.names {
+            return false;
+        }
+        if gold.is_words && answer.is_words {
+            return a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.values(a, b));
+        }
         let across = |one: &Expr, other: &Expr| Expr::Product(vec![one.clone(), other.clone()]);
         a.len() == b.len()
             && a.first().zip(b.first()).is_some_and(|(first, other)| {
@@ -145,7 +165,7 @@ impl Rules {
     }
 
     fn quantities(self, a: &Quantity, b: &Quantity) -> bool {
-        let is_same = !self.units || (a.about.units == b.about.units && a.about.names == b.about.names);
+        let is_same = !self.units || (a.about.is_written_as(&b.about));
         if !is_same || !a.about.agrees(&b.about) {
             return false;
         }
@@ -222,6 +242,11 @@ impl Rules {
         if r == s && p.len() == q.len() && p.iter().zip(q).all(|(a, b)| self.values(a, b)) {
             return true;
         }
+        // a > b > c is c < b < a.
+        let is_turned = r.iter().eq(s.iter().rev().map(|sign| turned(*sign)).collect::<Vec<_>>().iter());
+        if is_turned && p.iter().zip(q.iter().rev()).all(|(a, b)| self.values(a, b)) {
+            return true;
+        }
         if let (Some((x, value)), Some((y, other))) = (members::assignment(p, r), members::assignment(q, s))
             && x == y
         {
@@ -235,14 +260,7 @@ impl Rules {
         let Some(scale) = proportion(&difference(left, right), &difference(other_left, other_right)) else {
             return false;
         };
-        let turned = match other_sign {
-            '<' if scale < 0.0 => '>',
-            '>' if scale < 0.0 => '<',
-            '≤' if scale < 0.0 => '≥',
-            '≥' if scale < 0.0 => '≤',
-            sign => *sign,
-        };
-        turned == *sign
+        *sign == if scale < 0.0 { turned(*other_sign) } else { *other_sign }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::statement::{last_value, statement};
+use super::statement::{last_value, retracts, statement};
 use crate::answer::in_tag;
 use crate::boxed::last_box_and_place;
 use crate::characters::spelled;
@@ -23,7 +23,7 @@ pub enum MathsPlace {
 }
 
 /// Words that an answer stands behind.
-const SAID: [&str; 9] = [
+const SAID: [&str; 23] = [
     "answer is",
     "answer:",
     "answer**:",
@@ -33,6 +33,20 @@ const SAID: [&str; 9] = [
     "answer would be",
     "answer will be",
     "answer must be",
+    "respuesta es",
+    "respuesta:",
+    "réponse est",
+    "réponse :",
+    "réponse:",
+    "antwort ist",
+    "antwort:",
+    "resposta é",
+    "resposta:",
+    "ответ:",
+    "Ответ:",
+    "答案是",
+    "答案:",
+    "答えは",
 ];
 
 /// How many words make a text prose.
@@ -94,22 +108,47 @@ fn tagged(inside: &str) -> Option<String> {
         true => last(inside),
         false => Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty()),
     };
-    said(inside).or_else(|| formula(inside)).or_else(rest)
+    match said(inside) {
+        Some(Ok(stated)) => Some(stated),
+        Some(Err(rest)) => unboxed(rest),
+        None => formula(inside).or_else(rest),
+    }
 }
 
 fn unboxed(text: &str) -> Option<String> {
     if let Some(at) = text.rfind("####") {
         return line(&text[at + "####".len()..]);
     }
-    said(text).or_else(|| formula(text)).or_else(|| last(text))
+    match said(text) {
+        Some(Ok(stated)) => Some(stated),
+        Some(Err(rest)) => unboxed(rest),
+        None => formula(text).or_else(|| last(text)),
+    }
 }
 
-/// The answer behind the last words that announce one.
-fn said(text: &str) -> Option<String> {
+/// Words that make a statement of what follows a supposition.
+const SUPPOSITIONS: [&str; 7] = ["if", "suppose", "supposing", "assume", "assuming", "whether", "unless"];
+
+/// The answer behind the last words that announce one and do not suppose it; or the text that takes it back.
+fn said(text: &str) -> Option<Result<String, &str>> {
     // Lower-casing ASCII alone moves no byte, so the place is the same in both.
     let lower = text.to_ascii_lowercase();
-    let end = SAID.iter().filter_map(|said| Some(lower.rfind(said)? + said.len())).max()?;
-    line(&text[end..])
+    let is_supposed = |start: usize| {
+        let clause = lower[..start].rsplit(['.', ',', ';', ':', '!', '?', '\n']).next().unwrap_or_default();
+        clause.split_whitespace().any(|word| SUPPOSITIONS.contains(&word))
+    };
+    let places = SAID.iter().flat_map(|said| lower.match_indices(said));
+    let stated = places.filter(|(start, _)| !is_supposed(*start)).map(|(start, said)| start + said.len());
+    let rest = &text[stated.max()?..];
+    let found = line(rest)?;
+    // A question states nothing, and "wait" or "no" takes back what went before.
+    let own = rest.trim_start_matches([':', ' ', '*', '_', '\n']);
+    let sentence = own.lines().next().and_then(|line| sentences(line).next()).unwrap_or_default();
+    let after = &own[sentence.len()..];
+    match sentence.ends_with('?') || retracts(after) {
+        true => Some(Err(after)),
+        false => Some(Ok(found)),
+    }
 }
 
 /// The answer in the first sentence of the first line of a text, without the reasons given for it; or in the
@@ -128,7 +167,7 @@ fn line(text: &str) -> Option<String> {
 /// The last value of a text, in the last sentence that has a number.
 fn last(text: &str) -> Option<String> {
     let sentences: Vec<&str> = text.lines().flat_map(sentences).collect();
-    sentences.into_iter().rev().find_map(last_value)
+    sentences.into_iter().rev().filter(|sentence| !sentence.ends_with('?')).find_map(last_value)
 }
 
 /// The sentences of a line. A point before the first digit may be that of an abbreviation.
@@ -220,6 +259,14 @@ mod tests {
             ("The answer is: 42 (since 6*7=42).", Some("42")),
             ("The answer is $\\frac{1}{2}$ because $x = 3$ here.", Some("\\frac{1}{2}")),
             ("The answer is $\\{x \\text{ where } x > 3\\}$.", Some("\\{x \\text{ where } x > 3\\}")),
+            // Suppositions, questions and statements that are taken back.
+            ("If the answer is 12, then x = 4", Some("4")),
+            ("To sum up, the answer is 12", Some("12")),
+            ("The answer is 12? No, it is 13.", Some("13")),
+            ("The answer is 12. Wait, no, 13.", Some("13")),
+            ("The answer is 12. Wait, let me check.", Some("12")),
+            ("Is the answer 12?", None),
+            ("La respuesta es 12, no 13.", Some("12")),
             // Tags.
             ("<think>$3$, \\boxed{4}</think><answer>2\\sqrt{3}</answer>", Some("2\\sqrt{3}")),
             ("<answer> (0, 1) </answer>", Some("(0, 1)")),

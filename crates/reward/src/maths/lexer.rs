@@ -1,6 +1,6 @@
 //! Tokens of a formula, in LaTeX or in plain text.
 
-use super::names::{DROPPED, FRAMES, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS};
+use super::names::{DROPPED, FRAMES, GREEK, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS};
 
 /// A token.
 #[derive(Debug, Clone, PartialEq)]
@@ -257,6 +257,10 @@ impl<'t> Lexer<'t> {
             return Some(());
         }
         match name {
+            "not" => {
+                self.rest = self.rest.trim_start().strip_prefix('=')?;
+                self.push(Token::Sign('≠'));
+            }
             "begin" => {
                 let name = self.argument()?;
                 if name.starts_with("array") {
@@ -337,6 +341,10 @@ impl<'t> Lexer<'t> {
 
     /// An argument that is shown, in a frame or with a line.
     fn framed(&mut self, name: &str) -> Option<()> {
+        // `\framebox[2cm]{4}`
+        if let Some((_, rest)) = self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            self.rest = rest;
+        }
         let Some(inside) = self.argument() else { return Some(()) };
         if name.ends_with("brace") && self.rest.trim_start().starts_with(['_', '^']) {
             // What is written at a brace explains.
@@ -442,7 +450,8 @@ impl<'t> Lexer<'t> {
                 self.push(Token::Text(word.into()));
             }
             "choose" if after_number => self.push(Token::Command(word.into())),
-            "π" => self.push(Token::Command("pi".into())),
+            "to" if after_number => self.push(Token::Text(word.into())),
+            _ if let Some((_, name)) = GREEK.iter().find(|(letter, _)| *letter == word) => self.named(name),
             "percent" | "degrees" | "degree" | "infinity" | "inf" | "oo" => self.named(word),
             "i" | "e" if is_text => self.push(Token::Letter(word.into())),
             "C" | "F" | "K" if after_degree => self.push(Token::Text(word.into())),
@@ -468,6 +477,14 @@ impl<'t> Lexer<'t> {
             }
             _ if after_number && UNITS.contains(&word) => self.push(Token::Text(word.into())),
             "yes" | "no" | "Yes" | "No" | "YES" | "NO" => self.push(Token::Text(word.into())),
+            // Names: Tom in prose, the triangle ABC, whose letters are no factors.
+            _ if is_name(word) && self.is_prose => self.push(Token::Text(word.into())),
+            _ if word.len() == 3 && word.chars().all(|c| c.is_ascii_uppercase()) => {
+                let is_angle = self.tokens.last() == Some(&Token::Command("angle".into()));
+                let turned: String = word.chars().rev().collect();
+                let name = if is_angle && turned.as_str() < word { turned } else { word.to_owned() };
+                self.push(Token::Letter(name));
+            }
             _ => word.chars().for_each(|c| self.push(Token::Letter(c.to_string()))),
         }
     }
@@ -548,11 +565,20 @@ impl<'t> Lexer<'t> {
     }
 }
 
+/// Whether a word of three letters is written as a name.
+fn is_name(word: &str) -> bool {
+    let mut chars = word.chars();
+    chars.next().is_some_and(|c| c.is_ascii_uppercase())
+        && word.len() == 3
+        && chars.all(|c| c.is_ascii_lowercase())
+}
+
 /// Text that follows a separator of thousands, if one and three digits follow.
 fn after_separator(rest: &str, comma: bool) -> Option<&str> {
     let marks = ["{,}\\!", "{,}", ",\\!", "\\,", "\\!", "\\ "];
     let bare = || rest.strip_prefix(',').filter(|_| comma);
-    let after = marks.iter().find_map(|mark| rest.strip_prefix(mark)).or_else(bare)?;
+    let after = marks.iter().find_map(|mark| rest.strip_prefix(mark));
+    let after = rest.strip_prefix(",\\!").map(str::trim_start).or(after).or_else(bare)?;
     let digits = after.bytes().take_while(u8::is_ascii_digit).count();
     (digits == 3).then_some(after)
 }

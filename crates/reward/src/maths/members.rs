@@ -64,6 +64,13 @@ fn named(item: &Answer) -> Option<(Name, Answer)> {
                 quantity.about.names.iter().cloned().chain(units).chain(directions).collect();
             (!names.is_empty()).then(|| (Name::Words(names), item.clone()))
         }
+        Answer::Labeled(name, value) => {
+            let name = match name.chars().nth(1) {
+                None => Name::Variable(Expr::Symbol(name.clone())),
+                Some(_) => Name::Words(name.split(' ').map(str::to_owned).collect()),
+            };
+            Some((name, (**value).clone()))
+        }
         Answer::Relation(parts, signs, _) => {
             let (name, _) = assignment(parts, signs)?;
             Some((Name::Variable(name.clone()), item.clone()))

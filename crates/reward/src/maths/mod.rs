@@ -9,6 +9,7 @@
 
 mod answer;
 mod approximate;
+mod chunks;
 mod equal;
 mod expression;
 mod extract;
@@ -19,6 +20,7 @@ mod members;
 mod names;
 mod parser;
 mod phrases;
+mod plus_minus;
 mod quantity;
 mod region;
 mod series;
@@ -33,6 +35,7 @@ use crate::characters::spelled;
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 use answer::readings;
+use chunks::without_marks;
 use equal::Rules;
 pub use extract::MathsPlace;
 
@@ -122,7 +125,7 @@ impl MathsScorer {
 
     /// Returns whether an answer means the same as the expected one.
     pub fn is_same(&self, expected: &str, answer: &str) -> bool {
-        let (expected, answer) = (spelled(expected), spelled(answer));
+        let (expected, answer) = (without_marks(&spelled(expected)), without_marks(&spelled(answer)));
         let plain_expected = plain(&expected);
         if plain_expected == plain(&answer) {
             return !plain_expected.is_empty();

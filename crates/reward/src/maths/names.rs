@@ -11,7 +11,9 @@ pub(super) const NAMES: &[&str] = &[
 pub(super) const UNITS: &[&str] = &[
     "mm", "cm", "dm", "km", "kg", "mg", "lb", "lbs", "oz", "ft", "in", "mi", "mph", "hr", "hrs", "min",
     "sec", "ms", "ml", "mL", "sq", "cu", "deg", "rad", "Hz", "kHz", "am", "pm", "AM", "PM", "yd", "kJ", "kW",
-    "Pa", "kPa", "eV", "mol", "nm", "gal", "pt", "qt", "rpm", "dB", "th", "st", "nd", "rd", "bn", "mn", "tn",
+    "Pa", "kPa", "eV", "mol", "nm", "gal", "pt", "qt", "rpm", "dB", "MHz", "GHz", "MPa", "MW", "GW", "MJ",
+    "kV", "mV", "mA", "keV", "MeV", "kB", "KB", "MB", "GB", "TB", "cal", "th", "st", "nd", "rd", "bn", "mn",
+    "tn",
 ];
 
 /// Commands that say how something looks.
@@ -195,6 +197,11 @@ pub(super) const DROPPED: &[(&str, u32)] = &[
     ("label", 1),
     ("tag", 1),
     ("rule", 2),
+    ("definecolor", 3),
+    ("raisebox", 1),
+    ("overset", 1),
+    ("underset", 1),
+    ("stackrel", 1),
 ];
 
 /// Commands whose argument is shown in a frame, with a line or in a color.
@@ -214,6 +221,54 @@ pub(super) const FRAMES: &[&str] = &[
     "textcolor",
     "colorbox",
     "fcolorbox",
+    "raisebox",
+    "overset",
+    "underset",
+    "stackrel",
+];
+
+/// Greek letters with their commands.
+pub(super) const GREEK: &[(&str, &str)] = &[
+    ("α", "alpha"),
+    ("β", "beta"),
+    ("γ", "gamma"),
+    ("δ", "delta"),
+    ("ε", "epsilon"),
+    ("θ", "theta"),
+    ("λ", "lambda"),
+    ("μ", "mu"),
+    ("π", "pi"),
+    ("ρ", "rho"),
+    ("σ", "sigma"),
+    ("τ", "tau"),
+    ("φ", "phi"),
+    ("ω", "omega"),
+    ("Δ", "Delta"),
+    ("Ω", "Omega"),
+];
+
+/// Commands of relations, whose sides may not be exchanged.
+pub(super) const RELATIONS: &[&str] = &[
+    "subset",
+    "subseteq",
+    "subsetneq",
+    "supset",
+    "supseteq",
+    "notin",
+    "ni",
+    "perp",
+    "parallel",
+    "mapsto",
+    "iff",
+    "propto",
+    "prec",
+    "succ",
+    "preceq",
+    "succeq",
+    "leftarrow",
+    "leftrightarrow",
+    "Leftrightarrow",
+    "Leftarrow",
 ];
 
 /// Short words that are no products of letters.

@@ -3,6 +3,7 @@
 use super::expression::{Constant, Expr, Function, Literal};
 use super::field::rational;
 use super::lexer::Token;
+use super::names::RELATIONS;
 use super::series::{self, determinant};
 use crate::words;
 
@@ -385,7 +386,7 @@ impl<'t> Parser<'t> {
         };
         let repeating = match &self.tokens[self.at..] {
             [Token::Command(name), Token::GroupOpen, Token::Number { digits, .. }, Token::GroupClose, ..]
-                if name == "overline" && decimal =>
+                if ["overline", "dot"].contains(&name.as_str()) && decimal =>
             {
                 digits
             }
@@ -485,7 +486,8 @@ impl<'t> Parser<'t> {
             "lcm" => F::Lcm,
             // A letter that is no Latin one.
             _ if name.chars().all(|c| c.is_ascii_alphabetic())
-                && !["over", "choose", "pmod", "mod"].contains(&name) =>
+                && !["over", "choose", "pmod", "mod"].contains(&name)
+                && !RELATIONS.contains(&name) =>
             {
                 let subscript =
                     if self.take_sign('_') { format!("_{}", self.subscript()?) } else { String::new() };

@@ -22,7 +22,7 @@ const APPROXIMATIONS: [&str; 4] = ["approx", "approximately", "about", "roughly"
 pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
     if !tokens
         .iter()
-        .any(|token| matches!(token, Token::Text(_) | Token::Sign('\'' | ':') | Token::Open('(')))
+        .any(|token| matches!(token, Token::Text(_) | Token::Sign('\'' | ':' | '_' | '^') | Token::Open('(')))
     {
         return tokens;
     }
@@ -108,7 +108,88 @@ impl Reader<'_> {
 
     /// Reads a phrase that starts here.
     fn phrase(&mut self) -> bool {
-        self.known_set() || self.sign() || self.number() || self.magnitude() || self.bound() || self.mark()
+        self.known_set()
+            || self.time()
+            || self.based()
+            || self.operation()
+            || self.sign()
+            || self.number()
+            || self.magnitude()
+            || self.bound()
+            || self.mark()
+    }
+
+    /// A number whose digits have letters, in base 16: 1A_{16}.
+    fn based(&mut self) -> bool {
+        let base = match &self.tokens[self.at..] {
+            [Token::Sign('_'), Token::GroupOpen, Token::Number { digits, .. }, Token::GroupClose] => digits,
+            [Token::Sign('_'), Token::Number { digits, .. }] => digits,
+            _ => return false,
+        };
+        let digit = |token: &Token| match token {
+            Token::Number { digits, scale: 0, .. } => Some(digits.clone()),
+            Token::Letter(text) | Token::Text(text) => {
+                text.chars().all(|c| ('A'..='F').contains(&c)).then(|| text.clone())
+            }
+            _ => None,
+        };
+        let digits: Option<String> = self.out.iter().map(digit).collect();
+        let digits = digits.filter(|digits| base == "16" && digits.len() > 1);
+        let Some(value) = digits.and_then(|digits| u64::from_str_radix(&digits, 16).ok()) else {
+            return false;
+        };
+        self.out.clear();
+        self.replace(self.tokens.len() - self.at, [Token::whole(value)])
+    }
+
+    /// Noon, midnight and o'clock.
+    fn time(&mut self) -> bool {
+        let clock = |hour: &str| vec![Token::whole(hour), Token::Sign(':'), Token::whole("00")];
+        if let [Token::Letter(o), Token::Sign('\''), Token::Text(word), ..] = &self.tokens[self.at..]
+            && o == "o"
+            && word == "clock"
+            && self.follows_value()
+        {
+            return self.replace(3, clock("00").split_off(1));
+        }
+        let noon = match self.word(0).as_deref() {
+            Some("noon") => "pm",
+            Some("midnight") => "am",
+            _ => return false,
+        };
+        let is_alone = !self.follows_value() && self.tokens.len() == 1;
+        is_alone && self.replace(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
+    }
+
+    /// Operations in words between values or behind one: out of, percent of, plus or minus, squared; and
+    /// the "and" of a measure in two units.
+    fn operation(&mut self) -> bool {
+        if self.is_at(&["plus", "or", "minus"]) && self.is_value(3) {
+            return self.replace(3, [Token::Sign('±')]);
+        }
+        if self.follows_value() {
+            if self.is_at(&["out", "of"]) && self.is_value(2) {
+                return self.replace(2, [Token::Sign('/')]);
+            }
+            if self.is_at(&["of"]) && self.out.last() == Some(&Token::Sign('%')) && self.is_value(1) {
+                return self.replace(1, [Token::Sign('*')]);
+            }
+            let power = match self.word(0).as_deref() {
+                Some("squared") => 2,
+                Some("cubed") => 3,
+                _ => 0,
+            };
+            if power > 0 && self.at + 1 == self.tokens.len() {
+                return self.replace(1, [Token::Sign('^'), Token::whole(power)]);
+            }
+        }
+        let is_joint = matches!(self.ahead(0), Some(Token::And | Token::Separator));
+        match (self.out.last(), self.ahead(1), self.ahead(2)) {
+            (Some(Token::Text(large)), Some(Token::Number { .. }), Some(Token::Text(small))) => {
+                is_joint && words::is_part(small, large) && self.replace(1, [])
+            }
+            _ => false,
+        }
     }
 
     /// ℝ and ∅ in words.
@@ -132,6 +213,26 @@ impl Reader<'_> {
         let is_part = matches!(self.out.last(), Some(Token::Text(_)));
         if let Some(words) = REALS.iter().find(|words| !is_part && self.is_at(words)) {
             return self.replace(words.len(), [Token::Letter("\\mathbb{R}".into())]);
+        }
+        const INTEGERS: [&[&str]; 3] = [&["all", "integers"], &["the", "integers"], &["any", "integer"]];
+        if let Some(words) = INTEGERS.iter().find(|words| !is_part && self.is_at(words)) {
+            return self.replace(words.len(), [Token::Letter("\\mathbb{Z}".into())]);
+        }
+        let every = usize::from(["all", "the", "any"].iter().any(|word| self.is_at(&[word])));
+        let sign = self.word(every).filter(|_| {
+            !is_part && ["real", "reals"].iter().any(|word| self.word(every + 1).as_deref() == Some(word))
+        });
+        if let Some(interval) = sign.as_deref().and_then(half_line) {
+            let numbers = usize::from(self.word(every + 2).is_some_and(|word| word.starts_with("number")));
+            return self.replace(every + 2 + numbers, interval);
+        }
+        // ℝ⁺
+        if let [Token::Letter(reals), Token::Sign('^'), Token::Sign(sign @ ('+' | '-')), ..] =
+            &self.tokens[self.at..]
+            && reals == "\\mathbb{R}"
+            && let Some(interval) = half_line(if *sign == '+' { "positive" } else { "negative" })
+        {
+            return self.replace(3, interval);
         }
         match EMPTY.iter().find(|words| self.is_at(words)) {
             Some(words) => self.replace(words.len(), [Token::Command("emptyset".into())]),
@@ -211,6 +312,16 @@ impl Reader<'_> {
         }
         let Some((value, taken)) = self.cardinal() else { return false };
         let whole = Token::whole(value);
+        // Three point one four.
+        if self.word(taken).as_deref() == Some("point") {
+            let digit = |by: usize| words::number_word(&self.word(by)?).filter(|digit| *digit < 10);
+            let decimals: String = (taken + 1..).map_while(digit).map(|digit| digit.to_string()).collect();
+            if !decimals.is_empty() {
+                let (count, digits) = (decimals.len(), format!("{value}{decimals}"));
+                let number = Token::Number { digits, scale: -(count as i32), decimal: true, spaced: false };
+                return self.replace(taken + 1 + count, [number]);
+            }
+        }
         if self.ahead(taken) == Some(&Token::And)
             && let Some((top, bottom, more)) = self.part(taken + 1)
         {
@@ -358,6 +469,16 @@ impl Reader<'_> {
         {
             return self.replace(end + 1, []);
         }
+        // The same number in words, or in digits behind words.
+        let is_said = matches!(first, Token::Text(_))
+            || matches!(self.at.checked_sub(1).map(|at| &self.tokens[at]), Some(Token::Text(_)));
+        if is_said
+            && inner.len() < 8
+            && phrases(inner.to_vec())[..] == self.out[self.out.len() - 1..]
+            && self.follows_value()
+        {
+            return self.replace(end + 1, []);
+        }
         let Token::Text(first) = first else { return false };
         let word = first.to_lowercase();
         if let ("base", [_, base @ Token::Number { .. }]) = (word.as_str(), inner) {
@@ -366,13 +487,6 @@ impl Reader<'_> {
         if APPROXIMATIONS.contains(&word.as_str()) {
             let value = inner[1..].to_vec();
             return !value.is_empty() && self.replace(end + 1, [Token::Sign('≈')].into_iter().chain(value));
-        }
-        // The same number in words.
-        if inner.len() < 8
-            && phrases(inner.to_vec())[..] == self.out[self.out.len() - 1..]
-            && self.follows_value()
-        {
-            return self.replace(end + 1, []);
         }
         let words: Vec<&str> = inner.iter().map_while(|token| text(Some(token))).collect();
         let bounds = words.iter().enumerate().any(|(at, _)| words::bound(&words[at..], false).is_some());
@@ -388,9 +502,31 @@ impl Reader<'_> {
                 ["maybe", "perhaps", "possibly", "alternatively", "alternative", "otherwise"]
                     .contains(&word.to_lowercase().as_str())
             });
-        let is_remark = REMARKS.contains(&word.as_str()) || (is_words && follows_words);
-        is_remark && !hedges && !bounds && self.replace(end + 1, [])
+        if hedges || bounds {
+            return false;
+        }
+        if REMARKS.contains(&word.as_str()) {
+            return self.replace(end + 1, []);
+        }
+        // A name: 3 (Alice), 4 (Bob).
+        let names = inner.to_vec();
+        is_words && follows_words && self.replace(end + 1, names)
     }
+}
+
+/// Tokens of the half-line that an adjective of numbers names.
+fn half_line(adjective: &str) -> Option<Vec<Token>> {
+    let (zero, infinity) = (Token::whole(0), Token::Command("infty".into()));
+    Some(match adjective {
+        "positive" => {
+            vec![Token::Open('('), zero, Token::Separator, infinity, Token::Close(')')]
+        }
+        "nonnegative" => vec![Token::Open('['), zero, Token::Separator, infinity, Token::Close(')')],
+        "negative" => {
+            vec![Token::Open('('), Token::Sign('-'), infinity, Token::Separator, zero, Token::Close(')')]
+        }
+        _ => return None,
+    })
 }
 
 /// Tokens of a fraction.

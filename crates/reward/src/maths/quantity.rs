@@ -66,7 +66,10 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
             tokens.get(at + words.len()),
             Some(Token::Number { .. } | Token::Command(_) | Token::Sign('-'))
         );
-        match words::bound(&words, before_value) {
+        let is_behind = at > 0 && matches!(tokens[at - 1], Token::Number { .. } | Token::Sign('%'));
+        let behind = words.first().filter(|_| is_behind && words.len() == 1);
+        let behind = behind.and_then(|word| words::bound_behind(word)).map(|bound| (bound, 1));
+        match words::bound(&words, before_value).or(behind) {
             Some((bound, taken)) => {
                 about.bounds.push(bound);
                 at += taken;

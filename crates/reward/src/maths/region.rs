@@ -72,6 +72,13 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
         }
         Answer::Relation(parts, signs, about) if about.bounds.is_empty() => relation(parts, signs),
         Answer::Value(quantity) if is_reals(&quantity.value) => Some(Region::everything(None)),
+        // At least 5.
+        Answer::Value(quantity) if quantity.value.is_fixed() && !quantity.percent => {
+            let [bound @ ("≥" | "≤" | ">" | "<")] = quantity.about.bounds[..] else { return None };
+            let variable = Expr::Symbol("x".into());
+            ray(&variable, bound.chars().next()?, &quantity.value, "x")
+        }
+        Answer::Labeled(_, answer) => of(answer),
         _ => None,
     }
 }
@@ -216,7 +223,8 @@ fn minus_infinity() -> Expr {
     Expr::Negative(Box::new(infinity()))
 }
 
-fn turned(sign: char) -> char {
+/// Returns a relation with its sides exchanged.
+pub(super) fn turned(sign: char) -> char {
     match sign {
         '<' => '>',
         '>' => '<',

@@ -5,31 +5,8 @@
 //! the statement begins before its first value, and ends where words follow that neither belong to the value
 //! (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
 
+use super::chunks::{Chunk, Kind, chunks, inside, without_marks};
 use crate::words;
-
-/// A part of a sentence between white space.
-#[derive(Debug)]
-struct Chunk<'t> {
-    /// The characters without marks and punctuation around them.
-    text: &'t str,
-    /// Bytes of `text` in the sentence.
-    start: usize,
-    end: usize,
-    kind: Kind,
-    /// Punctuation behind it.
-    stop: Option<char>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
-    /// Digits, a formula, a command of LaTeX or a bracket with one of these.
-    Value,
-    /// A sign between values.
-    Operator,
-    Word,
-    /// A bracket that begins with a word.
-    Remark,
-}
 
 /// Maximum number of characters of a sentence that are looked at.
 const LONGEST: usize = 2000;
@@ -105,57 +82,61 @@ const TAILS: [&str; 66] = [
 ];
 
 /// Words that join two values to one expression, which is not worked out.
-const JOINS: [&str; 12] =
-    ["to", "times", "plus", "minus", "over", "divided", "out", "of", "by", "mod", "choose", "base"];
+const JOINS: [&str; 14] = [
+    "vs", "versus", "to", "times", "plus", "minus", "over", "divided", "out", "of", "by", "mod", "choose",
+    "base",
+];
 
 /// Words before a value that change it, beyond those of [`words`].
 const LEADS: [&str; 7] = ["minus", "negative", "half", "than", "least", "most", "between"];
 
-impl Chunk<'_> {
-    fn is_word(&self, word: &str) -> bool {
-        self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
-    }
+/// Words of comparison, which make an expression of two values: 3 less than 12.
+const COMPARISONS: [&str; 6] = ["less", "more", "fewer", "greater", "higher", "lower"];
 
-    fn is_any(&self, words: &[&str]) -> bool {
-        words.iter().any(|word| self.is_word(word))
-    }
+/// Words that take a statement back.
+const RETRACTIONS: [&str; 9] =
+    ["wait", "actually", "sorry", "oops", "hmm", "correction", "nope", "scratch", "mistake"];
 
-    /// Whether a bracket behind a value works it out or explains it: (3 × 4), ($3 each), but not (x + 1).
-    fn explains(&self) -> bool {
-        let is_word = |word: &str| word.chars().count() > 1;
-        let mut words =
-            self.text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).peekable();
-        self.text.starts_with('(')
-            && !self.text.contains(['\\', ','])
-            && (words.peek().is_none() || words.any(is_word))
-    }
+/// Words that give another value beside a statement.
+const ALTERNATIVES: [&str; 8] =
+    ["otherwise", "else", "alternatively", "maybe", "perhaps", "possibly", "might", "rather"];
 
-    /// Whether a word belongs to the value before it.
-    fn is_beside(&self) -> bool {
-        let lower = self.text.to_lowercase();
-        let word = lower.replace('.', "");
-        words::units(self.text).is_some()
-            || words::units(&word).is_some()
-            || words::magnitude(&word).is_some()
-            || words::number_word(&word).is_some()
-            || words::denominator(&word).is_some()
-            || words::direction(&word).is_some()
-            || ["am", "pm", "noon", "midnight", "percent", "per", "square", "cubic", "o'clock", "sq", "cu"]
-                .contains(&word.as_str())
-            || [
-                "squared",
-                "cubed",
-                "factorial",
-                "doubled",
-                "tripled",
-                "halved",
-                "celsius",
-                "fahrenheit",
-                "c",
-                "f",
-            ]
-            .contains(&word.as_str())
+/// Verbs between a denial and a value: cannot be 12.
+const COPULAS: [&str; 15] = [
+    "be", "is", "are", "equal", "equals", "exactly", "simply", "just", "es", "est", "ist", "é", "è", "это",
+    "the",
+];
+
+/// Whether a text starts with words that take back what stands before it, and has a value.
+pub(super) fn retracts(text: &str) -> bool {
+    if !text.contains(|c: char| c.is_ascii_digit()) {
+        return false;
     }
+    let mut words = text.split_whitespace().map(|word| {
+        (word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase(), word.ends_with([',', '.', '!']))
+    });
+    match words.find(|(word, _)| !word.is_empty()) {
+        Some((word, stops)) if word == "no" => {
+            stops || words.next().is_some_and(|(next, _)| RETRACTIONS.contains(&next.as_str()))
+        }
+        Some((word, _)) => RETRACTIONS.contains(&word.as_str()),
+        None => false,
+    }
+}
+
+/// Whether what follows a statement in its sentence takes it back or gives another value: "no, 13", "but it
+/// might be 13", "and 13 otherwise", "if x > 0 and 13 if x < 0".
+fn is_spoiled(tail: &[Chunk]) -> bool {
+    let is_value = |chunk: &Chunk| chunk.kind == Kind::Value || is_number(chunk);
+    let is_retraction = |at: usize| {
+        let is_than = tail.get(at + 1).is_some_and(|next| next.is_word("than"));
+        let is_no = tail[at].is_word("no") && tail[at].stop.is_some();
+        let is_then = at == 0 && tail[at].is_word("then");
+        let is_other = tail[at].is_any(&RETRACTIONS) || tail[at].is_any(&ALTERNATIVES);
+        (is_other && !is_than) || is_no || is_then
+    };
+    let conditions = tail.iter().filter(|chunk| chunk.is_any(&["if", "when"])).count();
+    tail.iter().any(is_value) && (conditions > 1 || (0..tail.len()).any(is_retraction))
 }
 
 /// Returns the value that a sentence states, with the words that belong to it; all of it where it has none.
@@ -180,6 +161,7 @@ pub(super) fn statement(sentence: &str) -> String {
     let is_arrow = |chunk: &&Chunk| ["->", "=>", "→", "⇒", "-->", ":"].contains(&chunk.text);
     let begin = begin + chunks[begin..first].iter().take_while(is_arrow).count();
     let end = end(&chunks, first);
+    let end = if is_spoiled(&chunks[end..]) { chunks.len() } else { end };
     text(sentence, &chunks[begin..end])
 }
 
@@ -231,6 +213,11 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
             begin -= 1;
         } else if let Some(length) = bound_length(&chunks[..begin]) {
             begin -= length;
+        } else if before.is_any(&COPULAS)
+            && let copulas = chunks[..begin].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
+            && let Some(length) = bound_length(&chunks[..begin - copulas])
+        {
+            begin -= copulas + length;
         } else if changes(before) {
             begin -= 1;
         } else {
@@ -278,8 +265,14 @@ fn is_number(chunk: &Chunk) -> bool {
 
 /// Returns the index of the chunk before which a statement ends that has its first value at `first`.
 fn end(chunks: &[Chunk], first: usize) -> usize {
-    let is_value =
+    let is_plain =
         |at: usize| chunks.get(at).is_some_and(|chunk| chunk.kind == Kind::Value || is_number(chunk));
+    // y = 13
+    let is_assigned = |at: usize| {
+        chunks.get(at).is_some_and(|name| name.text.chars().count() == 1 && name.kind == Kind::Word)
+            && chunks.get(at + 1).is_some_and(|sign| sign.text == "=")
+    };
+    let is_value = |at: usize| is_plain(at) || is_assigned(at);
     // The first noun behind the last value.
     let mut noun = None;
     let mut at = first + 1;
@@ -313,6 +306,12 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 }
                 at += 1;
             }
+            // 12 (thirteen)
+            Kind::Remark
+                if word.trim_matches(['(', ')']).split('-').all(|w| words::number_word(w).is_some()) =>
+            {
+                return at + 1;
+            }
             Kind::Remark => {
                 let hedges = ["(or ", "(maybe ", "(perhaps ", "(possibly "];
                 let is_hedge = hedges.iter().any(|hedge| word.starts_with(hedge));
@@ -341,6 +340,25 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             {
                 return chunks.len();
             }
+            Kind::Word
+                if COMPARISONS.contains(&word.as_str())
+                    && chunks.get(at + 1).is_some_and(|chunk| chunk.is_word("than"))
+                    && (is_plain(at + 2) || is_plain(at + 3)) =>
+            {
+                return chunks.len();
+            }
+            Kind::Word if word == "as" && chunks.get(at + 1).is_some_and(|c| c.is_word("well")) => {
+                return chunks.len();
+            }
+            // 12 from 20, 12 in 20
+            Kind::Word
+                if ["from", "in"].contains(&word.as_str())
+                    && is_plain(at + 1)
+                    && noun.is_none()
+                    && at + 2 == chunks.len() =>
+            {
+                return chunks.len();
+            }
             Kind::Word if JOINS.contains(&word.as_str()) => {
                 let reach = if word == "of" { 1 } else { 2 };
                 let value = (at + 1..=at + reach).find(|next| is_value(*next));
@@ -348,13 +366,23 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 at = value;
             }
             Kind::Word if chunk.is_word("at") => {
-                if !chunks.get(at + 1).is_some_and(|chunk| chunk.is_any(&["least", "most"])) {
+                let article = usize::from(chunks.get(at + 1).is_some_and(|c| c.is_any(&["the", "a"])));
+                let bounds = ["least", "most", "minimum", "maximum"];
+                if !chunks.get(at + 1 + article).is_some_and(|chunk| chunk.is_any(&bounds)) {
                     return at;
                 }
-                at += 1;
+                at += 1 + article;
             }
             // 12 in: inches at the end, else a preposition.
             Kind::Word if word == "in" && at + 1 < chunks.len() => return at,
+            // After 3 days: a preposition.
+            Kind::Word
+                if ["after", "before", "above", "below", "under"].contains(&word.as_str())
+                    && is_plain(at + 1)
+                    && !chunks[at + 1].is_word("zero") =>
+            {
+                return at;
+            }
             Kind::Word if chunk.is_beside() => {}
             Kind::Word if TAILS.contains(&word.as_str()) => return at,
             Kind::Word if noun.is_some_and(|noun| at == noun + 3) => return at,
@@ -382,154 +410,8 @@ fn text(sentence: &str, chunks: &[Chunk]) -> String {
     sentence[first.start..last.end].to_owned()
 }
 
-/// What stands between the marks of a formula.
-fn inside(text: &str) -> Option<&str> {
-    [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")].iter().find_map(|(open, close)| {
-        let inside = text.strip_prefix(open)?.strip_suffix(close)?;
-        (!inside.trim().is_empty()).then_some(inside)
-    })
-}
-
-/// A sentence without the marks of Markdown and HTML around its words.
-fn without_marks(sentence: &str) -> String {
-    let mut out = String::with_capacity(sentence.len());
-    let mut rest = sentence;
-    while let Some(c) = rest.chars().next() {
-        let before = out.chars().last();
-        let is_alone = |mark: &str| {
-            let after = rest[mark.len()..].chars().next();
-            let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == ')');
-            !(is_part(before) && is_part(after))
-        };
-        if let Some(mark) =
-            ["**", "__", "`", "\""].iter().find(|mark| rest.starts_with(**mark) && is_alone(mark))
-        {
-            rest = &rest[mark.len()..];
-            continue;
-        }
-        // <|im_end|>
-        let near = &rest[..rest.char_indices().nth(24).map_or(rest.len(), |(at, _)| at)];
-        if near.starts_with("<|")
-            && let Some(end) = near.find("|>")
-        {
-            rest = &rest[end + "|>".len()..];
-            continue;
-        }
-        // <b>12</b>, but not x < 3 and y > 5.
-        if let Some((tag, _)) = near.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
-            let name = tag.strip_prefix('/').unwrap_or(tag);
-            if !name.is_empty() && name.len() < 20 && name.chars().all(|c| c.is_ascii_alphanumeric()) {
-                rest = &rest[tag.len() + "<>".len()..];
-                continue;
-            }
-        }
-        out.push(c);
-        rest = &rest[c.len_utf8()..];
-    }
-    out
-}
-
 fn without_stops(text: &str) -> &str {
     text.trim().trim_end_matches(['.', '!', '*', '_', ' ']).trim_start_matches(['*', ' '])
-}
-
-/// Cuts a sentence at white space outside of brackets and formulas.
-fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
-    let mut found: Vec<Chunk> = Vec::new();
-    let mut at = 0;
-    while at < sentence.len() {
-        let rest = &sentence[at..];
-        let trimmed = rest.trim_start();
-        at += rest.len() - trimmed.len();
-        if trimmed.is_empty() {
-            break;
-        }
-        let length = length(trimmed);
-        found.push(chunk(&trimmed[..length], at));
-        at += length;
-    }
-    // 3 x 4 has a sign of multiplication.
-    for at in 1..found.len().saturating_sub(1) {
-        let is_sign = matches!(found[at].text, "x" | "X") && found[at].stop.is_none();
-        if is_sign && found[at - 1].kind == Kind::Value && found[at + 1].kind == Kind::Value {
-            found[at].kind = Kind::Operator;
-        }
-    }
-    // 5! = 120 has a factorial, "12!" at the end of a sentence has none.
-    for at in 0..found.len() {
-        let followed = found.get(at + 1).is_some_and(|next| next.kind == Kind::Operator);
-        let chunk = &mut found[at];
-        if chunk.stop == Some('!') && followed {
-            (chunk.text, chunk.end, chunk.stop) =
-                (&sentence[chunk.start..chunk.end + 1], chunk.end + 1, None);
-        }
-    }
-    found
-}
-
-/// The bytes of the chunk at the beginning of a text.
-fn length(text: &str) -> usize {
-    let plain = text.find(char::is_whitespace).unwrap_or(text.len());
-    // A formula, which does not end right before a digit: that sign is one of an amount.
-    for (open, close) in [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
-        let Some(inside) = text.strip_prefix(open) else { continue };
-        let Some(end) = inside.find(close).map(|end| open.len() + end + close.len()) else { continue };
-        let is_amount = open == "$" && text[end..].starts_with(|c: char| c.is_ascii_digit());
-        if end > open.len() + close.len() && !is_amount {
-            let more = text[end..].find(char::is_whitespace).unwrap_or(text.len() - end);
-            return end + more;
-        }
-    }
-    let mut depth = 0usize;
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' | '[' | '{' => depth += 1,
-            ')' | ']' | '}' => depth = depth.saturating_sub(1),
-            c if c.is_whitespace() && depth == 0 => return at,
-            _ => {}
-        }
-    }
-    if depth == 0 { text.len() } else { plain }
-}
-
-fn chunk(raw: &str, at: usize) -> Chunk<'_> {
-    let is_formula = inside(raw.trim_end_matches(['.', ',', ';', ':', '!', '?'])).is_some();
-    let mut text = raw;
-    let mut stop = None;
-    if raw.len() > 1 || !raw.starts_with(|c: char| !c.is_alphanumeric()) {
-        let kept = text.trim_end_matches(['.', ',', ';', ':', '!', '?']);
-        if kept.len() < text.len() && !kept.is_empty() {
-            stop = text[kept.len()..].chars().find(|c| *c != '.').or(Some('.'));
-            // The point of an abbreviation.
-            let is_short = |word: &str| word.contains('.') || words::units(word).is_some();
-            if stop == Some('.') && is_short(kept) && kept.chars().all(|c| c.is_alphabetic() || c == '.') {
-                stop = None;
-            }
-            text = kept;
-        }
-    }
-    let mark = |c: char| matches!(c, '*' | '_' | '`' | '\'' | '"' | '#');
-    let mut start = at;
-    if text.chars().count() > 1 && !is_formula {
-        let kept = text.trim_start_matches(mark);
-        start += text.len() - kept.len();
-        text = kept.trim_end_matches(mark);
-    }
-    let first = text.chars().next();
-    let starts_word = |text: &str| {
-        let letters = text.chars().take_while(|c| c.is_alphabetic()).count();
-        letters > 1
-    };
-    let kind = if first == Some('(') && starts_word(&text[1..]) {
-        Kind::Remark
-    } else if is_formula || text.contains(|c: char| c.is_ascii_digit() || c == '\\') {
-        Kind::Value
-    } else if !text.is_empty() && text.chars().all(|c| !c.is_alphanumeric() && !matches!(c, '(' | ')')) {
-        Kind::Operator
-    } else {
-        Kind::Word
-    };
-    Chunk { text, start, end: start + text.len(), kind, stop }
 }
 
 #[cfg(test)]
@@ -564,6 +446,13 @@ mod tests {
             ("5 million dollars in total", "5 million dollars"),
             ("two and a half hours", "two and a half hours"),
             ("well, 12", "12"),
+            ("12, actually 13", "12, actually 13"),
+            ("12 if x > 0 and 13 otherwise", "12 if x > 0 and 13 otherwise"),
+            ("12, rather than 13", "12"),
+            ("12 less than 20", "12 less than 20"),
+            ("x = 12 and y = 13", "x = 12 and y = 13"),
+            ("12 after 3 days", "12"),
+            ("12 :)", "12"),
             ("no solution", "no solution"),
             ("$5 and then $7", "$5"),
         ] {
@@ -582,6 +471,8 @@ mod tests {
             ("They sold 5 million", Some("5 million")),
             ("It is between 12 and 13", Some("between 12 and 13")),
             ("It is 5 or 6", Some("5 or 6")),
+            ("It cannot be 12", Some("cannot be 12")),
+            ("No es 12", Some("No es 12")),
             ("They start at 2:30 p.m.", Some("2:30 p.m")),
             ("He has 1 1/2 left", Some("1 1/2")),
             ("nothing", None),

@@ -12,6 +12,10 @@ pub(super) struct Ratio {
     /// Seconds since midnight, if it can be a time: all but the first have two digits below 60, or a.m. or
     /// p.m. follows.
     pub clock: Option<u64>,
+    /// What is compared: a, b of a : b = 2 : 3.
+    pub names: Vec<Expr>,
+    /// Whether it is written in words, 2 to 3, which may be a range.
+    pub is_words: bool,
 }
 
 /// Maximum number of numbers in a ratio.
@@ -19,7 +23,21 @@ const MAX_PARTS: usize = 20;
 
 /// Returns the ratio or the time that tokens write.
 pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
+    let text = |token: &Token| match token {
+        Token::Text(word) => word.to_lowercase(),
+        _ => String::new(),
+    };
+    let daytime = match tokens {
+        [rest @ .., a, b, c] if (text(a).as_str(), text(b).as_str()) == ("in", "the") => {
+            let is_afternoon = ["afternoon", "evening"].contains(&text(c).as_str());
+            let is_known = is_afternoon || text(c) == "morning";
+            let is_clock = rest.contains(&Token::Sign(':'));
+            (is_known && is_clock).then_some((rest, is_afternoon))
+        }
+        _ => None,
+    };
     let noon = match tokens {
+        _ if daytime.is_some() => daytime.map(|(_, is_afternoon)| is_afternoon),
         [.., Token::Number { digits, .. }, Token::Text(word)] => match word.to_lowercase().as_str() {
             "am" => Some(false),
             "pm" => Some(true),
@@ -32,11 +50,21 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     };
     let is_hour = matches!(tokens.last(), Some(Token::Letter(letter)) if letter == "h")
         || matches!(tokens.last(), Some(Token::Text(word)) if ["hours", "hrs", "h"].contains(&word.as_str()));
-    let tokens = if noon.is_some() || is_hour { &tokens[..tokens.len() - 1] } else { tokens };
+    let tokens = match daytime {
+        Some((rest, _)) => rest,
+        None if noon.is_some() || is_hour => &tokens[..tokens.len() - 1],
+        None => tokens,
+    };
     // Words before a time: at 2:30.
     let words = tokens.iter().take_while(|token| matches!(token, Token::Text(_))).count();
     let tokens = &tokens[words..];
-    let parts = split(tokens, |token| *token == Token::Sign(':'));
+    let is_to = |token: &Token| matches!(token, Token::Text(word) if word == "to");
+    let is_words = tokens.len() > 2
+        && tokens.iter().enumerate().all(|(at, token)| match at % 2 {
+            0 => matches!(token, Token::Number { .. }),
+            _ => is_to(token),
+        });
+    let parts = split(tokens, |token| *token == Token::Sign(':') || (is_words && is_to(token)));
     let fields: Option<Vec<u64>> = parts
         .iter()
         .map(|part| match part {
@@ -48,18 +76,22 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
         .collect();
     let two_digits = |part: &&[Token]| matches!(part, [Token::Number { digits, .. }] if digits.len() == 2);
     let clock = fields.filter(|fields| {
-        fields.len() <= 3 && fields[1..].iter().all(|field| *field < 60) && parts[1..].iter().all(two_digits)
+        !is_words
+            && fields.len() <= 3
+            && fields[1..].iter().all(|field| *field < 60)
+            && parts[1..].iter().all(two_digits)
     });
     if let Some(is_afternoon) = noon {
         let fields = clock.filter(|fields| (1..=12).contains(&fields[0]))?;
         let seconds = seconds(&fields) % (12 * 3600) + if is_afternoon { 12 * 3600 } else { 0 };
-        return Some(Ratio { parts: vec![], clock: Some(seconds) });
+        return Some(Ratio { parts: vec![], clock: Some(seconds), names: vec![], is_words: false });
     }
     if !(2..=MAX_PARTS).contains(&parts.len()) {
         return None;
     }
     let parts: Option<Vec<Expr>> = parts.into_iter().map(expression).collect();
-    Some(Ratio { parts: parts?, clock: clock.map(|fields| seconds(&fields)) })
+    let clock = clock.map(|fields| seconds(&fields));
+    Some(Ratio { parts: parts?, clock, names: vec![], is_words })
 }
 
 fn seconds(fields: &[u64]) -> u64 {

@@ -1,0 +1,239 @@
+//! Phrases that make another statement of a number: at least 5, not 5, the square of 5.
+
+/// Phrases that make another statement of a number, longest first.
+const BOUNDS: &[(&[&str], &str)] = &[
+    (&["greater", "than", "or", "equal", "to"], "≥"),
+    (&["less", "than", "or", "equal", "to"], "≤"),
+    (&["no", "more", "than"], "≤"),
+    (&["not", "more", "than"], "≤"),
+    (&["no", "greater", "than"], "≤"),
+    (&["no", "less", "than"], "≥"),
+    (&["not", "less", "than"], "≥"),
+    (&["no", "fewer", "than"], "≥"),
+    (&["at", "the", "least"], "≥"),
+    (&["at", "the", "most"], "≤"),
+    (&["as", "many", "as"], "≤"),
+    (&["as", "much", "as"], "≤"),
+    (&["or", "more"], "≥"),
+    (&["or", "greater"], "≥"),
+    (&["or", "higher"], "≥"),
+    (&["or", "above"], "≥"),
+    (&["or", "over"], "≥"),
+    (&["or", "less"], "≤"),
+    (&["or", "fewer"], "≤"),
+    (&["or", "lower"], "≤"),
+    (&["or", "below"], "≤"),
+    (&["or", "under"], "≤"),
+    (&["at", "a", "minimum"], "≥"),
+    (&["at", "a", "maximum"], "≤"),
+    (&["at", "minimum"], "≥"),
+    (&["at", "maximum"], "≤"),
+    (&["neither"], "≠"),
+    (&["nor"], "≠"),
+    (&["but"], "≠"),
+    (&["without"], "≠"),
+    (&["excluding"], "≠"),
+    (&["factorial"], "factorial"),
+    (&["inverse"], "inverse"),
+    (&["doubled"], "doubled"),
+    (&["tripled"], "tripled"),
+    (&["halved"], "halved"),
+    (&["at", "least"], "≥"),
+    (&["at", "most"], "≤"),
+    (&["up", "to"], "≤"),
+    (&["maximum", "of"], "≤"),
+    (&["minimum", "of"], "≥"),
+    (&["more", "than"], ">"),
+    (&["greater", "than"], ">"),
+    (&["larger", "than"], ">"),
+    (&["bigger", "than"], ">"),
+    (&["higher", "than"], ">"),
+    (&["less", "than"], "<"),
+    (&["fewer", "than"], "<"),
+    (&["smaller", "than"], "<"),
+    (&["lower", "than"], "<"),
+    (&["other", "than"], "≠"),
+    (&["different", "from"], "≠"),
+    (&["rather", "than"], "≠"),
+    (&["instead", "of"], "≠"),
+    (&["close", "to"], "≈"),
+    (&["not"], "≠"),
+    (&["isn't"], "≠"),
+    (&["never"], "≠"),
+    (&["cannot"], "≠"),
+    (&["except"], "≠"),
+    (&["between"], "between"),
+    (&["almost"], "≈"),
+    (&["nearly"], "≈"),
+    (&["exceeding"], ">"),
+    (&["exceeds"], ">"),
+    (&["wrong"], "≠"),
+    (&["incorrect"], "≠"),
+    (&["invalid"], "≠"),
+    (&["impossible"], "≠"),
+    (&["divisible", "by"], "divisible"),
+    (&["of", "the", "first"], "first"),
+    (&["to", "the", "power"], "power"),
+    (&["to", "the", "second", "power"], "power"),
+    (&["to", "the", "third", "power"], "power"),
+    (&["to", "the", "fourth", "power"], "power"),
+    (&["to", "the", "fifth", "power"], "power"),
+    // Other languages.
+    (&["au", "moins"], "≥"),
+    (&["mindestens"], "≥"),
+    (&["wenigstens"], "≥"),
+    (&["al", "menos"], "≥"),
+    (&["por", "lo", "menos"], "≥"),
+    (&["pelo", "menos"], "≥"),
+    (&["almeno"], "≥"),
+    (&["не", "менее"], "≥"),
+    (&["не", "меньше"], "≥"),
+    (&["минимум"], "≥"),
+    (&["至少"], "≥"),
+    (&["不少于"], "≥"),
+    (&["不小于"], "≥"),
+    (&["少なくとも"], "≥"),
+    (&["au", "plus"], "≤"),
+    (&["höchstens"], "≤"),
+    (&["como", "máximo"], "≤"),
+    (&["a", "lo", "sumo"], "≤"),
+    (&["no", "máximo"], "≤"),
+    (&["al", "massimo"], "≤"),
+    (&["не", "более"], "≤"),
+    (&["не", "больше"], "≤"),
+    (&["максимум"], "≤"),
+    (&["至多"], "≤"),
+    (&["最多"], "≤"),
+    (&["不超过"], "≤"),
+    (&["不大于"], "≤"),
+    (&["plus", "de"], ">"),
+    (&["más", "de"], ">"),
+    (&["mais", "de"], ">"),
+    (&["mehr", "als"], ">"),
+    (&["più", "di"], ">"),
+    (&["более"], ">"),
+    (&["больше"], ">"),
+    (&["超过"], ">"),
+    (&["大于"], ">"),
+    (&["moins", "de"], "<"),
+    (&["menos", "de"], "<"),
+    (&["weniger", "als"], "<"),
+    (&["meno", "di"], "<"),
+    (&["менее"], "<"),
+    (&["меньше"], "<"),
+    (&["不到"], "<"),
+    (&["小于"], "<"),
+    (&["pas"], "≠"),
+    (&["nicht"], "≠"),
+    (&["kein"], "≠"),
+    (&["keine"], "≠"),
+    (&["não"], "≠"),
+    (&["nem"], "≠"),
+    (&["не"], "≠"),
+];
+
+/// Denials in languages that are written without spaces.
+const DENIALS: [&str; 11] =
+    ["不是", "不等", "不能", "不可", "不为", "并非", "ではな", "ではあり", "じゃな", "아닙니다", "아니"];
+
+/// Words that bound a number right behind them alone.
+const BOUNDS_BEFORE: [(&str, &str); 13] = [
+    ("over", ">"),
+    ("above", ">"),
+    ("beyond", ">"),
+    ("under", "<"),
+    ("below", "<"),
+    ("within", "≤"),
+    ("until", "≤"),
+    ("till", "≤"),
+    ("before", "<"),
+    ("no", "≠"),
+    ("non", "≠"),
+    ("versus", "≠"),
+    ("vs", "≠"),
+];
+
+/// Words that bound a number right before them: 5 minimum.
+const BOUNDS_BEHIND: [(&str, &str); 5] =
+    [("minimum", "≥"), ("maximum", "≤"), ("plus", "≥"), ("upwards", "≥"), ("tops", "≤")];
+
+/// Returns the bound that a word right behind a number is.
+pub(crate) fn bound_behind(word: &str) -> Option<&'static str> {
+    let word = word.to_lowercase();
+    BOUNDS_BEHIND.iter().find(|(own, _)| *own == word).map(|(_, bound)| *bound)
+}
+
+/// Nouns whose "of" makes another number: the square of 5.
+const FUNCTIONS: [&str; 26] = [
+    "multiple",
+    "multiples",
+    "factor",
+    "factors",
+    "divisor",
+    "divisors",
+    "power",
+    "powers",
+    "square",
+    "squares",
+    "cube",
+    "cubes",
+    "root",
+    "roots",
+    "reciprocal",
+    "inverse",
+    "opposite",
+    "negation",
+    "logarithm",
+    "log",
+    "exponential",
+    "sine",
+    "cosine",
+    "tangent",
+    "complement",
+    "supplement",
+];
+
+/// Returns the bound that words start with, and how many words it takes. `before` is whether a number follows
+/// the words.
+pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize)> {
+    let starts = |phrase: &[&str]| {
+        words.len() >= phrase.len() && words.iter().zip(phrase).all(|(word, own)| word.to_lowercase() == *own)
+    };
+    if let Some((phrase, bound)) = BOUNDS.iter().find(|(phrase, _)| starts(phrase)) {
+        return Some((bound, phrase.len()));
+    }
+    // Without spaces the words before a denial are part of it: 答案不是.
+    if words.first().is_some_and(|word| DENIALS.iter().any(|denial| word.contains(denial))) {
+        return Some(("≠", 1));
+    }
+    if let [noun, of, ..] = words
+        && of.eq_ignore_ascii_case("of")
+        && let Some(noun) = FUNCTIONS.iter().find(|own| noun.eq_ignore_ascii_case(own))
+    {
+        return Some((noun, 2));
+    }
+    let [word] = words else { return None };
+    let (_, bound) = BOUNDS_BEFORE.iter().find(|(own, _)| before && word.eq_ignore_ascii_case(own))?;
+    Some((bound, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_found_in_several_languages() {
+        for (words, before, want) in [
+            (&["at", "least"][..], true, Some(("≥", 2))),
+            (&["Höchstens"][..], true, Some(("≤", 1))),
+            (&["не", "менее"][..], true, Some(("≥", 2))),
+            (&["答案不是"][..], true, Some(("≠", 1))),
+            (&["no"][..], true, Some(("≠", 1))),
+            (&["no"][..], false, None),
+            (&["wrong"][..], false, Some(("≠", 1))),
+            (&["apples"][..], true, None),
+        ] {
+            assert_eq!(bound(words, before), want, "{words:?}");
+        }
+    }
+}

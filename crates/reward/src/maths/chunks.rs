@@ -1,0 +1,224 @@
+//! Sentences in chunks: words, values and signs between white space.
+
+use crate::words;
+
+/// A part of a sentence between white space.
+#[derive(Debug)]
+pub(super) struct Chunk<'t> {
+    /// The characters without marks and punctuation around them.
+    pub text: &'t str,
+    /// Bytes of `text` in the sentence.
+    pub start: usize,
+    pub end: usize,
+    pub kind: Kind,
+    /// Punctuation behind it.
+    pub stop: Option<char>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    /// Digits, a formula, a command of LaTeX or a bracket with one of these.
+    Value,
+    /// A sign between values.
+    Operator,
+    Word,
+    /// A bracket that begins with a word.
+    Remark,
+}
+
+impl Chunk<'_> {
+    pub fn is_word(&self, word: &str) -> bool {
+        self.kind == Kind::Word && self.text.eq_ignore_ascii_case(word)
+    }
+
+    pub fn is_any(&self, words: &[&str]) -> bool {
+        words.iter().any(|word| self.is_word(word))
+    }
+
+    /// Whether a bracket behind a value works it out or explains it: (3 × 4), ($3 each), but not (x + 1).
+    pub fn explains(&self) -> bool {
+        let is_word = |word: &str| word.chars().count() > 1;
+        let mut words =
+            self.text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).peekable();
+        self.text.starts_with('(')
+            && !self.text.contains(['\\', ','])
+            && (words.peek().is_none() || words.any(is_word))
+    }
+
+    /// Whether a word belongs to the value before it.
+    pub fn is_beside(&self) -> bool {
+        let lower = self.text.to_lowercase();
+        let word = lower.replace('.', "");
+        words::units(self.text).is_some()
+            || words::units(&word).is_some()
+            || words::magnitude(&word).is_some()
+            || words::number_word(&word).is_some()
+            || words::denominator(&word).is_some()
+            || words::direction(&word).is_some()
+            || ["am", "pm", "noon", "midnight", "percent", "per", "square", "cubic", "o'clock", "sq", "cu"]
+                .contains(&word.as_str())
+            || [
+                "squared",
+                "cubed",
+                "factorial",
+                "doubled",
+                "tripled",
+                "halved",
+                "celsius",
+                "fahrenheit",
+                "c",
+                "f",
+            ]
+            .contains(&word.as_str())
+    }
+}
+
+/// Cuts a sentence at white space outside of brackets and formulas.
+pub(super) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
+    let mut found: Vec<Chunk> = Vec::new();
+    let mut at = 0;
+    while at < sentence.len() {
+        let rest = &sentence[at..];
+        let trimmed = rest.trim_start();
+        at += rest.len() - trimmed.len();
+        if trimmed.is_empty() {
+            break;
+        }
+        let length = length(trimmed);
+        found.push(chunk(&trimmed[..length], at));
+        at += length;
+    }
+    // 3 x 4 has a sign of multiplication.
+    for at in 1..found.len().saturating_sub(1) {
+        let is_sign = matches!(found[at].text, "x" | "X") && found[at].stop.is_none();
+        if is_sign && found[at - 1].kind == Kind::Value && found[at + 1].kind == Kind::Value {
+            found[at].kind = Kind::Operator;
+        }
+    }
+    // 5! = 120 has a factorial, "12!" at the end of a sentence has none.
+    for at in 0..found.len() {
+        let followed = found.get(at + 1).is_some_and(|next| next.kind == Kind::Operator);
+        let chunk = &mut found[at];
+        if chunk.stop == Some('!') && followed {
+            (chunk.text, chunk.end, chunk.stop) =
+                (&sentence[chunk.start..chunk.end + 1], chunk.end + 1, None);
+        }
+    }
+    found
+}
+
+/// The bytes of the chunk at the beginning of a text.
+fn length(text: &str) -> usize {
+    let plain = text.find(char::is_whitespace).unwrap_or(text.len());
+    // A formula, which does not end right before a digit: that sign is one of an amount.
+    for (open, close) in [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
+        let Some(inside) = text.strip_prefix(open) else { continue };
+        let Some(end) = inside.find(close).map(|end| open.len() + end + close.len()) else { continue };
+        let is_amount = open == "$" && text[end..].starts_with(|c: char| c.is_ascii_digit());
+        if end > open.len() + close.len() && !is_amount {
+            let more = text[end..].find(char::is_whitespace).unwrap_or(text.len() - end);
+            return end + more;
+        }
+    }
+    let mut depth = 0usize;
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            c if c.is_whitespace() && depth == 0 => return at,
+            _ => {}
+        }
+    }
+    if depth == 0 { text.len() } else { plain }
+}
+
+fn chunk(raw: &str, at: usize) -> Chunk<'_> {
+    let is_formula = inside(raw.trim_end_matches(['.', ',', ';', ':', '!', '?'])).is_some();
+    let mut text = raw;
+    let mut stop = None;
+    if raw.len() > 1 || !raw.starts_with(|c: char| !c.is_alphanumeric()) {
+        let kept = text.trim_end_matches(['.', ',', ';', ':', '!', '?']);
+        if kept.len() < text.len() && !kept.is_empty() {
+            stop = text[kept.len()..].chars().find(|c| *c != '.').or(Some('.'));
+            // The point of an abbreviation.
+            let is_short = |word: &str| word.contains('.') || words::units(word).is_some();
+            if stop == Some('.') && is_short(kept) && kept.chars().all(|c| c.is_alphabetic() || c == '.') {
+                stop = None;
+            }
+            text = kept;
+        }
+    }
+    let mark = |c: char| matches!(c, '*' | '_' | '`' | '\'' | '"' | '#');
+    let mut start = at;
+    if text.chars().count() > 1 && !is_formula {
+        let kept = text.trim_start_matches(mark);
+        start += text.len() - kept.len();
+        text = kept.trim_end_matches(mark);
+    }
+    let first = text.chars().next();
+    let starts_word = |text: &str| {
+        let letters = text.chars().take_while(|c| c.is_alphabetic()).count();
+        letters > 1
+    };
+    let kind = if first == Some('(') && starts_word(&text[1..]) {
+        Kind::Remark
+    } else if is_formula || text.contains(|c: char| c.is_ascii_digit() || c == '\\') {
+        Kind::Value
+    } else if !text.is_empty()
+        && text.chars().all(|c| !c.is_alphanumeric() && (!matches!(c, '(' | ')') || text.len() > 1))
+    {
+        Kind::Operator
+    } else {
+        Kind::Word
+    };
+    Chunk { text, start, end: start + text.len(), kind, stop }
+}
+
+/// What stands between the marks of a formula.
+pub(super) fn inside(text: &str) -> Option<&str> {
+    [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")].iter().find_map(|(open, close)| {
+        let inside = text.strip_prefix(open)?.strip_suffix(close)?;
+        (!inside.trim().is_empty()).then_some(inside)
+    })
+}
+
+/// A sentence without the marks of Markdown and HTML around its words.
+pub(super) fn without_marks(sentence: &str) -> String {
+    let mut out = String::with_capacity(sentence.len());
+    let mut rest = sentence;
+    while let Some(c) = rest.chars().next() {
+        let before = out.chars().last();
+        let is_alone = |mark: &str| {
+            let after = rest[mark.len()..].chars().next();
+            let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == ')');
+            // 2 == 3 is a relation, ==3== is marked.
+            let is_sign = mark == "==" && is_part(before) == is_part(after);
+            !is_sign && !(is_part(before) && is_part(after))
+        };
+        if let Some(mark) =
+            ["**", "__", "==", "`", "\""].iter().find(|mark| rest.starts_with(**mark) && is_alone(mark))
+        {
+            rest = &rest[mark.len()..];
+            continue;
+        }
+        // <|im_end|>
+        let near = &rest[..rest.char_indices().nth(24).map_or(rest.len(), |(at, _)| at)];
+        if near.starts_with("<|")
+            && let Some(end) = near.find("|>")
+        {
+            rest = &rest[end + "|>".len()..];
+            continue;
+        }
+        // <b>12</b>, but not x < 3 and y > 5.
+        if let Some((tag, _)) = near.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
+            let name = tag.strip_prefix('/').unwrap_or(tag);
+            if !name.is_empty() && name.len() < 20 && name.chars().all(|c| c.is_ascii_alphanumeric()) {
+                rest = &rest[tag.len() + "<>".len()..];
+                continue;
+            }
+        }
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    out
+}

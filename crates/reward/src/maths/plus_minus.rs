@@ -1,0 +1,52 @@
+//! The values that ± stands for.
+
+use super::answer::Answer;
+use super::expression::Expr;
+use super::quantity::Quantity;
+
+/// A value, or several where ± stands for both.
+pub(super) fn spread(quantity: Quantity) -> Answer {
+    let with = |value: Expr| Answer::Value(Quantity { value, ..quantity.clone() });
+    let mut several = vec![quantity.value.clone()];
+    // Three of them make eight values.
+    for _ in 0..3 {
+        let both: Vec<Option<[Expr; 2]>> = several.iter().map(first_of_both).collect();
+        if both.iter().all(Option::is_none) {
+            break;
+        }
+        several = several
+            .into_iter()
+            .zip(both)
+            .flat_map(|(one, both)| both.map_or_else(|| vec![one], |both| both.to_vec()))
+            .collect();
+    }
+    match several.len() {
+        1 => with(several.remove(0)),
+        _ => Answer::List(several.into_iter().map(with).collect()),
+    }
+}
+
+/// The two values of the first ±.
+fn first_of_both(expression: &Expr) -> Option<[Expr; 2]> {
+    let among = |parts: &[Expr], made: &dyn Fn(Vec<Expr>) -> Expr| {
+        let (at, both) = parts.iter().enumerate().find_map(|(at, part)| Some((at, first_of_both(part)?)))?;
+        Some(both.map(|one| {
+            let mut parts = parts.to_vec();
+            parts[at] = one;
+            made(parts)
+        }))
+    };
+    match expression {
+        Expr::PlusMinus(inner) => Some([(**inner).clone(), Expr::Negative(inner.clone())]),
+        Expr::Negative(inner) => {
+            first_of_both(inner).map(|both| both.map(|one| Expr::Negative(Box::new(one))))
+        }
+        Expr::Sum(parts) => among(parts, &Expr::Sum),
+        Expr::Product(parts) => among(parts, &Expr::Product),
+        Expr::Power(base, exponent) => {
+            let both = first_of_both(base)?;
+            Some(both.map(|one| Expr::Power(Box::new(one), exponent.clone())))
+        }
+        _ => None,
+    }
+}

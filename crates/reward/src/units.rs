@@ -1,0 +1,180 @@
+//! Units of measurement, by their names and signs.
+
+/// Known units by their names and signs, which are in lower case but for single letters.
+const UNITS: [(&str, &[&str]); 53] = [
+    ("second", &["second", "seconds", "sec", "secs", "s"]),
+    ("millisecond", &["millisecond", "milliseconds", "ms"]),
+    ("minute", &["minute", "minutes", "min", "mins"]),
+    ("hour", &["hour", "hours", "hr", "hrs", "h"]),
+    ("day", &["day", "days"]),
+    ("week", &["week", "weeks", "wk", "wks"]),
+    ("month", &["month", "months"]),
+    ("year", &["year", "years", "yr", "yrs"]),
+    ("decade", &["decade", "decades"]),
+    ("century", &["century", "centuries"]),
+    ("nm", &["nm", "nanometer", "nanometers"]),
+    ("mm", &["mm", "millimeter", "millimeters", "millimetre", "millimetres"]),
+    ("cm", &["cm", "cms", "centimeter", "centimeters", "centimetre", "centimetres"]),
+    ("dm", &["dm", "decimeter", "decimeters"]),
+    ("m", &["m", "meter", "meters", "metre", "metres"]),
+    ("km", &["km", "kms", "kilometer", "kilometers", "kilometre", "kilometres"]),
+    ("inch", &["in", "inch", "inches"]),
+    ("foot", &["ft", "foot", "feet"]),
+    ("yard", &["yd", "yard", "yards"]),
+    ("mile", &["mi", "mile", "miles"]),
+    ("mg", &["mg", "milligram", "milligrams"]),
+    ("g", &["g", "gram", "grams", "gramme", "grammes"]),
+    ("kg", &["kg", "kgs", "kilogram", "kilograms", "kilo", "kilos"]),
+    ("ton", &["ton", "tons", "tonne", "tonnes"]),
+    ("pound", &["lb", "lbs", "pound", "pounds", "£", "gbp"]),
+    ("ounce", &["oz", "ounce", "ounces"]),
+    ("ml", &["ml", "milliliter", "milliliters", "millilitre", "millilitres", "cc"]),
+    ("liter", &["l", "L", "liter", "liters", "litre", "litres"]),
+    ("gallon", &["gal", "gallon", "gallons"]),
+    ("quart", &["qt", "quart", "quarts"]),
+    ("pint", &["pt", "pint", "pints"]),
+    ("dollar", &["$", "dollar", "dollars", "usd", "buck", "bucks"]),
+    ("cent", &["¢", "cent", "cents", "penny", "pennies"]),
+    ("pence", &["pence"]),
+    ("euro", &["€", "euro", "euros", "eur"]),
+    ("yen", &["¥", "yen"]),
+    ("rupee", &["₹", "rs", "rupee", "rupees", "inr"]),
+    ("degree", &["°", "deg", "degree", "degrees"]),
+    ("radian", &["rad", "radian", "radians"]),
+    ("celsius", &["celsius", "centigrade"]),
+    ("fahrenheit", &["fahrenheit"]),
+    ("kelvin", &["K", "kelvin", "kelvins"]),
+    ("acre", &["acre", "acres"]),
+    ("hectare", &["ha", "hectare", "hectares"]),
+    ("cup", &["cup", "cups"]),
+    ("teaspoon", &["tsp", "teaspoon", "teaspoons"]),
+    ("tablespoon", &["tbsp", "tablespoon", "tablespoons"]),
+    ("dime", &["dime", "dimes"]),
+    ("nickel", &["nickel", "nickels"]),
+    ("newton", &["N", "newton", "newtons"]),
+    ("joule", &["J", "joule", "joules"]),
+    ("watt", &["W", "watt", "watts"]),
+    ("volt", &["V", "volt", "volts"]),
+];
+
+/// Units of which the first is a part of the second.
+const PARTS: [(&str, &str); 12] = [
+    ("second", "minute"),
+    ("minute", "hour"),
+    ("hour", "day"),
+    ("day", "week"),
+    ("day", "month"),
+    ("month", "year"),
+    ("inch", "foot"),
+    ("foot", "yard"),
+    ("ounce", "pound"),
+    ("cent", "dollar"),
+    ("cm", "m"),
+    ("minute", "degree"),
+];
+
+/// Returns whether a unit is the part of another one, in which a measure goes on: 2 hours and 30 minutes.
+pub(crate) fn is_part(small: &str, large: &str) -> bool {
+    let both = units(small).zip(units(large));
+    both.is_some_and(|(small, large)| match (&small[..], &large[..]) {
+        ([(small, 1)], [(large, 1)]) => PARTS.contains(&(*small, *large)),
+        _ => false,
+    })
+}
+
+/// Units that are written with prefixes, each with its sign and its name.
+const PREFIXED: [(&str, &str, &str); 14] = [
+    ("hertz", "Hz", "hertz"),
+    ("pascal", "Pa", "pascal"),
+    ("watt", "W", "watt"),
+    ("joule", "J", "joule"),
+    ("newton", "N", "newton"),
+    ("volt", "V", "volt"),
+    ("ampere", "A", "ampere"),
+    ("ampere", "amp", "amp"),
+    ("electronvolt", "eV", "electronvolt"),
+    ("mole", "mol", "mole"),
+    ("calorie", "cal", "calorie"),
+    ("byte", "B", "byte"),
+    ("bit", "bit", "bit"),
+    ("ohm", "Ω", "ohm"),
+];
+
+/// Prefixes of units, each with its sign.
+const PREFIXES: [(&str, &[&str]); 9] = [
+    ("", &[""]),
+    ("tera", &["T"]),
+    ("giga", &["G"]),
+    ("mega", &["M"]),
+    ("kilo", &["k", "K"]),
+    ("hecto", &["h"]),
+    ("milli", &["m"]),
+    ("micro", &["µ", "μ"]),
+    ("nano", &["n"]),
+];
+
+/// Returns a unit with its prefix as a factor: kHz is kilo · hertz. Signs differ by their case, names do not.
+fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
+    let lower = word.to_lowercase();
+    for (unit, sign, name) in PREFIXED {
+        let by_name = lower.strip_suffix(name).or_else(|| lower.strip_suffix('s')?.strip_suffix(name));
+        let by_sign = word.strip_suffix(sign);
+        let prefix = PREFIXES.iter().find(|(prefix, signs)| {
+            by_name == Some(*prefix) || by_sign.is_some_and(|own| signs.contains(&own))
+        });
+        if let Some((prefix, _)) = prefix {
+            return Some([(*prefix, 1), (unit, 1)].into_iter().filter(|(of, _)| !of.is_empty()).collect());
+        }
+    }
+    None
+}
+
+/// Returns the known units of a word, each with its power.
+pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
+    match word {
+        "mph" | "MPH" => return Some(vec![("mile", 1), ("hour", -1)]),
+        "kph" | "kmh" | "kmph" => return Some(vec![("km", 1), ("hour", -1)]),
+        _ => {}
+    }
+    let (sign, lower) = (word, word.to_lowercase());
+    let word = if word.chars().count() == 1 { word } else { lower.as_str() };
+    match UNITS.iter().find(|(_, names)| names.contains(&word)) {
+        Some((unit, _)) => Some(vec![(*unit, 1)]),
+        None => prefixed(sign).filter(|_| sign.chars().nth(1).is_some()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_found_by_name_and_sign() {
+        for (word, want) in [
+            ("Centimetres", vec!["cm"]),
+            ("N", vec!["newton"]),
+            ("n", vec![]),
+            ("apples", vec![]),
+            ("$", vec!["dollar"]),
+            ("kHz", vec!["kilo", "hertz"]),
+            ("kilohertz", vec!["kilo", "hertz"]),
+            ("MW", vec!["mega", "watt"]),
+            ("mW", vec!["milli", "watt"]),
+            ("Pa", vec!["pascal"]),
+            ("gigabytes", vec!["giga", "byte"]),
+        ] {
+            let found: Vec<&str> =
+                units(word).unwrap_or_default().into_iter().map(|(unit, _)| unit).collect();
+            assert_eq!(found, want, "{word}");
+        }
+    }
+
+    #[test]
+    fn measures_go_on_in_smaller_units() {
+        for (small, large, want) in
+            [("minutes", "hr", true), ("hours", "minutes", false), ("cents", "dollars", true)]
+        {
+            assert_eq!(is_part(small, large), want, "{small} {large}");
+        }
+    }
+}
