@@ -63,7 +63,7 @@ impl Args {
             None => match std::env::var(VARIABLE) {
                 Ok(text) if !text.is_empty() => filter(VARIABLE, &text)?,
                 _ if self.log_file.is_some() => Targets::new().with_default(LevelFilter::INFO),
-                _ => Targets::new().with_default(LevelFilter::WARN),
+                _ => quiet(),
             },
         };
         let layer: Box<dyn Layer<Registry> + Send + Sync> = match &self.log_file {
@@ -97,6 +97,12 @@ impl Write for BesideBars {
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
     }
+}
+
+/// Returns the filter of a user who asks for no log. What the SDK of MCP warns of is reported by the tool, in
+/// words.
+fn quiet() -> Targets {
+    Targets::new().with_default(LevelFilter::WARN).with_target("rmcp", LevelFilter::OFF)
 }
 
 /// Reads a list of levels: one for all, and others for rooms or modules of rooms.
@@ -149,6 +155,13 @@ mod tests {
         assert!(!mixed.would_enable("dressage_engine::engine", &Level::DEBUG));
         assert!(mixed.would_enable("dressage_trainer::trainer", &Level::INFO));
         assert!(!mixed.would_enable("dressage::train", &Level::ERROR));
+    }
+
+    #[test]
+    fn sdk_of_mcp_logs_only_when_asked() {
+        assert!(!quiet().would_enable("rmcp::service", &Level::ERROR));
+        assert!(quiet().would_enable("dressage_agent::tools", &Level::WARN));
+        assert!(filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
     }
 
     #[test]

@@ -103,9 +103,9 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     let mut parts = Vec::new();
     for (name, chat) in chats.unwrap_or_default() {
         let Some(keys) = recipe.agent_named(&name) else { continue };
-        let checked = tools::check(recipe, &name, &chat, &first, args.call, report).await;
-        let Some(tools) = checked.then(|| toolboxes.of(keys, &chat)) else { continue };
-        if let Some(tools) = report.quiet("tools", tools) {
+        let (toolboxes, task, call) = (&toolboxes, &first, args.call);
+        let trial = tools::Trial { recipe, toolboxes, keys, chat: &chat, task, call };
+        if let Some(tools) = tools::check(&trial, report).await {
             parts.push(AgentParts { name, tools, chat, custom: None, mixture: None });
         }
     }

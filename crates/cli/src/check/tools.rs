@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::Keeper;
 use dressage_agent::tasks::Task;
-use dressage_agent::tools::{Observation, ObservationKind, OpenTools, ToolContext};
+use dressage_agent::tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolSet};
 use dressage_policy::SamplingParams;
 use dressage_text::{Chat, Parsed, ToolCall, ToolSpec};
 use dressage_trainer::Toolboxes;
@@ -15,26 +14,35 @@ use serde_json::{Map, Value, json};
 use super::report::Report;
 use super::{example, programs};
 
-/// Starts the toolboxes of an agent one by one, and calls those whose calls change nothing, or all. Whether
-/// all are well.
-pub async fn check(
-    recipe: &Recipe,
-    agent: &str,
-    chat: &Arc<Chat>,
-    task: &Task,
-    call: bool,
-    report: &mut Report,
-) -> bool {
-    let Some(keys) = recipe.agent_named(agent) else { return false };
-    let mut well = true;
+/// Where the tools of an agent come from, and what they are tried with.
+pub struct Trial<'a> {
+    pub recipe: &'a Recipe,
+    pub toolboxes: &'a Toolboxes,
+    pub keys: &'a AgentKeys,
+    pub chat: &'a Arc<Chat>,
+    pub task: &'a Task,
+    /// Whether tools are called whose calls may have effects.
+    pub call: bool,
+}
+
+/// Starts the toolboxes of an agent one by one, each once, and calls those whose calls change nothing, or
+/// all. Returns the set of them, which knows its tools and starts nothing again, or `None` if one does not
+/// work.
+pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
+    let Trial { recipe, toolboxes, keys, chat, .. } = trial;
+    let (mut found, mut is_well) = (Vec::new(), true);
     for name in &keys.tools {
         let Some(tool) = ToolKeys::find(&recipe.tool, name) else { continue };
-        let checked = one(recipe, keys, &tool, chat, task, call).await;
-        let checked =
-            report.item("tool", checked.map_err(|error| at(name, error)), |said| format!("{name}: {said}"));
-        well &= checked.is_some();
+        let checked = one(trial, &tool).await.map_err(|error| at(name, error));
+        let checked = report.item("tool", checked, |(said, _)| format!("{name}: {said}"));
+        match checked {
+            Some((_, specs)) => found.push((tool.name().to_owned(), specs)),
+            None => is_well = false,
+        }
     }
-    well
+    let made = is_well.then(|| toolboxes.of(keys, chat))?;
+    let set = report.quiet("tools", made)?;
+    report.quiet("tools", set.assume(&found)).map(|()| set)
 }
 
 fn at(name: &str, error: anyhow::Error) -> anyhow::Error {
@@ -46,21 +54,18 @@ fn is_harmless(options: &ToolOptions) -> bool {
     matches!(options, ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) | ToolOptions::Search(_))
 }
 
-async fn one(
-    recipe: &Recipe,
-    keys: &AgentKeys,
-    tool: &ToolKeys,
-    chat: &Arc<Chat>,
-    task: &Task,
-    call: bool,
-) -> anyhow::Result<String> {
+/// Starts a toolbox. Returns what came of it, and its tools.
+async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<ToolSpec>)> {
+    let Trial { recipe, toolboxes, keys, chat, task, call } = *trial;
     if let ToolOptions::Command(keys) = &tool.options
         && let Some(program) = keys.command.first()
     {
+        let is_there = keys.folder.as_os_str().is_empty() || keys.folder.is_dir();
+        anyhow::ensure!(is_there, "there is no folder {}, in which it runs", keys.folder.display());
         programs::find(program, &keys.folder)?;
     }
     let alone = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
-    let set = Toolboxes::new(&recipe.tool, Keeper::this()?).of(&alone, chat)?;
+    let set = toolboxes.of(&alone, chat)?;
     let context = ToolContext {
         attempt: "check".to_owned(),
         task: task.clone().selecting_no_tools(),
@@ -69,7 +74,6 @@ async fn one(
         deadline: Duration::from_secs_f64(keys.attempt_seconds),
         params: SamplingParams::default(),
     };
-    set.find(&context).await?;
     let mut tools = set.open(&context).await?;
     let specs = tools.specs().to_vec();
     let names = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -83,7 +87,7 @@ async fn one(
     if specs.is_empty() {
         said = "it has no tools".to_owned();
     }
-    Ok(format!("{names}; {said}"))
+    Ok((format!("{names}; {said}"), specs))
 }
 
 /// Calls each tool once. An error that answers made-up arguments is an answer, unless they had to do.

@@ -118,3 +118,31 @@ fn check_names_what_a_program_lacks() {
     assert!(line.starts_with('✓'), "{line}");
     assert_eq!(code, Some(0));
 }
+
+#[test]
+fn check_opens_each_tool_once() {
+    let place = Place::new();
+    let file = "open('loaded', 'a').write('x')\nclass Shop:\n    def __init__(self): open('made', 'a').write('x')\n    \
+                def buy(self) -> str: return 'a pen'\n";
+    place.write("shop.py", file);
+    let tools = "[[tool]]\nkind = \"python\"\nname = \"shop\"\nfile = \"shop.py\"\nworkers = 1\n[[tool]]\nkind = \"command\"\n\
+                 name = \"run\"\ndescription = \"It runs.\"\ncommand = [\"true\"]\nfolder = \"nowhere\"\n\n[agent]\n\
+                 tools = [\"shop\", \"run\"]";
+    place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tools);
+    let check = |arguments: &[&str]| {
+        let output = place.dressage().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+        (stdout(&output), output.status.code())
+    };
+    let (text, code) = check(&[]);
+    assert!(text.contains("✗ tool      run: there is no folder") && text.contains("nowhere"), "{text}");
+    assert_eq!(code, Some(2));
+    for file in ["loaded", "made"] {
+        std::fs::remove_file(place.path(file)).unwrap();
+    }
+    let (text, code) = check(&["--set", "tool.1.folder=."]);
+    assert!(text.contains("✓ tool      shop: buy") && text.contains("✓ prompts"), "{text}");
+    assert_eq!(code, Some(0), "{text}");
+    for file in ["loaded", "made"] {
+        assert_eq!(std::fs::read_to_string(place.path(file)).unwrap(), "x", "{file}");
+    }
+}

@@ -166,7 +166,7 @@ async fn answer_does_not_wait_for_a_list_that_never_comes() {
         "\"grown\" in TOOLS or send({\"id\": identity, \"result\": page(",
     );
     let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", server(&script)));
-    let set = ToolSet::new(vec![toolbox], Duration::from_secs(8)).unwrap();
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     for (name, text) in [("grows", "grown is there"), ("count", "1")] {
         let call =
