@@ -37,22 +37,25 @@ impl Serialize for ContentPart {
 impl TryFrom<Value> for ContentPart {
     type Error = String;
 
-    /// Reads a part in OpenAI's shape. Further fields of a text are ignored, and a bare string is one.
+    /// Reads a part in OpenAI's shape. Texts of the Responses API and refusals are texts, too; further fields
+    /// of a text are ignored, and a bare string is one.
     fn try_from(value: Value) -> Result<Self, String> {
         let mut fields = match value {
             Value::String(text) => return Ok(ContentPart::Text(text)),
             Value::Object(fields) => fields,
             other => return Err(format!("a part of the content is {other}, not an object")),
         };
-        let found = fields.get("type").and_then(Value::as_str).map(|kind| kind == "text");
-        match (found, fields.remove("text")) {
-            (Some(true), Some(Value::String(text))) => Ok(ContentPart::Text(text)),
-            (Some(true), _) => Err("a part of type \"text\" has no \"text\"".into()),
-            (Some(false), text) => {
-                fields.extend(text.map(|text| ("text".to_owned(), text)));
-                Ok(ContentPart::Other(fields))
-            }
-            (None, _) => Err("a part of the content has no \"type\"".into()),
+        let Some(kind) = fields.get("type").and_then(Value::as_str) else {
+            return Err("a part of the content has no \"type\"".into());
+        };
+        let key = match kind {
+            "text" | "input_text" | "output_text" => "text",
+            "refusal" => "refusal",
+            _ => return Ok(ContentPart::Other(fields)),
+        };
+        match fields.remove(key) {
+            Some(Value::String(text)) => Ok(ContentPart::Text(text)),
+            _ => Err(format!("a part of type {:?} has no {key:?}", fields["type"].as_str().unwrap_or(key))),
         }
     }
 }
@@ -170,6 +173,8 @@ mod tests {
                 "ab",
                 r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#,
             ),
+            (r#"[{"type": "refusal", "refusal": "No."}]"#, "No.", r#"[{"type":"text","text":"No."}]"#),
+            (r#"[{"type": "output_text", "text": "a"}]"#, "a", r#"[{"type":"text","text":"a"}]"#),
         ] {
             let content: Content = serde_json::from_str(sent).unwrap();
             assert_eq!((content.as_str(), &serde_json::to_string(&content).unwrap()[..]), (text, written));
@@ -188,6 +193,7 @@ mod tests {
             ("[7]", "is 7, not an object"),
             (r#"[{"text": "a"}]"#, "has no \"type\""),
             (r#"[{"type": "text", "text": null}]"#, "has no \"text\""),
+            (r#"[{"type": "refusal"}]"#, "has no \"refusal\""),
         ] {
             let error = serde_json::from_str::<Content>(sent).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

@@ -487,7 +487,13 @@ fn values_between_tags_may_hold_tags_of_parameters() {
     for value in ["code: </parameter> tag", "use <parameter name=\"x\"> here", "</parameter>", "a\n"] {
         assert_eq!(read(ToolProtocol::Minimax, &minimax(value)), Ok(json!({ "code": value })), "{value}");
     }
-    for value in ["code: </arg_value> tag", "</arg_value>", "<arg_value>x", "a\n"] {
+    for value in [
+        "code: </arg_value> tag",
+        "</arg_value>",
+        "<arg_value>x",
+        "see <arg_key> and <arg_key>x</arg_key>",
+        "a\n",
+    ] {
         assert_eq!(read(ToolProtocol::Glm, &glm(value)), Ok(json!({ "code": value })), "{value}");
     }
     let inner = |body: &str| format!("<tool_call>\n{body}\n</tool_call>");
@@ -519,6 +525,9 @@ fn values_between_tags_may_hold_tags_of_parameters() {
     ] {
         assert!(read(ToolProtocol::QwenXml, cut).is_err(), "{cut}");
     }
+    let spoken = glm("<arg_key>")
+        .replace("</tool_call>", "<arg_key>count</arg_key>\n<arg_value>2</arg_value></tool_call>");
+    assert_eq!(read(ToolProtocol::Glm, &spoken), Ok(json!({ "code": "<arg_key>", "count": 2 })));
     let named = "<tool_call>\"search\"\n<arg_key>'code'</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
     assert_eq!(read(ToolProtocol::Glm, named), Ok(json!({ "code": "1" })));
     let json = "<tool_call>{\"name\": \"search\", \"arguments\": {\"code\": \"1\"}}</tool_call>";

@@ -10,7 +10,7 @@
 //!   properties.
 //! - **Nothing else is left out**: a keyword goes only if the schema does not compile with it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde_json::{Map, Value, json};
 
@@ -94,6 +94,7 @@ impl GrammarSchema {
             form.definitions.insert(name, flat);
         }
         form.left_out = flattening.left_out;
+        form.leave_out_circles(&flattening.paths);
         form.copy_branches();
         form.leave_out(path, &flattening.paths);
         form
@@ -145,6 +146,29 @@ impl GrammarSchema {
             fields.insert("$defs".into(), self.definitions.clone().into());
         }
         schema
+    }
+
+    /// Leaves references out of definitions that no finite value keeps to: circles of references, and objects
+    /// that require their like. They compile, but no reply could end.
+    fn leave_out_circles(&mut self, paths: &HashMap<String, String>) {
+        let mut endless: BTreeSet<String> = self.definitions.keys().cloned().collect();
+        let finite = |endless: &BTreeSet<String>| {
+            endless.iter().find(|name| is_finite(&self.definitions[*name], endless)).cloned()
+        };
+        while let Some(name) = finite(&endless) {
+            endless.remove(&name);
+        }
+        for name in &endless {
+            let path = paths.get(name).cloned().unwrap_or_default();
+            let Some(schema) = self.definitions.get_mut(name) else { continue };
+            each_schema(schema, &mut |fields| {
+                if fields.get("$ref").and_then(definition).is_some_and(|target| endless.contains(target)) {
+                    fields.remove("$ref");
+                    let keyword = "$ref".to_owned();
+                    self.left_out.push(LeftOut { tool: String::new(), path: path.clone(), keyword });
+                }
+            });
+        }
     }
 
     /// Puts definitions in the place of references among the branches of `oneOf`, whose differences
@@ -328,6 +352,18 @@ fn restricts(keyword: &str, value: &Value) -> bool {
 /// Returns the name of the definition that a reference leads to.
 fn definition(reference: &Value) -> Option<&str> {
     reference.as_str()?.strip_prefix("#/$defs/")
+}
+
+/// Returns whether a finite value may keep to a flat schema if none keeps to the definitions in `endless`.
+fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
+    let Value::Object(fields) = schema else { return true };
+    let all = |key: &str| fields.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let finite = |schema: &Value| is_finite(schema, endless);
+    let property = |name: &Value| fields.get("properties")?.get(name.as_str()?);
+    fields.get("$ref").and_then(definition).is_none_or(|name| !endless.contains(name))
+        && all("allOf").iter().all(finite)
+        && ["anyOf", "oneOf"].iter().all(|key| all(key).is_empty() || all(key).iter().any(finite))
+        && all("required").iter().filter_map(property).all(finite)
 }
 
 /// Calls `visit` for a flat schema and each of its subschemas, the inner ones first.

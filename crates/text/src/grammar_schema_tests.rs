@@ -30,6 +30,27 @@ fn object(properties: Value) -> Value {
 }
 
 #[test]
+fn circles_that_no_value_ends_lose_their_references() {
+    let node = |next: Value| json!({ "type": "object", "properties": { "v": { "type": "integer" }, "next": next }, "required": ["v", "next"], "additionalProperties": false });
+    for (definition, good, bad) in [
+        (json!({ "$ref": "#/$defs/A" }), "[1]", None),
+        (json!({ "anyOf": [{ "$ref": "#/$defs/B" }, { "$ref": "#/$defs/A" }] }), "1", None),
+        (json!({ "allOf": [{ "$ref": "#/$defs/B" }, { "type": "integer" }] }), "1", Some("\"x\"")),
+        (node(json!({ "$ref": "#/$defs/B" })), "{\"v\": 1, \"next\": 2}", Some("{\"next\": 2}")),
+    ] {
+        let schema =
+            json!({ "$ref": "#/$defs/A", "$defs": { "A": definition, "B": { "$ref": "#/$defs/A" } } });
+        let (form, left_out) = followed(&schema);
+        assert!(left_out.iter().any(|found| found.ends_with("$ref")), "{left_out:?}");
+        assert!(keeps(&form, good), "{form} {good}");
+        assert!(bad.is_none_or(|bad| !keeps(&form, bad)), "{form} {bad:?}");
+    }
+    // A circle that may end is followed.
+    let tree = node(json!({ "anyOf": [{ "$ref": "#" }, { "type": "null" }] }));
+    assert_eq!(followed(&tree).1, [""; 0]);
+}
+
+#[test]
 fn references_are_followed_wherever_they_stand() {
     let number = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"], "additionalProperties": false });
     let of = |v: Value| {

@@ -19,7 +19,8 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
-    /// The result of a tool call.
+    /// The result of a tool call; `function` in OpenAI's first API of calls.
+    #[serde(alias = "function")]
     Tool,
 }
 
@@ -47,7 +48,8 @@ impl Role {
 /// parsed, with the thought in `reasoning_content` and the calls in `tool_calls`; both print the same.
 ///
 /// Read from what clients of OpenAI's API send: null is absent, unknown fields are ignored, and reasoning may
-/// also be called `reasoning`.
+/// also be called `reasoning`. A `function_call` is a call without an id, and a `refusal` beside no content
+/// is the content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireMessage")]
 pub struct Message {
@@ -79,21 +81,25 @@ struct WireMessage {
     reasoning_content: Option<String>,
     reasoning: Option<Value>,
     tool_calls: Option<Vec<ToolCall>>,
+    function_call: Option<WireFunction>,
+    refusal: Option<String>,
     tool_call_id: Option<String>,
     name: Option<String>,
 }
 
 impl From<WireMessage> for Message {
     fn from(wire: WireMessage) -> Self {
-        let WireMessage { role, content, reasoning_content, reasoning, tool_calls, tool_call_id, name } =
-            wire;
+        let WireMessage { role, content, reasoning_content, reasoning, tool_call_id, name, .. } = wire;
+        let calls = wire.tool_calls.unwrap_or_default();
+        let first =
+            wire.function_call.filter(|_| calls.is_empty()).map(|function| function.of(String::new()));
         let filled = |text: &String| !text.is_empty();
         let other = || reasoning.and_then(|value| value.as_str().map(str::to_owned)).filter(filled);
         Message {
             role,
-            content,
+            content: wire.refusal.filter(|_| content.is_empty()).map_or(content, Content::from),
             reasoning_content: reasoning_content.filter(filled).or_else(other),
-            tool_calls: tool_calls.unwrap_or_default(),
+            tool_calls: calls.into_iter().chain(first).collect(),
             tool_call_id,
             name,
         }
@@ -274,10 +280,16 @@ impl From<ToolCall> for WireCall {
     }
 }
 
+impl WireFunction {
+    /// Returns the call with this id.
+    fn of(self, id: String) -> ToolCall {
+        ToolCall { id, name: self.name, arguments: self.arguments.into() }
+    }
+}
+
 impl From<WireCall> for ToolCall {
     fn from(wire: WireCall) -> Self {
-        let WireFunction { name, arguments } = wire.function;
-        ToolCall { id: wire.id, name, arguments: arguments.into() }
+        wire.function.of(wire.id)
     }
 }
 

@@ -51,6 +51,26 @@ fn what_clients_send_is_read() {
 }
 
 #[test]
+fn function_calls_and_refusals_of_older_clients_are_read() {
+    let call = |arguments: &str| json!({ "name": "f", "arguments": arguments });
+    let sent = |arguments: &str| {
+        read(json!({"role": "assistant", "content": null, "function_call": call(arguments)}))
+    };
+    let [called, cut] = ["{\"a\": 1}", "{\"a\": "].map(sent).map(|message| message.tool_calls);
+    assert_eq!(json!(called), json!([{ "id": "", "type": "function", "function": call("{\"a\":1}") }]));
+    assert_eq!(cut[0].arguments.unreadable(), Some("{\"a\": "));
+    let result = read(json!({"role": "function", "name": "f", "content": "2"}));
+    assert_eq!((result.role, result.name.as_deref(), result.content.as_str()), (Role::Tool, Some("f"), "2"));
+    let both = json!({ "role": "assistant", "function_call": call("{}"),
+                       "tool_calls": [{ "id": "c", "function": call("{}") }] });
+    assert_eq!(read(both).tool_calls.len(), 1);
+    for (content, want) in [(json!(null), "No."), (json!(""), "No."), (json!("Well."), "Well.")] {
+        let refused = read(json!({"role": "assistant", "content": content, "refusal": "No."}));
+        assert_eq!(refused.content, want);
+    }
+}
+
+#[test]
 fn arguments_that_are_no_object_keep_their_text() {
     for (sent, text) in [
         (

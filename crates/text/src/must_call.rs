@@ -151,6 +151,12 @@ mod tests {
                     assert!(!keeps(&chat, &any, wrong), "{protocol:?}: {wrong}");
                 }
             }
+            let tag = syntax.tags().first().copied().unwrap_or_default();
+            let tagged = json!({ "text": format!("a {tag} b"), "limit": 3 });
+            let text = syntax.render("", &[call(0, "search", tagged.clone())]);
+            let read = chat.parse(&text, false, &tools).calls;
+            let reads = matches!(&read[..], [Ok(call)] if call.arguments == *tagged.as_object().unwrap());
+            assert!(reads || !keeps(&chat, &any, &text), "{protocol:?}: {text}");
             let untyped = syntax.render("", &[call(0, "wait", json!({ "seconds": "soon" }))]);
             assert!(!keeps(&chat, &wait, &untyped), "{protocol:?}: {untyped}");
             let both = [call(0, "wait", json!({ "seconds": 1 })), call(1, "search", searches[0].clone())];

@@ -156,23 +156,25 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// Returns the texts that the schema lists, if it lists nothing else.
-    pub(crate) fn texts(self) -> Option<Vec<&'a str>> {
+    /// Returns the values that the schema lists, or `None` if it does not list them.
+    pub(crate) fn values(self) -> Option<&'a [Value]> {
         let mut schema = self;
         for _ in 0..MAX_STEPS {
             if let Some(values) = schema.value["enum"].as_array() {
-                return values
-                    .iter()
-                    .map(Value::as_str)
-                    .collect::<Option<Vec<_>>>()
-                    .filter(|all| !all.is_empty());
+                return Some(values);
             }
-            if let Some(text) = schema.value["const"].as_str() {
-                return Some(vec![text]);
+            if let Some(value) = schema.value.get("const") {
+                return Some(std::slice::from_ref(value));
             }
             schema = schema.resolve(schema.value["$ref"].as_str()?)?;
         }
         None
+    }
+
+    /// Returns the texts that the schema lists, if it lists nothing else.
+    pub(crate) fn texts(self) -> Option<Vec<&'a str>> {
+        let texts: Option<Vec<_>> = self.values()?.iter().map(Value::as_str).collect();
+        texts.filter(|all| !all.is_empty())
     }
 }
 

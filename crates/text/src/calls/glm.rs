@@ -5,7 +5,7 @@
 //! - A call ends with `</tool_call>`, or where the next one begins. Without its closing tag it is malformed.
 //! - No token ends a turn: `<|observation|>` begins the results of its calls, `<|user|>` the next question.
 //! - A value ends with the last `</arg_value>` before the next name or the end of the call, so that it may
-//!   hold that tag. It cannot hold the tags that end or begin a call, nor `<arg_key>`.
+//!   hold that tag, and `<arg_key>` where no name follows. It cannot hold the tags that end or begin a call.
 //! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 
 use std::ops::Range;
@@ -125,7 +125,11 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
         let misplaced =
             |rest: &str, tag: &str| format!("{:?} stands where {tag} should", excerpt(rest.trim()));
         let (key, after) = between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
-        let end = after.find(KEY[0]).unwrap_or(after.len());
+        let is_name = |at: &usize| {
+            let parts = between(&after[*at..], KEY[0], KEY[1]);
+            parts.is_some_and(|(key, rest)| !key.contains('<') && rest.trim_start().starts_with(VALUE[0]))
+        };
+        let end = after.match_indices(KEY[0]).map(|(at, _)| at).find(is_name).unwrap_or(after.len());
         let value = after[..end].trim_start().strip_prefix(VALUE[0]);
         let (value, behind) =
             value.and_then(|value| value.rsplit_once(VALUE[1])).ok_or_else(|| misplaced(after, VALUE[0]))?;

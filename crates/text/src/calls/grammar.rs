@@ -71,8 +71,9 @@ fn escaped(text: &str) -> String {
     for c in text.chars() {
         match c {
             '\n' => out.push_str("\\n"),
-            c if c.is_alphanumeric() || c == '_' => out.push(c),
-            c => out.extend(['\\', c]),
+            // Of other marks, such as `<`, the backslash would be the sense.
+            c if r"\.+*?()|[]{}^$#&-~/".contains(c) => out.extend(['\\', c]),
+            c => out.push(c),
         }
     }
     out
@@ -212,20 +213,23 @@ impl Forms<'_> {
         self.text(name, close)
     }
 
-    /// Any text, and `close` after it.
+    /// Any text without tags of the format, which would be read as such, and `close` after it.
     pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
+        let tags: Vec<String> = self.tags.iter().map(|tag| escaped(tag)).collect();
+        let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));
         let tags = self.tags.iter().filter_map(|tag| close.find(*tag).map(|at| (at, *tag)));
         // Without a tag the text ends with its close.
         let (at, tag) = tags.min().unwrap_or((0, close));
         let (before, after) = (&close[..at], &close[at..]);
         if (self.special)(tag).is_some() {
             // No special token is text.
-            let body = format!("/(.|\\n)*{}/", escaped(before));
-            return Rule::default().by(name, body).then(self.said(after));
+            let body = format!("/(.|\\n)*{}/ & {without}", escaped(before));
+            return Rule::default().by(&name.to_uppercase(), body).then(self.said(after));
         }
         let suffix = literal(&close[..at + tag.len()]);
-        let mut rule = Rule::default().then(name);
-        let _ = writeln!(rule.rules, "{name}[suffix={suffix}]: /(.|\\n)*/");
+        let (mut rule, terminal) = (Rule::default().then(name), name.to_uppercase());
+        let _ = writeln!(rule.rules, "{name}[suffix={suffix}]: {terminal}");
+        let _ = writeln!(rule.rules, "{terminal}: /(.|\\n)*/ & {without}");
         rule.then(self.said(&close[at + tag.len()..]))
     }
 }

@@ -12,7 +12,8 @@ use crate::{ToolCall, ToolSpec, python_json};
 /// A parameter that can only be a string is the text as it is; another is JSON of one of its types, Python's
 /// `True`, `False` and `None` included. If the text is not JSON and the parameter cannot be a string, a
 /// Python literal is read for an array, an object or a number. An integer may be written with a fraction of
-/// zero. Any other text, and one that is no JSON for a parameter of which nothing is known, is a string.
+/// zero. Any other text, and one that is no JSON for a parameter of which nothing is known, is a string; so
+/// is a text that the schema lists, unless it lists the value that the text stands for, too.
 fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     let types = schema.types();
     let allows = |name: &str| types.contains(name);
@@ -44,6 +45,10 @@ fn typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     };
     let Some(value) = value.or_else(|| if is_text { None } else { literal() }) else { return as_text() };
     let value = if allows("integer") && !allows("number") && !is_text { whole(value) } else { value };
+    let listed = schema.values().unwrap_or_default();
+    if !listed.contains(&value) && listed.iter().any(|value| value == text) {
+        return as_text();
+    }
     let kind = type_of(&value);
     let fits = types.is_empty() || allows(kind) || (kind == "integer" && allows("number"));
     if fits || !is_text { Some(value) } else { as_text() }
@@ -187,6 +192,10 @@ mod tests {
             // What can be a text is one before it is Python's.
             (either.clone(), "['a']", json!("['a']")),
             (json!({"type": ["string", "integer"]}), "42", json!(42)),
+            (json!({"enum": ["1", "two", 3]}), "1", json!("1")),
+            (json!({"enum": ["1", "two", 3]}), "3", json!(3)),
+            (json!({"enum": ["1", 1]}), "1", json!(1)),
+            (json!({"const": true}), "True", json!(true)),
             (json!({"type": ["string", "integer"]}), "5.0", json!("5.0")),
             (json!({"type": "array"}), "['a', 'b']", json!(["a", "b"])),
             (json!({"type": "array"}), "('a', 1)", json!(["a", 1])),
