@@ -58,7 +58,6 @@ const BOUNDS: &[(&[&str], &str)] = &[
     (&["instead", "of"], "≠"),
     (&["close", "to"], "≈"),
     (&["not"], "≠"),
-    (&["isn't"], "≠"),
     (&["never"], "≠"),
     (&["cannot"], "≠"),
     (&["except"], "≠"),
@@ -202,7 +201,10 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
     if let Some((phrase, bound)) = BOUNDS.iter().find(|(phrase, _)| starts(phrase)) {
         return Some((bound, phrase.len()));
     }
-    // Without spaces the words before a denial are part of it: 答案不是.
+    // Can't, won't, doesn't. Without spaces the words before a denial are part of it: 答案不是.
+    if words.first().is_some_and(|word| ["n't", "n’t"].iter().any(|denial| word.ends_with(denial))) {
+        return Some(("≠", 1));
+    }
     if words.first().is_some_and(|word| DENIALS.iter().any(|denial| word.contains(denial))) {
         return Some(("≠", 1));
     }
@@ -228,6 +230,7 @@ mod tests {
             (&["Höchstens"][..], true, Some(("≤", 1))),
             (&["не", "менее"][..], true, Some(("≥", 2))),
             (&["答案不是"][..], true, Some(("≠", 1))),
+            (&["can’t"][..], true, Some(("≠", 1))),
             (&["no"][..], true, Some(("≠", 1))),
             (&["no"][..], false, None),
             (&["wrong"][..], false, Some(("≠", 1))),

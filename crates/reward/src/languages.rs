@@ -155,7 +155,8 @@ const JOINS: [&str; 12] = ["oder", "bis", "o", "u", "a", "ou", "à", "até", "of
 const BETWEEN: [&str; 5] = ["zwischen", "entre", "tra", "tussen", "между"];
 const AND: [&str; 6] = ["und", "y", "et", "e", "en", "и"];
 
-const SIGNS: [&str; 10] =
+/// Words for the sign of a negative number.
+pub(crate) const SIGNS: [&str; 10] =
     ["moins", "menos", "meno", "минус", "eksi", "负", "負", "マイナス", "마이너스", "ऋण"];
 
 /// Bounds and denials right behind a number.

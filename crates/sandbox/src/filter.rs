@@ -220,7 +220,8 @@ fn without_effect() -> Result<Rules, String> {
         all(vec![level, argument(2, Compare::Eq, *option as u64)?])
     });
     ignored.insert(libc::SYS_setsockopt, sizes.collect::<Result<_, _>>()?);
-    // A host that hands core dumps to a program does so at any size but 1 byte, which the fork server has set.
+    // A host that hands core dumps to a program does so at any size but 1 byte, which the fork server has
+    // set.
     let core = |index| argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE));
     let sets = all(vec![core(1)?, pointer(2, Compare::Ne)?, pointer(3, Compare::Eq)?])?;
     ignored.insert(libc::SYS_prlimit64, vec![sets]);

@@ -152,7 +152,8 @@ impl Watch {
     }
 
     /// Returns the bytes that the kernel keeps for processes, without their mappings and locks, and whether
-    /// they hold so much of what all runs share that other runs could lack it, or hold what cannot be counted.
+    /// they hold so much of what all runs share that other runs could lack it, or hold what cannot be
+    /// counted.
     fn kernel(&self, processes: &[Process]) -> (u64, bool) {
         let (mut watched, mut is_crowding) = (0, false);
         let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);

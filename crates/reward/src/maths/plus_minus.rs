@@ -1,13 +1,10 @@
 //! The values that ± stands for.
 
-use super::answer::Answer;
 use super::expression::Expr;
-use super::quantity::Quantity;
 
-/// A value, or several where ± stands for both.
-pub(super) fn spread(quantity: Quantity) -> Answer {
-    let with = |value: Expr| Answer::Value(Quantity { value, ..quantity.clone() });
-    let mut several = vec![quantity.value.clone()];
+/// Returns the values of an expression: one, or several where ± stands for both.
+pub(super) fn spread(value: &Expr) -> Vec<Expr> {
+    let mut several = vec![value.clone()];
     // Three of them make eight values.
     for _ in 0..3 {
         let both: Vec<Option<[Expr; 2]>> = several.iter().map(first_of_both).collect();
@@ -20,10 +17,7 @@ pub(super) fn spread(quantity: Quantity) -> Answer {
             .flat_map(|(one, both)| both.map_or_else(|| vec![one], |both| both.to_vec()))
             .collect();
     }
-    match several.len() {
-        1 => with(several.remove(0)),
-        _ => Answer::List(several.into_iter().map(with).collect()),
-    }
+    several
 }
 
 /// The two values of the first ±.

@@ -474,7 +474,7 @@ mod tests {
             ("It cannot be 12", Some("cannot be 12")),
             ("No es 12", Some("No es 12")),
             ("They start at 2:30 p.m.", Some("2:30 p.m")),
-            ("He has 1 1/2 left", Some("1 1/2")),
+            ("He has 1 1/2 left", Some("1 1/2 left")),
             ("nothing", None),
         ] {
             assert_eq!(last_value(sentence).as_deref(), want, "{sentence}");

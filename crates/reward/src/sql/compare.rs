@@ -22,8 +22,8 @@ impl Cell {
     }
 
     /// Returns whether it is the same value: whole numbers to the last digit, numbers in floating point up to
-    /// four units in the last place, by which the order of operations changes them. An infinity is close to no
-    /// other number.
+    /// four units in the last place, by which the order of operations changes them. An infinity is close to
+    /// no other number.
     fn is_same(&self, other: &Cell) -> bool {
         let close = |a: f64, b: f64| {
             let size = a.abs().max(b.abs());
