@@ -135,8 +135,9 @@ if os.fork() == 0:
         loop {
             tokio::time::sleep(std::time::Duration::from_secs(4)).await;
             let next = session.cell("1").await.unwrap();
-            if next.ended.is_some() {
-                assert_eq!(next.ended, Some(Ended::TimeLimit), "{code}");
+            if let Some(ended) = next.ended {
+                // On a busy machine masses of children reach the limit of memory first.
+                assert!(matches!(ended, Ended::TimeLimit | Ended::MemoryLimit), "{ended:?}: {code}");
                 break;
             }
             assert!(begun.elapsed().as_secs() < 60, "it goes on: {code}");
