@@ -53,8 +53,8 @@ impl Rules {
             }
             (A::Relation(..), A::Relation(..)) => self.relations(gold, answer),
             (A::Ratio(gold), A::Ratio(answer)) => self.ratios(gold, answer),
-            // A time is no quotient: 2:30 is not 1/15, though 3:00 is 3 o'clock, and 9:49 can be a ratio if it
-            // is written as the fraction of these very numbers.
+            // A time is no quotient: 2:30 is not 1/15, though 3:00 is 3 o'clock, and 9:49 can be a ratio if
+            // the answer is the fraction of these very numbers.
             (A::Ratio(Ratio { parts, clock: Some(clock), .. }), A::Value(value)) => {
                 let hour = parts.first().filter(|_| clock % 3600 == 0);
                 hour.is_some_and(|hour| self.quantities(&Quantity::plain(hour.clone()), value))
