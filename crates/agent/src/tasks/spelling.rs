@@ -369,7 +369,7 @@ fn without_braces(text: &str) -> String {
 /// thousands, quotation marks, emphasis and punctuation at its end.
 fn tight(text: &str) -> String {
     // Pairs of dollars are marks of mathematics.
-    let is_paired = text.matches('$').count() % 2 == 0;
+    let is_paired = text.matches('$').count().is_multiple_of(2);
     let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
     let word = char::is_alphanumeric;
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());

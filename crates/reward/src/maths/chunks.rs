@@ -193,7 +193,7 @@ pub(super) fn without_marks(sentence: &str) -> String {
             let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == ')');
             // 2 == 3 is a relation, ==3== is marked.
             let is_sign = mark == "==" && is_part(before) == is_part(after);
-            !is_sign && !(is_part(before) && is_part(after))
+            !(is_sign || is_part(before) && is_part(after))
         };
         if let Some(mark) =
             ["**", "__", "==", "`", "\""].iter().find(|mark| rest.starts_with(**mark) && is_alone(mark))
