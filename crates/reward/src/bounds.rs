@@ -1,6 +1,6 @@
-//! Phrases that make another statement of a number: at least 5, not 5, the square of 5.
+//! Phrases beside a number that change the value or deny it: at least 5, not 5, the square of 5.
 
-/// Phrases that make another statement of a number, longest first.
+/// Phrases with what they make of the number, the longest of those that begin alike first.
 const BOUNDS: &[(&[&str], &str)] = &[
     (&["greater", "than", "or", "equal", "to"], "≥"),
     (&["less", "than", "or", "equal", "to"], "≤"),

@@ -5,7 +5,7 @@
 //! multiplies. Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish,
 //! Hindi, Arabic, Chinese, Japanese and Korean.
 
-/// What words before a number make of it.
+/// How words before a number change its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// It states no value: it is bounded, denied or one of several.

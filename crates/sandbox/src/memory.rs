@@ -13,11 +13,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// Bytes of a page. All supported processors have pages of this size.
 const PAGE: u64 = 4096;
 
-/// Bytes of a pipe: 16 pages, and its description.
+/// Bytes of a pipe: 16 pages, and its kernel structures.
 const PIPE: u64 = 68 << 10;
 
-/// Bytes of a thread: its kernel stack, its descriptions in the kernel, and a pipe that only its blocked call
-/// holds since its descriptor was closed.
+/// Bytes of a thread: its kernel stack, its kernel structures, and one pipe. A blocked call keeps its pipe
+/// alive after the descriptor was closed, when no list of descriptors shows it.
 const THREAD: u64 = (32 << 10) + PIPE;
 
 /// Bytes of any other descriptor: files of /proc keep a buffer for the longest record that was read.

@@ -30,7 +30,7 @@ fn object(properties: Value) -> Value {
 }
 
 #[test]
-fn circles_that_no_value_ends_lose_their_references() {
+fn schema_that_recurses_without_end_loses_its_references() {
     let node = |next: Value| json!({ "type": "object", "properties": { "v": { "type": "integer" }, "next": next }, "required": ["v", "next"], "additionalProperties": false });
     for (definition, good, bad) in [
         (json!({ "$ref": "#/$defs/A" }), "[1]", None),

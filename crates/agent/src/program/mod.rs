@@ -137,7 +137,7 @@ impl AgentLoop for Program {
     }
 }
 
-/// The session of an attempt, opened.
+/// An open session of the gateway, through which the programs of one attempt call their models.
 struct Opened<'a> {
     session: Arc<Session>,
     /// The agent that calls are attributed to if they name none.

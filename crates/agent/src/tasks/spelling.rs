@@ -23,7 +23,7 @@ const ANSWER_NAMES: &str = "answer a ans solution response output assistant resu
 const FILLERS: &str = "of the this following please here is new now your next to so";
 /// Zeros of other scripts, each followed by the other digits.
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
-/// References of HTML, with what they stand for.
+/// HTML character references, each with the text that it encodes.
 const REFERENCES: [(&str, &str); 7] = [
     ("&quot;", "\""),
     ("&#39;", "'"),

@@ -116,7 +116,7 @@ impl Offers {
         self.whole(task).map(|offer| selected(&offer, task))
     }
 
-    /// Takes an offer for the first one, unless there is one.
+    /// Sets the offer for tasks that were not tried yet, unless an attempt has found one.
     pub fn assume(&self, offer: Offer) {
         if let Offers::Found(found) = self {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);

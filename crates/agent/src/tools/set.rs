@@ -133,7 +133,8 @@ impl ToolSet {
         self.offers.check(&attempt.task)
     }
 
-    /// Takes these tools for those of the toolboxes, by their names, so that nothing is opened to find them.
+    /// Sets the tools of each toolbox, by its name, as they were listed before, so that no toolbox is opened
+    /// to list them.
     ///
     /// # Errors
     /// Returns an error if two tools cannot be told apart.

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::report::Report;
 use super::{example, programs};
 
-/// Where the tools of an agent come from, and what they are tried with.
+/// What opens and tries the toolboxes of an agent.
 pub struct Trial<'a> {
     pub recipe: &'a Recipe,
     pub toolboxes: &'a Toolboxes,

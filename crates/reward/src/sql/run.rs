@@ -17,7 +17,7 @@ pub(super) enum Cell {
     Null,
     Whole(i64),
     Real(f64),
-    /// Bytes of a text, which need not be UTF-8: two texts that are not are still two texts.
+    /// A text as bytes, which may be invalid UTF-8: texts that differ in invalid bytes alone are different.
     Text(Vec<u8>),
     Blob(Vec<u8>),
 }

@@ -125,7 +125,7 @@ impl Ledger {
         std::mem::take(&mut self.state().list_changed)
     }
 
-    /// Notes that the server has other tools than it last listed.
+    /// Records that the tools of the server have changed since it last listed them.
     pub fn note_list_changed(&self) {
         self.state().list_changed = true;
     }
