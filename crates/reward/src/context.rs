@@ -183,8 +183,9 @@ impl Place<'_> {
         // Words of magnitude.
         while let Some((word, next)) = self.word_at(end) {
             let length = word.chars().count();
-            let english = words::magnitude(&word).map(|factor| (factor, length));
-            let Some((factor, used)) = english.or_else(|| languages::magnitude(&word)) else { break };
+            let whole = words::magnitude(&word).map(|factor| (factor, length));
+            let leading = || languages::leading_magnitude(&word).map(|factor| (factor, 1));
+            let Some((factor, used)) = whole.or_else(leading) else { break };
             if !self.multiply(change, factor) {
                 return false;
             }

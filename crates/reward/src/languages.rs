@@ -197,11 +197,26 @@ const BOUNDS_AFTER: [&str; 34] = [
     "mille ",
 ];
 
-/// Magnitudes behind a number, each with its words.
-const MAGNITUDES: [(u64, &[&str]); 6] = [
+/// Words of magnitude, by their factor.
+const MAGNITUDES: [(u64, &[&str]); 7] = [
+    (100, &["hundert"]),
     (
         1000,
-        &["tausend", "duizend", "milliers", "тыс", "тысяча", "тысячи", "тысяч", "हजार", "हज़ार", "ألف", "آلاف"],
+        &[
+            "tausend",
+            "duizend",
+            "mille",
+            "mila",
+            "milliers",
+            "тыс",
+            "тысяча",
+            "тысячи",
+            "тысяч",
+            "हजार",
+            "हज़ार",
+            "ألف",
+            "آلاف",
+        ],
     ),
     (100_000, &["लाख"]),
     (
@@ -228,6 +243,7 @@ const MAGNITUDES: [(u64, &[&str]); 6] = [
     (
         1_000_000_000,
         &[
+            "milliard",
             "milliarde",
             "milliarden",
             "mrd",
@@ -300,17 +316,24 @@ pub(crate) fn is_bounded(after: &str) -> bool {
     BOUNDS_AFTER.iter().any(|bound| text.starts_with(bound)) || text.starts_with("mila ")
 }
 
-/// Returns the factor of the magnitude that a word is or starts with, and how many characters that takes.
-pub(crate) fn magnitude(word: &str) -> Option<(u64, usize)> {
+/// Returns the factor of a word of magnitude, in lower case: Millionen, 百万.
+pub(crate) fn magnitude(word: &str) -> Option<u64> {
+    let named = MAGNITUDES.iter().find(|(_, words)| words.contains(&word)).map(|(factor, _)| *factor);
+    let factor = |c| if c == '十' { Some(10) } else { joined_magnitude(c) };
+    let product = || word.chars().try_fold(1u64, |product, c| product.checked_mul(factor(c)?));
+    named.or_else(|| product().filter(|product| *product > 1))
+}
+
+fn joined_magnitude(c: char) -> Option<u64> {
+    JOINED_MAGNITUDES.iter().find(|(own, _)| *own == c).map(|(_, factor)| *factor)
+}
+
+/// Returns the factor of the character of magnitude that a word starts with: 万 of 万元, but not 千 of 千克.
+pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
     let mut chars = word.chars();
     let first = chars.next()?;
     let is_kilo = first == '千' && chars.next().is_some_and(|next| KILO.contains(next));
-    if let Some((_, factor)) = JOINED_MAGNITUDES.iter().find(|(own, _)| *own == first && !is_kilo) {
-        return Some((*factor, 1));
-    }
-    let lower = word.to_lowercase();
-    let (factor, _) = MAGNITUDES.iter().find(|(_, words)| words.contains(&lower.as_str()))?;
-    Some((*factor, word.chars().count()))
+    joined_magnitude(first).filter(|_| !is_kilo)
 }
 
 #[cfg(test)]

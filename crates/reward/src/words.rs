@@ -5,6 +5,8 @@
 //! are compared only where both sides have one of the same kind: a unit with a unit, an increase with a
 //! decrease, a month with a month. Words are compared in lower case.
 
+use crate::languages;
+
 pub(crate) use crate::bounds::{bound, bound_behind};
 pub(crate) use crate::units::{is_part, units};
 
@@ -156,44 +158,17 @@ pub(crate) fn magnitude(word: &str) -> Option<u64> {
     Some(match word.as_str() {
         "tens" => 10,
         "dozen" | "dozens" => 12,
-        "hundred" | "hundreds" | "hundert" => 100,
-        "thousand" | "thousands" | "tausend" | "mille" | "mila" | "тысяча" | "тысячи" | "тысяч" => {
-            1000
-        }
+        "hundred" | "hundreds" => 100,
+        "thousand" | "thousands" => 1000,
         "lakh" | "lakhs" | "lac" | "lacs" => 100_000,
-        "million" | "millions" | "mn" | "millionen" | "millón" | "millones" | "milhão" | "milhões"
-        | "milione" | "milioni" | "миллион" | "миллиона" | "миллионов" => 1_000_000,
+        "million" | "millions" | "mn" => 1_000_000,
         "crore" | "crores" => 10_000_000,
-        "billion"
-        | "billions"
-        | "bn"
-        | "milliard"
-        | "milliards"
-        | "milliarde"
-        | "milliarden"
-        | "miliardo"
-        | "miliardi"
-        | "миллиард"
-        | "миллиарда"
-        | "миллиардов" => 1_000_000_000,
+        "billion" | "billions" | "bn" => 1_000_000_000,
         "trillion" | "trillions" | "tn" => 1_000_000_000_000,
         "quadrillion" | "quadrillions" => 1_000_000_000_000_000,
         "quintillion" | "quintillions" => 1_000_000_000_000_000_000,
-        word => return product_of_characters(word),
+        word => return languages::magnitude(word),
     })
-}
-
-/// Returns the factor of a magnitude in Chinese characters: 万, 百万.
-fn product_of_characters(word: &str) -> Option<u64> {
-    let factor = |c| match c {
-        '十' => Some(10u64),
-        '百' => Some(100),
-        '千' => Some(1000),
-        '万' | '萬' => Some(10_000),
-        '亿' | '億' => Some(100_000_000),
-        _ => None,
-    };
-    word.chars().try_fold(1u64, |product, c| product.checked_mul(factor(c)?)).filter(|product| *product > 1)
 }
 
 /// Returns the factor of a letter right behind an amount of money: $5k, $5M, $5B.
