@@ -26,8 +26,8 @@ pub struct AttemptContext {
     pub seed: u64,
     /// The attempt's own stream of random numbers, unique in the run.
     pub stream: u64,
-    /// Whether it is made to measure trained policies: one of them then plays the agent that it is of, if one
-    /// can.
+    /// Whether the attempt belongs to an evaluation: a trained policy then plays the agent that the task
+    /// names, if the agent's mixture has one.
     pub is_evaluation: bool,
     /// How to sample.
     pub params: SamplingParams,
@@ -39,8 +39,8 @@ pub struct AttemptContext {
 pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
 
 impl AttemptContext {
-    /// Picks which of several policies plays the agent that the attempt is of; `trained` says of each whether
-    /// it learns.
+    /// Picks which policy of a mixture plays the task's agent. `trained` tells for each policy whether it
+    /// learns.
     pub fn pick(&self, pick: &Pick, trained: &[bool]) -> usize {
         let place = pick(self.seed, self.stream);
         let measured = trained.iter().filter(|trained| **trained).count();

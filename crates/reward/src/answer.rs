@@ -288,7 +288,7 @@ pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     text[start..].split_once(&close).map(|(inside, _)| inside.trim())
 }
 
-/// A short answer, normalized; one of punctuation alone as it is.
+/// A short answer, normalized unless it consists of punctuation.
 struct Short {
     text: String,
     numbers: Vec<String>,

@@ -135,7 +135,7 @@ const BOUNDS: &[(&[&str], &str)] = &[
 const DENIALS: [&str; 11] =
     ["不是", "不等", "不能", "不可", "不为", "并非", "ではな", "ではあり", "じゃな", "아닙니다", "아니"];
 
-/// Words that bound a number right behind them alone.
+/// Words that are bounds only right before a number: over 5.
 const BOUNDS_BEFORE: [(&str, &str); 13] = [
     ("over", ">"),
     ("above", ">"),
@@ -152,7 +152,7 @@ const BOUNDS_BEFORE: [(&str, &str); 13] = [
     ("vs", "≠"),
 ];
 
-/// Words that bound a number right before them: 5 minimum.
+/// Words that are bounds right behind a number: 5 minimum.
 const BOUNDS_BEHIND: [(&str, &str); 5] =
     [("minimum", "≥"), ("maximum", "≤"), ("plus", "≥"), ("upwards", "≥"), ("tops", "≤")];
 

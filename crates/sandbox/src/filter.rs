@@ -185,8 +185,9 @@ fn refused(counted: bool) -> Result<Rules, String> {
     // Merging pages with those of other processes, and pushing pages of shared files out of memory.
     let advice = [libc::MADV_MERGEABLE, libc::MADV_COLD, libc::MADV_PAGEOUT];
     refused.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
-    // Limits of another process: the keeper has the user of the code, and needs its own ones to report. And
-    // the size of core dumps, together with a question that `without_effect` cannot answer.
+    // Setting limits of another process: the keeper runs as the user of the code, which could lower the
+    // keeper's limits so that it cannot report. And the size of core dumps, together with a question that
+    // `without_effect` cannot answer.
     let core = argument(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
     let other = all(vec![argument(0, Compare::Ne, 0)?, pointer(2, Compare::Ne)?])?;
     let asks = all(vec![core, pointer(2, Compare::Ne)?, pointer(3, Compare::Ne)?])?;

@@ -108,7 +108,7 @@ pub enum Replies {
 impl ProgramAgent {
     /// This agent as it is played in an attempt.
     ///
-    /// The attempt `is_of` the agent that an evaluation measures; others play their part as in training.
+    /// `is_of` tells whether the task names this agent. Evaluations cast other agents as training does.
     fn played(&self, context: &AttemptContext, is_of: bool) -> ProgramAgent {
         let Some((others, pick)) = &self.mixture else { return self.clone() };
         let trained: Vec<bool> =

@@ -318,7 +318,7 @@ async fn announced_tools_have_names_of_their_own() {
     assert!(told[0].contains("New: {\"name\":\"wiki__search\""), "{told:?}");
     let both = calls(&["click", "wiki__click"]);
     assert_eq!(texts(&mut open, &both).await, ["done 0", "done 0"]);
-    // Only one of the two has a tool less.
+    // The tool of `wiki` still answers after `web` has lost its own.
     *web.lock().unwrap() = vec!["search"];
     let told = texts(&mut open, &both).await;
     assert!(told[0].contains("no longer there"), "{told:?}");

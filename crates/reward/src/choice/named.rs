@@ -141,7 +141,7 @@ impl Reader<'_> {
         short.or_else(|| (lines > 1).then(|| self.stated(inside)).flatten().map(|(_, found)| found))
     }
 
-    /// Returns the option that the last sentence states that states one, and its place.
+    /// Returns the option of the last sentence that states one, with its place.
     fn stated(&self, text: &str) -> Option<(usize, Named)> {
         let mut last: Option<(usize, Named)> = None;
         let mut take = |at: usize, found: Option<Named>| {

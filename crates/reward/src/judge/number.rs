@@ -310,7 +310,7 @@ static AFTER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
         r"|\s+(?:because|since|as|for|due\s+to|given|overall|in\s+total|based\s+on)\b|\s+(?-i:[A-Z]))",
     ))
 });
-/// What follows a score that it limits or takes back.
+/// What follows a score and limits it or takes it back.
 static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!;]*\b(?:if|unless|only|provided|assuming|when|at\s+(?:best|most|least)|minus",

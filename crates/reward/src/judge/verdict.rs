@@ -187,7 +187,7 @@ fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v
     }
 }
 
-/// Words before an object that is not what the judge says.
+/// Words before a JSON object that is not the judge's own.
 static REPORTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)\b(?:wrote|writes|says?|said|claims?|claimed|contains?|ends\s+with|begins\s+with|example|such\s+as|if|would)\b[^.!?]*$",

@@ -206,7 +206,7 @@ fn text(tokens: &[Token]) -> Option<String> {
     Some(words[article..].join(" "))
 }
 
-/// The name that words and letters are.
+/// Returns the name that tokens spell if all of them are words or letters.
 fn label(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),

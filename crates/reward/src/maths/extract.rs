@@ -126,7 +126,7 @@ fn unboxed(text: &str) -> Option<String> {
     }
 }
 
-/// Words that make a statement of what follows a supposition.
+/// Words that make a supposition of what follows.
 const SUPPOSITIONS: [&str; 7] = ["if", "suppose", "supposing", "assume", "assuming", "whether", "unless"];
 
 /// The answer behind the last words that announce one and do not suppose it; or the text that takes it back.

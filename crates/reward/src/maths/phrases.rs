@@ -520,7 +520,7 @@ impl Reader<'_> {
     }
 }
 
-/// Tokens of the half-line that an adjective of numbers names.
+/// Returns the tokens of the half-line that an adjective names: positive numbers.
 fn half_line(adjective: &str) -> Option<Vec<Token>> {
     let (zero, infinity) = (Token::whole(0), Token::Command("infty".into()));
     Some(match adjective {

@@ -17,8 +17,8 @@ use super::fields::LeftOut;
 use super::temporal::Shape;
 use crate::tasks::Place;
 
-/// Gives the rows of a file one by one, each with whether columns are left out of it: those that cannot be
-/// read, or share a name, and are not `needed`.
+/// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is left out
+/// if it cannot be read or shares its name with another one, unless it is `needed`.
 ///
 /// # Errors
 /// When the file is damaged or compressed with brotli, or when `each` fails. `form` is told what the file is.
@@ -214,7 +214,7 @@ fn without_nulls(value: &mut Value) {
     }
 }
 
-/// A field as JSON; bytes that are no text are an error unless they are read `as_null`.
+/// Converts a field to JSON. Bytes that are not UTF-8 are null if `as_null` is set, and an error otherwise.
 fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
     if let Some(text) = shape.text(&field) {
         return text.map(Value::from).map_err(Unshown);

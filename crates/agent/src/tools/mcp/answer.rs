@@ -14,7 +14,7 @@ use super::connection::Failed;
 use super::ledger::{RAW, UNREADABLE, in_words, shown};
 use super::{lenient, reasons};
 
-/// Fields of a result that are about it.
+/// Fields of a result that hold no value of the tool.
 const ENVELOPE: [&str; 3] = ["_meta", "isError", "resultType"];
 
 /// Returns the outcome of a call.
@@ -182,7 +182,7 @@ fn part(block: Value) -> ContentPart {
             }
             shown => ContentPart::Text(text(shown)),
         },
-        // A text tells something whatever its block is called.
+        // A block of an unknown kind is shown by its text, if it has one.
         Some(kind) => match fields.get("text") {
             Some(Value::String(text)) => ContentPart::Text(text.clone()),
             _ => other(json!({ "type": shown(kind) })),

@@ -43,7 +43,8 @@ struct State {
     has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
-    /// What is wrong with a message that looks like the response to the pending request and cannot be it.
+    /// What is wrong with a defective message (a wrong id, text around the JSON) that may be the response to
+    /// the pending request.
     doubt: Option<String>,
     list_changed: bool,
     has_ended: bool,
@@ -81,7 +82,8 @@ impl Ledger {
                     Method::Discover => state.discovery = Some(id),
                     Method::Initialize => {
                         (state.rejection, state.has_shaken_hands) = (None, true);
-                        // The SDK takes a late answer to its first question for one to this.
+                        // The SDK would take a late response to `server/discover` for the response to this
+                        // request.
                         state.pending.retain(|_, method| *method != Method::Discover);
                     }
                     _ => {}
@@ -185,13 +187,13 @@ impl Ledger {
         ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
     }
 
-    /// Whether a message came that looks like the response to the pending request and cannot be it. If
-    /// nothing else follows, it was.
+    /// Returns whether a defective message may be the response to the pending request. It is taken for the
+    /// response if no other message follows.
     pub fn is_doubtful(&self) -> bool {
         self.state().doubt.is_some()
     }
 
-    /// Returns the error response to the pending request after a doubtful message that nothing followed.
+    /// Returns an error as the response to the pending request, if a defective message may be it.
     pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
         let why = self.state().doubt.take()?;
         let id = self.only()?;
@@ -342,7 +344,7 @@ fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcM
         }
         Method::ListTools => respond(ServerResult::ListToolsResult(listed(result)?)),
         Method::Initialize => respond(ServerResult::InitializeResult(initialized(result)?)),
-        // Whatever else it answers, it does not know the newer generation.
+        // Any other answer means that the server does not know the newer generation of the protocol.
         Method::Discover => match serde_json::from_value(result) {
             Ok(read) => respond(ServerResult::DiscoverResult(read)),
             Err(error) => {
@@ -421,7 +423,7 @@ fn error_data(error: Value) -> ErrorData {
     };
     fields.remove("code");
     let data = fields.remove("data").filter(|data| !data.is_null());
-    // What it has in other fields is all that is known.
+    // Without a message, the other fields are all that the server tells.
     let data = data.or_else(|| (!has_message && !fields.is_empty()).then_some(Value::Object(fields)));
     ErrorData::new(ErrorCode(code.unwrap_or(ErrorCode::INTERNAL_ERROR.0)), message, data)
 }

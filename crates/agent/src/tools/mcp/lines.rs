@@ -119,7 +119,7 @@ impl Transport<RoleClient> for Lines {
             if available.is_empty() {
                 // The last line may lack its end.
                 let last = std::mem::take(&mut self.line);
-                // One that is cut off says less than how the process ended.
+                // A truncated message tells less than the exit status of the process.
                 if lenient::parse(&last).is_ok() {
                     self.received.extend(self.ledger.read(&last, None));
                 }
