@@ -383,6 +383,8 @@ fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::Stdio;
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -394,7 +396,11 @@ mod tests {
 
     #[test]
     fn memory_of_children_is_counted() {
-        let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
+        let mut cat = std::process::Command::new("cat");
+        let mut child = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // A program that was just started has not mapped its libraries yet; one that answers has.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let me = std::process::id();
         let found = below(me);
         let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
