@@ -71,6 +71,10 @@ const BOUNDS: &[(&[&str], &str)] = &[
     (&["invalid"], "≠"),
     (&["impossible"], "≠"),
     (&["divisible", "by"], "divisible"),
+    (&["excluded"], "≠"),
+    (&["modulo"], "modulo"),
+    (&["permille"], "permille"),
+    (&["basis", "points"], "permyriad"),
     (&["of", "the", "first"], "first"),
     (&["to", "the", "power"], "power"),
     (&["to", "the", "second", "power"], "power"),
@@ -88,10 +92,6 @@ const BOUNDS: &[(&[&str], &str)] = &[
     (&["не", "менее"], "≥"),
     (&["не", "меньше"], "≥"),
     (&["минимум"], "≥"),
-    (&["至少"], "≥"),
-    (&["不少于"], "≥"),
-    (&["不小于"], "≥"),
-    (&["少なくとも"], "≥"),
     (&["au", "plus"], "≤"),
     (&["höchstens"], "≤"),
     (&["como", "máximo"], "≤"),
@@ -101,10 +101,6 @@ const BOUNDS: &[(&[&str], &str)] = &[
     (&["не", "более"], "≤"),
     (&["не", "больше"], "≤"),
     (&["максимум"], "≤"),
-    (&["至多"], "≤"),
-    (&["最多"], "≤"),
-    (&["不超过"], "≤"),
-    (&["不大于"], "≤"),
     (&["plus", "de"], ">"),
     (&["más", "de"], ">"),
     (&["mais", "de"], ">"),
@@ -112,16 +108,12 @@ const BOUNDS: &[(&[&str], &str)] = &[
     (&["più", "di"], ">"),
     (&["более"], ">"),
     (&["больше"], ">"),
-    (&["超过"], ">"),
-    (&["大于"], ">"),
     (&["moins", "de"], "<"),
     (&["menos", "de"], "<"),
     (&["weniger", "als"], "<"),
     (&["meno", "di"], "<"),
     (&["менее"], "<"),
     (&["меньше"], "<"),
-    (&["不到"], "<"),
-    (&["小于"], "<"),
     (&["pas"], "≠"),
     (&["nicht"], "≠"),
     (&["kein"], "≠"),
@@ -135,8 +127,50 @@ const BOUNDS: &[(&[&str], &str)] = &[
 const DENIALS: [&str; 11] =
     ["不是", "不等", "不能", "不可", "不为", "并非", "ではな", "ではあり", "じゃな", "아닙니다", "아니"];
 
+/// Bounds in languages that are written without spaces, where they are parts of words; the longest first.
+const JOINED: [(&str, &str); 24] = [
+    ("不少于", "≥"),
+    ("不小于", "≥"),
+    ("不低于", "≥"),
+    ("至少", "≥"),
+    ("最少", "≥"),
+    ("少なくとも", "≥"),
+    ("以上", "≥"),
+    ("不超过", "≤"),
+    ("不大于", "≤"),
+    ("不高于", "≤"),
+    ("至多", "≤"),
+    ("最多", "≤"),
+    ("以下", "≤"),
+    ("以内", "≤"),
+    ("超过", ">"),
+    ("大于", ">"),
+    ("高于", ">"),
+    ("不到", "<"),
+    ("不足", "<"),
+    ("小于", "<"),
+    ("少于", "<"),
+    ("低于", "<"),
+    ("未満", "<"),
+    ("未满", "<"),
+];
+
+/// Endings of words that make another number of the one they belong to: 5的两倍.
+const MULTIPLES: [&str; 4] = ["倍", "一半", "平方", "立方"];
+
 /// Words that are bounds only right before a number: over 5.
-const BOUNDS_BEFORE: [(&str, &str); 13] = [
+const BOUNDS_BEFORE: [(&str, &str); 24] = [
+    ("über", ">"),
+    ("unter", "<"),
+    ("fast", "≈"),
+    ("presque", "≈"),
+    ("casi", "≈"),
+    ("quasi", "≈"),
+    ("quase", "≈"),
+    ("почти", "≈"),
+    ("bis", "≤"),
+    ("hasta", "≤"),
+    ("até", "≤"),
     ("over", ">"),
     ("above", ">"),
     ("beyond", ">"),
@@ -153,8 +187,8 @@ const BOUNDS_BEFORE: [(&str, &str); 13] = [
 ];
 
 /// Words that are bounds right behind a number: 5 minimum.
-const BOUNDS_BEHIND: [(&str, &str); 5] =
-    [("minimum", "≥"), ("maximum", "≤"), ("plus", "≥"), ("upwards", "≥"), ("tops", "≤")];
+const BOUNDS_BEHIND: [(&str, &str); 6] =
+    [("under", "<"), ("minimum", "≥"), ("maximum", "≤"), ("plus", "≥"), ("upwards", "≥"), ("tops", "≤")];
 
 /// Returns the bound that a word right behind a number is.
 pub(crate) fn bound_behind(word: &str) -> Option<&'static str> {
@@ -207,6 +241,25 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
     }
     if words.first().is_some_and(|word| DENIALS.iter().any(|denial| word.contains(denial))) {
         return Some(("≠", 1));
+    }
+    let is_multiple = |word: &str| {
+        MULTIPLES.iter().any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
+            || ["平方", "立方", "非"].contains(&word)
+    };
+    if let Some(word) = words.first() {
+        if let Some((_, bound)) = JOINED.iter().find(|(part, _)| word.contains(part)) {
+            return Some((bound, 1));
+        }
+        if is_multiple(word) {
+            return Some(("multiple", 1));
+        }
+    }
+    // The 5th prime is another number.
+    if let [ordinal, noun, ..] = words
+        && ["st", "nd", "rd", "th"].contains(ordinal)
+        && ["prime", "power", "root", "term", "multiple", "square", "cube"].contains(noun)
+    {
+        return Some(("ordinal", 2));
     }
     if let [noun, of, ..] = words
         && of.eq_ignore_ascii_case("of")

@@ -149,15 +149,16 @@ const JOINED_BOUNDS: [&str; 33] = [
 ];
 
 /// Words that join a number to the one before them.
-const JOINS: [&str; 12] = ["oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو"];
+pub(crate) const JOINS: [&str; 12] =
+    ["oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو"];
 
 /// Words before the first and before the second number of a range.
 const BETWEEN: [&str; 5] = ["zwischen", "entre", "tra", "tussen", "между"];
 const AND: [&str; 6] = ["und", "y", "et", "e", "en", "и"];
 
 /// Words for the sign of a negative number.
-pub(crate) const SIGNS: [&str; 10] =
-    ["moins", "menos", "meno", "минус", "eksi", "负", "負", "マイナス", "마이너스", "ऋण"];
+pub(crate) const SIGNS: [&str; 11] =
+    ["moins", "menos", "meno", "минус", "eksi", "负", "負", "零下", "マイナス", "마이너스", "ऋण"];
 
 /// Bounds and denials right behind a number.
 const BOUNDS_AFTER: [&str; 34] = [
@@ -198,7 +199,8 @@ const BOUNDS_AFTER: [&str; 34] = [
 ];
 
 /// Words of magnitude, by their factor.
-const MAGNITUDES: [(u64, &[&str]); 7] = [
+const MAGNITUDES: [(u64, &[&str]); 9] = [
+    (12, &["dutzend", "docena", "docenas", "douzaine", "douzaines", "dúzia", "dúzias", "dozzina", "dozzine"]),
     (100, &["hundert"]),
     (
         1000,
@@ -259,7 +261,8 @@ const MAGNITUDES: [(u64, &[&str]); 7] = [
             "مليار",
         ],
     ),
-    (1_000_000_000_000, &["billionen", "трлн", "триллион", "триллионов"]),
+    (1_000_000_000_000_000_000, &["trillón", "trillones", "trillionen"]),
+    (1_000_000_000_000, &["billionen", "billón", "billones", "трлн", "триллион", "триллионов"]),
 ];
 
 /// Characters of magnitude that no space parts from the number or from what it counts.

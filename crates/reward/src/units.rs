@@ -1,43 +1,121 @@
 //! Units of measurement, by their names and signs.
 
 /// Known units by their names and signs, which are in lower case but for single letters.
-const UNITS: [(&str, &[&str]); 53] = [
-    ("second", &["second", "seconds", "sec", "secs", "s"]),
+const UNITS: [(&str, &[&str]); 54] = [
+    (
+        "second",
+        &[
+            "second", "seconds", "sec", "secs", "s", "sekunde", "sekunden", "secondes", "segundo",
+            "segundos", "秒", "秒钟",
+        ],
+    ),
     ("millisecond", &["millisecond", "milliseconds", "ms"]),
-    ("minute", &["minute", "minutes", "min", "mins"]),
-    ("hour", &["hour", "hours", "hr", "hrs", "h"]),
-    ("day", &["day", "days"]),
-    ("week", &["week", "weeks", "wk", "wks"]),
-    ("month", &["month", "months"]),
-    ("year", &["year", "years", "yr", "yrs"]),
+    ("minute", &["minute", "minutes", "min", "mins", "minuten", "minuto", "minutos", "分钟"]),
+    (
+        "hour",
+        &[
+            "hour",
+            "hours",
+            "hr",
+            "hrs",
+            "h",
+            "stunde",
+            "stunden",
+            "heure",
+            "heures",
+            "hora",
+            "horas",
+            "小时",
+            "个小时",
+        ],
+    ),
+    ("day", &["day", "days", "tag", "tage", "tagen", "jour", "jours", "día", "días", "dia", "dias", "天"]),
+    (
+        "week",
+        &[
+            "week", "weeks", "wk", "wks", "woche", "wochen", "semaine", "semaines", "semana", "semanas",
+            "周", "星期",
+        ],
+    ),
+    ("month", &["month", "months", "monat", "monate", "monaten", "mois", "mes", "meses", "月", "个月"]),
+    (
+        "year",
+        &[
+            "year", "years", "yr", "yrs", "jahr", "jahre", "jahren", "ans", "années", "año", "años", "anos",
+            "年",
+        ],
+    ),
     ("decade", &["decade", "decades"]),
     ("century", &["century", "centuries"]),
     ("nm", &["nm", "nanometer", "nanometers"]),
-    ("mm", &["mm", "millimeter", "millimeters", "millimetre", "millimetres"]),
-    ("cm", &["cm", "cms", "centimeter", "centimeters", "centimetre", "centimetres"]),
+    ("mm", &["mm", "millimeter", "millimeters", "millimetre", "millimetres", "毫米"]),
+    (
+        "cm",
+        &[
+            "cm",
+            "cms",
+            "centimeter",
+            "centimeters",
+            "centimetre",
+            "centimetres",
+            "zentimeter",
+            "centímetros",
+            "centimètres",
+            "厘米",
+        ],
+    ),
     ("dm", &["dm", "decimeter", "decimeters"]),
-    ("m", &["m", "meter", "meters", "metre", "metres"]),
-    ("km", &["km", "kms", "kilometer", "kilometers", "kilometre", "kilometres"]),
+    ("m", &["m", "meter", "meters", "metre", "metres", "metro", "metros", "mètre", "mètres", "米"]),
+    (
+        "km",
+        &[
+            "km",
+            "kms",
+            "kilometer",
+            "kilometers",
+            "kilometre",
+            "kilometres",
+            "kilómetros",
+            "kilomètres",
+            "千米",
+            "公里",
+        ],
+    ),
     ("inch", &["in", "inch", "inches"]),
     ("foot", &["ft", "foot", "feet"]),
     ("yard", &["yd", "yard", "yards"]),
     ("mile", &["mi", "mile", "miles"]),
     ("mg", &["mg", "milligram", "milligrams"]),
-    ("g", &["g", "gram", "grams", "gramme", "grammes"]),
-    ("kg", &["kg", "kgs", "kilogram", "kilograms", "kilo", "kilos"]),
+    ("g", &["g", "gram", "grams", "gramme", "grammes", "gramm", "gramos", "克"]),
+    (
+        "kg",
+        &[
+            "kg",
+            "kgs",
+            "kilogram",
+            "kilograms",
+            "kilo",
+            "kilos",
+            "kilogramm",
+            "kilogramos",
+            "kilogrammes",
+            "千克",
+            "公斤",
+        ],
+    ),
     ("ton", &["ton", "tons", "tonne", "tonnes"]),
     ("pound", &["lb", "lbs", "pound", "pounds", "£", "gbp"]),
     ("ounce", &["oz", "ounce", "ounces"]),
-    ("ml", &["ml", "milliliter", "milliliters", "millilitre", "millilitres", "cc"]),
-    ("liter", &["l", "L", "liter", "liters", "litre", "litres"]),
+    ("ml", &["ml", "milliliter", "milliliters", "millilitre", "millilitres", "cc", "毫升"]),
+    ("liter", &["l", "L", "liter", "liters", "litre", "litres", "litros", "升"]),
     ("gallon", &["gal", "gallon", "gallons"]),
     ("quart", &["qt", "quart", "quarts"]),
     ("pint", &["pt", "pint", "pints"]),
-    ("dollar", &["$", "dollar", "dollars", "usd", "buck", "bucks"]),
+    ("dollar", &["$", "dollar", "dollars", "usd", "buck", "bucks", "dólar", "dólares", "美元"]),
     ("cent", &["¢", "cent", "cents", "penny", "pennies"]),
     ("pence", &["pence"]),
-    ("euro", &["€", "euro", "euros", "eur"]),
-    ("yen", &["¥", "yen"]),
+    ("euro", &["€", "euro", "euros", "eur", "欧元"]),
+    ("yen", &["¥", "yen", "日元"]),
     ("rupee", &["₹", "rs", "rupee", "rupees", "inr"]),
     ("degree", &["°", "deg", "degree", "degrees"]),
     ("radian", &["rad", "radian", "radians"]),
@@ -50,6 +128,7 @@ const UNITS: [(&str, &[&str]); 53] = [
     ("teaspoon", &["tsp", "teaspoon", "teaspoons"]),
     ("tablespoon", &["tbsp", "tablespoon", "tablespoons"]),
     ("dime", &["dime", "dimes"]),
+    ("quarter", &["quarters"]),
     ("nickel", &["nickel", "nickels"]),
     ("newton", &["N", "newton", "newtons"]),
     ("joule", &["J", "joule", "joules"]),
@@ -135,6 +214,12 @@ pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
         "mph" | "MPH" => return Some(vec![("mile", 1), ("hour", -1)]),
         "kph" | "kmh" | "kmph" => return Some(vec![("km", 1), ("hour", -1)]),
         _ => {}
+    }
+    for (prefix, power) in [("平方", 2), ("立方", 3)] {
+        if let Some(unit) = word.strip_prefix(prefix) {
+            return units(unit)
+                .map(|units| units.into_iter().map(|(unit, own)| (unit, own * power)).collect());
+        }
     }
     let (sign, lower) = (word, word.to_lowercase());
     let word = if word.chars().count() == 1 { word } else { lower.as_str() };

@@ -271,6 +271,17 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
             "win",
             "wins",
             "won",
+            "gewinn",
+            "zunahme",
+            "anstieg",
+            "ganancia",
+            "aumento",
+            "augmente",
+            "augmentation",
+            "hausse",
+            "bénéfice",
+            "lucro",
+            "arriba",
         ],
     ),
     (
@@ -303,6 +314,17 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
             "depreciation",
             "shortfall",
             "off",
+            "verlust",
+            "abnahme",
+            "rückgang",
+            "pérdida",
+            "disminución",
+            "diminue",
+            "diminution",
+            "baisse",
+            "perte",
+            "perda",
+            "abajo",
         ],
     ),
     ("latitude", "north", &["north", "northern", "northward"]),
@@ -323,8 +345,8 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     ("turn", "counterclockwise", &["counterclockwise", "anticlockwise"]),
     ("account", "credit", &["credit", "deposit", "earned", "earns", "income", "revenue"]),
     ("account", "debit", &["debit", "withdrawal", "debt", "owed", "owes", "spent", "expense", "expenses"]),
-    ("side", "left", &["left", "leftward"]),
-    ("side", "right", &["right", "rightward"]),
+    ("side", "left", &["left", "leftward", "links", "izquierda", "gauche", "esquerda"]),
+    ("side", "right", &["right", "rightward", "rechts", "derecha", "droite", "direita"]),
     ("inside", "in", &["inside", "interior"]),
     ("inside", "out", &["outside", "exterior"]),
     ("parity", "even", &["even"]),
@@ -368,6 +390,44 @@ const MONTHS: [(&str, &str); 12] = [
 
 const DAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
 
+/// Returns the name of a month by its number.
+pub(crate) fn month(number: usize) -> Option<&'static str> {
+    MONTHS.get(number.checked_sub(1)?).map(|(name, _)| *name)
+}
+
+/// Returns the direction that words start with and that their order decides: north of east.
+pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
+    const BEARINGS: [&str; 8] = [
+        "north of east",
+        "east of north",
+        "north of west",
+        "west of north",
+        "south of east",
+        "east of south",
+        "south of west",
+        "west of south",
+    ];
+    let words = words.get(..3)?.join(" ").to_lowercase();
+    BEARINGS.iter().find(|own| **own == words).map(|own| ("bearing", *own))
+}
+
+/// Directions in scripts without spaces, where they are parts of words.
+const JOINED_DIRECTIONS: [(&str, &str, &str); 13] = [
+    ("增", "change", "up"),
+    ("上升", "change", "up"),
+    ("上涨", "change", "up"),
+    ("盈利", "change", "up"),
+    ("赚", "change", "up"),
+    ("向上", "change", "up"),
+    ("减", "change", "down"),
+    ("下降", "change", "down"),
+    ("下跌", "change", "down"),
+    ("亏", "change", "down"),
+    ("向下", "change", "down"),
+    ("左", "side", "left"),
+    ("右", "side", "right"),
+];
+
 /// Returns the kind and the meaning of a word that says in which direction, month or day a number counts.
 pub(crate) fn direction(word: &str) -> Option<(&'static str, &'static str)> {
     let month = |(long, short): &&(&str, &str)| {
@@ -379,7 +439,10 @@ pub(crate) fn direction(word: &str) -> Option<(&'static str, &'static str)> {
     if let Some(day) = DAYS.iter().find(|day| **day == word) {
         return Some(("day", day));
     }
-    let (kind, meaning, _) = DIRECTIONS.iter().find(|(_, _, words)| words.contains(&word))?;
+    if let Some((kind, meaning, _)) = DIRECTIONS.iter().find(|(_, _, words)| words.contains(&word)) {
+        return Some((kind, meaning));
+    }
+    let (_, kind, meaning) = JOINED_DIRECTIONS.iter().find(|(part, ..)| word.contains(part))?;
     Some((kind, meaning))
 }
 

@@ -93,7 +93,7 @@ impl Rules {
             // A half-open interval is no list.
             (A::Tuple { items, open, close }, A::List(list))
             | (A::List(list), A::Tuple { items, open, close })
-                if (*open == '(') == (*close == ')') && self.in_order(items, list) =>
+                if (*open == '(') == (*close == ')') && self.in_order(items, &members::by_variable(list)) =>
             {
                 true
             }
@@ -146,7 +146,7 @@ impl Rules {
 
     fn ratios(self, gold: &Ratio, answer: &Ratio) -> bool {
         if gold.clock.is_some() {
-            return gold.clock == answer.clock;
+            return gold.clock == answer.clock && gold.about.agrees(&answer.about);
         }
         let (a, b) = (&gold.parts, &answer.parts);
         if !gold.names.is_empty() && !answer.names.is_empty() && gold.names != answer.names {

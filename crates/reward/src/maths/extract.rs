@@ -23,7 +23,7 @@ pub enum MathsPlace {
 }
 
 /// Words that an answer stands behind.
-const SAID: [&str; 23] = [
+const SAID: [&str; 24] = [
     "answer is",
     "answer:",
     "answer**:",
@@ -45,6 +45,7 @@ const SAID: [&str; 23] = [
     "ответ:",
     "Ответ:",
     "答案是",
+    "答案为",
     "答案:",
     "答えは",
 ];
@@ -69,6 +70,7 @@ impl MathsPlace {
             MathsPlace::Boxed => boxes(text),
             MathsPlace::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
             MathsPlace::Last => {
+                let text: &str = &spread(text);
                 // A box before the tag was a try.
                 let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
                 let tagged = || in_tag(last, "answer").and_then(tagged);
@@ -126,20 +128,80 @@ fn unboxed(text: &str) -> Option<String> {
     }
 }
 
-/// Words that make a supposition of what follows.
-const SUPPOSITIONS: [&str; 7] = ["if", "suppose", "supposing", "assume", "assuming", "whether", "unless"];
+/// Words that may stand before an announcement in its clause. Any other word may deny or suppose it.
+const LEADS: &str = "the a an our my your final correct right exact required desired numerical numeric simplified \
+    complete full best only approximate closest total question's problem's overall so thus therefore hence then and \
+    also because since as consequently accordingly finally lastly indeed now here here's again just simply clearly \
+    actually in conclusion summary short to for of this that which it that's this's is was gives giving yields shows \
+    means implies makes tells us me i we you i'd i'm think believe guess know see get got find found have obtain \
+    obtained conclude concluded say can confirm confirmed verify compute computed calculate determine determined \
+    deduce follows sure okay ok yes well part step question problem output result solution ### answer \
+    die der das also daher somit deshalb folglich dann und dass ist endgültige richtige korrekte \
+    la le les donc ainsi alors et que finale bonne correcte el lo por tanto entonces así y es correcta \
+    a o portanto logo assim então e resposta final итак значит правильный окончательный следовательно \
+    ergo quindi dunque by up all these together adding combining simplifying";
+
+/// Maximum number of characters before an announcement, and of announcements, that are looked at.
+const MAX_LEAD: usize = 200;
+const MAX_ANNOUNCEMENTS: usize = 50;
+
+/// Parts of words that deny or suppose in scripts without spaces.
+const DENIALS: [&str; 9] = ["不", "非", "假", "如果", "若", "误", "错", "仮", "もし"];
+
+/// Whether the words before an announcement let it stand.
+fn is_stated(before: &str) -> bool {
+    let near = before.char_indices().rev().nth(MAX_LEAD).map_or(0, |(at, _)| at);
+    let sentence = before[near..].rsplit(['.', ';', '!', '?', '\n']).next().unwrap_or_default();
+    let clause = sentence.rsplit([',', ':']).next().unwrap_or_default();
+    let clause = if clause.trim_start().starts_with("that ") { sentence } else { clause };
+    // Formulas deny nothing.
+    let words = clause.split('$').step_by(2);
+    words.flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '\'')).all(|word| {
+        let word = word.trim_matches('\'').to_lowercase();
+        let is_letter = word.chars().nth(1).is_none();
+        let is_joined = word.starts_with(|c| c >= '\u{3000}');
+        match is_joined {
+            true => !DENIALS.iter().any(|denial| word.contains(denial)),
+            false => {
+                is_letter
+                    || word.starts_with(|c: char| c.is_ascii_digit())
+                    || LEADS.split_whitespace().any(|own| own == word)
+            }
+        }
+    })
+}
+
+/// A text with a space behind each stop before a character of Chinese, Japanese or Korean.
+fn spread(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if ('\u{3000}'..'\u{e000}').contains(&c) && out.ends_with([',', '.', ';', ':', '!', '?']) {
+            out.push(' ');
+        }
+        out.push(c);
+    }
+    out
+}
 
 /// The answer behind the last words that announce one and do not suppose it; or the text that takes it back.
 fn said(text: &str) -> Option<Result<String, &str>> {
     // Lower-casing ASCII alone moves no byte, so the place is the same in both.
     let lower = text.to_ascii_lowercase();
-    let is_supposed = |start: usize| {
-        let clause = lower[..start].rsplit(['.', ',', ';', ':', '!', '?', '\n']).next().unwrap_or_default();
-        clause.split_whitespace().any(|word| SUPPOSITIONS.contains(&word))
-    };
     let places = SAID.iter().flat_map(|said| lower.match_indices(said));
-    let stated = places.filter(|(start, _)| !is_supposed(*start)).map(|(start, said)| start + said.len());
-    let rest = &text[stated.max()?..];
+    let mut places: Vec<(usize, usize)> = places.map(|(start, said)| (start, start + said.len())).collect();
+    places.sort_unstable();
+    let (_, last) = *places.last()?;
+    let Some((_, end)) =
+        places.into_iter().rev().take(MAX_ANNOUNCEMENTS).find(|(start, _)| is_stated(&text[..*start]))
+    else {
+        // Only another clause can have the answer.
+        let rest = &text[last..];
+        let is_stop =
+            |pair: &[u8]| matches!(pair, [b',' | b'.' | b';' | b'!' | b'?', b' ' | b'\n'] | [b'\n', _]);
+        let stop = rest.as_bytes().windows(2).position(is_stop);
+        return Some(Err(stop.map_or("", |stop| &rest[stop + 1..])));
+    };
+    let rest = &text[end..];
     let found = line(rest)?;
     // A question that a value follows states nothing, and "wait" or "no" takes back what went before.
     let own = rest.trim_start_matches([':', ' ', '*', '_', '\n']);
@@ -262,6 +324,12 @@ mod tests {
             ("The answer is $\\{x \\text{ where } x > 3\\}$.", Some("\\{x \\text{ where } x > 3\\}")),
             // Suppositions, questions and statements that are taken back.
             ("If the answer is 12, then x = 4", Some("4")),
+            ("Few believe that the answer is 7.", None),
+            ("Suppose the answer is 7. That is absurd.", None),
+            ("We conclude that the answer is 7.", Some("7")),
+            ("The answer is 7. This is wrong.", None),
+            ("The answer is 7. Nein, 8.", Some("8")),
+            ("答案为:7.因为3+4=7", Some("7")),
             ("To sum up, the answer is 12", Some("12")),
             ("The answer is 12? No, it is 13.", Some("13")),
             ("The answer is 12. Wait, no, 13.", Some("13")),

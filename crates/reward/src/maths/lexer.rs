@@ -54,6 +54,14 @@ impl Token {
     }
 }
 
+/// Whether a text starts with two capital letters in braces.
+fn is_segment(text: &str) -> bool {
+    let inside = text.trim_start().strip_prefix('{').and_then(|text| text.split_once('}'));
+    inside.is_some_and(|(points, _)| {
+        points.trim().len() == 2 && points.trim().bytes().all(|letter| letter.is_ascii_uppercase())
+    })
+}
+
 struct Lexer<'t> {
     rest: &'t str,
     tokens: Vec<Token>,
@@ -295,6 +303,11 @@ impl<'t> Lexer<'t> {
             "R" | "reals" | "Reals" => self.push(Token::Letter("\\mathbb{R}".into())),
             "wedge" | "land" => self.push(Token::And),
             "vee" | "lor" => self.push(Token::Or),
+            // The vector between two points, whose letters are no factors.
+            "vec" | "overrightarrow" if is_segment(self.rest) => {
+                let points = self.argument()?.trim();
+                self.push(Token::Letter(format!("\\vec{{{points}}}")));
+            }
             name => self.named(name),
         }
         // Arguments of one digit: `\frac12`.
@@ -461,7 +474,10 @@ impl<'t> Lexer<'t> {
             "A" | "C" | "J" | "K" | "L" | "N" | "V" | "W" if is_text && after_number => {
                 self.push(Token::Text(word.into()));
             }
-            "万" | "萬" | "亿" | "億" => self.push(Token::Text(word.into())),
+            // A character of Chinese, Japanese or Korean is a word.
+            _ if one && word.starts_with(|c| ('\u{3000}'..'\u{e000}').contains(&c)) => {
+                self.push(Token::Text(word.into()));
+            }
             _ if one => self.push(Token::Letter(word.into())),
             _ if WORDS.contains(&word.to_lowercase().as_str()) => self.push(Token::Text(word.into())),
             _ if self.is_prose && PROSE_WORDS.contains(&word.to_lowercase().as_str()) => {

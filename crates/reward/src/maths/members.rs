@@ -55,6 +55,19 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     Some(members)
 }
 
+/// Returns a list in the order of its variables, in which an unnamed tuple has them: y = 1, x = 2 is (2, 1).
+pub(super) fn by_variable(list: &[Answer]) -> Vec<Answer> {
+    let variable = |item: &Answer| match named(item)?.0 {
+        Name::Variable(Expr::Symbol(name)) => Some(name),
+        _ => None,
+    };
+    let mut sorted = list.to_vec();
+    if list.iter().all(|item| variable(item).is_some()) {
+        sorted.sort_by_key(variable);
+    }
+    sorted
+}
+
 fn named(item: &Answer) -> Option<(Name, Answer)> {
     match item {
         Answer::Value(quantity) => {

@@ -13,7 +13,7 @@ pub(super) const UNITS: &[&str] = &[
     "sec", "ms", "ml", "mL", "sq", "cu", "deg", "rad", "Hz", "kHz", "am", "pm", "AM", "PM", "yd", "kJ", "kW",
     "Pa", "kPa", "eV", "mol", "nm", "gal", "pt", "qt", "rpm", "dB", "MHz", "GHz", "MPa", "MW", "GW", "MJ",
     "kV", "mV", "mA", "keV", "MeV", "kB", "KB", "MB", "GB", "TB", "cal", "th", "st", "nd", "rd", "bn", "mn",
-    "tn",
+    "tn", "mio", "Mio", "mrd", "Mrd",
 ];
 
 /// Commands that say how something looks.
@@ -275,9 +275,9 @@ pub(super) const RELATIONS: &[&str] = &[
 pub(super) const WORDS: &[&str] = &[
     "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has", "nor", "day",
     "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen", "bag", "car", "bus", "pie",
-    "hat", "toy", "job", "way", "red", "new", "usd", "eur", "gbp", "inr",
+    "hat", "toy", "ans", "Uhr", "job", "way", "red", "new", "usd", "eur", "gbp", "inr",
 ];
 
 /// Shorter words that are no products of letters in a text that has longer words.
 pub(super) const PROSE_WORDS: &[&str] =
-    &["is", "of", "to", "at", "we", "if", "by", "on", "in", "no", "up", "as", "an"];
+    &["is", "of", "to", "at", "we", "if", "by", "on", "in", "no", "up", "as", "an", "et", "und"];

@@ -6,7 +6,7 @@
 
 use super::lexer::Token;
 use super::parser::closing;
-use crate::languages::SIGNS;
+use crate::languages::{self, SIGNS};
 use crate::words;
 
 /// Words that begin a remark in brackets.
@@ -143,8 +143,15 @@ impl Reader<'_> {
         self.replace(self.tokens.len() - self.at, [Token::whole(value)])
     }
 
-    /// Noon, midnight and o'clock.
+    /// Noon, midnight, o'clock and 5月3日.
     fn time(&mut self) -> bool {
+        if let [Token::Number { digits, .. }, Token::Text(m), day @ Token::Number { .. }, Token::Text(d), ..] =
+            &self.tokens[self.at..]
+            && (m == "月" && ["日", "号"].contains(&d.as_str()))
+            && let Some(month) = digits.parse().ok().and_then(words::month)
+        {
+            return self.replace(4, [Token::Text(month.into()), day.clone()]);
+        }
         let clock = |hour: &str| vec![Token::whole(hour), Token::Sign(':'), Token::whole("00")];
         if let [Token::Letter(o), Token::Sign('\''), Token::Text(word), ..] = &self.tokens[self.at..]
             && o == "o"
@@ -183,6 +190,14 @@ impl Reader<'_> {
             if power > 0 && self.at + 1 == self.tokens.len() {
                 return self.replace(1, [Token::Sign('^'), Token::whole(power)]);
             }
+        }
+        // 3 Hunde und 4 Katzen
+        if let (Some(Token::Text(_)), Some(Token::Text(and) | Token::Letter(and)), Some(Token::Number { .. })) =
+            (self.out.last(), self.ahead(0), self.ahead(1))
+            && ["und", "et", "y", "и"].contains(&and.as_str())
+            && self.out.iter().any(|token| matches!(token, Token::Number { .. }))
+        {
+            return self.replace(1, [Token::And]);
         }
         let is_joint = matches!(self.ahead(0), Some(Token::And | Token::Separator));
         match (self.out.last(), self.ahead(1), self.ahead(2)) {
@@ -396,7 +411,15 @@ impl Reader<'_> {
             let Some(factor) = words::suffix(letter).filter(|_| is_money) else { return false };
             return self.replace(1, [Token::Sign('*'), Token::whole(factor)]);
         };
-        let Some(factor) = words::magnitude(word).filter(|_| self.follows_value()) else { return false };
+        if !self.follows_value() {
+            return false;
+        }
+        let Some(factor) = words::magnitude(word) else {
+            // 5万元
+            let Some(factor) = languages::leading_magnitude(word) else { return false };
+            let rest = word.chars().skip(1).collect();
+            return self.replace(1, [Token::Sign('*'), Token::whole(factor), Token::Text(rest)]);
+        };
         let of = usize::from(self.word(1).as_deref() == Some("of"));
         self.replace(1 + of, [Token::Sign('*'), Token::whole(factor)])
     }
@@ -443,6 +466,16 @@ impl Reader<'_> {
             // 101 base 2, 101 in base two
             Some(Token::Text(word)) if matches!(self.out.last(), Some(Token::Number { .. })) => {
                 let skipped = usize::from(word == "in");
+                let system = match self.word(skipped).as_deref() {
+                    Some("binary") => Some(2),
+                    Some("ternary") => Some(3),
+                    Some("octal") => Some(8),
+                    Some("hexadecimal" | "hex") => Some(16),
+                    _ => None,
+                };
+                if let Some(base) = system {
+                    return self.replace(skipped + 1, [Token::Sign('_'), Token::whole(base)]);
+                }
                 let is_base = self.word(skipped).as_deref() == Some("base");
                 let base = match self.ahead(skipped + 1) {
                     Some(base @ Token::Number { .. }) => Some(base.clone()),

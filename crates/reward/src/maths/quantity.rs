@@ -62,6 +62,11 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
                 _ => None,
             })
             .collect();
+        if let Some(bearing) = words::bearing(&words) {
+            about.directions.push(bearing);
+            at += 3;
+            continue;
+        }
         let before_value = matches!(
             tokens.get(at + words.len()),
             Some(Token::Number { .. } | Token::Command(_) | Token::Sign('-'))

@@ -65,11 +65,8 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
             let any = several(parts, Region::or)?;
             if any.is_everything() { several(parts, Region::and) } else { Some(any) }
         }
-        // "x < 1 and x > 3" are two solutions.
-        Answer::All(parts) => {
-            let all = several(parts, Region::and)?;
-            if all.spans.is_empty() { several(parts, Region::or) } else { Some(all) }
-        }
+        // "x < 1 and x > 3" is the empty set.
+        Answer::All(parts) => several(parts, Region::and),
         Answer::Relation(parts, signs, about) if about.bounds.is_empty() => relation(parts, signs),
         Answer::Value(quantity) if is_reals(&quantity.value) => Some(Region::everything(None)),
         // At least 5.

@@ -227,6 +227,37 @@ fn a_text_is_graded() {
 }
 
 #[test]
+fn words_of_other_languages_part_answers_as_english_ones_do() {
+    for (expected, answer, want) in [
+        ("7", "7万元", false),
+        ("70000", "7万元", true),
+        ("84", "7 Dutzend", true),
+        ("7", "7的两倍", false),
+        ("7", "über 7", false),
+        ("7", "7以内", false),
+        ("-7", "负7", true),
+        ("7", "\\text{the 7th prime}", false),
+        ("8:00 pm Friday", "8:00 am Friday", false),
+        ("Friday 8:00 pm", "Sunday 8:00 pm", false),
+        ("8:00 pm", "8 pm on Friday", true),
+        ("7 Verlust", "7 Gewinn", false),
+        ("向右7", "向左7", false),
+        ("7^\\circ\\text{ north of west}", "7^\\circ\\text{ west of north}", false),
+        ("6月8日", "8月6日", false),
+        ("7\\text{ hours}", "7 Minuten", false),
+        ("7\\text{ cm}^2", "7平方厘米", true),
+        ("7\\text{ cm}^2", "7平方米", false),
+        ("2 Hunde und 5 Katzen", "5 Hunde und 2 Katzen", false),
+        ("\\vec{CD}", "\\vec{DC}", false),
+        ("(3,4)", "y=3,x=4", false),
+        ("(3,4)", "y=4,x=3", true),
+        ("(-\\infty,-2)\\cup(2,\\infty)", "x<-2 \\text{ and } x>2", false),
+    ] {
+        assert_eq!(MathsScorer::default().is_same(expected, answer), want, "{expected} {answer}");
+    }
+}
+
+#[test]
 fn hostile_answers_take_no_time() {
     let deep = |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
     let begun = Instant::now();

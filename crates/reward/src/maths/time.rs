@@ -3,6 +3,7 @@
 use super::expression::Expr;
 use super::lexer::Token;
 use super::parser::{expression, split};
+use crate::words::{self, About};
 
 /// Numbers with colons between.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +17,8 @@ pub(super) struct Ratio {
     pub names: Vec<Expr>,
     /// Whether it is written in words, 2 to 3, which may be a range.
     pub is_words: bool,
+    /// The days and the months that stand beside it.
+    pub about: About,
 }
 
 /// Maximum number of numbers in a ratio.
@@ -27,6 +30,22 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
         Token::Text(word) => word.to_lowercase(),
         _ => String::new(),
     };
+    let word = |token: &Token| match token {
+        Token::Text(word) | Token::Letter(word) => words::direction(&word.to_lowercase()),
+        _ => None,
+    };
+    let all = tokens;
+    let about = || {
+        let mut about = About { directions: all.iter().filter_map(word).collect(), ..About::default() };
+        about.directions.retain(|(kind, _)| ["day", "month"].contains(kind));
+        about
+    };
+    // 9:00 pm EST, 5 pm on Monday
+    let is_word = |token: &Token| matches!(token, Token::Text(_) | Token::Letter(_));
+    let behind = tokens.iter().rev().take_while(|token| is_word(token)).count();
+    let (clock, beside) = tokens.split_at(tokens.len() - behind);
+    let is_noon = beside.first().is_some_and(|first| ["am", "pm"].contains(&text(first).as_str()));
+    let tokens = if is_noon { &tokens[..=clock.len()] } else { tokens };
     let daytime = match tokens {
         [rest @ .., a, b, c] if (text(a).as_str(), text(b).as_str()) == ("in", "the") => {
             let is_afternoon = ["afternoon", "evening"].contains(&text(c).as_str());
@@ -49,7 +68,7 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
         _ => None,
     };
     let is_hour = matches!(tokens.last(), Some(Token::Letter(letter)) if letter == "h")
-        || matches!(tokens.last(), Some(Token::Text(word)) if ["hours", "hrs", "h"].contains(&word.as_str()));
+        || matches!(tokens.last(), Some(Token::Text(word)) if ["hours", "hrs", "h", "Uhr"].contains(&word.as_str()));
     let tokens = match daytime {
         Some((rest, _)) => rest,
         None if noon.is_some() || is_hour => &tokens[..tokens.len() - 1],
@@ -84,14 +103,20 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     if let Some(is_afternoon) = noon {
         let fields = clock.filter(|fields| (1..=12).contains(&fields[0]))?;
         let seconds = seconds(&fields) % (12 * 3600) + if is_afternoon { 12 * 3600 } else { 0 };
-        return Some(Ratio { parts: vec![], clock: Some(seconds), names: vec![], is_words: false });
+        return Some(Ratio {
+            parts: vec![],
+            clock: Some(seconds),
+            names: vec![],
+            is_words: false,
+            about: about(),
+        });
     }
     if !(2..=MAX_PARTS).contains(&parts.len()) {
         return None;
     }
     let parts: Option<Vec<Expr>> = parts.into_iter().map(expression).collect();
     let clock = clock.map(|fields| seconds(&fields));
-    Some(Ratio { parts: parts?, clock, names: vec![], is_words })
+    Some(Ratio { parts: parts?, clock, names: vec![], is_words, about: about() })
 }
 
 fn seconds(fields: &[u64]) -> u64 {
