@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::statement::{last_value, retracts, statement};
+use super::retraction::retracts;
+use super::statement::{last_value, statement};
 use crate::answer::in_tag;
 use crate::boxed::last_box_and_place;
 use crate::characters::spelled;

@@ -23,6 +23,7 @@ mod phrases;
 mod plus_minus;
 mod quantity;
 mod region;
+mod retraction;
 mod series;
 mod statement;
 mod time;

@@ -6,10 +6,11 @@
 //! (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
 
 use super::chunks::{Chunk, Kind, chunks, inside, without_marks};
+use super::retraction::is_spoiled;
 use crate::{languages, words};
 
 /// Maximum number of characters of a sentence that are looked at.
-const LONGEST: usize = 2000;
+pub(super) const LONGEST: usize = 2000;
 
 /// Words that begin something else than a value.
 const TAILS: [&str; 66] = [
@@ -93,147 +94,11 @@ const LEADS: [&str; 7] = ["minus", "negative", "half", "than", "least", "most", 
 /// Words of comparison, which make an expression of two values: 3 less than 12.
 const COMPARISONS: [&str; 6] = ["less", "more", "fewer", "greater", "higher", "lower"];
 
-/// Words that take a statement back.
-const RETRACTIONS: [&str; 9] =
-    ["wait", "actually", "sorry", "oops", "hmm", "correction", "nope", "scratch", "mistake"];
-
-/// The same in other languages, and words that only take back as the first of a sentence.
-const FIRST_RETRACTIONS: [&str; 18] = [
-    "moment",
-    "warte",
-    "halt",
-    "attendez",
-    "attends",
-    "pardon",
-    "espera",
-    "espere",
-    "perdón",
-    "aspetta",
-    "不对",
-    "不",
-    "等等",
-    "等一下",
-    "いや",
-    "стоп",
-    "подождите",
-    "wacht",
-];
-
-/// Words for no.
-const DENIALS: [&str; 6] = ["no", "nein", "non", "não", "nee", "нет"];
-
-/// Words that say of a statement that it does not hold, and what they follow: which is wrong.
-const WRONG: [&str; 16] = [
-    "wrong",
-    "incorrect",
-    "false",
-    "untrue",
-    "mistaken",
-    "impossible",
-    "not",
-    "falsch",
-    "inkorrekt",
-    "faux",
-    "incorrecte",
-    "incorrecto",
-    "incorrecta",
-    "falso",
-    "errado",
-    "неверно",
-];
-const WRONG_IS: [&str; 11] = ["is", "was", "be", "ist", "war", "est", "es", "é", "that's", "it's", "c'est"];
-const SUBJECTS: [&str; 14] = [
-    "which", "that", "this", "it", "answer", "das", "dies", "was", "ce", "cela", "eso", "esto", "isso", "это",
-];
-
-/// Words before another value that is right instead: but it should be 13.
-const CONTRASTS: [&str; 11] =
-    ["but", "however", "yet", "aber", "doch", "sondern", "mais", "pero", "sino", "mas", "но"];
-const RESTATES: [&str; 32] = [
-    "it", "it's", "that", "this", "the", "answer", "correct", "actual", "real", "true", "right", "is",
-    "should", "must", "be", "really", "actually", "in", "fact", "es", "ist", "muss", "sollte", "sein",
-    "c'est", "est", "doit", "être", "debe", "ser", "realidad", "en",
-];
-
-/// Words that give another value beside a statement.
-const ALTERNATIVES: [&str; 8] =
-    ["otherwise", "else", "alternatively", "maybe", "perhaps", "possibly", "might", "rather"];
-
 /// Verbs between a denial and a value: cannot be 12.
 const COPULAS: [&str; 15] = [
     "be", "is", "are", "equal", "equals", "exactly", "simply", "just", "es", "est", "ist", "é", "è", "это",
     "the",
 ];
-
-/// Whether a text starts with words that take back what stands before it, and has a value.
-pub(super) fn retracts(text: &str) -> bool {
-    let near = &text[..text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at)];
-    let near = without_marks(near);
-    let chunks = chunks(&near);
-    let is_end = |chunk: &Chunk| matches!(chunk.stop, Some('.' | '!' | '?'));
-    let end = chunks.iter().position(is_end).map_or(chunks.len(), |at| at + 1);
-    if is_denied(&chunks[..end.min(8)], false)
-        || chunks.first().is_some_and(|first| first.is_any(&CONTRASTS)) && is_contrasted(&chunks[..end])
-    {
-        return true;
-    }
-    if !text.contains(|c: char| c.is_ascii_digit()) {
-        return false;
-    }
-    let mut words = text.split_whitespace().map(|word| {
-        (word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase(), word.ends_with([',', '.', '!']))
-    });
-    match words.find(|(word, _)| !word.is_empty()) {
-        Some((word, stops)) if DENIALS.contains(&word.as_str()) => {
-            stops || words.next().is_some_and(|(next, _)| RETRACTIONS.contains(&next.as_str()))
-        }
-        Some((word, _)) => RETRACTIONS.contains(&word.as_str()) || FIRST_RETRACTIONS.contains(&word.as_str()),
-        None => false,
-    }
-}
-
-/// Whether chunks say of the statement before them that it is wrong; `is_tail` if they are in its sentence.
-fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
-    (1..chunks.len().min(20)).any(|at| {
-        let is_wrong = chunks[at].is_any(&WRONG)
-            && (!chunks[at].is_word("not")
-                || chunks
-                    .get(at + 1)
-                    .is_some_and(|next| next.is_any(&["correct", "right", "true", "possible"])));
-        let is_subject = match at {
-            1 => is_tail,
-            _ => chunks[at - 2].is_any(&SUBJECTS),
-        };
-        let is_short = chunks[at - 1].text.contains('\'');
-        is_wrong && chunks[at - 1].is_any(&WRONG_IS) && (is_short || is_subject)
-    })
-}
-
-/// Whether chunks give another value instead: but it should be 13.
-fn is_contrasted(chunks: &[Chunk]) -> bool {
-    let is_other = |rest: &[Chunk]| {
-        let restates = rest.iter().take_while(|chunk| chunk.is_any(&RESTATES)).count();
-        restates > 0 && rest.get(restates).is_some_and(|value| value.kind == Kind::Value || is_number(value))
-    };
-    (0..chunks.len()).any(|at| chunks[at].is_any(&CONTRASTS) && is_other(&chunks[at + 1..]))
-}
-
-/// Whether what follows a statement in its sentence takes it back or gives another value: "no, 13", "but it
-/// might be 13", "and 13 otherwise", "if x > 0 and 13 if x < 0".
-fn is_spoiled(tail: &[Chunk]) -> bool {
-    let is_value = |chunk: &Chunk| chunk.kind == Kind::Value || is_number(chunk);
-    let is_retraction = |at: usize| {
-        let is_than = tail.get(at + 1).is_some_and(|next| next.is_word("than"));
-        let is_no = tail[at].is_any(&DENIALS) && tail[at].stop.is_some();
-        let is_then = at == 0 && tail[at].is_word("then");
-        let is_other = tail[at].is_any(&RETRACTIONS) || tail[at].is_any(&ALTERNATIVES);
-        (is_other && !is_than) || is_no || is_then
-    };
-    let conditions = tail.iter().filter(|chunk| chunk.is_any(&["if", "when"])).count();
-    is_denied(tail, true)
-        || is_contrasted(tail)
-        || tail.iter().any(is_value) && (conditions > 1 || (0..tail.len()).any(is_retraction))
-}
 
 /// Returns the value that a sentence states, with the words that belong to it; all of it where it has none.
 pub(super) fn statement(sentence: &str) -> String {
@@ -350,7 +215,7 @@ fn changes(chunk: &Chunk) -> bool {
 }
 
 /// Whether a chunk is a number in words.
-fn is_number(chunk: &Chunk) -> bool {
+pub(super) fn is_number(chunk: &Chunk) -> bool {
     chunk.kind == Kind::Word
         && chunk.text.split('-').all(|word| {
             words::number_word(word).is_some()
