@@ -355,6 +355,8 @@ mod tests {
             ("\\boxed{B}\n\nHold on: D.", None),
             ("<answer>B</answer>\nI was wrong; the answer is A.", None),
             ("\\boxed{B}\n\nSo the answer is B.", Some("B")),
+            ("\\boxed{B}\n\nWait, I check: it is 5. B is correct.", Some("B")),
+            ("\\boxed{B}\n\nThe answer is B. No, D.", None),
             ("The answer is B. Oh, D.", None),
             ("Answer: B. I now think D.", None),
             ("Answer: B\n\nRevision: D", None),

@@ -33,9 +33,13 @@ pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named
         place + text[place..].find(found.1.as_str()).map_or(0, |at| at + found.1.len())
     };
     if let Some((end, marked)) = reader.in_box(&text).or_else(|| reader.in_tag(&text)) {
-        let later = reader.stated(&text[end..]);
-        return unless_undone(end, marked?)
-            .filter(|marked| later.is_none_or(|(_, later)| later.0 == marked.0));
+        let marked = marked?;
+        // Text behind may state it again ("Wait, I check: B is correct"), or another option.
+        return match reader.stated(&text[end..]) {
+            None => unless_undone(end, marked),
+            Some((_, later)) if later.0 != marked.0 => None,
+            Some((place, later)) => unless_undone(behind(end + place, &later), marked),
+        };
     }
     if let Some((place, stated)) = reader.stated(&text) {
         return unless_undone(behind(place, &stated), stated);
