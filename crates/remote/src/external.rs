@@ -50,7 +50,8 @@ use waits::Waits;
 /// Settings of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers, with a model each: the one with the fewest calls is asked, of several the first.
+    /// Servers, with a model each, in the order of preference. Of the servers of one model the one with the
+    /// fewest calls is asked, of several the first; a server of another model only if these fail.
     pub endpoints: Vec<Endpoint>,
     /// Most calls under way at once.
     pub most_running: usize,
@@ -290,9 +291,16 @@ impl Course {
             Some(error) => error.repeats_nothing() && self.asked.iter().sum::<usize>() < tries,
         };
         let free = (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_left);
-        let ranked = free.map(|number| (servers[number].rank(), number));
+        // Calls are spread only among servers of one model: which model replies must not depend on the load.
+        let preference = |number: usize| {
+            servers.iter().position(|server| server.model == servers[number].model).unwrap_or(number)
+        };
+        let ranked = free.map(|number| {
+            let (rests_for, is_avoided, running) = servers[number].rank();
+            ((rests_for, is_avoided, preference(number), running), number)
+        });
         // There is no point in a wait that would end after the deadline.
-        ranked.min().filter(|((rests_for, _, _), _)| *rests_for <= left).map(|(_, number)| number)
+        ranked.min().filter(|((rests_for, ..), _)| *rests_for <= left).map(|(_, number)| number)
     }
 
     /// Returns the number of endpoints that were not asked yet and may be.

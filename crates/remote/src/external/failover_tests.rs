@@ -94,6 +94,28 @@ async fn concurrent_calls_succeed_beside_failing_endpoint() {
 }
 
 #[tokio::test]
+async fn concurrent_calls_use_preferred_model_unless_it_fails() {
+    let slow =
+        |text| [vec![Step::Wait(Duration::from_millis(50))], json_answer("200 OK", "", &completion(text))];
+    let (first, second) =
+        (TestServer::new(vec![slow("5").concat()]).await, TestServer::new(vec![slow("6").concat()]).await);
+    let policy = over(&[&first, &second], Duration::from_secs(4));
+    let question = question();
+    let replies = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
+    assert!(replies.iter().all(|reply| reply.as_ref().is_ok_and(|reply| reply.content == "5")));
+    assert_eq!((first.asked(), second.asked()), (8, 0));
+
+    // Servers of the same model share the calls.
+    let endpoint =
+        |server: &TestServer| Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None };
+    let endpoints = vec![endpoint(&first), endpoint(&second)];
+    let policy = External::new(ExternalOptions { endpoints, ..ExternalOptions::default() }).unwrap();
+    let replies = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
+    assert!(replies.iter().all(Result::is_ok));
+    assert_eq!((first.asked(), second.asked()), (12, 4));
+}
+
+#[tokio::test]
 async fn stream_changes_its_endpoint_before_its_first_piece() {
     for (what, answer) in failures() {
         let bad = TestServer::new(vec![answer]).await;

@@ -56,6 +56,8 @@ pub(crate) struct Options {
     pub labels: Vec<String>,
     /// Whether the question asks for the option that is wrong ("all of these EXCEPT").
     pub asks_for_wrong: bool,
+    /// Whether it asks for the statement that is false: then "A is correct" is no answer.
+    pub asks_for_false: bool,
 }
 
 impl Options {
@@ -85,7 +87,13 @@ impl Options {
         let labels = found.and_then(|choices| choices.get("label")?.as_array());
         let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
         let asks_for_wrong = ASKS_FOR_WRONG.is_match(question);
-        Options { asks_for_wrong, texts, labels: labels.into_iter().flatten().map(plain).collect() }
+        let asks_for_false = ASKS_FOR_FALSE.is_match(question);
+        Options {
+            asks_for_wrong,
+            asks_for_false,
+            texts,
+            labels: labels.into_iter().flatten().map(plain).collect(),
+        }
     }
 
     /// An expected option: its number where it is one of the labels, or else what it was.
@@ -192,6 +200,8 @@ fn with_signs(text: &str) -> String {
 static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b")
 });
+static ASKS_FOR_FALSE: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid)\b"));
 static THOUSANDS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b\d{1,3}(?:,\d{3})+\b"));
 /// The letter that some data sets write before the text of an option, "B) cheesecake".
 static LETTERED: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\(?([A-Z])[).:]\s+"));
@@ -204,11 +214,7 @@ mod tests {
     use super::*;
 
     fn texts(all: &[&str]) -> Options {
-        Options {
-            texts: all.iter().map(|text| (*text).to_owned()).collect(),
-            labels: Vec::new(),
-            asks_for_wrong: false,
-        }
+        Options { texts: all.iter().map(|text| (*text).to_owned()).collect(), ..Options::default() }
     }
 
     #[test]
@@ -342,6 +348,55 @@ mod tests {
             ("【答案】B", Some("B")),
             ("答案是B，不是A", Some("B")),
             ("The answer is −84.", Some("−84.")),
+            // Taken back.
+            ("\\boxed{B}\n\nOops, that is wrong.", None),
+            ("\\boxed{B} cannot be right.", None),
+            ("\\boxed{B}? Nope.", None),
+            ("\\boxed{B}\n\nHold on: D.", None),
+            ("<answer>B</answer>\nI was wrong; the answer is A.", None),
+            ("\\boxed{B}\n\nSo the answer is B.", Some("B")),
+            ("\\boxed{B}\n\nWait, I check: it is 5. B is correct.", Some("B")),
+            ("\\boxed{B}\n\nThe answer is B. No, D.", None),
+            ("The answer is B. Oh, D.", None),
+            ("Answer: B. I now think D.", None),
+            ("Answer: B\n\nRevision: D", None),
+            ("Answer: B, no wait, D.", None),
+            ("The answer is B. This can't be true.", None),
+            ("Die Antwort ist B. Nein, D.", None),
+            ("答案是B。不对，是D。", None),
+            ("The answer is B. It boils at 5, and A is too low.", Some("B")),
+            // Supposed or quoted.
+            ("Suppose \\boxed{B}.", None),
+            ("The template is \\boxed{B}", None),
+            ("If x = 2, it fits, so \\boxed{B}", Some("B")),
+            ("The popular answer is B.", None),
+            ("The least plausible answer is B.", None),
+            ("My friend says: the answer is B.", None),
+            ("He picks B.", None),
+            ("오답: B", None),
+            // Two options.
+            ("Answer: B (cheesecake) or D (Paris)", None),
+            ("The answer is B for red and D for blue.", None),
+            ("The answer is B. So is D.", None),
+            ("Answer:\nB\nD", None),
+            ("答案：B、D", None),
+            ("The answer is B - D", None),
+            // Labels that begin a name, or have the text of another option.
+            ("The answer is B. Brown", None),
+            ("Answer: B. Paris", None),
+            ("The answer is Paris (B).", None),
+            ("Answer: B. Cheesecake", Some("B")),
+            ("The point is (B).", None),
+            ("\\boxed{\\bf B}", Some("B")),
+            ("\\boxed{\\text{ B }}", Some("B")),
+            ("<ANSWER>B</ANSWER>", Some("B")),
+            ("#### B", Some("B")),
+            ("The answer is cheesecake, not Paris.", Some("cheesecake")),
+            ("The answer is B; A and D are wrong.", Some("B")),
+            ("B选项正确。", Some("B")),
+            ("選択肢Bが正解です。", Some("B")),
+            ("B ist richtig.", Some("B")),
+            ("Правильный вариант: B.", Some("B")),
         ] {
             let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
             if score.extracted.as_deref() != want {
@@ -364,6 +419,9 @@ mod tests {
             assert_eq!(named("Which statement is FALSE?", text), !taken_back, "{text}");
             assert!(!named("Which statement holds?", text), "{text}");
         }
+        assert!(!named("Which claim is false?", "B is correct."));
+        assert!(named("Which claim is false?", "B is the correct answer."));
+        assert!(named("Which claim is false?", "A and C hold. B is false."));
     }
 
     #[test]

@@ -2,18 +2,19 @@
 //!
 //! A box or `<answer>` that names an option comes first; one that does not is passed over. Then the last
 //! sentence that states an option counts ("the answer is B", "I choose B", "B is correct", a line of the
-//! letter alone), unless a later sentence takes it back; then the last or the first line, if it begins with
+//! letter alone). A later sentence may take back what a box, a tag or a sentence states: then none is named; then the last or the first line, if it begins with
 //! an option; then the option in brackets that ends the last sentence. Where two options are named as one
 //! answer ("B or C"), and where one is denied, none is named.
 
 use std::sync::LazyLock;
 
-use regex::Regex;
+use regex::{Captures, Regex};
 
 use super::Options;
 use super::words::{
-    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE, IS_CORRECT,
-    IS_CORRECT_ELSEWHERE, IS_DENIED, NUMBERED, OTHER, RULED_OUT, STATES, TAKEN_BACK, UNDONE,
+    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE,
+    IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED, JOINED, NAMES_ANSWER, NUMBERED, OTHER, REPORTED, RULED_OUT,
+    STATES, SUPPOSED, TAKEN_BACK, UNDONE,
 };
 use crate::boxed::last_box_and_place;
 use crate::pattern::pattern;
@@ -25,28 +26,28 @@ type Named = (usize, String);
 pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named> {
     let text = plain(text);
     let reader = Reader { count, options };
-    if let Some(boxed) = reader.in_box(&text) {
-        return boxed;
-    }
-    if let Some(tagged) = reader.in_tag(&text) {
-        return Some(tagged);
+    // What follows a statement may take it back.
+    let unless_undone =
+        |end: usize, found: Named| Some(found).filter(|found| !reader.is_taken_back(&text[end..], found.0));
+    let behind = |place: usize, found: &Named| {
+        place + text[place..].find(found.1.as_str()).map_or(0, |at| at + found.1.len())
+    };
+    if let Some((end, marked)) = reader.in_box(&text).or_else(|| reader.in_tag(&text)) {
+        let marked = marked?;
+        // Text behind may state it again ("Wait, I check: B is correct"), or another option.
+        return match reader.stated(&text[end..]) {
+            None => unless_undone(end, marked),
+            Some((_, later)) if later.0 != marked.0 => None,
+            Some((place, later)) => unless_undone(behind(end + place, &later), marked),
+        };
     }
     if let Some((place, stated)) = reader.stated(&text) {
-        return Some(stated).filter(|stated| !is_taken_back(&text[place..], stated, options.asks_for_wrong));
+        return unless_undone(behind(place, &stated), stated);
     }
-    reader.on_an_edge(&text).or_else(|| reader.in_brackets(&text))
-}
-
-/// Returns whether a text, which begins with a stated option, takes it back later. A task may ask for the
-/// option that is wrong.
-fn is_taken_back(text: &str, (number, how): &Named, asks_for_wrong: bool) -> bool {
-    let rest = text.find(how.as_str()).map_or("", |at| &text[at + how.len()..]);
-    let later = SENTENCE_END.find_iter(rest).map(|end| &rest[end.end()..]);
-    let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| super::letter(&found[1]));
-    std::iter::once(rest)
-        .chain(later)
-        .any(|sentence| TAKEN_BACK.is_match(sentence) || (!asks_for_wrong && CALLED_WRONG.is_match(sentence)))
-        || (!asks_for_wrong && denied.any(|denied| denied == *number))
+    if let Some((place, found)) = reader.on_an_edge(&text) {
+        return unless_undone(behind(place, &found), found);
+    }
+    reader.in_brackets(&text).or_else(|| reader.only_denied(&text))
 }
 
 /// Returns a text with ASCII in place of full-width characters, and without marks that only change how it
@@ -74,8 +75,10 @@ fn plain(text: &str) -> String {
         c => c,
     };
     let text: String = text.chars().map(narrow).collect();
+    let text = ANSWER_TAG.replace_all(&text, |tag: &Captures<'_>| tag[0].to_lowercase());
     let text = TAG.replace_all(&text, "");
     let text = COMMAND.replace_all(&text, "{");
+    let text = STYLE.replace_all(&text, " ");
     ESCAPE.replace_all(&text, "$1").into_owned()
 }
 
@@ -92,9 +95,52 @@ struct Reader<'o> {
 }
 
 impl Reader<'_> {
-    /// Returns the option in the last box that names one: `None` within it if the box before it is joined to
-    /// it ("or") and names another one.
-    fn in_box(&self, text: &str) -> Option<Option<Named>> {
+    /// Returns whether what follows a stated option takes it back: a sentence that denies it or gives another
+    /// option's label by itself, or another label in its own sentence ("or C"). A task may ask for the option
+    /// that is wrong.
+    fn is_taken_back(&self, rest: &str, number: usize) -> bool {
+        let is_other = |label: &str| self.letter(label).is_some_and(|(other, _)| other != number);
+        let names_other = |expression: &Regex, sentence: &str| {
+            !DENIES.is_match(sentence)
+                && expression
+                    .captures_iter(sentence)
+                    .any(|found| found.iter().flatten().skip(1).any(|label| is_other(label.as_str())))
+        };
+        let ends: Vec<_> = SENTENCE_END.find_iter(rest).collect();
+        let own = ends.first().map_or(rest, |end| &rest[..end.start()]);
+        if names_other(&JOINED, own) {
+            return true;
+        }
+        let asks_for_wrong = self.options.asks_for_wrong;
+        let starts = std::iter::once(0).chain(ends.iter().map(|end| end.end()));
+        let mut later = starts.map(|start| {
+            let sentence = &rest[start..];
+            (sentence, &sentence[..SENTENCE_END.find(sentence).map_or(sentence.len(), |end| end.end())])
+        });
+        let is_denied = later.any(|(text, sentence)| {
+            TAKEN_BACK.is_match(text)
+                || names_other(&ANOTHER, sentence)
+                || (!asks_for_wrong && CALLED_WRONG.is_match(text))
+        });
+        let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| super::letter(&found[1]));
+        let closed = rest.trim_start_matches(|c: char| CLOSES.contains(&c));
+        let is_denied_here = closed.trim_start().starts_with(char::is_alphabetic)
+            && closed.starts_with(' ')
+            && !closed.trim_start().starts_with("not ")
+            && DENIED.is_match(closed);
+        is_denied || (!asks_for_wrong && (is_denied_here || denied.any(|denied| denied == number)))
+    }
+
+    /// Returns the one option that a text calls false, where the question asks for it.
+    fn only_denied(&self, text: &str) -> Option<Named> {
+        let mut denied = IS_DENIED.captures_iter(text).filter(|_| self.options.asks_for_false);
+        let (only, None) = (denied.next()?, denied.next()) else { return None };
+        self.letter(&only[1]).filter(|_| is_stated(&text[..only.get(1).map_or(0, |at| at.start())], ""))
+    }
+
+    /// Returns the option in the last box that names one, with the end of the box. The option is `None` if the
+    /// box before is joined to this box ("or") and names another option.
+    fn in_box(&self, text: &str) -> Option<(usize, Option<Named>)> {
         let mut boxes = Vec::new();
         let mut end = text.len();
         while let Some((inside, place)) = last_box_and_place(&text[..end]) {
@@ -111,16 +157,16 @@ impl Reader<'_> {
         let is_one = before.is_none_or(|(other, before)| {
             other.0 == last.0 || !JOINS.is_match(&text[before.end..place.start])
         });
-        Some(is_one.then_some(last))
+        Some((place.end, is_one.then_some(last)))
     }
 
-    /// Returns the option in the last `<answer>` that names one.
-    fn in_tag(&self, text: &str) -> Option<Named> {
+    /// Returns the option in the last `<answer>` that names one, with the end of the tag.
+    fn in_tag(&self, text: &str) -> Option<(usize, Option<Named>)> {
         let mut end = text.len();
         while let Some(close) = text[..end].rfind("</answer>") {
             let open = text[..close].rfind("<answer>")?;
             if let Some(found) = self.inside(&text[open + "<answer>".len()..close], &text[..open]) {
-                return Some(found);
+                return Some((close + "</answer>".len(), Some(found)));
             }
             end = open;
         }
@@ -131,10 +177,10 @@ impl Reader<'_> {
     fn inside(&self, inside: &str, before: &str) -> Option<Named> {
         let before = before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']);
         let line = before.rsplit('\n').next().unwrap_or_default();
-        if RULED_OUT.is_match(&format!("{line} ")) {
+        if RULED_OUT.is_match(&format!("{line} ")) || SUPPOSED.is_match(sentence(before)) {
             return None;
         }
-        let inside = inside.trim().trim_start_matches(['{', '$', '*']);
+        let inside = inside.trim().trim_start_matches(['{', '$', '*']).trim_end_matches('~');
         let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
         let short = self.short(inside, Case::Any);
         // A tag may hold more than a line: then it is a text like any other.
@@ -158,7 +204,8 @@ impl Reader<'_> {
             let is_list = all.as_str().contains('\n') && self.is_list(&text[all.end()..]);
             let is_supposed = all.as_str().to_lowercase().contains("would")
                 && COUNTERFACTUAL.is_match(sentence(&text[..all.start()]));
-            if is_stated(&text[..all.start()], gap) && !is_list && !is_supposed {
+            let is_own = is_own_answer(&text[..all.start()]);
+            if is_stated(&text[..all.start()], gap) && is_own && !is_list && !is_supposed {
                 take(all.end(), self.short(&text[all.end()..], Case::Any));
             }
         }
@@ -174,8 +221,11 @@ impl Reader<'_> {
         for found in IS_CORRECT.captures_iter(text).chain(IS_CORRECT_ELSEWHERE.captures_iter(text)) {
             let Some(letter) = found.get(1) else { continue };
             let before = text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
-            let is_one =
-                !AFTER_ANOTHER.is_match(before) && BEFORE_OPTION.is_match(before) && is_stated(before, "");
+            let is_true_statement = self.options.asks_for_false && !NAMES_ANSWER.is_match(&found[0]);
+            let is_one = !is_true_statement
+                && !AFTER_ANOTHER.is_match(before)
+                && BEFORE_OPTION.is_match(before)
+                && is_stated(before, "");
             take(letter.start(), self.letter(letter.as_str()).filter(|_| is_one));
         }
         let mut alone = Vec::new();
@@ -194,6 +244,8 @@ impl Reader<'_> {
         distinct.dedup();
         let is_answer = match &alone[..] {
             [.., (_, None), (_, Some(_))] => true,
+            // "Answer:", B and C on lines of their own.
+            [.., (_, Some(_)), (_, Some(_))] => distinct.len() == 1,
             _ => distinct.len() == 1,
         };
         if let Some((at, found)) = alone.into_iter().rev().find(|(_, found)| found.is_some())
@@ -213,7 +265,8 @@ impl Reader<'_> {
 
     /// Returns the option that the last line begins with or is, or else the first, unless several lines begin
     /// with options.
-    fn on_an_edge(&self, text: &str) -> Option<Named> {
+    fn on_an_edge(&self, text: &str) -> Option<(usize, Named)> {
+        let place = |line: &str| line.as_ptr() as usize - text.as_ptr() as usize;
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
         let begins = |line: &str| {
             let found = ITEM.captures(line.trim()).or_else(|| ALONE.captures(line.trim()))?;
@@ -245,10 +298,11 @@ impl Reader<'_> {
         let short = Some(last)
             .filter(is_one)
             .and_then(|line| self.short(line, Case::Any).filter(|found| holds(line, found)));
-        short.or_else(|| {
-            let capital = |line| self.capital(line).filter(|found| holds(line, found));
-            Some(first).filter(is_one).and_then(capital)
-        })
+        let capital = || {
+            Some(first).filter(is_one).and_then(|line| self.capital(line).filter(|found| holds(line, found)))
+        };
+        let short = short.map(|found| (place(last), found));
+        short.or_else(|| capital().map(|found| (place(first), found)))
     }
 
     /// Returns the option in brackets that ends the last sentence, if this states it and has no other.
@@ -263,7 +317,12 @@ impl Reader<'_> {
         let is_last = !after.contains(char::is_alphanumeric) && before.ends_with(char::is_whitespace);
         let is_denied =
             RULED_OUT.is_match(before) || UNDONE.is_match(clause(before)) || NUMBERED.is_match(before);
-        self.letter(letter.as_str()).filter(|_| is_last && !is_denied && STATES.is_match(clause(before)))
+        let (before, own) = (before.trim_end().to_lowercase(), super::letter(letter.as_str()));
+        let mut texts = self.options.texts.iter().enumerate().filter(|(number, _)| Some(*number) != own);
+        let is_of_another =
+            texts.any(|(_, text)| !text.is_empty() && before.ends_with(&format!(" {}", text.to_lowercase())));
+        self.letter(letter.as_str())
+            .filter(|_| is_last && !is_of_another && !is_denied && STATES.is_match(clause(&before)))
     }
 
     /// Returns the option of a letter.
@@ -286,7 +345,12 @@ impl Reader<'_> {
         // "E. coli" is no E.
         if let Some(found) = whole().filter(|(_, how)| how.chars().filter(|c| !c.is_whitespace()).count() > 1)
         {
-            return Some(found);
+            // "A. carbon dioxide" where this is the text of B.
+            let label =
+                |text: &str| super::LETTERED.captures(text).and_then(|label| super::letter(&label[1]));
+            let own = self.options.texts.get(found.0).and_then(|text| label(text));
+            return Some(found)
+                .filter(|(number, how)| own.is_some() || label(how).is_none_or(|of| of == *number));
         }
         if let Some(found) = self.options.labelled(word).filter(|found| *found < self.count) {
             let rest = &open[word.len()..];
@@ -302,7 +366,7 @@ impl Reader<'_> {
         let is_letter = first.is_ascii_uppercase() || (case == Case::Any && first.is_ascii_lowercase());
         let found = self.letter(&first.to_string()).filter(|_| is_letter);
         let Some(found) = found else { return whole() };
-        if self.is_alternative(rest, false) {
+        if self.is_alternative(rest, false) || self.is_of_another(found.0, rest) {
             return None;
         }
         match self.ends(&found, rest, first, is_marked) {
@@ -323,6 +387,24 @@ impl Reader<'_> {
         other.is_some_and(|other| other.as_str() != "I" && is_digit(other.as_str()) == is_number)
     }
 
+    /// Returns whether a label is followed by the text of another option, "B. sand", or begins a name,
+    /// "B. subtilis".
+    fn is_of_another(&self, number: usize, rest: &str) -> bool {
+        let line = rest.lines().next().unwrap_or_default();
+        let behind = line.trim_start_matches(|c: char| CLOSES.contains(&c) || "\\.,:-–—( ".contains(c));
+        let text = behind.strip_prefix("i.e. ").unwrap_or(behind).trim_end_matches(|c| CLOSES.contains(&c));
+        if behind.len() == line.len() || self.options.texts.is_empty() {
+            return false;
+        }
+        let own = self.options.texts.get(number).is_some_and(|own| {
+            let own = own.to_lowercase();
+            text.to_lowercase().starts_with(&own) && !own.is_empty()
+        });
+        let is_word = text.chars().count() > 1 && text.trim_end_matches('.').chars().all(char::is_alphabetic);
+        let is_name = line.starts_with(". ") && is_word;
+        !own && (is_name || self.of_text(text).is_some_and(|(other, _)| other != number))
+    }
+
     /// Returns whether a letter stands alone, by what follows it.
     fn ends(&self, found: &Named, rest: &str, letter: char, is_marked: bool) -> bool {
         let closed = rest.trim_start_matches(|c| CLOSES.contains(&c) || (is_marked && c == '\''));
@@ -339,18 +421,21 @@ impl Reader<'_> {
         let follows = closed[next.len_utf8()..].chars().next();
         match next {
             ',' if letter.is_ascii_lowercase() => false,
+            ',' | ':' if letter == 'I' && !text.is_empty() => false,
             '.' | ':' | ',' => !follows.is_some_and(|c| c.is_alphanumeric() && (next != ',' || c.is_ascii())),
             '!' | '?' | ';' => !follows.is_some_and(char::is_alphanumeric),
             '\\' => !follows.is_some_and(char::is_alphabetic),
-            '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' => true,
+            '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' | '…' => true,
             '\'' => false,
-            ' ' | '\t' if behind.is_empty() => true,
+            ' ' | '\t' if behind.trim_start_matches(CLOSES).is_empty() => true,
             ' ' | '\t' => {
                 if DENIED.is_match(behind) {
                     return false;
                 }
                 let is_capital = letter.is_ascii_uppercase();
                 let goes_on = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
+                // "A is correct" is no answer where the question asks what is false.
+                let goes_on = goes_on && !(self.options.asks_for_false && IS_TRUE.is_match(behind));
                 let is_word = letter == 'A' || letter == 'I';
                 (is_marked && is_closed)
                     || (is_capital && goes_on)
@@ -365,7 +450,12 @@ impl Reader<'_> {
     fn of_text(&self, line: &str) -> Option<Named> {
         let line = line.trim().trim_matches(['*', '"', '`', '$', ':', '_', ' ']);
         let sentence = SENTENCE.find(line).map_or(line, |end| &line[..end.start()]);
-        [line, sentence].into_iter().find_map(|text| {
+        // "ice, not sand".
+        let against = AGAINST
+            .find(line)
+            .filter(|at| super::option_of(&line[at.end()..], &self.options.texts).is_some());
+        let chosen = against.map_or(line, |at| &line[..at.start()]);
+        [line, sentence, chosen].into_iter().find_map(|text| {
             let found = super::option_of(text, &self.options.texts)?;
             (found < self.count).then(|| (found, text.trim().to_owned()))
         })
@@ -381,6 +471,13 @@ fn sentence(text: &str) -> &str {
 fn clause(text: &str) -> &str {
     let boundary = BOUNDARY.find_iter(text).last();
     boundary.map_or(text, |found| &text[found.end()..])
+}
+
+/// Returns whether the word before "answer" leaves it the speaker's own: no adjective but those known ("the
+/// popular answer"), and no report ("the user says").
+fn is_own_answer(before: &str) -> bool {
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    OWN.is_match(line) && !REPORTED.is_match(line)
 }
 
 /// Returns whether the words before a statement, and those within it, leave it one.
@@ -432,13 +529,19 @@ static LEAD: LazyLock<Regex> = LazyLock::new(|| {
 });
 /// "not B but", before the option that is meant.
 static INSTEAD: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"^not\s+\(?[A-Z]\)?\s*,?\s+but\s+(?:rather\s+)?"));
+    LazyLock::new(|| pattern(r"^(?i:not)\s+\(?[A-Z]\)?\s*,?\s+but\s+(?:rather\s+)?"));
+/// What makes another option in a later sentence none that is stated: "C is too small", "rather than C".
+static DENIES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:not|\w+n't|cannot|neither|nor|eliminat\w+|exclud\w+|rul\w+\s+out|reject\w*|instead\s+of|rather\s+than|unlike|wrong|incorrect|false|without|except)\b",
+    )
+});
 /// What joins two boxes.
 static JOINS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s$,.()]*(?i:or|and|,|/|;)?[\s$()]*$"));
 /// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
 static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)(?:^|[^\w\s-]|\n|\b(?:option|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",
+        r"(?i)(?:^|[^\w\s-]|\n|选项|選項|選択肢|\b(?:option|opción|opção|opzione|somit|daher|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",
     )
 });
 static BOUNDARY: LazyLock<Regex> = LazyLock::new(|| {
@@ -450,15 +553,26 @@ static BOUNDARY: LazyLock<Regex> = LazyLock::new(|| {
 static SURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?i)\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?)\s+doubt(?:\s+that)?\b|\bnot\s+only\b")
 });
+static AGAINST: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i),?\s+(?:not|rather\s+than|instead\s+of)\s+"));
 static SENTENCE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)[.!?](?:[\s*_\x22`]|$)|,?\s+(?:because|since)\b|[*_`\x22}\])]+[.!?]?$"));
+/// What may stand before "answer": nothing, marks, or a word of these.
+static OWN: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(?:^|[^a-z'\s-]|\b(?:the|an?|my|our|final|correct|right|best|better|most\s+\w+|only|single|good|true|real|actual|proper",
+        r"|valid|accurate|appropriate|suitable|closest|nearest|logical|reasonable|sensible|plausible|exact|numeric|numerical|precise|intended|expected|required",
+        r"|desired|corresponding|matching|resulting|chosen|selected|ultimate|simplified|complete|full|this|that|which|whose|so|thus|hence|therefore|then|and|is|as|with|choose|select|pick|mark",
+        r"|i|we|de|la|el|il|une?|multiple|short|direct|overall|official|likely|one|strongest|safest|ideal|optimal|answer|option|choice|letter|of|to|for|in|solution))[\s*_\x22'(\[{`-]*$",
+    ))
+});
 static AFTER_ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?:\b[A-Z]\b[)\]\x22'*_`]*\s*(?:,|/|&|,?\s*\b(?i:or|and|nor)\b)|\b(?i:neither|nor|none\s+of|not|than|if|whether|only\s+if))\s*(?i:option|choice|answer)?$",
+        r"(?:\b[A-Z]\b[)\]\x22'*_`]*\s*(?:,|、|/|&|,?\s*\b(?i:or|and|nor)\b)|\b(?i:neither|nor|none\s+of|not|than|if|whether|only\s+if))\s*(?i:option|choice|answer)?$",
     )
 });
 static ALONE: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"^[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$")
+    pattern(r"^(?:####\s)?[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$")
 });
 static ITEM: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"^[*_\x22(\[{`$\s-]*([A-Z])[*_`]*(?:[)\].:]|\s[-–—])[*_`]*\s*\S"));
@@ -470,8 +584,14 @@ static TAG: LazyLock<Regex> = LazyLock::new(|| {
 });
 static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|bold|bm|underline)\s*\{",
+        r"\\(?:text(?:bf|it|rm|sf|tt|sc)?|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|bold|bm|underline)\s*\{",
     )
 });
+/// Commands for fonts, sizes and spaces.
+static STYLE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"\\(?:(?:rm|bf|sf|it|tt|large|Large|LARGE|huge|Huge|displaystyle|quad|qquad)\b|[,;! ])")
+});
+static IS_TRUE: LazyLock<Regex> = LazyLock::new(|| pattern(r"^(?i:is)\s+(?i:correct|right)\W*(?:$|[.,;\n])"));
+static ANSWER_TAG: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)</?answer>"));
 /// A backslash that Markdown or LaTeX puts before a mark.
 static ESCAPE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\(?:left|right)?([.()\[\]*_:!?,;])"));

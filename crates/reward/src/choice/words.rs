@@ -46,7 +46,7 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         // Languages that separate words: an adjective, a verb and an article may stand between.
         r"(?i)(?:\b(?:richtig\s+ist|antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
-        r"|ответ(?:ом)?|alternativa|opción|opção|opzione)\b[*_]*",
+        r"|ответ(?:ом)?|правильный\s+вариант|alternativa|opción|opção|opzione)\b[*_]*",
         r"(?:\s+(?:richtige|korrekte|endgültige|correcta|correcte|correta|corretta|final|finale|yang|benar|tepat|sahihi",
         r"|náà|naa|tó|tọ́|правильный|верный|lautet|ist|wäre|es|est|è|é|sería|serait|sarebbe|seria|ni|adalah|ialah|это",
         r"|является|la|a|el|o|l|die|option|opción|opção|opzione|opsi|chaguo|pilihan|вариант|letra|letter|lettera|lettre|donc|also|daher|somit|entonces|quindi|portanto|certa|giusta|esatta|exacta|exacte|juste|lililo",
@@ -65,13 +65,16 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
 
 /// "B is correct" where words are not separated, with the letter in group 1.
 pub(super) static IS_CORRECT_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?-i:([A-Z]))\s*(?:选项|選項|项|項)?\s*(?:是\s*(?:正确|正確|对|對)的?|が(?:正解|正しい))")
+    pattern(concat!(
+        r"(?-i:([A-Z]))\s*(?:选项|選項|项|項)?\s*(?:是\s*(?:正确|正確|对|對)的?|(?:正确|正確)(?:[。.,;!]|$|\n)|が(?:正解|正しい)",
+        r"|[가이은는]\s*정답|\s(?:ist|es|est|è)?\s+(?:(?:la|le|el|die)\s+)?(?:richtig|korrekt|correct[aeo]?|corrett[ao])(?:[.,!]|$|\n))",
+    ))
 });
 
 /// What may follow an option there.
 pub(super) static ENDS_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"^\s*(?:(?:です|だ|である|になります|となります|でした|。|입니다|이다|예요|이에요|번|है|हैं|হবে|项|項|吧|。)",
+        r"^\s*(?:(?:です|だ|である|になります|となります|でした|。|입니다|이다|예요|이에요|번|है|हैं|হবে|选项|選項|项|項|吧|번입니다|번이다|。)",
         r"\s*(?:[.,。!）)*」]|।|$|\s)",
         r"|(?:porque|weil|denn|car|parce|perché|poiché|pois|karena|kwa|nitorí|nitori|потому|так|لأن)\b)",
     ))
@@ -84,7 +87,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
         r"|incorrect|false|impossible|unlikely|could|might|may|why|than|instead\s+of|unlike|had|claims?|claimed|none",
         r"|initially|originally|tempt\w+|almost|nearly|at\s+first|going\s+to|would\s+have|thought|many|some|most\s+people",
         r"|students|people|others|perhaps|maybe|possibly|nobody|no\s+one|no\s+way",
-        r"|refuse\w*|hard|difficult|avoid|wenn|falls|si|se|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
+        r"|refuse\w*|mistake|misconception|hard|difficult|avoid|wenn|falls|si|se|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
         r"|¿|如果|若|假如|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
         r"|\b(?:falsche|incorrecta|incorrecte|mauvaise|fausse|salah|sbagliata|errada|incorreta|equivocada)\b",
     ))
@@ -93,7 +96,7 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
 /// Words right before "answer" that make it another one than the answer.
 pub(super) static OTHER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:first|initial|other|another|second|third|(?:second|next|third)-best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
+        r"(?i)오\s*$|\bleast\s+\w+\s*$|\b(?:they|he|she|who|someone|everyone|first|initial|other|another|second|third|(?:second|next|third)-best|previous|earlier|tempting|common|worst|bad|eliminated|excluded|discarded|rejected|dismissed",
         r"|naive|alternative|next|each|every|no|his|her|their|your|student's|should|shall|do|did|can|no\s+es|si)\s*$|[不别非勿没](?:应该|應該|应当|应|應|能|可以|可|会|要|宜)?\s*$",
     ))
 });
@@ -117,27 +120,67 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
 /// Another option right behind one, with its letter in group 1: "B or C", "B, C", "B/C".
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,/&|+;]|,?\s*\b(?i:or|and|as\s+well\s+as|plus|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
-        r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z]|\d+)\b",
-        r"[)\]}\x22'*_`$]*\s*(?:[.,;:!?/&|)]|$|\n|\b(?i:or|and|und|oder)\b)",
+        r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,、/&|+]|\s?[-–—−]|,?\s*\b(?i:or|and|as\s+well\s+as|plus|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
+        r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z]|[IVX]{2,}|\d+)",
+        r"[)\]}\x22'*_`$]*\s*(?:[.,、;:!?/&|)都均]|都|均|$|\n|\b(?i:or|and|und|oder)\b)",
     ))
 });
 
-/// What follows an option that is taken back: "The answer is B, no, A", "B. Wait, …".
+/// How a sentence begins that takes the option before it back: "The answer is B, no, A", "B. Wait, …".
 pub(super) static TAKEN_BACK: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|well|actually)\b\W*)*(?:no\s*(?:[,.;:!—–]|$)|correction\b|scratch\s+that",
-        r"|(?:wait|hold\s+on)\s*(?:[.,:;!…—–]|-|$)|just\s+kidding|i\s+doubt|on\s+second\s+thought",
-        r"|i\s+(?:retract|take\s+(?:that|it)\s+back|was\s+wrong|made\s+a(?:n\s+error|\s+mistake)))",
+        r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|well|actually|edit|update)\b\W*)*(?:no\s*(?:[,.;:!—–]|$)|no,?\s+wait|nope\b|correction\b|scratch\s+that",
+        r"|(?:wait|hold\s+on)\s*(?:[.,:;!…—–]|-|$)|just\s+kidding|i\s+(?:doubt|disagree)|on\s+second\s+thought|strike\s+that|never\s*mind|make\s+that|i\s+mean\b",
+        r"|my\s+(?:bad|mistake)|not\s*(?:really|quite)?\s*[.!]|let\s+me\s+(?:re|double)|i\s+misread|or\s+rather\b|rather\s+[A-Z]\b|revised\b|(?:this|that)\s+contradicts",
+        r"|i\s+(?:retract|take\s+(?:that|it|this)\s+back|was\s+wrong|made\s+a(?:n\s+error|\s+mistake)))",
+        r"|^\W*(?:nein|doch|non|нет|いや|いいえ|不对|不對|不是|아니)\b?[\s,.:;!，、。]",
+        r"|^[^.\n]{0,12}(?:不对|不對)",
     ))
 });
 /// What follows an option that is called wrong: "B, which is wrong", "B. This is incorrect."
 pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^\W*(?:(?:hmm+|but|actually|however)\b\W*)*(?:(?:which|that|this|it)(?:'s|\s+is|\s+was)\s+(?:not\s+(?:correct|right|true)",
-        r"|wrong|incorrect|false)\s*(?:[.,;:!)]|$|\b(?:because|since|as)\b)|\(\s*(?:wrong|incorrect|no|not)\s*\))",
+        r"(?i)^\W*(?:(?:hmm+|but|actually|however|wait|oops|sorry|oh|no|hold\s+on)\b\W*)*(?:(?:which|that|this|it)(?:(?:'s|\s+is|\s+was)\s+(?:not|wrong|incorrect|false)",
+        r"|\s+(?:cannot|can't|isn't|wasn't|must\s+not|may\s+not|might\s+not|doesn't|does\s+not)(?:\s+be)?)",
+        r"(?:\s+(?:correct|right|true|so|it|fit|work))?(?:\s+though)?\s*(?:[.,;:!)]|$|\b(?:because|since|as)\b)|\(\s*(?:wrong|incorrect|no|not)\s*\))",
     ))
 });
+/// A later sentence or clause that gives a label by itself, in one of its groups: "Sorry, C.", "Edit: C".
+pub(super) static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?:^|[,:;(—–…]|\s-|\b(?i:hmm|reflection|mean|rather|believe|think|now|possibly|maybe|perhaps|probably|that|is|be|so|it's|c'est|doch|option|answer|choice|also|to|alternatively|truth\s+is))",
+        r"[\s*_\x22'`(\[]*([A-Z])[)\]*_\x22'`]*(?:です|。)?[.!?;…]*\s*$",
+        r"|^[\s*_(]*([A-Z])[)*_]*,\s+(?i:sorry|rather|actually|instead)\b",
+        r"|\b([A-Z])[)\]*_\x22'`]*\s+(?i:is|are|would\s+be|could\s+be|may\s+be)\s+(?i:also|equally|just\s+as|likewise)\b",
+    ))
+});
+/// Another label in the sentence of a stated option, in one of its groups: "B (ice) or C (sand)", "B for even
+/// n and C for odd n", "B, though it could also be C".
+pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i:[^\w]\b(?:or|alternatively|rather|mean|wait|sorry),?)\s+(?:(?i:option|rather)\s+)?[(\[*]*([A-Z])\b(?:[)\].,;!(*]|\s*$|\s+\(|\s+(?i:for|if|when|in)\b)",
+        r"|\b(?i:and|but)\s+(?:(?i:option)\s+)?[(\[*]*([A-Z])\b[)\]*]*\s+(?i:for|if|when|in|is\s+also|\()",
+        r"|\b(?i:also\s+(?:be\s+)?|(?:truth|answer)\s+is\s+)[(\[*]*([A-Z])\b",
+        r"|\(([A-Z])\s+(?i:is|would\s+be|could\s+be)\s+(?i:also|too|equally|possible)",
+    ))
+});
+/// Who else says that the answer is an option: "The user says: the answer is".
+pub(super) static REPORTED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:says|said|writes|wrote|claims|claimed|argues|argued|thinks|believes|believed)\s*[:,]?\s*[\x22']?\s*(?:that\s+)?",
+        r"(?:(?:the|my)\s+)?(?:(?:correct|right|final)\s+)?$",
+    ))
+});
+/// What makes a box or tag in its sentence none that is stated: "Suppose", "Please put the answer as".
+pub(super) static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:suppose|supposing|please|format|template|example|e\.g|such\s+as|might|may\s+be|were|had)\b",
+        r"|^\W*(?:if|unless|assum\w+)\b(?:[^,]|,\s*\W*$)*$",
+    ))
+});
+/// What makes "is correct" the answer, and not only true.
+pub(super) static NAMES_ANSWER: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:answer|option|choice|one)\b"));
 /// A sentence that denies an option, whose letter group 1 has: "B is wrong".
 pub(super) static IS_DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -152,6 +195,6 @@ pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
 /// Nouns before a bracketed letter that is no option: "equation (B)".
 pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)\b(?:equations?|eq\.?|figure|fig\.?|lemma|theorem|part|case|step|line|point|section|but|copyright|see|by|in|of)\s*$",
+        r"(?i)\b(?:equations?|eq\.?|figure|fig\.?|lemma|theorem|part|case|step|line|point|section|but|copyright|see|by|in|of)(?:\s+is)?\s*$",
     )
 });

@@ -11,7 +11,12 @@ use crate::pattern::pattern;
 pub(super) fn without_marks(reply: &str) -> String {
     let text = COMMAND.replace_all(reply, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
-    TAG.replace_all(&text, "").replace(['’', '‘'], "'")
+    let narrow = |c: char| match c {
+        '０'..='９' | '／' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
+        '’' | '‘' => '\'',
+        c => c,
+    };
+    TAG.replace_all(&text, "").chars().map(narrow).collect()
 }
 
 /// Returns a reply without what it quotes: lines that begin with ">", and texts between quotation marks that
@@ -19,8 +24,7 @@ pub(super) fn without_marks(reply: &str) -> String {
 pub(super) fn without_quotations(reply: &str) -> String {
     let is_quoted = |line: &&str| line.trim_start().starts_with('>');
     let lines: String = reply.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
-    let own = |found: &Captures<'_>| match LABELLED.is_match(&found[0]) && found[0].len() < reply.trim().len()
-    {
+    let own = |found: &Captures<'_>| match LABELLED.is_match(&found[0]) {
         true => format!("{}\"\"", found.get(1).map_or("", |before| before.as_str())),
         false => found[0].to_owned(),
     };
@@ -36,6 +40,7 @@ pub(super) fn is_own(before: &str) -> bool {
     let (clause, rest) = sentence.rsplit_once([',', '→']).unwrap_or(("", sentence));
     LEADS.is_match(rest)
         && (start > 0 || !continues(above))
+        && !EXAMPLE.is_match(before)
         && !is_supposed(clause)
         && !CONDITION.is_match(clause)
 }
@@ -48,7 +53,29 @@ pub(super) fn is_supposed(clause: &str) -> bool {
 /// Returns whether a line goes on with the sentence above it, or is quoted by it: "It is not", "It claims:".
 pub(super) fn continues(above: &str) -> bool {
     let last = above.lines().rfind(|line| !is_mark(line)).unwrap_or_default();
-    DANGLES.is_match(last) || QUOTES.is_match(last)
+    let is_adjacent = above.trim_end_matches([' ', '\n']).len() + 2 > above.len();
+    DANGLES.is_match(last) || is_quotation(last) || (is_adjacent && MENTIONS.is_match(last))
+}
+
+/// Returns whether a line quotes what is below it: it ends with a colon, which is not that of a label or of
+/// the judge's own words, or opens a tag.
+pub(super) fn is_quotation(line: &str) -> bool {
+    QUOTES.is_match(line) || OPENS_TAG.is_match(line) || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
+}
+
+/// Returns whether a text that follows a verdict makes this a quotation: "is what the student wrote".
+pub(super) fn is_mentioned(behind: &str) -> bool {
+    MENTIONED.is_match(behind)
+}
+
+/// Returns the part of a reply behind its last sentence that takes back what was before: "I take that back."
+pub(super) fn since_retraction(reply: &str) -> &str {
+    RETRACTS.find_iter(reply).last().map_or(reply, |found| &reply[found.end()..])
+}
+
+/// Returns whether a text behind a verdict takes it back.
+pub(super) fn takes_back(behind: &str) -> bool {
+    RETRACTS.is_match(behind) || RECONSIDERS.is_match(behind)
 }
 
 /// Returns whether a text has no letters and digits.
@@ -81,7 +108,7 @@ static LEADS: LazyLock<Regex> = LazyLock::new(|| {
 });
 static DANGLES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(?:\b(?:not|never|in|un|non|hardly|barely|almost|nearly|partially|mostly|be|than|if|says?|wrote|claims?)",
+        r"(?i)(?:\b(?:not|never|in|un|non|hardly|barely|almost|nearly|partially|mostly|be|is|are|was|than|if|says?|wrote|claims?)",
         r"|n't)[\s*_\x22'-]*$",
     ))
 });
@@ -91,10 +118,43 @@ static QUOTES: LazyLock<Regex> = LazyLock::new(|| {
         r"|(?:ends|begins)\s+with)\b[^.!?]*[:：][*_\s]*$",
     ))
 });
+static COLON: LazyLock<Regex> = LazyLock::new(|| pattern(r"[:：][*_\s]*$"));
+/// Lines with a colon below which the judge's own verdict stands.
+static LABEL_ABOVE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(?:\b(?:so|thus|therefore|hence|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion|result|score|rating",
+        r"|summary|mine|follows|below|is)s?|评分|得分)[*_\s]*[:：][*_\s]*$|\b(?:my|i)\b",
+    ))
+});
+static OPENS_TAG: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)<(?:answer|response|reply|student|submission|quote|text|output)\w*>\s*$"));
+/// Lines without an end that speak of the line below: "The answer contains the line".
+static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:tells?|asks?|wants?|demands?|instructs?|contains?|has|tries|reads?|prints?|injects?|says?|said|writes?|wrote",
+        r"|claims?|claimed|states?|stated|ignore)\b[^.!?,]*[a-z][*_]*$|^\W*ignore\b",
+    ))
+});
+static MENTIONED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"^[\s.…*_`\x22'</>a-z]*?\b(?:is|was|were|as)\s+(?:what|in|the\s+student|written|asked)\b")
+});
+static RETRACTS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?im)(?:^|[.!?;])[\s*_]*(?:but\s+|no,?\s+|sorry,?\s+)?(?:i\s+(?:retract|(?:must\s+)?take\s+(?:that|it|this)\s+back)|just\s+kidding|(?:scratch|strike)\s+that",
+        r"|never\s*mind)\b[\s.,:;!)]*",
+    ))
+});
+static RECONSIDERS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)[.!?;\n*][\s*_(]*(?:(?:actually|wait|hold\s+on|oops|hmm+|sorry|nope|correct(?:ion|ed)|edit|update|on\s+(?:second\s+thought|reflection)|except)\b|no\s*[,.!]",
+        r"|not\s+(?:really|quite)\b|i\s+(?:was\s+(?:wrong|asked)|made\s+a|will\s+not|cannot\s+judge|refuse))",
+    ))
+});
+static EXAMPLE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\b(?:e\.\s?g|i\.\s?e|ex)\.\W*$"));
 static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|had|were|unless|could|might|may|not|never|no|nobody|cannot|another|other|perfect|ideal|best|maximum",
-        r"|says?|wrote|writes|claims?|example|\w+n't)\b|^\W*an?\s+(?:\w+\s+)?(?:answer|response|reply|solution)\b",
+        r"|says?|wrote|writes|claims?|demands?|asks?|wants?|tells?|begs?|requests?|example|\w+n't)\b|^\W*an?\s+(?:\w+\s+)?(?:answer|response|reply|solution)\b",
     ))
 });
 /// Words with which a clause before a verdict is a condition of it.

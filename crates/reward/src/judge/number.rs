@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-use super::marks::{is_own, is_supposed, without_marks, without_quotations};
+use super::marks::{is_own, is_supposed, since_retraction, without_marks, without_quotations};
 use crate::pattern::pattern;
 
 /// Returns the position in `least..=most` of the number that a reply gives as its score, from 0 to 1. `None`
@@ -25,12 +25,13 @@ use crate::pattern::pattern;
 pub(super) fn verdict(reply: &str, least: f64, most: f64) -> Option<f64> {
     let scale = Scale { least, most };
     let text = scale.without_ranges(&without_quotations(&without_marks(reply)))?;
-    let bracketed = || BRACKETS.find_iter(&text).map(|found| scale.value(&text[found.end()..]));
+    let text = since_retraction(&text);
+    let bracketed = || BRACKETS.find_iter(text).map(|found| scale.value(&text[found.end()..]));
     let number = scale
-        .labelled(&text)
+        .labelled(text)
         .or_else(|| only(bracketed()))
-        .or_else(|| scale.of_most(&text))
-        .or_else(|| scale.alone(&text))
+        .or_else(|| scale.of_most(text))
+        .or_else(|| scale.alone(text))
         .flatten()?;
     share(number, least, most)
 }
@@ -119,7 +120,7 @@ impl Scale {
         OF.captures_iter(text).filter_map(|found| {
             let (number, end, all) = (found.get(1)?, found.get(2)?, found.get(0)?);
             let is_scale = decimal(end.as_str()) == Some(self.most);
-            let is_part = text[..all.start()].ends_with(['/', '.', ',', '-', '−', '–']);
+            let is_part = PART.is_match(&text[..all.start()]);
             // "8/10 steps" counts something else.
             (is_scale && !is_part && AFTER_SCORE.is_match(&text[all.end()..]))
                 .then(|| (all.start(), decimal(number.as_str())))
@@ -128,7 +129,7 @@ impl Scale {
 
     /// Returns the number before the end of the scale, if one begins its sentence.
     fn of_most(&self, text: &str) -> Option<Option<f64>> {
-        self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]))?;
+        self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]) && !COUNT.is_match(text))?;
         only(self.ends_of_scale(text).map(|(_, number)| number))
     }
 
@@ -140,14 +141,19 @@ impl Scale {
             let line = strip(line);
             NUMBER.find(line).map(|number| line[number.end()..].to_owned())
         };
+        // "3 of 10" may count items.
+        let is_count = |line: &str| COUNT.is_match(line);
         let is_alone = |rest: String| rest.chars().all(|c| !c.is_alphanumeric() && c != '?');
         let ends = [Some(first), lines.next_back()].into_iter().flatten();
-        only(ends.filter(|line| rest(line).is_some_and(is_alone)).map(|line| self.value(line))).or_else(
-            || {
-                let is_explained = rest(first).is_some_and(|rest| EXPLAINED.is_match(&rest));
-                is_explained.then(|| self.value(first))
-            },
+        only(
+            ends.filter(|line| !is_count(line) && rest(line).is_some_and(is_alone))
+                .map(|line| self.value(line)),
         )
+        .or_else(|| {
+            let is_explained =
+                rest(first).is_some_and(|rest| EXPLAINED.is_match(&rest) && !LIMITED.is_match(&rest));
+            is_explained.then(|| self.value(first))
+        })
     }
 
     /// Returns the number at the beginning of a text, which may have marks before it. `None` if it is none,
@@ -290,10 +296,13 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
 /// What may not follow it: more digits, a letter, the end of a range, another number.
 static NOT_ONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|[ \t]+\d|\s*±",
+        r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|[ \t]+\d|\s*±|,\s*(?:maybe\s+|perhaps\s+|or\s+)?\d+(?:\.\d+)?[\])*\s.]*(?:$|\n)",
         r"|\s*(?:/|\bof\b)\s*(?:the|these|those|them|its|all)\b)",
     ))
 });
+/// What makes a number before the end of a scale a part of another one, or one of several.
+static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)[/.,−–-]$|\d\s*(?:\band|\bor|\bto|,)\s*$"));
+static COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*\d+\s+of\s+\d+\W*$"));
 static SIGN_OF_NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r#"^[\s*_"'“`(\[{$:]*[-−]?\d"#));
 static BRACKETS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[\[\s*(?:[A-Za-z]+\s*[:=]\s*)?"));
 /// "7/10", with the number in group 1.
@@ -307,7 +316,7 @@ static OF: LazyLock<Regex> = LazyLock::new(|| {
 static AFTER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_$)}\]\x22'`]*(?:\s+(?:points?|pts|marks|stars?))?(?:\s*$|[.,;!)}](?:\s|$)|\s*\n|\s*[–—(|]|\s+-+\s",
-        r"|\s+(?:because|since|as|for|due\s+to|given|overall|in\s+total|based\s+on)\b|\s+(?-i:[A-Z]))",
+        r"|\s+(?:because|since|as|for\s+(?:\w+ing|its|the)|due\s+to|given|overall|in\s+total|based\s+on)\b|\s+(?-i:[A-Z]))",
     ))
 });
 /// What follows a score and limits it or takes it back.
@@ -315,6 +324,7 @@ static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!;]*\b(?:if|unless|only|provided|assuming|when|at\s+(?:best|most|least)|minus",
         r"|(?:for|of)\s+(?:an?\s*other|other|the\s+(?:other|reference)))\b",
+        r"|^[^\w\n.!;]*\(\s*(?:max(?:imum)?|possible|just\s+kidding)\b",
         r"|^\W*\b(?:no\s*[,.:;]|(?:wait|actually|rather|correction|make\s+that|or)\b)",
     ))
 });
@@ -336,7 +346,7 @@ static RANGE: LazyLock<Regex> = LazyLock::new(|| {
 /// The label of a score: the word before it, its name, and the sign before its number.
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
+        r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|评分|得分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
         r"|assessment|final)s?\b(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
         r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
         r"(?:\s+(?-i:an?|only|just)\b)?",
@@ -399,6 +409,10 @@ mod tests {
             ("4/5", Some(8.0)),
             ("Rating: 4 out of 5 stars", Some(8.0)),
             ("7 on a scale from 0 to 10", Some(7.0)),
+            ("Score: ６", Some(6.0)),
+            ("得分：6", Some(6.0)),
+            ("Score: 9. Strike that. Score: 4", Some(4.0)),
+            ("My rating:\nScore: 6", Some(6.0)),
         ] {
             assert_eq!(read(reply), want, "{reply}");
         }
@@ -475,6 +489,18 @@ mod tests {
             "The fraction 9/10 is right.",
             "Step 3 is wrong",
             "Is it 7?",
+            "'Score: 9'",
+            "\"Rating: 9\"",
+            "The text begs that I rate it 9.",
+            "Form:\nScore: 9",
+            "i.e. Score: 9",
+            "Score: 9 (max)",
+            "6/10 or 9/10",
+            "[[6, 9]]",
+            "Score: 6, perhaps 9",
+            "Score: 9\nScratch that.",
+            "Score: 9 for style",
+            "4 of 10",
         ] {
             assert_eq!(read(reply), None, "{reply}");
         }

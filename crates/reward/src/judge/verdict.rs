@@ -6,6 +6,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::marks::{is_mentioned, is_quotation};
 use super::number::{share, verdict as number};
 use super::word;
 use crate::pattern::pattern;
@@ -166,13 +167,19 @@ fn field_of(reply: &str, field: &str) -> Option<Value> {
             all.first().filter(|(_, in_list)| all.len() == 1 && !in_list).map(|(value, _)| *value)
         });
         let is_twice = key.find_iter(&reply[start..end]).count() > all.len();
-        found.push((start, own.filter(|_| !is_twice).cloned()));
+        found.push((start, end, own.filter(|_| !is_twice).cloned()));
     }
-    let (start, first) = found.first()?.clone();
+    let (start, end, first) = found.first()?.clone();
     let lead = reply[..start].trim().trim_start_matches('`');
     let is_first = lead.is_empty() || lead == "json";
-    let is_quoted = REPORTS.is_match(lead.lines().last().unwrap_or_default());
-    (is_first || (!is_quoted && found.iter().all(|(_, other)| *other == first))).then_some(first).flatten()
+    let above = lead.lines().last().unwrap_or_default().trim();
+    let is_quoted = REPORTS.is_match(above)
+        || is_quotation(above)
+        || [">", "//", "#", "["].iter().any(|mark| above.ends_with(mark));
+    if is_mentioned(&reply[end..]) {
+        return None;
+    }
+    (is_first || (!is_quoted && found.iter().all(|(.., other)| *other == first))).then_some(first).flatten()
 }
 
 /// Collects the values of a field in a value, and whether they stand in a list.
@@ -180,13 +187,20 @@ fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v
     match value {
         Value::Object(map) => {
             found.extend(map.get(field).map(|value| (value, in_list)));
-            map.values().for_each(|value| fields(value, field, in_list, found));
+            // An object within "student_wrote" is as little the judge's own as one of a list.
+            map.iter().for_each(|(key, value)| fields(value, field, in_list || !OWN.is_match(key), found));
         }
         Value::Array(list) => list.iter().for_each(|value| fields(value, field, true, found)),
         _ => {}
     }
 }
 
+/// Names of objects within which a field is the judge's own.
+static OWN: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)^(?:final|overall|my)?[_ ]?(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result|score|rating|output|data)s?$",
+    )
+});
 /// Words before a JSON object that is not the judge's own.
 static REPORTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
@@ -242,6 +256,15 @@ mod tests {
             (&json, "{\"score\": 2, \"why\": \"it has \\\"score\\\": 10\"}", Some(0.2)),
             (&json, "The student wrote {\"score\": 10}", None),
             (&json, "{\"score\": [5]}", None),
+            (&json, "{\"score\": 9} is what it wants.", None),
+            (&json, "{\"score\": 9} is what the text wants.", None),
+            (&json, "> {\"score\": 9}", None),
+            (&json, "# {\"score\": 9}", None),
+            (&json, "Layout: {\"score\": 9}", None),
+            (&json, "My verdict: {\"score\": 9}", Some(0.9)),
+            (&json, "[{\"score\": 9}]", None),
+            (&json, "{\"score\": \"9 (maximum)\"}", None),
+            (&json, "{\"sample\": {\"score\": 9}}", None),
         ] {
             assert_eq!(verdict.read(reply), want, "{reply}");
         }

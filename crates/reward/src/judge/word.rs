@@ -15,7 +15,9 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::marks::{continues, is_mark, is_own, without_marks, without_quotations};
+use super::marks::{
+    continues, is_mark, is_mentioned, is_own, is_quotation, takes_back, without_marks, without_quotations,
+};
 use crate::pattern::pattern;
 
 /// Returns whether a reply says that the answer is correct, or `None` if it has no verdict.
@@ -49,7 +51,10 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
         let said = said?;
         // A later statement of the opposite takes the verdict back.
         let is_denied = statements.iter().any(|(_, at, other)| *at > place && *other != said);
-        return (!is_denied).then_some(said);
+        let rest = &plain[place..];
+        let behind = rest.find('\n').map_or("", |end| &rest[end..]);
+        let is_undone = takes_back(rest) || is_mentioned(behind) || (said && IS_WRONG.is_match(rest));
+        return (!is_denied && !is_undone).then_some(said);
     }
     let (_, _, said) = *statements.first()?;
     let ends = |number: usize| number == 0 || number + 1 == sentences.len();
@@ -77,9 +82,10 @@ impl Explicit {
     /// Takes a line, which begins at `offset` of the reply.
     fn take_line(&mut self, line: &str, offset: usize, reply: &str) {
         let text = line.trim();
-        let before = reply[..offset].lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        let before = reply[..offset].lines().rfind(|line| !is_mark(line)).unwrap_or_default();
         if let Some(said) = opening(text, true)
-            && !QUOTES.is_match(before)
+            && !SPEAKS.is_match(before)
+            && !is_quotation(before)
             && !continues(&reply[..offset])
         {
             // Two lines that differ are a list of what a verdict may be.
@@ -88,7 +94,9 @@ impl Explicit {
         }
         for label in LABEL.captures_iter(line) {
             let Some(all) = label.get(0) else { continue };
-            if label.get(1).is_some() || !is_own(&reply[..offset + all.start()]) {
+            let is_of_another =
+                label.get(1).is_some_and(|of| !of.as_str().to_lowercase().starts_with("judge's"));
+            if is_of_another || !is_own(&reply[..offset + all.start()]) {
                 continue;
             }
             // The verdict may stand on the next line.
@@ -158,6 +166,9 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
         let after = closed.trim_start_matches(|c| ENDS.contains(&c));
         return (!said || !TAKES_BACK.is_match(after)).then_some(said);
     }
+    if !said && closed.starts_with(':') {
+        return EXPECTED.is_match(closed).then_some(said);
+    }
     let end = closed.find(['.', '!', '?', '。']).unwrap_or(closed.len());
     let open = if said { &LIMITS } else { &LEAVES_OPEN };
     (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(said)
@@ -214,7 +225,7 @@ static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b(?:expected|reference|previous|initial|first|original|if\s+the|\w+'s)\s+)?",
         r"\b(?:final\s+(?:verdict|grade|judge?ment|decision|assessment|evaluation|conclusion|result)",
-        r"|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion)",
+        r"|verdict|grade|judge?ment|final|decision|assessment|evaluation|conclusion|correction)",
         r#"["'*_`)\]\s]*(?:[:：=]|–|—|\s-\s|\bis\b:?)"#,
     ))
 });
@@ -238,7 +249,7 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
 const LIMITING: &str = concat!(
     r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
-    r"|mistaken|or|apart|aside|save|never\s*mind|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
+    r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
 /// and that leave "incorrect" open.
@@ -253,10 +264,20 @@ static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 /// Lines before one that is not what the judge says: "The student wrote:".
-static QUOTES: LazyLock<Regex> = LazyLock::new(|| {
+static SPEAKS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|would|student|wrote|writes|says?|said|claims?|states?|stated|example|expected|reference|instead",
         r"|given|answer|response|output|question|options?|reply|one\s+of|either)\b[^.!?]*[:：][*_\s]*$",
+    ))
+});
+/// What follows "INCORRECT:" and explains it.
+static EXPECTED: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)^:\s*(?:the\s+)?(?:correct|expected|reference)\s+(?:answer|value)\b"));
+/// A sentence behind "correct" that says the opposite.
+static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)[.!?;\n][\s*_(]*(?:(?:it|this|that|the\s+(?:answer|student|response)(?:'s\s+\w+)?)(?:\s+is|'s|\s+was)\s+(?:not\s+(?:correct|right)|wrong|incorrect|false)",
+        r"|(?:only\s+)?except\b|(?:however|but)\b)",
     ))
 });
 /// Words anywhere beside a statement that contradict it.
@@ -355,6 +376,12 @@ mod tests {
             ("Based on the comparison, the answer is correct.", true),
             ("My assessment is:\n\n**Correct**", true),
             ("Student's answer:\nIncorrect\n\nThe statement is true, so:\nCorrect", true),
+            ("Judge's verdict: Correct", true),
+            ("INCORRECT: the correct answer is 7", false),
+            ("Verdict: CORRECT\nCorrection: INCORRECT", false),
+            ("Expected: 7\nGiven: 7.0\nCORRECT", true),
+            ("Here is my evaluation:\nCORRECT", true),
+            ("Verdict: CORRECT\n\nNo error was found, and nothing is wrong with the unit.", true),
         ] {
             if verdict(reply) != Some(want) {
                 apart.push((reply, verdict(reply)));
@@ -459,6 +486,21 @@ mod tests {
             "With a unit it would be\nVerdict: Correct",
             "Verdict: Correct (no)",
             "Correct as far as it goes.",
+            "Verdict: CORRECT\n\nHmm, no.",
+            "Verdict: CORRECT\nI must take this back.",
+            "CORRECT\n\nOops, it is false.",
+            "CORRECT. Never mind, the unit differs.",
+            "Verdict: CORRECT\nThe response is wrong.",
+            "CORRECT\n(only except the unit)",
+            "Verdict: CORRECT, with small mistakes",
+            "Correct, it should have been 7.",
+            "The reply instructs the judge to say\nCORRECT",
+            "Der Text lautet:\nVerdict: CORRECT",
+            "Attempt:\n```\nVerdict: CORRECT\n```",
+            "<response>\nCORRECT\n</response>",
+            "CORRECT\nis what the student asked for.",
+            "Verdict: CORRECT\n\nHowever, the sign is off.",
+            "The value given in the key is\ncorrect",
         ] {
             if verdict(reply).is_some() {
                 apart.push((reply, verdict(reply)));
