@@ -2,9 +2,10 @@
 //!
 //! A box or `<answer>` that names an option comes first; one that does not is passed over. Then the last
 //! sentence that states an option counts ("the answer is B", "I choose B", "B is correct", a line of the
-//! letter alone). A later sentence may take back what a box, a tag or a sentence states: then none is named; then the last or the first line, if it begins with
-//! an option; then the option in brackets that ends the last sentence. Where two options are named as one
-//! answer ("B or C"), and where one is denied, none is named.
+//! letter alone). A later sentence may take back what a box, a tag or a sentence states: then none is named.
+//! Where nothing states an option, the last or the first line counts, if it begins with an option; then the
+//! option in brackets that ends the last sentence. Where two options are named as one answer ("B or C"), and
+//! where one is denied, none is named.
 
 use std::sync::LazyLock;
 
@@ -138,8 +139,8 @@ impl Reader<'_> {
         self.letter(&only[1]).filter(|_| is_stated(&text[..only.get(1).map_or(0, |at| at.start())], ""))
     }
 
-    /// Returns the option in the last box that names one, with the end of the box. The option is `None` if the
-    /// box before is joined to this box ("or") and names another option.
+    /// Returns the option in the last box that names one, with the end of the box. The option is `None` if
+    /// the box before is joined to this box ("or") and names another option.
     fn in_box(&self, text: &str) -> Option<(usize, Option<Named>)> {
         let mut boxes = Vec::new();
         let mut end = text.len();

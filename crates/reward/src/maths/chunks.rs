@@ -2,6 +2,9 @@
 
 use crate::words;
 
+/// Maximum number of characters of a sentence that are looked at.
+pub(super) const LONGEST: usize = 2000;
+
 /// A part of a sentence between white space.
 #[derive(Debug)]
 pub(super) struct Chunk<'t> {
@@ -33,6 +36,21 @@ impl Chunk<'_> {
 
     pub fn is_any(&self, words: &[&str]) -> bool {
         words.iter().any(|word| self.is_word(word))
+    }
+
+    /// Returns whether the chunk is a value, in digits or in words.
+    pub fn has_value(&self) -> bool {
+        self.kind == Kind::Value || self.is_number()
+    }
+
+    /// Returns whether the chunk is a number in words.
+    pub fn is_number(&self) -> bool {
+        self.kind == Kind::Word
+            && self.text.split('-').all(|word| {
+                words::number_word(word).is_some()
+                    || words::magnitude(word).is_some()
+                    || words::denominator(word).is_some_and(|_| word != "second")
+            })
     }
 
     /// Whether a bracket behind a value works it out or explains it: (3 × 4), ($3 each), but not (x + 1).

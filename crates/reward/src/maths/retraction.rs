@@ -1,7 +1,6 @@
 //! What takes a statement back: "wait, 13", "which is wrong", "but it should be 13".
 
-use super::chunks::{Chunk, Kind, chunks, without_marks};
-use super::statement::{LONGEST, is_number};
+use super::chunks::{Chunk, LONGEST, chunks, without_marks};
 
 /// Words that take a statement back.
 const RETRACTIONS: [&str; 9] =
@@ -69,7 +68,7 @@ const RESTATES: [&str; 32] = [
 const ALTERNATIVES: [&str; 8] =
     ["otherwise", "else", "alternatively", "maybe", "perhaps", "possibly", "might", "rather"];
 
-/// Whether a text starts with words that take back what stands before it, and has a value.
+/// Returns whether a text starts with words that take back what stands before it, and has a value.
 pub(super) fn retracts(text: &str) -> bool {
     let near = &text[..text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at)];
     let near = without_marks(near);
@@ -96,7 +95,8 @@ pub(super) fn retracts(text: &str) -> bool {
     }
 }
 
-/// Whether chunks say of the statement before them that it is wrong; `is_tail` if they are in its sentence.
+/// Returns whether chunks say of the statement before them that it is wrong; `is_tail` if they are in its
+/// sentence.
 fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
     (1..chunks.len().min(20)).any(|at| {
         let is_wrong = chunks[at].is_any(&WRONG)
@@ -113,19 +113,19 @@ fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
     })
 }
 
-/// Whether chunks give another value instead: but it should be 13.
+/// Returns whether chunks give another value instead: but it should be 13.
 fn is_contrasted(chunks: &[Chunk]) -> bool {
     let is_other = |rest: &[Chunk]| {
         let restates = rest.iter().take_while(|chunk| chunk.is_any(&RESTATES)).count();
-        restates > 0 && rest.get(restates).is_some_and(|value| value.kind == Kind::Value || is_number(value))
+        restates > 0 && rest.get(restates).is_some_and(|value| value.has_value())
     };
     (0..chunks.len()).any(|at| chunks[at].is_any(&CONTRASTS) && is_other(&chunks[at + 1..]))
 }
 
-/// Whether what follows a statement in its sentence takes it back or gives another value: "no, 13", "but it
-/// might be 13", "and 13 otherwise", "if x > 0 and 13 if x < 0".
+/// Returns whether what follows a statement in its sentence takes it back or gives another value: "no, 13",
+/// "but it might be 13", "and 13 otherwise", "if x > 0 and 13 if x < 0".
 pub(super) fn is_spoiled(tail: &[Chunk]) -> bool {
-    let is_value = |chunk: &Chunk| chunk.kind == Kind::Value || is_number(chunk);
+    let is_value = |chunk: &Chunk| chunk.has_value();
     let is_retraction = |at: usize| {
         let is_than = tail.get(at + 1).is_some_and(|next| next.is_word("than"));
         let is_no = tail[at].is_any(&DENIALS) && tail[at].stop.is_some();

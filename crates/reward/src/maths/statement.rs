@@ -5,12 +5,9 @@
 //! the statement begins before its first value, and ends where words follow that neither belong to the value
 //! (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
 
-use super::chunks::{Chunk, Kind, chunks, inside, without_marks};
+use super::chunks::{Chunk, Kind, LONGEST, chunks, inside, without_marks};
 use super::retraction::is_spoiled;
 use crate::{languages, words};
-
-/// Maximum number of characters of a sentence that are looked at.
-pub(super) const LONGEST: usize = 2000;
 
 /// Words that begin something else than a value.
 const TAILS: [&str; 66] = [
@@ -105,7 +102,7 @@ pub(super) fn statement(sentence: &str) -> String {
     let cut = sentence.char_indices().nth(LONGEST).map_or(sentence.len(), |(at, _)| at);
     let sentence = &without_marks(&sentence[..cut]);
     let chunks = chunks(sentence);
-    let Some(first) = chunks.iter().position(|chunk| chunk.kind == Kind::Value || is_number(chunk)) else {
+    let Some(first) = chunks.iter().position(Chunk::has_value) else {
         return without_stops(sentence).to_owned();
     };
     let is_cut = |chunk: &Chunk| {
@@ -214,20 +211,9 @@ fn changes(chunk: &Chunk) -> bool {
             || words::bound(&[&word], true).is_some())
 }
 
-/// Whether a chunk is a number in words.
-pub(super) fn is_number(chunk: &Chunk) -> bool {
-    chunk.kind == Kind::Word
-        && chunk.text.split('-').all(|word| {
-            words::number_word(word).is_some()
-                || words::magnitude(word).is_some()
-                || words::denominator(word).is_some_and(|_| word != "second")
-        })
-}
-
 /// Returns the index of the chunk before which a statement ends that has its first value at `first`.
 fn end(chunks: &[Chunk], first: usize) -> usize {
-    let is_plain =
-        |at: usize| chunks.get(at).is_some_and(|chunk| chunk.kind == Kind::Value || is_number(chunk));
+    let is_plain = |at: usize| chunks.get(at).is_some_and(Chunk::has_value);
     // y = 13
     let is_assigned = |at: usize| {
         chunks.get(at).is_some_and(|name| name.text.chars().count() == 1 && name.kind == Kind::Word)
@@ -305,7 +291,7 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             }
             Kind::Word if word == "and" => {
                 let half = chunks.get(at + 1).is_some_and(|chunk| chunk.is_word("a"))
-                    && chunks.get(at + 2).is_some_and(is_number);
+                    && chunks.get(at + 2).is_some_and(Chunk::is_number);
                 if !is_value(at + 1) && !half {
                     return at;
                 }
@@ -380,7 +366,7 @@ fn text(sentence: &str, chunks: &[Chunk]) -> String {
     if let (Some((chunk, formula)), None) = (formulas.next(), formulas.next()) {
         let says = |other: &Chunk| {
             !std::ptr::eq(other, chunk)
-                && (other.kind != Kind::Word || changes(other) || other.is_beside() || is_number(other))
+                && (other.kind != Kind::Word || changes(other) || other.is_beside() || other.is_number())
         };
         if !chunks.iter().any(says) {
             return formula.trim().to_owned();
