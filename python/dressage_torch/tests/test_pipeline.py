@@ -15,6 +15,7 @@ from transformers.distributed.pipeline_parallel import PipelineStage
 
 from dressage_torch.errors import StartError
 from dressage_torch.mesh import Shape
+from dressage_torch.model import COMBINES_SPLITS
 from dressage_torch.pipeline import BACKWARD, FORWARD, Pipeline, order
 
 SIZES, BATCHES = range(1, 6), range(9)
@@ -25,6 +26,7 @@ def layers(stage: int, size: int, count: int) -> range:
     return range(*PipelineStage.layer_range_for_rank(SimpleNamespace(pp_size=size), stage, count))
 
 
+@pytest.mark.skipif(not COMBINES_SPLITS, reason="this version of transformers is refused with --pp, and cuts otherwise")
 @pytest.mark.parametrize("size", SIZES)
 def test_stages_hold_equal_runs_of_all_layers_and_the_first_hold_what_is_left_over(size):
     for count in range(size, 20):

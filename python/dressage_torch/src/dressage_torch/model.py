@@ -30,6 +30,8 @@ from .sharding import Precision, shard
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 LAYERS = {"full_attention", "sliding_attention"}
+# Whether transformers can combine --tp, --ep and --pp with FSDP2: from 5.24 on, whose configuration has `ep_size`.
+COMBINES_SPLITS = any(field.name == "ep_size" for field in fields(DistributedConfig))
 
 
 class TreeModel:
@@ -194,9 +196,9 @@ def load(folder: Path, ranks: Ranks, precision: Precision, value_head: bool = Fa
 def _expert_options(shape: Shape) -> dict[str, Any]:
     """Returns the options of transformers for experts that ranks share out.
 
-    Raises `StartError` if this version of transformers cannot combine a split with FSDP2. Before 5.24 it has no `ep_size`.
+    Raises `StartError` if this version of transformers cannot combine a split with FSDP2.
     """
-    if any(field.name == "ep_size" for field in fields(DistributedConfig)):
+    if COMBINES_SPLITS:
         return {"ep_size": shape.expert, "ep_implementation": "all_to_all" if shape.expert > 1 else "auto"}
     for option, ranks in (("tp", shape.tensor), ("ep", shape.expert), ("pp", shape.pipeline)):
         if ranks > 1:
