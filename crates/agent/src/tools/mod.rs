@@ -172,8 +172,8 @@ pub trait Session: Send + Sync {
     /// session must then answer the next one or say why it cannot.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
 
-    /// Returns what happened until a call was given up at its deadline, to append to the observation; empty if
-    /// nothing is known.
+    /// Returns what happened until a call was given up at its deadline, to append to the observation; empty
+    /// if nothing is known.
     fn late(&self) -> String {
         String::new()
     }

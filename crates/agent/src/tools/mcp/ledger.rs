@@ -136,7 +136,8 @@ impl Ledger {
         self.state().wait = Some(why);
     }
 
-    /// Returns what the server did in the place of answering, to append to an error; empty if nothing is known.
+    /// Returns what the server did in the place of answering, to append to an error; empty if nothing is
+    /// known.
     pub fn instead(&self) -> String {
         let state = self.state();
         match (&state.wait, &state.noise) {
@@ -268,8 +269,8 @@ impl Ledger {
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
             return Some(self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")));
         }
-        // An error whose request could not be read has no id, or one of the server's own. A log line of a process
-        // may look the same but for the version.
+        // An error whose request could not be read has no id, or one of the server's own. A log line of a
+        // process may look the same but for the version.
         let is_nameless = id.is_null() || (is_error && !id.is_number());
         let meant = match request {
             Some(RequestId::Number(request)) if is_nameless => Some(*request),
