@@ -61,6 +61,10 @@ impl Toolbox for Condensed {
         let around = Arc::new(Open { asking, options: self.options.clone() });
         Ok(Box::new(WrappedSession { session, around }))
     }
+
+    fn late(&self) -> String {
+        self.toolbox.late()
+    }
 }
 
 /// The condensing of an attempt's answers.

@@ -124,6 +124,12 @@ pub trait Toolbox: Send + Sync {
     /// # Errors
     /// When what the toolbox stands for cannot be reached or started. The attempt then does not begin.
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError>;
+
+    /// Returns what happened until an opening was given up at its deadline, to append to the error; empty if
+    /// nothing is known.
+    fn late(&self) -> String {
+        String::new()
+    }
 }
 
 /// A toolbox in use by one attempt.
@@ -165,6 +171,12 @@ pub trait Session: Send + Sync {
     /// Answers one call of a tool that it has. A call past its deadline is dropped at an await point; the
     /// session must then answer the next one or say why it cannot.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
+
+    /// Returns what happened until a call was given up at its deadline, to append to the observation; empty
+    /// if nothing is known.
+    fn late(&self) -> String {
+        String::new()
+    }
 
     /// Works on the answer of a call, which has no deadline any more: it ends with the attempt.
     async fn after(&self, _tool: &str, _arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {

@@ -166,8 +166,10 @@ impl ToolSet {
             let name = toolbox.name().to_owned();
             toolbox.ready().await?;
             let opened = within(*deadline, toolbox.open(attempt)).await;
-            let late =
-                || ToolError::Open { tool: name.clone(), why: format!("not ready within {deadline:?}") };
+            let late = || {
+                let why = format!("not ready within {deadline:?}{}", toolbox.late());
+                ToolError::Open { tool: name.clone(), why }
+            };
             let session = opened.unwrap_or_else(|| Err(late()))?;
             let (deadline, strict, longest) = (*deadline, *strict, attempt.deadline);
             let (tools, appeared, meter) = (Vec::new(), Vec::new(), meter.clone());
@@ -418,7 +420,7 @@ impl OpenTools {
         match within(deadline, session.call(tool, &call.arguments)).await {
             Some(output) => Observation::of(session.after(tool, &call.arguments, output).await),
             None => {
-                let text = format!("{} did not answer within {deadline:?}", call.name);
+                let text = format!("{} did not answer within {deadline:?}{}", call.name, session.late());
                 trouble(ObservationKind::Timeout, text)
             }
         }

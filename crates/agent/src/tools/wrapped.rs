@@ -79,6 +79,10 @@ impl<A: Around + 'static> Toolbox for Wrapped<A> {
         let session = self.toolbox.open(attempt).await?;
         Ok(Box::new(WrappedSession { session, around: Arc::clone(&self.around) }))
     }
+
+    fn late(&self) -> String {
+        self.toolbox.late()
+    }
 }
 
 #[async_trait]
@@ -110,6 +114,10 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         self.around.call(&*self.session, tool, arguments).await
+    }
+
+    fn late(&self) -> String {
+        self.session.late()
     }
 
     async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {

@@ -186,6 +186,52 @@ async fn arguments_that_do_not_fit_are_named() {
 }
 
 #[tokio::test]
+async fn arguments_reach_their_parameters_if_others_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "
+import asyncio
+from typing import Dict
+def places(a: int = 1, b: int = 2, /, c: int = 3, **more: float) -> str: return repr((a, b, c, more))
+def rest(**more): return repr(more)
+def keys(x: Dict[int, str]) -> str: return repr(x)
+def cancels(): raise asyncio.CancelledError('no')
+async def cancels_itself(): raise asyncio.CancelledError('no')
+";
+    let mut open = open(&python(folder.path(), text, LONG), "a").await;
+    for (tool, arguments, want) in [
+        ("places", json!({ "b": 5 }), "(1, 5, 3, {})"),
+        ("places", json!({ "c": 5, "a": 4 }), "(4, 2, 5, {})"),
+        ("places", json!({ "d": 5, "more": 6 }), "(1, 2, 3, {'d': 5.0, 'more': 6.0})"),
+        ("rest", json!({ "a": [1], "b": "x" }), "{'a': [1], 'b': 'x'}"),
+        ("keys", json!({ "x": { "1": "a", "2": "b" } }), "{1: 'a', 2: 'b'}"),
+        ("cancels", json!({}), "CancelledError: no (own.py, line 7, in cancels: def cancels(): raise"),
+        ("cancels_itself", json!({}), "CancelledError: no (own.py, line 8"),
+    ] {
+        let found = super::text(&mut open, tool, arguments).await;
+        assert!(found.contains(want), "{found}");
+    }
+    for (tool, arguments, why) in [
+        ("places", json!({ "d": "x" }), "d: \"x\" is not of type \"number\""),
+        ("keys", json!({ "x": { "1": "a", "1.0": "b" } }), "two of the keys '1', '1.0' are the same"),
+    ] {
+        let observation = answer(&mut open, tool, arguments).await;
+        assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
+        assert!(observation.text.contains(why), "{}", observation.text);
+    }
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn unknown_function_is_named_beside_known_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "def f(): pass\nclass Shop:\n    def buy(self): 'Buys.'\n";
+    let file = write(folder.path(), "own.py", text);
+    let set = set_of(PythonOptions { functions: vec!["nope".into()], ..options(file) }, LONG);
+    let why = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+    assert!(why.contains("`functions` names 'nope'") && why.contains("there is Shop, f"), "{why}");
+}
+
+#[tokio::test]
 async fn keys_and_numbers_become_values_of_their_types() {
     let folder = tempfile::tempdir().unwrap();
     let text = "

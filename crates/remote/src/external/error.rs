@@ -255,6 +255,8 @@ mod tests {
                 true,
             ),
         ];
+        let of_request = errors.iter().filter(|(error, _)| error.is_of_request());
+        assert_eq!(of_request.map(|(error, _)| error.code()).collect::<Vec<_>>(), ["invalid", "refused"]);
         for (error, may_pass) in errors {
             let json = serde_json::to_value(&error).unwrap();
             assert_eq!(json["code"], error.code());

@@ -44,6 +44,11 @@ fn failures() -> Vec<(&'static str, Vec<Step>)> {
         ("status 200: oom", json("200 OK", json!({"error": {"message": "oom"}}))),
         ("neither content", reply(json!({"role": "assistant", "content": null}), "stop")),
         ("neither content", reply(json!({"role": "assistant"}), "stop")),
+        ("ended with an error", reply(json!({"role": "assistant", "content": "4"}), "error")),
+        (
+            "ended with an error",
+            vec![events_head(), Step::Send(piece(&json!({"content": "4"}), Some("error")))],
+        ),
         ("broke off", vec![length, Step::Send(b"{\"ch".to_vec())]),
         ("broke off", vec![]),
         ("broke off", vec![Step::Send(b"SSH-2.0-OpenSSH_9.6\r\n".to_vec())]),
@@ -138,6 +143,96 @@ async fn stream_changes_its_endpoint_before_its_first_piece() {
 }
 
 #[tokio::test]
+async fn stream_that_ends_with_an_error_is_no_reply() {
+    let pieces = [piece(&json!({"content": "so"}), None), piece(&json!({}), Some("error"))];
+    let [first, last] = pieces.map(Step::Send);
+    let steps = vec![events_head(), first, Step::Wait(Duration::from_millis(100)), last];
+    let (fails, good) = (
+        TestServer::new(vec![steps]).await,
+        TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await,
+    );
+    let policy = over(&[&fails, &good], Duration::from_secs(5));
+    let error = policy.stream(&question()).await.unwrap().whole().await.unwrap_err();
+    assert!(error.to_string().contains("ended with an error"), "{error}");
+    assert_eq!(policy.chat(&question()).await.unwrap().content, "5", "the endpoint is avoided");
+    assert_eq!((fails.asked(), good.asked()), (1, 1));
+}
+
+#[tokio::test]
+async fn usage_replaces_the_guess_in_the_limit_of_tokens() {
+    let mut completion = completion("5");
+    completion["usage"] = json!({ "prompt_tokens": 700, "completion_tokens": 200 });
+    let server = TestServer::new(vec![json_answer("200 OK", "", &completion)]).await;
+    let endpoints = vec![Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None }];
+    let options = ExternalOptions { endpoints, tokens_per_minute: 6000, ..ExternalOptions::default() };
+    let policy = External::new(options).unwrap();
+    let mut question = question();
+    question.params.max_tokens = Some(1000);
+    policy.chat(&question).await.unwrap();
+    // 5100 are left of 6000, and 100 come back in a second.
+    let wait = policy.0.tokens.as_ref().unwrap().take(5700.0);
+    assert!((4.0..=6.0).contains(&wait.as_secs_f64()), "{wait:?}");
+}
+
+/// Servers that are not there, and a call that was made at each.
+fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
+    let server = |name: &&str| {
+        let endpoint = Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
+        Server::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
+    };
+    let (servers, mut course) = (names.iter().map(server).collect::<Vec<_>>(), Course::new(names.len()));
+    (0..names.len()).for_each(|number| course.asked(number));
+    (servers, course)
+}
+
+#[tokio::test]
+async fn failure_avoids_its_endpoint_only_if_the_endpoint_is_to_blame() {
+    let message = || "m".to_owned();
+    let (servers, _) = course_over(&["a"]);
+    let endpoint = || servers[0].name.clone();
+    let waited = |endpoint: String| ExternalError::Deadline {
+        endpoint,
+        waited: Duration::from_secs(1),
+        what: "an answer".into(),
+    };
+    for (error, is_left_alone, is_avoided) in [
+        // The endpoint has named its pause already.
+        (
+            ExternalError::Busy { endpoint: endpoint(), status: 429, message: message(), retry_after: 3 },
+            false,
+            false,
+        ),
+        (ExternalError::Connect { endpoint: endpoint(), why: message() }, true, false),
+        (ExternalError::Invalid(message()), false, false),
+        (ExternalError::Refused { endpoint: endpoint(), status: 400, message: message() }, false, false),
+        (ExternalError::Refused { endpoint: endpoint(), status: 404, message: message() }, false, true),
+        (waited("http://a, http://b".into()), false, false),
+        (waited(endpoint()), false, true),
+        (ExternalError::Protocol { endpoint: endpoint(), why: message() }, false, true),
+    ] {
+        let ((servers, mut course), what) = (course_over(&["a"]), error.to_string());
+        course.failed(&servers, 0, error);
+        let (rests_for, has_failed, _) = servers[0].rank();
+        assert_eq!((!rests_for.is_zero(), has_failed), (is_left_alone, is_avoided), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn endpoint_that_was_not_asked_is_named_with_its_pause() {
+    let (servers, mut course) = course_over(&["a", "b"]);
+    course.failed(
+        &servers,
+        0,
+        ExternalError::Protocol { endpoint: servers[0].name.clone(), why: "no choice".into() },
+    );
+    servers[1].turned_away(Some(Duration::from_secs(90)));
+    let error = course.error(&servers, Duration::from_secs(7));
+    assert_eq!(error.failures().len(), 2);
+    let text = error.to_string();
+    assert!(text.contains("waited 7s for an endpoint that may be asked again, in 90s (http://b"), "{text}");
+}
+
+#[tokio::test]
 async fn error_names_the_failure_of_each_endpoint() {
     let json = |status: &str, body: Value| json_answer(status, "", &body);
     let oh = TestServer::new(vec![json("500 Oh", json!({"error": "broken GPU"}))]).await;
@@ -186,7 +281,6 @@ async fn reply_without_own_text_fails_over() {
     };
     let call = json!([{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
     for (why, answer) in [
-        ("ended with an error", reply(json!({"role": "assistant", "content": "4"}), "error")),
         ("withheld", reply(json!({"role": "assistant", "content": "4"}), "content_filter")),
         ("is empty", reply(json!({"role": "assistant", "content": null, "tool_calls": call}), "tool_calls")),
     ] {

@@ -120,7 +120,7 @@ impl ChatStream {
     }
 
     /// Waits for the whole reply, which must have text, or calls if the request has tools, unless it was
-    /// truncated. A reply that ended with an error or was withheld is a failure, whatever text it has.
+    /// truncated. A reply that was withheld is a failure, whatever text it has.
     ///
     /// # Errors
     /// As for the next piece.
@@ -130,7 +130,6 @@ impl ChatStream {
         let has_calls = has_tools && !reply.tool_calls.is_empty();
         let is_empty = reply.content.as_str().trim().is_empty() && !has_calls;
         let why = match &reply.finish {
-            Some(Finish::Other(reason)) if reason == "error" => "its reply ended with an error",
             Some(Finish::ContentFilter) => "its reply was withheld (content_filter)",
             Some(Finish::Length) => return Ok(reply),
             _ if is_empty => "its reply is empty",
@@ -196,7 +195,8 @@ impl ChatStream {
         self.end()
     }
 
-    /// Takes a whole completion, or a piece of one.
+    /// Takes a whole completion, or a piece of one. A reply that ends with an error is none, whatever text it
+    /// has.
     fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
         let text =
             std::str::from_utf8(json).map_err(|error| self.protocol(&format!("it is no UTF-8: {error}")))?;
@@ -213,7 +213,12 @@ impl ChatStream {
             return Err(ExternalError::Failed { endpoint, status, message });
         }
         self.assembly.take(wire, &mut self.ready);
-        Ok(())
+        match &self.assembly.reply.finish {
+            Some(Finish::Other(reason)) if reason == "error" => {
+                Err(self.protocol("its reply ended with an error"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Ends the reply.

@@ -104,6 +104,27 @@ impl From<String> for Refusal {
     }
 }
 
+/// An opening under way. It is dropped before its end if it is given up.
+struct Opening<'a> {
+    ledger: Arc<Ledger>,
+    /// End of what the process wrote to its standard error, where there is one.
+    said: Option<Arc<std::sync::Mutex<String>>>,
+    /// Takes what the server did, until the opening has ended.
+    late: Option<&'a std::sync::Mutex<String>>,
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        let Some(late) = self.late else { return };
+        let said = self
+            .said
+            .as_ref()
+            .map(|said| reasons::printed(&said.lock().unwrap_or_else(std::sync::PoisonError::into_inner)));
+        *late.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+            self.ledger.instead() + &said.unwrap_or_default();
+    }
+}
+
 /// The process of a server, under its keeper.
 struct Process {
     keeper: Arc<Mutex<Child>>,
@@ -120,7 +141,13 @@ impl Connection {
     ///
     /// `wants_handshake` keeps whether the server wants a handshake, so that the next connection asks for
     /// nothing else: some servers end, or stay silent, when they are asked for the newer generation.
-    pub async fn open(server: &McpServer, wants_handshake: &AtomicBool) -> Result<Self, String> {
+    ///
+    /// If it is given up, `late` keeps what the server did until then.
+    pub async fn open(
+        server: &McpServer,
+        wants_handshake: &AtomicBool,
+        late: &std::sync::Mutex<String>,
+    ) -> Result<Self, String> {
         let first = match wants_handshake.load(Ordering::Relaxed) {
             true => ClientLifecycleMode::Initialize,
             false => ClientLifecycleMode::Auto {
@@ -128,8 +155,10 @@ impl Connection {
                 legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
             },
         };
-        let opened = match Self::connect(server, first).await {
-            Err(Refusal { generation: Some(generation), .. }) => Self::connect(server, generation).await,
+        let opened = match Self::connect(server, first, late).await {
+            Err(Refusal { generation: Some(generation), .. }) => {
+                Self::connect(server, generation, late).await
+            }
             other => other,
         };
         let has_shaken = opened.as_ref().is_ok_and(|connection| connection.ledger.has_shaken_hands());
@@ -137,7 +166,11 @@ impl Connection {
         opened.map_err(|refusal| refusal.why)
     }
 
-    async fn connect(server: &McpServer, lifecycle: ClientLifecycleMode) -> Result<Self, Refusal> {
+    async fn connect(
+        server: &McpServer,
+        lifecycle: ClientLifecycleMode,
+        late: &std::sync::Mutex<String>,
+    ) -> Result<Self, Refusal> {
         let is_either = matches!(lifecycle, ClientLifecycleMode::Auto { .. });
         let mut info = ClientConfig::new(
             ClientCapabilities::default(),
@@ -145,6 +178,7 @@ impl Connection {
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
         let ledger = Arc::<Ledger>::default();
+        let mut opening = Opening { ledger: Arc::clone(&ledger), said: None, late: Some(late) };
         let (process, served) = match server {
             McpServer::Program { command, folder, passes, keeper } => {
                 let mut child = keeper.start(dressage_policy::environment::passed(passes))?;
@@ -152,6 +186,7 @@ impl Connection {
                     return Err("its standard input and output cannot be had".to_owned().into());
                 };
                 let process = Process::new(child);
+                opening.said = Some(Arc::clone(&process.said));
                 // A keeper that takes no order is gone, and its standard error says why.
                 let _ = stdin.write_all(kept::order(command, folder, None).as_bytes()).await;
                 let transport = Lines::new(stdout, stdin, MOST_BYTES, Arc::clone(&ledger));
@@ -170,16 +205,16 @@ impl Connection {
         let service = match (served, &process) {
             (Ok(service), _) => service,
             (Err(error), process) => {
+                opening.late = None;
                 let mut refusal = Refusal::of(&error, &ledger);
+                let has_ended = ledger.has_ended() || reasons::is_closed(&error);
+                if is_either && has_ended {
+                    // It may have ended, or closed the connection, since it expects a handshake.
+                    refusal.generation = Some(ClientLifecycleMode::Initialize);
+                }
                 match &process {
                     // A process that has not ended is ended with its connection, which explains nothing.
-                    Some(process) if ledger.has_ended() || reasons::is_closed(&error) => {
-                        refusal.why.push_str(&process.end_told().await);
-                        // It may have ended since it expects a handshake.
-                        if is_either && !ledger.has_shaken_hands() {
-                            refusal.generation = Some(ClientLifecycleMode::Initialize);
-                        }
-                    }
+                    Some(process) if has_ended => refusal.why.push_str(&process.end_told().await),
                     Some(process) if ledger.rejection().is_none() => refusal.why.push_str(&process.told()),
                     _ => {}
                 }
@@ -190,7 +225,9 @@ impl Connection {
         let (service, is_silent) = (Mutex::new(service), AtomicBool::new(false));
         let tools = std::sync::Mutex::default();
         let connection = Connection { service, peer, process, ledger, tools, is_silent };
-        if let Err(why) = connection.update_tools().await {
+        let listed = connection.update_tools().await;
+        opening.late = None;
+        if let Err(why) = listed {
             let over = match &connection.process {
                 Some(process) if connection.ledger.has_ended() => process.end_told().await,
                 _ => String::new(),
@@ -327,6 +364,11 @@ impl Connection {
     /// Whether nobody is at the other end any more.
     pub fn is_over(&self) -> bool {
         self.peer.is_transport_closed()
+    }
+
+    /// Returns what the server did in the place of answering a call, to append to an error.
+    pub fn instead(&self) -> String {
+        self.ledger.instead()
     }
 
     /// The end of the server in words, to go on with; empty where nothing is known.

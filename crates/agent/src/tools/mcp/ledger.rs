@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rmcp::model::{
-    CallToolResult, ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, ErrorData,
-    InitializeResult, JsonRpcMessage, ListToolsResult, RequestId, ServerJsonRpcMessage, ServerResult,
+    CallToolResult, ClientJsonRpcMessage, ClientNotification, ClientRequest, DiscoverResult, ErrorCode,
+    ErrorData, InitializeResult, JsonRpcMessage, ListToolsResult, ProtocolVersion, RequestId,
+    ServerJsonRpcMessage, ServerResult,
 };
 use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
@@ -43,11 +44,15 @@ struct State {
     has_shaken_hands: bool,
     rejection: Option<String>,
     noise: Option<String>,
+    /// What a request waits for before it is sent again.
+    wait: Option<String>,
     /// What is wrong with a defective message (a wrong id, text around the JSON) that may be the response to
     /// the pending request.
     doubt: Option<String>,
     list_changed: bool,
     has_ended: bool,
+    /// Whether a request was given up: a message without an id may be the response to that one.
+    has_given_up: bool,
 }
 
 /// Methods whose results differ.
@@ -90,12 +95,16 @@ impl Ledger {
                 }
                 state.pending.insert(id, method);
                 (state.last, state.doubt) = (Some(id), None);
+                if method == Method::CallTool {
+                    (state.noise, state.wait) = (None, None);
+                }
             }
             JsonRpcMessage::Notification(notification) => {
                 if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
                     && let Some(RequestId::Number(id)) = cancelled.params.request_id
                 {
-                    self.state().pending.remove(&id);
+                    let mut state = self.state();
+                    state.has_given_up |= state.pending.remove(&id).is_some();
                 }
             }
             _ => {}
@@ -120,6 +129,22 @@ impl Ledger {
     /// Returns the last text that the server sent and that is no message, shortened.
     pub fn noise(&self) -> Option<String> {
         self.state().noise.clone()
+    }
+
+    /// Notes why a request must wait before it is sent again.
+    pub fn note_wait(&self, why: String) {
+        self.state().wait = Some(why);
+    }
+
+    /// Returns what the server did in the place of answering, to append to an error; empty if nothing is
+    /// known.
+    pub fn instead(&self) -> String {
+        let state = self.state();
+        match (&state.wait, &state.noise) {
+            (Some(wait), _) => format!("; {wait}"),
+            (None, Some(noise)) => format!("; what it sent last is no answer: {noise:?}"),
+            (None, None) => String::new(),
+        }
     }
 
     /// Returns whether the server has announced other tools since the last call of this function.
@@ -219,6 +244,12 @@ impl Ledger {
         ids.next().copied().filter(|_| ids.next().is_none())
     }
 
+    /// Returns the request to which alone a message without an id can be the response: the only one, and no
+    /// other was given up.
+    fn only_ever(&self) -> Option<i64> {
+        self.only().filter(|_| !self.state().has_given_up)
+    }
+
     /// Reads one message that is JSON.
     fn message(&self, message: Value, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
         let Value::Object(mut fields) = message else {
@@ -238,16 +269,15 @@ impl Ledger {
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
             return Some(self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")));
         }
-        let id = match self.pending_id(&id) {
+        // An error whose request could not be read has no id, or one of the server's own. A log line of a
+        // process may look the same but for the version.
+        let is_nameless = id.is_null() || (is_error && !id.is_number());
+        let meant = match request {
+            Some(RequestId::Number(request)) if is_nameless => Some(*request),
+            _ => self.only_ever().filter(|_| is_nameless && has_version),
+        };
+        let id = match self.pending_id(&id).or(meant) {
             Some(id) => id,
-            // An error whose request could not be read has no id. It is the only request's, or the first's.
-            // A log line of a process may look the same but for the version.
-            None if is_error && !id.is_number() && (has_version || request.is_some()) => match request {
-                Some(RequestId::Number(request)) => *request,
-                _ => *self.state().pending.keys().next()?,
-            },
-            // Nor has a result without an id any other request.
-            None if id.is_null() && has_version && self.only().is_some() => self.only()?,
             None => {
                 debug!(%id, "an MCP server answered a request that awaits no response");
                 let mut state = self.state();
@@ -255,7 +285,12 @@ impl Ledger {
                 state.was_discovered_late |= !is_error && id.is_number() && id.as_i64() == state.discovery;
                 let was_sent = id.as_i64().is_some_and(|id| id >= 0 && Some(id) <= state.last);
                 if request.is_none() && has_version && !was_sent {
-                    state.doubt = Some(format!("its answer has the id {id}, which no request had"));
+                    state.doubt = Some(match id.is_null() {
+                        true => {
+                            "its answer has no id, and may be one to a request that was given up".to_owned()
+                        }
+                        false => format!("its answer has the id {id}, which no request had"),
+                    });
                 }
                 return None;
             }
@@ -286,14 +321,21 @@ impl Ledger {
         }))
     }
 
-    /// Reads a request or notification of the server.
+    /// Reads a request or notification of the server. A request that cannot be read becomes one of a method
+    /// that is not known here, so that the server gets an error and does not wait.
     fn read_server_message(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
         if fields["method"] == "notifications/tools/list_changed" {
             self.note_list_changed();
         }
         fields.insert("jsonrpc".into(), "2.0".into());
+        let id = fields.get("id").filter(|id| !id.is_null()).cloned();
         let read = serde_json::from_value(Value::Object(fields));
-        read.inspect_err(|error| debug!(%error, "an MCP server sent a message that cannot be read")).ok()
+        let read =
+            read.inspect_err(|error| debug!(%error, "an MCP server sent a message that cannot be read"));
+        read.ok().or_else(|| {
+            let unknown = json!({ "jsonrpc": "2.0", "id": id?, "method": "unreadable" });
+            serde_json::from_value(unknown).ok()
+        })
     }
 
     /// Reads one message that is no JSON: the end of the request that it answers, if it answers any.
@@ -344,11 +386,11 @@ fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcM
         }
         Method::ListTools => respond(ServerResult::ListToolsResult(listed(result)?)),
         Method::Initialize => respond(ServerResult::InitializeResult(initialized(result)?)),
-        // Any other answer means that the server does not know the newer generation of the protocol.
-        Method::Discover => match serde_json::from_value(result) {
+        // Any other answer means that the server does not speak the newer generation of the protocol.
+        Method::Discover => match discovered(result) {
             Ok(read) => respond(ServerResult::DiscoverResult(read)),
-            Err(error) => {
-                let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, error.to_string(), None);
+            Err(why) => {
+                let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, why, None);
                 Ok(ServerJsonRpcMessage::error(error, Some(id.clone())))
             }
         },
@@ -356,6 +398,15 @@ fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcM
             let message = json!({ "jsonrpc": "2.0", "id": id, "result": result });
             serde_json::from_value(message).map_err(|error| error.to_string())
         }
+    }
+}
+
+/// Returns what a server of the newer generation tells of itself.
+fn discovered(result: Value) -> Result<DiscoverResult, String> {
+    let read: DiscoverResult = serde_json::from_value(result).map_err(|error| error.to_string())?;
+    match read.supported_versions.contains(&ProtocolVersion::V_2026_07_28) {
+        true => Ok(read),
+        false => Err("it speaks other versions of the protocol".into()),
     }
 }
 
@@ -377,7 +428,7 @@ fn initialized(result: Value) -> Result<InitializeResult, String> {
 /// Returns a list of tools. A tool without a usable schema takes no arguments; one without a name is left
 /// out.
 fn listed(mut result: Value) -> Result<ListToolsResult, String> {
-    let Some(tools) = result["tools"].as_array_mut().map(std::mem::take) else {
+    let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take) else {
         return Err("it has no list `tools`".into());
     };
     let mut kept = Vec::with_capacity(tools.len());

@@ -215,9 +215,76 @@ fn tools_without_schema_take_no_arguments() {
         .collect();
     assert_eq!(seen, [("a", None, 0), ("b", Some("B"), 0), ("c", Some("C"), 1), ("d", None, 0)]);
     assert_eq!(list.next_cursor.as_deref(), Some("2"), "a cursor that is a number");
-    sent(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 4);
-    let [JsonRpcMessage::Error(error)] = &ledger.read(br#"{"id":4,"result":{}}"#, None)[..] else { panic!() };
-    assert!(error.error.message.contains("no list `tools`"), "{error:?}");
+    for result in ["{}", "null", "[]", "\"a\"", "5", r#"{"tools":{"a":{}}}"#, r#"{"tools":null}"#] {
+        sent(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 4);
+        let text = format!(r#"{{"jsonrpc":"2.0","id":4,"result":{result}}}"#);
+        let [JsonRpcMessage::Error(error)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
+        assert!(error.error.message.contains("no list `tools`"), "{result}: {error:?}");
+    }
+}
+
+#[test]
+fn message_without_id_answers_no_request_if_another_may_be_meant() {
+    for text in [
+        r#"{"jsonrpc":"2.0","id":null,"result":"of whom"}"#,
+        r#"{"jsonrpc":"2.0","result":"of whom"}"#,
+        r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"of whom"}}"#,
+    ] {
+        let ledger = calling(&[6, 7]);
+        assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
+        assert!(ledger.fail_doubtful().is_none(), "{text}");
+        // A response to a request that was given up may come late.
+        let given_up = rmcp::model::CancelledNotificationParam::new(Some(RequestId::Number(6)), None);
+        let given_up = rmcp::model::CancelledNotification::new(given_up);
+        ledger.sent(&ClientJsonRpcMessage::notification(given_up.into()));
+        assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
+        let Some(JsonRpcMessage::Error(error)) = ledger.fail_doubtful() else { panic!("{text}") };
+        assert!(error.error.message.contains("its answer has no id"), "{error:?}");
+    }
+}
+
+#[test]
+fn unreadable_request_of_the_server_becomes_one_that_is_rejected() {
+    for (text, id) in [
+        (r#"{"jsonrpc":"2.0","id":5,"method":"sampling/createMessage","params":[1]}"#, Some(5)),
+        (r#"{"jsonrpc":"2.0","id":5,"method":"elicitation/create","params":"x"}"#, Some(5)),
+        (r#"{"jsonrpc":"2.0","id":null,"method":"sampling/createMessage","params":[1]}"#, None),
+        (r#"{"jsonrpc":"2.0","method":"notifications/progress","params":[1]}"#, None),
+    ] {
+        let read = calling(&[7]).read(text.as_bytes(), None);
+        let ids = read.iter().filter_map(|message| match message {
+            JsonRpcMessage::Request(request) => Some(request.id.clone()),
+            _ => None,
+        });
+        assert_eq!(ids.collect::<Vec<_>>(), Vec::from_iter(id.map(RequestId::Number)), "{text}: {read:?}");
+    }
+}
+
+#[test]
+fn discovery_of_other_versions_leads_to_the_handshake() {
+    for versions in [r#"["2025-06-18"]"#, "[]", r#"["2099-01-01"]"#] {
+        let ledger = Ledger::default();
+        let discovery = DiscoverRequest::new(DiscoverRequestParams {});
+        sent(&ledger, ClientRequest::DiscoverRequest(discovery), 0);
+        let text = format!(
+            r#"{{"jsonrpc":"2.0","id":0,"result":{{"supportedVersions":{versions},"capabilities":{{}},"serverInfo":{{"name":"s","version":"1"}},"resultType":"complete","ttlMs":0,"cacheScope":"private"}}}}"#
+        );
+        let [JsonRpcMessage::Error(error)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
+        assert_eq!((error.error.code, ledger.rejection()), (ErrorCode::METHOD_NOT_FOUND, None), "{versions}");
+    }
+}
+
+#[test]
+fn texts_since_the_call_are_told_in_the_place_of_its_answer() {
+    let ledger = Ledger::default();
+    ledger.read(b"listening", None);
+    let call = CallToolRequest::new(CallToolRequestParams::new("x"));
+    sent(&ledger, ClientRequest::CallToolRequest(call), 7);
+    assert_eq!(ledger.instead(), "");
+    ledger.read(b"ValueError: it broke\n", None);
+    assert_eq!(ledger.instead(), "; what it sent last is no answer: \"ValueError: it broke\"");
+    ledger.note_wait("it answers HTTP 503".into());
+    assert_eq!(ledger.instead(), "; it answers HTTP 503");
 }
 
 #[test]

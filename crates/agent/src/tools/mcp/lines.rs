@@ -22,6 +22,9 @@ const START: usize = 4096;
 /// Pause after which a line without an end is taken for a message, and one in doubt for the response.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Lines after which the task yields.
+const LINES: usize = 256;
+
 /// The two streams of a server.
 pub(super) struct Lines {
     stdout: BufReader<ChildStdout>,
@@ -30,6 +33,8 @@ pub(super) struct Lines {
     /// Whether the rest of the line is dropped, since it is too long.
     is_oversized: bool,
     max_bytes: usize,
+    /// Lines that were read since the task last yielded.
+    lines: usize,
     /// Messages that were read and not yet received.
     received: VecDeque<ServerJsonRpcMessage>,
     stdin: Arc<Mutex<Option<ChildStdin>>>,
@@ -44,6 +49,7 @@ impl Lines {
             line: Vec::new(),
             is_oversized: false,
             max_bytes,
+            lines: 0,
             received: VecDeque::new(),
             stdin: Arc::new(Mutex::new(Some(stdin))),
             ledger,
@@ -97,6 +103,11 @@ impl Transport<RoleClient> for Lines {
         loop {
             if let Some(message) = self.received.pop_front() {
                 return Some(message);
+            }
+            self.lines = (self.lines + 1) % LINES;
+            if self.lines == 0 {
+                // A server that prints without end must not keep deadlines from passing.
+                tokio::task::yield_now().await;
             }
             let has_line = !self.line.is_empty() && !self.is_oversized;
             let available = match has_line || self.ledger.is_doubtful() {

@@ -283,6 +283,38 @@ for line in sys.stdin:
 }
 
 #[tokio::test]
+async fn late_opening_says_what_the_server_did() {
+    let late = async |script: &str| {
+        let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", server(script)));
+        let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
+        let since = std::time::Instant::now();
+        let error = set.open(&context("a")).await.unwrap_err().to_string();
+        assert!(since.elapsed() < Duration::from_secs(8), "{error}: {:?}", since.elapsed());
+        error
+    };
+    let error = late(
+        "
+import sys, time
+print('listening', flush=True)
+print('waiting for the database', file=sys.stderr, flush=True)
+time.sleep(60)
+",
+    )
+    .await;
+    for part in ["not ready within 3s", "no answer: \"listening\"", "it printed: waiting for the database"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let error = late(
+        "
+import os
+while True: os.write(1, b'more\\n' * 10000)
+",
+    )
+    .await;
+    assert!(error.contains("not ready within 3s") && error.contains("\"more\""), "{error}");
+}
+
+#[tokio::test]
 async fn server_that_starts_slowly_is_started_once() {
     let folder = tempfile::tempdir().unwrap();
     let mark = folder.path().join("starts");

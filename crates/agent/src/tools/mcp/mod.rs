@@ -88,6 +88,8 @@ pub struct Mcp {
     prolonged: Option<Prolonged>,
     shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
     wants_handshake: Arc<AtomicBool>,
+    /// What the server did until the last opening that was given up.
+    late: Arc<std::sync::Mutex<String>>,
 }
 
 impl Mcp {
@@ -103,6 +105,7 @@ impl Mcp {
             prolonged: None,
             shared: None,
             wants_handshake: Arc::default(),
+            late: Arc::default(),
         }
     }
 
@@ -141,17 +144,21 @@ impl Mcp {
         let Some(shared) = &self.shared else {
             return match last.filter(|last| !last.is_over()) {
                 Some(last) => Ok((Arc::clone(last), false)),
-                None => Ok((Arc::new(Connection::open(&self.server, &self.wants_handshake).await?), true)),
+                None => Ok((self.open_connection().await?, true)),
             };
         };
         let mut shared = shared.lock().await;
         let connection = match shared.take().filter(|connection| !connection.is_over()) {
             Some(connection) => connection,
-            None => Arc::new(Connection::open(&self.server, &self.wants_handshake).await?),
+            None => self.open_connection().await?,
         };
         *shared = Some(Arc::clone(&connection));
         let is_new = last.is_some_and(|last| !Arc::ptr_eq(last, &connection));
         Ok((connection, is_new))
+    }
+
+    async fn open_connection(&self) -> Result<Arc<Connection>, String> {
+        Ok(Arc::new(Connection::open(&self.server, &self.wants_handshake, &self.late).await?))
     }
 
     /// Returns the tools that agents have, by their names.
@@ -206,6 +213,10 @@ impl Toolbox for Mcp {
         let specs = self.offered(&connection.tools()).map_err(wrong)?;
         let (toolbox, specs) = (self.clone(), std::sync::Mutex::new(specs));
         Ok(Box::new(McpSession { toolbox, specs, connection: Mutex::new(Some(connection)) }))
+    }
+
+    fn late(&self) -> String {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -270,6 +281,12 @@ impl Session for McpSession {
             output.metrics.insert("restarts".into(), 1.0);
         }
         output
+    }
+
+    /// A call that restarts the server holds the connection, which then has nothing to tell.
+    fn late(&self) -> String {
+        let connection = self.connection.try_lock().ok().and_then(|connection| connection.clone());
+        connection.map(|connection| connection.instead()).unwrap_or_else(|| self.toolbox.late())
     }
 
     async fn close(&mut self) -> Result<(), ToolError> {

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_http::{Client, HttpError};
+use dressage_http::{Client, HttpError, Unpack, unpack};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use futures_util::{Stream, TryStreamExt, future};
 use http_body_util::{BodyExt, BodyStream, Full};
 use hyper::body::{Body, Incoming};
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
+};
 use hyper::{Method, Request, Response, StatusCode};
 use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::common::http_header::{
@@ -48,15 +50,20 @@ pub(super) struct Web {
     /// Whether requests carry a key.
     has_key: bool,
     ledger: Arc<Ledger>,
-    /// The last request for which a new session was opened because of a 400.
+    /// The last request for which a new session was opened because of a 400 or 404.
     renewed: Arc<Mutex<Option<RequestId>>>,
+    /// Requests whose events have ids, each with its last one, by which the SDK resumes them.
+    resumable: Resumable,
 }
+
+/// Requests with the id of the last event of each.
+type Resumable = Arc<Mutex<Vec<(RequestId, String)>>>;
 
 impl Web {
     /// Creates a client whose requests have these headers, and whose messages are noted in `ledger`.
     pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
         let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
-        Web { client, has_key, ledger, renewed: Arc::default() }
+        Web { client, has_key, ledger, renewed: Arc::default(), resumable: Arc::default() }
     }
 
     async fn send(
@@ -93,6 +100,7 @@ impl Web {
             if !is_busy || method != Method::POST || tries == RETRIES || asked > Some(LONGEST_WAIT) {
                 return Ok(response);
             }
+            self.ledger.note_wait(format!("it answers HTTP {}", response.status()));
             tokio::time::sleep(asked.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);
             tries += 1;
@@ -111,15 +119,18 @@ impl Web {
         let session = head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
         let fail =
             |why: String| Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()));
-        if head.status == StatusCode::NOT_FOUND && in_session {
-            return Err(StreamableHttpError::SessionExpired);
-        }
         if !head.status.is_success() {
             let (text, _) = read(body, MOST_ERROR_BYTES).await.unwrap_or_default();
+            let text = unpacked(&head.headers, text, MOST_ERROR_BYTES).unwrap_or_default();
             let error = lenient::parse(&text).ok().filter(|error| error.get("error").is_some());
             let is_key = matches!(head.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             let is_own = error.as_ref().is_some_and(|error| error["id"].is_number());
-            if head.status == StatusCode::BAD_REQUEST && in_session && !is_own && self.renews(&id) {
+            let is_expired = match head.status {
+                StatusCode::NOT_FOUND => true,
+                StatusCode::BAD_REQUEST => !is_own,
+                _ => false,
+            };
+            if is_expired && in_session && self.renews(&id) {
                 return Err(StreamableHttpError::SessionExpired);
             }
             if error.is_some_and(|error| error.get("jsonrpc").is_some()) && !is_key {
@@ -130,8 +141,9 @@ impl Web {
             }
             return fail(self.rejected(head.status, &head.headers, &text));
         }
-        if is(&head.headers, EVENT_STREAM_MIME_TYPE) {
-            let events = self.answers(events(body, limits.max_sse_event_size), Some(id));
+        let is_stream = is(&head.headers, EVENT_STREAM_MIME_TYPE);
+        if is_stream && encoding(&head.headers).is_empty() {
+            let events = self.answers(events(chunks(body), limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let text = match read(body, limits.max_json_response_size).await {
@@ -142,6 +154,15 @@ impl Web {
             Err(StreamableHttpError::Client(error)) => return fail(error.to_string()),
             Err(error) => return Err(error),
         };
+        let text = match unpacked(&head.headers, text, limits.max_json_response_size) {
+            Ok(text) => text,
+            Err(why) => return fail(why),
+        };
+        if is_stream {
+            let all = stream::once(future::ready(Ok(Bytes::from(text))));
+            let events = self.answers(events(all, limits.max_sse_event_size), Some(id));
+            return Ok(StreamableHttpPostResponse::Sse(events, session));
+        }
         let read = self.ledger.read(&text, Some(&id));
         if let Some(message) = read.into_iter().find(|message| answers(message, &id)) {
             return Ok(StreamableHttpPostResponse::Json(message, session));
@@ -168,7 +189,14 @@ impl Web {
         }
     }
 
-    /// Whether a 400 may mean that the session is over: once for each request.
+    /// Returns the request that awaits its response and whose last event has this id.
+    fn resumed(&self, last: &str) -> Option<RequestId> {
+        let resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = resumable.iter().find(|(id, known)| known == last && self.ledger.is_pending(id));
+        found.map(|(id, _)| id.clone())
+    }
+
+    /// Whether a 400 or 404 may mean that the session is over: once for each request.
     fn renews(&self, id: &RequestId) -> bool {
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         renewed.replace(id.clone()).as_ref() != Some(id)
@@ -216,6 +244,7 @@ impl Web {
             read: VecDeque::new(),
             noise: None,
             can_resume: false,
+            resumable: Arc::clone(&self.resumable),
         };
         stream::unfold(reading, |mut reading| async { Some((reading.next().await?, reading)) }).boxed()
     }
@@ -233,6 +262,7 @@ struct Reading {
     noise: Option<String>,
     /// Whether the server gives the events ids, by which the SDK resumes them.
     can_resume: bool,
+    resumable: Resumable,
 }
 
 impl Reading {
@@ -254,7 +284,14 @@ impl Reading {
                 return Some(Ok(Sse::default().data(text_of(&self.ledger.fail(&id, why)))));
             }
         };
-        self.can_resume |= event.id.as_ref().is_some_and(|id| !id.is_empty());
+        if let Some(last) = event.id.clone().filter(|id| !id.is_empty()) {
+            self.can_resume = true;
+            if let Some(request) = &self.request {
+                let mut resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
+                resumable.retain(|(known, _)| known != request && self.ledger.is_pending(known));
+                resumable.push((request.clone(), last));
+            }
+        }
         let data = event.data.as_deref().unwrap_or_default();
         // What was cut off comes again.
         let is_cut = self.can_resume && lenient::parse(data.as_bytes()).is_err();
@@ -359,6 +396,7 @@ impl StreamableHttpClient for Web {
         auth_header: Option<String>,
         mut custom_headers: Headers,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Error> {
+        let request = last_event_id.as_ref().and_then(|last| self.resumed(last));
         let last = last_event_id.and_then(|id| HeaderValue::from_str(&id).ok());
         if let (Some(last), Ok(name)) = (last, HeaderName::try_from(HEADER_LAST_EVENT_ID)) {
             custom_headers.insert(name, last);
@@ -367,13 +405,20 @@ impl StreamableHttpClient for Web {
         let session = session_id.as_deref();
         let response = self.send(sent, session, auth_header, custom_headers, Bytes::new()).await?;
         match response.status() {
+            // The rest of the answer is lost.
+            status if let (true, Some(id)) = (status.is_client_error(), request) => {
+                let why =
+                    format!("its events ended without the answer, and cannot be resumed (HTTP {status})");
+                let event = Sse::default().data(text_of(&self.ledger.fail(&id, why)));
+                Ok(stream::once(future::ready(Ok(event))).boxed())
+            }
             StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportSse),
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
             status if !status.is_success() => Err(told(status, "it has no stream of events")),
             _ if !is(response.headers(), EVENT_STREAM_MIME_TYPE) => {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
             }
-            _ => Ok(self.answers(events(response.into_body(), super::MOST_BYTES), None)),
+            _ => Ok(self.answers(events(chunks(response.into_body()), super::MOST_BYTES), None)),
         }
     }
 }
@@ -389,6 +434,29 @@ fn content_type(headers: &HeaderMap) -> Option<String> {
 fn is(headers: &HeaderMap, wanted: &str) -> bool {
     let kind = content_type(headers).unwrap_or_default();
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
+}
+
+/// Returns the packing of a body; empty if there is none.
+fn encoding(headers: &HeaderMap) -> &str {
+    let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
+    if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
+}
+
+/// Returns a body without its packing. One that is not packed, though its headers say so, is taken as it is.
+///
+/// # Errors
+/// Returns what is wrong if the body cannot be unpacked, or has more than `most` bytes then.
+fn unpacked(headers: &HeaderMap, text: Vec<u8>, most: usize) -> Result<Vec<u8>, String> {
+    let (encoding, text) = (encoding(headers), Bytes::from(text));
+    match unpack(encoding, text.clone(), most) {
+        Ok(unpacked) => Ok(unpacked.into()),
+        Err(Unpack::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
+        Err(Unpack::Broken) => Err(format!("its answer is packed with {encoding:?}, and damaged")),
+        Err(Unpack::Unknown) => {
+            Err(format!("its answer is packed with {encoding:?}, which was not asked for"))
+        }
+        Err(Unpack::TooLarge) => Err(format!("its answer is longer than {most} bytes")),
+    }
 }
 
 fn shown(text: &[u8]) -> String {
@@ -427,11 +495,18 @@ async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error>
     Ok((all, true))
 }
 
-/// Events of a body, each of at most so many bytes.
-fn events(body: Incoming, most: usize) -> BoxStream<'static, Result<Sse, SseError>> {
+/// Returns the bytes of a body as they come.
+fn chunks(body: Incoming) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
     let broken = |error: hyper::Error| std::io::Error::other(dressage_http::causes(&error));
     let frames = TryStreamExt::map_err(BodyStream::new(body), broken);
-    let bytes = frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())));
+    frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
+}
+
+/// Events of a body, each of at most so many bytes.
+fn events(
+    bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
+    most: usize,
+) -> BoxStream<'static, Result<Sse, SseError>> {
     // The last event may lack its end.
     let end = stream::once(future::ready(Ok(Bytes::from_static(b"\n\n"))));
     SseStream::from_bytes_stream(sound(bounded(bytes, most)).chain(end)).boxed()

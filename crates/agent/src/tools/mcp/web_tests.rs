@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::tools::mcp::{Mcp, McpServer};
 use crate::tools::testing::context;
-use crate::tools::{CallError, Session, ToolOutput, Toolbox};
+use crate::tools::{CallError, Session, ToolOutput, ToolSet, Toolbox};
 
 /// Returns a response to a message, or `None` for that of a server without faults. The arguments are the
 /// message, how many of its method came before, and the session.
@@ -55,6 +55,20 @@ fn answered(message: &Value, count: usize, session: Option<&str>) -> String {
     }
 }
 
+/// Packs the body of a response whose headers say so.
+fn packed(response: String) -> Vec<u8> {
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    if !head.contains(PACKED.trim()) {
+        return response.into_bytes();
+    }
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut packer, body.as_bytes()).unwrap();
+    let packed = packer.finish().unwrap();
+    let length = format!("content-length: {}", body.len());
+    let head = head.replace(&length, &format!("content-length: {}", packed.len()));
+    [head.as_bytes(), b"\r\n\r\n", &packed].concat()
+}
+
 /// Starts a server with a fault, and returns its address.
 async fn server(fault: Fault) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -91,7 +105,7 @@ async fn server(fault: Fault) -> String {
             } else {
                 http("405 Method Not Allowed", "", "")
             };
-            let _ = stream.write_all(response.as_bytes()).await;
+            let _ = stream.write_all(&packed(response)).await;
         }
     });
     format!("http://{address}/mcp")
@@ -126,6 +140,7 @@ macro_rules! to_call {
 }
 
 const EVENTS: &str = "content-type: text/event-stream\r\n";
+const PACKED: &str = "content-encoding: gzip\r\n";
 
 #[tokio::test]
 async fn faulty_http_answers_fail_the_call_at_once() {
@@ -154,6 +169,23 @@ async fn faulty_http_answers_fail_the_call_at_once() {
         (
             to_call!(m, { http("200 OK", "content-type: text/html\r\n", "<html>login</html>") }),
             "answers with text/html",
+        ),
+        (to_call!(m, { http("200 OK", "content-encoding: br\r\n", "abc") }), "packed with \"br\""),
+        (to_call!(m, { http("200 OK", "content-encoding: x-gzip\r\n", "abc") }), "and damaged"),
+        (
+            to_call!(m, { http("500 Oh", PACKED, "out of memory") }),
+            "HTTP 500 Internal Server Error: out of memory",
+        ),
+        (
+            to_call!(m, { http("200 OK", EVENTS, "id: 1\nretry: 10\ndata: \n\n") }),
+            "events ended without the answer, and cannot be resumed (HTTP 405",
+        ),
+        (
+            to_call!(m, {
+                let error = json!({ "code": -32602, "message": "the tool is gone" });
+                json_http("404 Not Found", &json!({ "jsonrpc": "2.0", "id": m["id"], "error": error }))
+            }),
+            "the tool is gone",
         ),
         (
             to_call!(m, { http("200 OK", EVENTS, "event: error\ndata: out of memory\n\n") }),
@@ -195,6 +227,18 @@ async fn unusual_http_answers_are_read() {
         ),
         (to_call!(m, http("200 OK", "", &called(m, "none").to_string())), "none"),
         (to_call!(m, json_http("200 OK", &json!([called(m, "batch")]))), "batch"),
+        (to_call!(m, http("200 OK", PACKED, &called(m, "packed").to_string())), "packed"),
+        (
+            to_call!(m, {
+                let events = format!("data: {}\n\n", called(m, "packed events"));
+                http("200 OK", &format!("{EVENTS}{PACKED}"), &events)
+            }),
+            "packed events",
+        ),
+        (
+            to_call!(m, http("200 OK", "content-encoding: x-gzip\r\n", &called(m, "unpacked").to_string())),
+            "unpacked",
+        ),
         (to_call!(m, http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "event")))), "event"),
         (to_call!(m, http("200 OK", EVENTS, &format!("data: {}", called(m, "no end")))), "no end"),
         (
@@ -256,8 +300,25 @@ async fn lost_session_is_opened_anew_once() {
     let always: Fault = to_call!(m, { http("400 Bad Request", "content-type: text/plain\r\n", "never") });
     let answer = call(always).await;
     assert!(answer.read().contains("HTTP 400 Bad Request: never"), "{answer:?}");
-    let always: Fault = to_call!(m, { http("404 Not Found", "", "") });
-    assert!(call(always).await.is_error());
+    let always: Fault = to_call!(m, { http("404 Not Found", "", "no such session") });
+    let answer = call(always).await;
+    assert!(answer.read().contains("HTTP 404 Not Found: no such session"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn server_that_closes_the_connection_is_asked_for_the_handshake() {
+    let closes: Fault = |m, _, _| (m["method"] == "server/discover").then(|| "HTTP/1.1\r\n\r\n".into());
+    assert_eq!(call(closes).await.read(), "in s-1");
+}
+
+#[tokio::test]
+async fn late_opening_names_the_status_of_a_busy_server() {
+    let busy: Fault = |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
+    let client = Client::new(Hosts::any(), None).unwrap();
+    let server = McpServer::Address { url: server(busy).await, headers: Vec::new(), client };
+    let set = ToolSet::new(vec![Arc::new(Mcp::new("web", server))], Duration::from_secs(1)).unwrap();
+    let error = set.open(&context("a")).await.unwrap_err().to_string();
+    assert!(error.contains("not ready within 1s; it answers HTTP 503 Service Unavailable"), "{error}");
 }
 
 #[tokio::test]

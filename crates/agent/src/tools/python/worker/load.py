@@ -110,10 +110,10 @@ def of_file(file, functions):
     else:
         names = list(marks) or [name for name, value in members.items() if is_tool(value, module, name)]
         names = names or toolboxes(members, module)
-    tools = []
+    found = []
     for name in names:
-        tools += tools_of(name, members.get(name), module, marks.get(name, ()))
-    return tools
+        found += tools_of(name, members.get(name), module, marks.get(name, ()))
+    return found
 
 
 def toolboxes(members, module):

@@ -358,7 +358,7 @@ def parameters_of(function, skip=()):
                 "none, begin its name with _, or name in `functions` those that are"
             )
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            others = True
+            others = schemas.of(typing.Any if isinstance(hint, str) else hint) or True
             continue
         schema = schemas.of(typing.Any if isinstance(hint, str) else hint)
         if name in texts:
@@ -461,7 +461,10 @@ def convert(hint, value):
     if inspect.isclass(base) and issubclass(base, collections.abc.Mapping):
         need(value, dict, "object")
         key, item = parts if len(parts) == 2 else (typing.Any, typing.Any)
-        return {convert_key(key, name): convert(item, found) for name, found in value.items()}
+        converted = {convert_key(key, name): convert(item, found) for name, found in value.items()}
+        if len(converted) < len(value):
+            raise Unfit(f"two of the keys {', '.join(map(repr, value))} are the same")
+        return converted
     return value
 
 
@@ -509,29 +512,39 @@ def made(kind, *values, **fields):
 
 def bind(function, arguments, skip=()):
     """Arguments by name, as positional and named ones of a function."""
-    hints, positional, named = hints_of(function), [], dict(arguments)
+    hints, positional, named, others = hints_of(function), [], {}, dict(arguments)
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in skip:
+        if name in skip or parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             continue
-        if is_context(hints.get(name)):
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named.update({other: converted(hints, name, other, value) for other, value in others.items()})
+            others = {}
+            continue
+        default, _ = default_of(parameter.default)
+        is_empty, is_positional = default is parameter.empty, parameter.kind is parameter.POSITIONAL_ONLY
+        if name in others and not is_context(hints.get(name)):
+            value = converted(hints, name, name, others.pop(name))
+        elif is_context(hints.get(name)) and is_empty:
             # There is no framework that would fill it.
-            if parameter.default is inspect.Parameter.empty:
-                named[name] = None
+            value = None
+        elif isinstance(default, MUTABLE):
+            # What a function changes in its default is no business of other attempts.
+            value = copied(default)
+        elif not is_empty and (is_positional or default is not parameter.default):
+            # A positional one that is left out has its place all the same: the next must not move to it.
+            value = default
+        else:
             continue
-        if name not in named:
-            default, _ = default_of(parameter.default)
-            if isinstance(default, MUTABLE):
-                # What a function changes in its default is no business of other attempts.
-                default = copied(default)
-            if default is not parameter.default and default is not inspect.Parameter.empty:
-                named[name] = default
-            continue
-        try:
-            value = convert(hints.get(name, typing.Any), named.pop(name))
-        except Unfit as unfit:
-            raise Unfit(f"{name}: {unfit}") from unfit
-        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        if is_positional:
             positional.append(value)
         else:
             named[name] = value
-    return positional, named
+    return positional, {**named, **others}
+
+
+def converted(hints, parameter, name, value):
+    """The value of an argument, called `name`, as the type of a parameter."""
+    try:
+        return convert(hints.get(parameter, typing.Any), value)
+    except Unfit as unfit:
+        raise Unfit(f"{name}: {unfit}") from unfit

@@ -149,9 +149,9 @@ class Session:
             raise first
 
 
-def refusal(error, folder):
-    """The reply to an order that ended with an exception."""
-    if isinstance(error, asyncio.CancelledError):
+def refusal(error, folder, is_given_up):
+    """The reply to an order that ended with an exception. Code of the user's may cancel itself, too."""
+    if is_given_up and isinstance(error, asyncio.CancelledError):
         return answers.failed("it was given up")
     if isinstance(error, schema.Unfit):
         return answers.bad_arguments(str(error))
@@ -168,6 +168,8 @@ class Server:
         holders = {id(tool.holder): tool.holder for tool in tools.values() if tool.stateful}
         self.holders = list(holders.values())
         self.sessions, self.running = {}, {}
+        # Orders under way that were given up.
+        self.given_up = set()
 
     def say(self, reply):
         self.out.write(json.dumps(reply, allow_nan=False).encode() + b"\n")
@@ -177,7 +179,10 @@ class Server:
         """Begins what an order asks for."""
         if order["do"] == "give_up":
             task = self.running.get(order["id"])
-            return task.cancel() if task is not None else None
+            if task is not None:
+                self.given_up.add(order["id"])
+                task.cancel()
+            return
         task = asyncio.get_running_loop().create_task(self.serve(order))
         self.running[order["id"]] = task
         task.add_done_callback(lambda _: self.running.pop(order["id"], None))
@@ -186,7 +191,8 @@ class Server:
         try:
             reply = await getattr(self, order["do"])(order)
         except BaseException as error:
-            reply = refusal(error, self.folder)
+            reply = refusal(error, self.folder, order["id"] in self.given_up)
+        self.given_up.discard(order["id"])
         self.say({"id": order["id"], **reply})
 
     async def open(self, order):
