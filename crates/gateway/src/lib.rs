@@ -58,6 +58,8 @@ mod sglang;
 mod testing;
 mod tokens;
 #[cfg(test)]
+mod told_tests;
+#[cfg(test)]
 mod training_tests;
 mod transcript;
 mod vllm;

@@ -30,8 +30,7 @@ pub(crate) const ODD: [&str; 5] = [
     " \n",
 ];
 
-/// A reply with a call that cannot be read. As a whole its text stands after all else, in a stream where it
-/// was said.
+/// A reply with a call that cannot be read.
 pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and on.";
 
 /// Tokens that a prompt and its reply can have together.

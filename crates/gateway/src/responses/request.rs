@@ -17,7 +17,7 @@ use crate::openai;
 /// A request.
 #[derive(Deserialize)]
 struct Request {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     input: Option<Value>,
     instructions: Option<Value>,
@@ -74,6 +74,8 @@ pub(super) struct Told {
 pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, Fault> {
     let mut request: Request = crate::http::read(body)?;
     notice(gateway, &mut request.rest)?;
+    let own = request.text.as_ref().map(form).transpose()?.flatten();
+    let constraint = openai::structured::of_request(gateway, own, &mut request.rest)?;
     let asked = openai::split(&mut request.rest)?;
     if asked.replies()? != 1 {
         return Err(Fault::field("n", "n is not supported; a response has one reply"));
@@ -114,7 +116,7 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
         strict: tools.strict.clone(),
         tool_choice,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
-        constraint: request.text.as_ref().map(form).transpose()?.flatten(),
+        constraint,
         sampling,
         ..Call::new(request.model.clone(), Input::Messages(messages))
     };
