@@ -3,8 +3,9 @@
 //!
 //! Guarantees: content counts as one text, absent or empty alike; calls count by name and arguments,
 //! arguments as JSON values with keys in any order and numbers by their exact value (4.0 is 4, and numbers
-//! differ from their last digit on); instructions count alike as the system's and as a developer's; ids of calls and other fields do not count. A form is computed in
-//! one pass over the message, and compared as a hash of 128 bits.
+//! differ from their last digit on); instructions count alike as the system's and as a developer's; ids of
+//! calls and other fields do not count. A form is computed in one pass over the message, and compared as a
+//! hash of 128 bits.
 
 use dressage_text::{Chat, Message, Role, ToolCall, ToolSpec, canonical_number};
 use serde_json::{Number, Value};

@@ -46,6 +46,8 @@ mod places;
 mod probes;
 mod prompt;
 mod reading;
+#[cfg(test)]
+mod record_tests;
 mod relay;
 mod responses;
 mod rewards;

@@ -35,7 +35,8 @@ struct Told {
     spoken: bool,
     /// Whether a call that cannot be read was said last.
     broken: bool,
-    /// White space around a reply that is nothing but speech, which keeps it; `None` for another reply.
+    /// White space at the beginning of the reply or behind speech, which is part of speech unless a thought or
+    /// a call follows; `None` behind these.
     blank: Option<String>,
     tokens: usize,
     thought_tokens: usize,
@@ -216,7 +217,7 @@ impl Told {
                     if self.is_text {
                         self.text.push_str(&text);
                     }
-                    let blank = self.blank.as_mut().map(std::mem::take).unwrap_or_default();
+                    let blank = self.blank.replace(String::new()).unwrap_or_default();
                     let line = if self.broken && !text.starts_with('\n') { "\n" } else { "" };
                     self.broken = false;
                     self.say(&format!("{blank}{line}{text}"), &mut told);

@@ -1,7 +1,11 @@
 //! Replies as clients are told them: in the order in which they were written, with their white space, the
 //! same in a stream and as a whole.
 
-use dressage_conversation::Origin;
+use std::sync::Arc;
+
+use dressage_conversation::{Format, Options as History, Origin};
+use dressage_text::testing::{family_chat, tiny_tokenizer};
+use dressage_text::{Chat, ChatOptions, ToolProtocol};
 use serde_json::{Value, json};
 
 use crate::testing::{STRANGER, Served};
@@ -41,7 +45,11 @@ fn request(path: &str, has_tools: bool) -> Value {
 
 /// Returns what a reply consists of, in order: `thought …`, `text …` or `call …` for each part.
 async fn told(text: &str, path: &str, body: &Value, streams: bool) -> Vec<String> {
-    let served = Served::scripted(&[text]);
+    told_by(&Served::scripted(&[text]), path, body, streams).await
+}
+
+/// Returns the same of the next reply of a model.
+async fn told_by(served: &Served, path: &str, body: &Value, streams: bool) -> Vec<String> {
     let mut body = body.clone();
     body["stream"] = streams.into();
     let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
@@ -189,6 +197,44 @@ async fn calls_are_text_without_tools_or_if_none_may_be_called() {
 }
 
 #[tokio::test]
+async fn calls_without_tags_are_calls_in_streams() {
+    let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
+    let text = r#"So: {"name": "add", "arguments": {"a": "1"}}"#;
+    for path in [CHAT, MESSAGES, RESPONSES] {
+        for streams in [false, true] {
+            let chat = family_chat(ToolProtocol::Hermes, options.clone()).unwrap();
+            let format = Format::new(Arc::new(chat), History::default());
+            let served = Served::in_format(&[text], format);
+            let found = told_by(&served, path, &request(path, true), streams).await;
+            assert_eq!(found, ["text So:", r#"call {"a":"1"}"#], "{path} {streams}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn conversation_that_template_refuses_is_rejected_with_its_words() {
+    // As templates of Qwen 3.5 do, which takes a system message only before a question.
+    let source = "{%- if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}\
+                  {{- raise_exception('No user query found in messages.') }}{%- endif %}\
+                  {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}\
+                  {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+    for (path, body) in [
+        (CHAT, json!({ "messages": [{ "role": "system", "content": "Be brief." }] })),
+        (MESSAGES, json!({ "messages": [], "system": "Be brief.", "max_tokens": 9 })),
+        (RESPONSES, json!({ "input": [], "instructions": "Be brief." })),
+    ] {
+        let chat = Chat::new(tiny_tokenizer().unwrap(), Some(source), ChatOptions::default()).unwrap();
+        let served = Served::in_format(&["Yes."], Format::new(Arc::new(chat), History::default()));
+        let answer = served.post(path, &body).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text);
+        assert!(answer.text.contains("No user query found in messages."), "{path}: {}", answer.text);
+        // Another template takes the same.
+        let answer = Served::scripted(&["Yes."]).post(path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
 async fn text_keeps_white_space_around_it() {
     for text in ["  \n Hello. \n\n", "Hello.\n", "\tHello.", " \n"] {
         check(text, &json!({}), true, &[&format!("text {text}")]).await;
@@ -204,10 +250,10 @@ async fn text_keeps_white_space_around_it() {
             assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{sent:?}");
         }
     }
-    // Between thoughts, calls and text it separates them, and is part of none.
+    // Before thoughts and calls, and behind these, it separates parts, and belongs to none.
     let one = call(r#"{"a": "1"}"#);
     check(&format!(" \n{one}\n"), &json!({}), true, &[r#"call {"a":"1"}"#]).await;
-    check("<think>\nHm.\n</think>\n\nSo.\n", &json!({}), true, &["thought Hm.", "text So."]).await;
+    check("<think>\nHm.\n</think>\n\nSo.\n", &json!({}), true, &["thought Hm.", "text So.\n"]).await;
 }
 
 #[tokio::test]

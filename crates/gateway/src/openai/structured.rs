@@ -88,7 +88,7 @@ const FORMS: [&str; 14] = [
     "text",
 ];
 
-/// Returns the form that a request of `api` asks for in `response_format` or in vLLM's fields, which are taken
+/// Returns the form that a request asks for in `response_format` or in vLLM's fields, which are taken
 /// out of the rest; `own` is the form that it asks for in a field of its API.
 ///
 /// # Errors

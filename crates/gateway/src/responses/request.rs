@@ -279,6 +279,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn logprobs_are_asked_for_by_either_field() {
+        for (included, top, want) in [
+            (false, None, None),
+            (false, Some(0), None),
+            (false, Some(3), Some(3)),
+            (true, None, Some(0)),
+            (true, Some(0), Some(0)),
+            (true, Some(20), Some(20)),
+        ] {
+            assert_eq!(logprobs(included, top).unwrap(), want, "{included} {top:?}");
+        }
+        for wrong in [-1, 21] {
+            assert_eq!(logprobs(true, Some(wrong)).unwrap_err().param.as_deref(), Some("top_logprobs"));
+        }
+    }
+
+    #[test]
     fn forms_are_read() {
         let form_of = |format: Value| form(&json!({ "format": format }));
         let schema = json!({ "type": "object", "required": ["a"] });
