@@ -35,8 +35,8 @@ struct Told {
     spoken: bool,
     /// Whether a call that cannot be read was said last.
     broken: bool,
-    /// White space at the beginning of the reply or behind speech, which is part of speech unless a thought or
-    /// a call follows; `None` behind these.
+    /// White space at the beginning of the reply or behind speech, which is part of speech unless a thought
+    /// or a call follows; `None` behind these.
     blank: Option<String>,
     tokens: usize,
     thought_tokens: usize,
@@ -274,8 +274,8 @@ impl Told {
         self.speech.leave(Piece::Speech, told);
     }
 
-    /// Ends the reply: what was held back, and the stop string that ended it, if that stands in the message or
-    /// in a thought.
+    /// Ends the reply: what was held back, and the stop string that ended it, if that stands in the message
+    /// or in a thought.
     fn finish(&mut self, stopped: bool) -> (Vec<Piece>, Option<String>) {
         let mut rest = Vec::new();
         if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {

@@ -74,7 +74,8 @@ pub enum Piece {
 /// all text put together is the text of the reply. The exceptions:
 ///
 /// - A tag that closes a thought which nobody opened comes as an aside. What arrived before as speech or as a
-///   call cannot be taken back by then, although [`Chat::parse`] and [`Chat::pieces`] count it to the thought.
+///   call cannot be taken back by then, although [`Chat::parse`] and [`Chat::pieces`] count it to the
+///   thought.
 /// - Calls without tags, which `bare_calls` allows, arrive as speech.
 ///
 /// The cost grows with the length of the reply alone, however many tokens it comes in.
