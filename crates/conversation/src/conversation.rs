@@ -69,7 +69,7 @@ pub struct Repeated {
     pub messages: usize,
     /// Messages up to the last reply among them, whose tokens are continued.
     pub to_reply: usize,
-    /// Messages that differ in white space around their content.
+    /// Replies that differ in white space around their content.
     pub trimmed: u32,
     /// Replies whose thought, or a part of it, was left out.
     pub unsaid: u32,

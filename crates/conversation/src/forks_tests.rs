@@ -32,6 +32,9 @@ fn all_else_forks_for_a_reason() {
         ),
         (Reason::Edited, 1, 0, Box::new(|m| m[1].content = "1.5+2, 3+5?".into())),
         (Reason::Edited, 4, 3, Box::new(|m| m[4].content = "7".into())),
+        // White space of what the model read.
+        (Reason::Edited, 1, 0, Box::new(|m| m[1].content = format!("{} ", m[1].content.as_str()).into())),
+        (Reason::Edited, 4, 3, Box::new(|m| m[4].content = format!("\n{}", m[4].content.as_str()).into())),
         (Reason::Shortened, 3, 3, Box::new(|m| drop(m.drain(3..5)))),
         (Reason::Shortened, 4, 3, Box::new(|m| m.truncate(4))),
         (Reason::Shortened, 2, 0, Box::new(|m| drop(m.drain(2..5)))),

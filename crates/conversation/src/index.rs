@@ -103,7 +103,7 @@ pub(crate) struct Hit {
     pub by_id: u32,
     /// Messages that are repeated.
     pub messages: usize,
-    /// Messages that differ in white space; fewer are better.
+    /// Replies that differ in white space; fewer are better.
     pub trimmed: std::cmp::Reverse<u32>,
     /// Replies whose thoughts, or a part of them, were left out.
     pub unsaid: std::cmp::Reverse<u32>,
@@ -440,7 +440,9 @@ impl Index {
         let mut hit = Hit { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
             NodeKind::Root | NodeKind::Extended => return None,
-            NodeKind::Given(given) => given.exact == form.exact,
+            // Its white space is part of what the model saw.
+            NodeKind::Given(given) if given.exact != form.exact => return None,
+            NodeKind::Given(_) => true,
             NodeKind::Reply(said) => {
                 let mut known = said.told.iter().map(|(told, _)| &told.ids).chain([&said.shown.ids]);
                 let by_id = !form.ids.is_empty() && known.any(|ids| *ids == form.ids);

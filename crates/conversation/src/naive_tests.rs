@@ -79,7 +79,7 @@ impl Recorded {
         self.messages.len() <= messages.len()
             && self.messages.iter().zip(messages).enumerate().all(|(at, (kept, sent))| {
                 let Some((_, said)) = self.replies.iter().find(|(place, _)| *place == at) else {
-                    return says(kept) == says(sent);
+                    return says(kept) == says(sent) && kept.content.as_str() == sent.content.as_str();
                 };
                 if says(kept) == says(sent) || says(&said.shown) == says(sent) {
                     return true;

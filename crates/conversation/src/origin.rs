@@ -147,7 +147,9 @@ impl Index {
         if at == 0 && self.other_system(hit.node, form, asked.get(1)) {
             return fork(at, Reason::System);
         }
-        if self.said_below(root, hit.node, form.loose) {
+        // It has other white space around it.
+        let is_spaced = answered && !self.saying(hit.node, form.loose).is_empty();
+        if !is_spaced && self.said_below(root, hit.node, form.loose) {
             return fork(at, Reason::Shortened);
         }
         if answered {

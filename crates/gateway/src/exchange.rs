@@ -25,7 +25,7 @@ use crate::gateway::{Gateway, now};
 use crate::metrics::add;
 use crate::model::{Backend, Model, TokenModel};
 use crate::prompt::Prompt;
-use crate::reading::Reading;
+use crate::reading::{Reading, Turn};
 use crate::session::{Called, Running, Session};
 use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
 
@@ -398,10 +398,15 @@ impl Exchange {
         let in_thought = matches!(&prompt, Prompt::Chat(prepared) if prepared.in_thought);
         let is_chat = matches!(prompt, Prompt::Chat(_));
         let chat = self.drawn.format.chat();
-        let whole = self.tool_choice == ToolChoice::None;
-        let mut reading = match is_chat && !self.is_json {
-            true => Reading::chat(chat, in_thought, &self.tools, &params.stop_strings, &calls),
-            false => Reading::text(chat, &params.stop_strings),
+        let calls_are_text = self.tool_choice == ToolChoice::None || self.tools.is_empty();
+        let tools = Arc::clone(&self.tools);
+        let turn = Turn { chat: Arc::clone(chat), in_thought, tools, calls_are_text };
+        let turn = Some(turn).filter(|_| is_chat && !self.is_json);
+        // Only a whole reply shows whether it is a call without tags.
+        let whole = turn.is_some() && chat.reads_bare_calls() && !calls_are_text;
+        let mut reading = match &turn {
+            Some(turn) => Reading::chat(turn, &params.stop_strings, &calls),
+            None => Reading::text(chat, &params.stop_strings),
         };
         if !self.parallel_calls {
             reading.most_calls(1);
@@ -471,14 +476,13 @@ impl Exchange {
         completion.finish = *ended.as_ref().unwrap_or(&FinishReason::Aborted);
         add(&self.gateway.0.metrics.drawn_tokens, completion.tokens.len() as u64);
         let fault = ended.as_ref().err().cloned();
-        let end = self.record(prompt, completion, &params, reading, fault.as_ref())?;
+        let end = self.record(prompt, completion, &params, (reading, turn.as_ref()), fault.as_ref())?;
         if let Some(fault) = fault {
             return Err(fault);
         }
         let (rest, end) = end;
         if whole {
-            let text = end.message.content.as_str().to_owned();
-            let pieces = if text.is_empty() { Vec::new() } else { vec![Piece::Speech(text)] };
+            let pieces = end.parts.clone();
             self.transcript.push(Event::Delta { choice: index, pieces, tokens: Vec::new() });
         } else if !rest.is_empty() {
             self.transcript.push(Event::Delta { choice: index, pieces: rest, tokens: Vec::new() });
@@ -510,7 +514,7 @@ impl Exchange {
         prompt: Prompt,
         completion: Completion,
         params: &SamplingParams,
-        reading: Reading,
+        (reading, of): (Reading, Option<&Turn>),
         fault: Option<&Fault>,
     ) -> Result<(Vec<Piece>, End), Fault> {
         let (finish, tokens) = (completion.finish, completion.tokens.len());
@@ -539,8 +543,7 @@ impl Exchange {
                 }
             }
         }
-        let (rest, mut end) =
-            reading.end(reply, finish, self.is_json || self.tool_choice == ToolChoice::None);
+        let (rest, mut end) = reading.end(reply, of, finish);
         end.prompt_tokens = prompt_tokens;
         if let Some(state) = &mut state {
             if let Some(segment) = segment {

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
+use super::{Completion, Reading, Told, Turn};
 use crate::testing::{STRANGER, Served};
 use crate::{Call, Caller, Input, Options, SessionLimits};
 
@@ -68,6 +69,26 @@ async fn a_stream_says_what_the_whole_says() {
     assert_eq!((&calls[0]["index"], calls.len()), (&json!(0), 1));
     let usage = format!("\"completion_tokens\":{}", script.len() + 1);
     assert!(answer.text.contains(&usage), "{usage}: {}", answer.text);
+}
+
+#[test]
+fn tokens_of_text_are_told_apart_from_those_of_thoughts_and_calls() {
+    let chat = Arc::new(dressage_text::testing::tiny_chat().unwrap());
+    let turn = Turn { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };
+    let mut reading = Reading::chat(&turn, &[], "");
+    let reply = format!("<think>Hm.</think>One{CALL}Two");
+    let ids: Vec<u32> = reply.bytes().map(u32::from).collect();
+    let (mut told, logprobs) = (Told::default(), vec![-0.5; ids.len()]);
+    told.add(&mut reading, &mut Completion::default(), (ids, logprobs, Vec::new(), 0));
+    let mut tokens = crate::transcript::MessageTokens::default();
+    for (pieces, of) in told.into_parts() {
+        tokens.add(&pieces, &of);
+    }
+    let texts = tokens.take().into_iter().map(|part| {
+        let bytes = part.iter().map(|token| u8::try_from(token.id).unwrap());
+        String::from_utf8(bytes.collect()).unwrap()
+    });
+    assert_eq!(texts.collect::<Vec<_>>(), ["OneSo.", "Two"]);
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ const PROBE: Duration = Duration::from_secs(20);
 /// Which model is asked about, where there are several.
 #[derive(Deserialize)]
 pub(crate) struct Asked {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
 }
 

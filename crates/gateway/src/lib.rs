@@ -46,6 +46,8 @@ mod places;
 mod probes;
 mod prompt;
 mod reading;
+#[cfg(test)]
+mod record_tests;
 mod relay;
 mod responses;
 mod rewards;
@@ -57,6 +59,8 @@ mod sglang;
 #[cfg(test)]
 mod testing;
 mod tokens;
+#[cfg(test)]
+mod told_tests;
 #[cfg(test)]
 mod training_tests;
 mod transcript;

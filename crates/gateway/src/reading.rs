@@ -8,7 +8,7 @@ use dressage_conversation::Reply;
 use dressage_policy::FinishReason;
 use dressage_text::{Chat, Message, Piece, ReplyStream, StreamDecoder, ToolCall, ToolSpec};
 
-use crate::transcript::End;
+use crate::transcript::{End, parts_of};
 
 /// Reads a reply token by token.
 pub(crate) struct Reading {
@@ -17,9 +17,11 @@ pub(crate) struct Reading {
 }
 
 /// What a client is told, and has been told.
+#[derive(Clone, Default)]
 struct Told {
     is_text: bool,
     speech: Held,
+    thought: Held,
     stops: Vec<String>,
     /// Whether the stop string that ends the reply is told of.
     keeps_stop: bool,
@@ -28,7 +30,14 @@ struct Told {
     calls: usize,
     /// Calls that can be read, of which so many are told.
     readable: usize,
-    most_calls: usize,
+    most_calls: Option<usize>,
+    /// Whether something was said.
+    spoken: bool,
+    /// Whether a call that cannot be read was said last.
+    broken: bool,
+    /// White space at the beginning of the reply or behind speech, which is part of speech unless a thought
+    /// or a call follows; `None` behind these.
+    blank: Option<String>,
     tokens: usize,
     thought_tokens: usize,
     /// All text of a reply that is no chat.
@@ -40,16 +49,40 @@ enum Source {
     Text(Arc<Chat>, StreamDecoder),
 }
 
+/// How a turn of a chat is read.
+#[derive(Clone)]
+pub(crate) struct Turn {
+    pub chat: Arc<Chat>,
+    /// Whether the prompt has begun a thought.
+    pub in_thought: bool,
+    pub tools: Arc<[ToolSpec]>,
+    /// Whether calls are text of the message.
+    pub calls_are_text: bool,
+}
+
+impl Turn {
+    fn stream(&self) -> ReplyStream {
+        let mut stream = self.chat.stream(self.in_thought, Arc::clone(&self.tools));
+        if self.calls_are_text {
+            stream.calls_are_text();
+        }
+        stream
+    }
+
+    /// The parts of a recorded reply in their order.
+    fn pieces(&self, reply: &Reply) -> Vec<Piece> {
+        if reply.parsed.bare && !self.calls_are_text {
+            let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
+            return parts_of(&Message { reasoning_content: thought, ..reply.message() });
+        }
+        self.chat.pieces(&reply.said, self.in_thought, &self.tools, self.calls_are_text)
+    }
+}
+
 impl Reading {
     /// Reads a turn of a chat.
-    pub(crate) fn chat(
-        chat: &Arc<Chat>,
-        in_thought: bool,
-        tools: &Arc<[ToolSpec]>,
-        stops: &[String],
-        prefix: &str,
-    ) -> Self {
-        Self::new(Source::Chat(chat.stream(in_thought, Arc::clone(tools))), stops, prefix)
+    pub(crate) fn chat(turn: &Turn, stops: &[String], prefix: &str) -> Self {
+        Self::new(Source::Chat(turn.stream()), stops, prefix)
     }
 
     /// Reads a text.
@@ -58,26 +91,16 @@ impl Reading {
     }
 
     fn new(source: Source, stops: &[String], prefix: &str) -> Self {
+        let is_text = matches!(source, Source::Text(..));
         let stops: Vec<String> = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-        let told = Told {
-            is_text: matches!(source, Source::Text(..)),
-            speech: Held::default(),
-            stops,
-            keeps_stop: false,
-            prefix: prefix.to_owned(),
-            calls: 0,
-            readable: 0,
-            most_calls: usize::MAX,
-            tokens: 0,
-            thought_tokens: 0,
-            text: String::new(),
-        };
+        let blank = (!is_text).then(String::new);
+        let told = Told { is_text, stops, prefix: prefix.to_owned(), blank, ..Told::default() };
         Reading { source, told }
     }
 
     /// Tells of so many calls only.
     pub(crate) fn most_calls(&mut self, most: usize) {
-        self.told.most_calls = most;
+        self.told.most_calls = Some(most);
     }
 
     /// Tells of the stop string that ends the reply, too.
@@ -103,45 +126,86 @@ impl Reading {
     }
 
     /// Ends the reading: what a client has not been told yet, and the reply as a whole. `reply` is the
-    /// recorded turn of a chat; with `as_text` calls are not told of as such.
-    pub(crate) fn end(self, reply: Option<Reply>, finish: FinishReason, as_text: bool) -> (Vec<Piece>, End) {
+    /// recorded turn of a chat, and `turn` how it is read; without `turn`, all of its text is the message.
+    pub(crate) fn end(
+        self,
+        reply: Option<Reply>,
+        turn: Option<&Turn>,
+        finish: FinishReason,
+    ) -> (Vec<Piece>, End) {
+        let stopped = finish == FinishReason::StopString;
+        let mut told = self.told;
+        // A whole reply is read once more: a tag at its end can make a thought of what came before.
+        let mut whole = Told {
+            stops: told.stops.clone(),
+            prefix: told.prefix.clone(),
+            keeps_stop: told.keeps_stop,
+            most_calls: told.most_calls,
+            blank: Some(String::new()),
+            ..Told::default()
+        };
         let last = match self.source {
             Source::Chat(stream) => stream.finish(),
             Source::Text(_, decoder) => vec![Piece::Speech(decoder.finish())],
         };
-        let mut told = self.told;
         let mut rest = told.tell(last);
-        let stopped = finish == FinishReason::StopString;
-        let is_held = stopped && told.stops.iter().any(|stop| told.speech.0.contains(stop.as_str()));
-        let (mut held, stopped_by) = told.speech.end(&told.stops, stopped);
-        // Not of one that stands in a thought or a call.
-        held += stopped_by.as_deref().filter(|_| told.keeps_stop && is_held).unwrap_or_default();
-        if !held.is_empty() {
-            rest.push(Piece::Speech(held));
-        }
-        let cut = |text: &str| {
-            let Some(stop) = &stopped_by else { return text.to_owned() };
-            let kept = if told.keeps_stop { stop.len() } else { 0 };
-            text[..text.len().min(before(text, stop).len() + kept)].to_owned()
-        };
-        let (mut message, text) = match &reply {
-            Some(reply) if as_text => (Message::assistant(cut(&reply.said)), cut(&reply.said)),
-            Some(reply) => {
-                let told = reply.message();
-                (Message { content: cut(&told.content).into(), ..told }, cut(&reply.said))
-            }
-            None => {
-                let text = cut(&told.text);
-                (Message::assistant(text.as_str()), text)
+        let (held, mut stopped_by) = told.finish(stopped);
+        rest.extend(held);
+        let parts = reply.as_ref().zip(turn).map(|(reply, turn)| {
+            let mut parts = whole.tell(turn.pieces(reply));
+            let (held, stop) = whole.finish(stopped);
+            parts.extend(held);
+            stopped_by = stop;
+            joined(parts)
+        });
+        let said = reply.as_ref().map_or(told.text.as_str(), |reply| reply.said.as_str());
+        // It stands in a call, or across tags.
+        let stopped_by = stopped_by.or_else(|| stopped.then(|| last_stop(&told.stops, said)).flatten());
+        let text = match &stopped_by {
+            None => said,
+            Some(stop) => {
+                let kept = if told.keeps_stop { stop.len() } else { 0 };
+                &said[..said.len().min(before(said, stop).len() + kept)]
             }
         };
-        message.tool_calls.truncate(told.most_calls);
-        let thought = reply.as_ref().map(|reply| reply.thought.trim()).unwrap_or_default();
-        message.reasoning_content = (!thought.is_empty() && !as_text).then(|| thought.to_owned());
+        let text = text.to_owned();
+        let parts = parts.unwrap_or_else(|| parts_of(&Message::assistant(text.as_str())));
+        let message = message_of(&parts);
         let calls = !message.tool_calls.is_empty();
         let (tokens, thought_tokens) = (told.tokens, told.thought_tokens);
-        (rest, End { message, text, finish, calls, stopped_by, prompt_tokens: 0, tokens, thought_tokens })
+        let end =
+            End { message, parts, text, finish, calls, stopped_by, prompt_tokens: 0, tokens, thought_tokens };
+        (rest, end)
     }
+}
+
+/// Joins pieces of one kind, and leaves out those that no client is told of.
+fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut parts: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (parts.last_mut(), piece) {
+            (_, Piece::Aside(_)) => {}
+            (Some(Piece::Speech(last)), Piece::Speech(text))
+            | (Some(Piece::Thought(last)), Piece::Thought(text)) => last.push_str(&text),
+            (_, piece) => parts.push(piece),
+        }
+    }
+    parts
+}
+
+/// The message that parts are.
+fn message_of(parts: &[Piece]) -> Message {
+    let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+    for part in parts {
+        match part {
+            Piece::Speech(text) => content.push_str(text),
+            Piece::Thought(text) => thought.push_str(text),
+            Piece::Call(Ok(call)) => calls.push(call.clone()),
+            Piece::Call(Err(_)) | Piece::Aside(_) => {}
+        }
+    }
+    let thought = Some(thought).filter(|thought| !thought.trim().is_empty());
+    Message { reasoning_content: thought, ..Message::calls(content, calls) }
 }
 
 impl Told {
@@ -153,32 +217,88 @@ impl Told {
                     if self.is_text {
                         self.text.push_str(&text);
                     }
-                    let text = self.speech.push(&text, &self.stops);
-                    if !text.is_empty() {
-                        told.push(Piece::Speech(text));
-                    }
+                    let blank = self.blank.replace(String::new()).unwrap_or_default();
+                    let line = if self.broken && !text.starts_with('\n') { "\n" } else { "" };
+                    self.broken = false;
+                    self.say(&format!("{blank}{line}{text}"), &mut told);
                 }
                 Piece::Call(Ok(call)) => {
+                    self.leave(&mut told);
                     let id = format!("{}{}", self.prefix, self.calls);
                     self.calls += 1;
                     self.readable += 1;
-                    if self.readable <= self.most_calls {
+                    if self.most_calls.is_none_or(|most| self.readable <= most) {
                         told.push(Piece::Call(Ok(ToolCall { id, ..call })));
                     }
                 }
-                // A call that cannot be read is text.
+                // A call that cannot be read is text, on lines of its own.
                 Piece::Call(Err(malformed)) => {
+                    self.blank = None;
                     self.calls += 1;
-                    told.push(Piece::Speech(malformed.raw));
+                    let line = if self.spoken { "\n" } else { "" };
+                    self.broken = true;
+                    self.say(&format!("{line}{}", malformed.raw), &mut told);
                 }
-                Piece::Thought(text) if !text.is_empty() => told.push(Piece::Thought(text)),
-                // No client is told of it, but it ends what tokens before it may belong to.
-                Piece::Aside(text) => told.push(Piece::Aside(text)),
+                Piece::Thought(text) if !text.is_empty() => {
+                    self.blank = None;
+                    self.speech.leave(Piece::Speech, &mut told);
+                    let text = self.thought.push(&text, &self.stops);
+                    told.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Thought));
+                }
+                Piece::Aside(text) => {
+                    match &mut self.blank {
+                        Some(blank) if text.trim().is_empty() => blank.push_str(&text),
+                        blank => *blank = None,
+                    }
+                    // No client is told of it, but it ends what tokens before it may belong to.
+                    told.push(Piece::Aside(text));
+                }
                 Piece::Thought(_) => {}
             }
         }
         told
     }
+
+    /// Tells of text of the message.
+    fn say(&mut self, text: &str, told: &mut Vec<Piece>) {
+        self.thought.leave(Piece::Thought, told);
+        self.spoken |= !text.is_empty();
+        let text = self.speech.push(text, &self.stops);
+        told.extend(Some(text).filter(|text| !text.is_empty()).map(Piece::Speech));
+    }
+
+    /// Tells of what is held back before a call.
+    fn leave(&mut self, told: &mut Vec<Piece>) {
+        (self.blank, self.broken) = (None, false);
+        self.thought.leave(Piece::Thought, told);
+        self.speech.leave(Piece::Speech, told);
+    }
+
+    /// Ends the reply: what was held back, and the stop string that ended it, if that stands in the message
+    /// or in a thought.
+    fn finish(&mut self, stopped: bool) -> (Vec<Piece>, Option<String>) {
+        let mut rest = Vec::new();
+        if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {
+            self.say(&blank, &mut rest);
+        }
+        let mut stopped_by = None;
+        let held =
+            [(&mut self.thought, Piece::Thought as fn(String) -> Piece), (&mut self.speech, Piece::Speech)];
+        for (held, kind) in held {
+            let (mut text, stop) = held.end(&self.stops, stopped);
+            text += stop.as_deref().filter(|_| self.keeps_stop).unwrap_or_default();
+            stopped_by = stop.or(stopped_by);
+            rest.extend(Some(text).filter(|text| !text.is_empty()).map(kind));
+        }
+        (rest, stopped_by)
+    }
+}
+
+/// The stop string that ends last in a text; the only one there is, if the text has none of them.
+fn last_stop(stops: &[String], text: &str) -> Option<String> {
+    let ends = stops.iter().filter_map(|stop| Some((text.rfind(stop.as_str())? + stop.len(), stop)));
+    let only = || stops.first().filter(|_| stops.len() == 1);
+    ends.max_by_key(|(end, stop)| (*end, stop.len())).map(|(_, stop)| stop).or_else(only).cloned()
 }
 
 /// The part of a text before the stop string that ended it; all of it where the string is not there. That is
@@ -195,7 +315,7 @@ pub(crate) fn before<'a>(text: &'a str, stop: &str) -> &'a str {
 }
 
 /// Text held back because a stop string may be under way at its end.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Held(String);
 
 impl Held {
@@ -215,6 +335,11 @@ impl Held {
         self.0.drain(..begun.unwrap_or(self.0.len())).collect()
     }
 
+    /// Gives the rest, since text of another kind follows.
+    fn leave(&mut self, kind: fn(String) -> Piece, told: &mut Vec<Piece>) {
+        told.extend(Some(std::mem::take(&mut self.0)).filter(|text| !text.is_empty()).map(kind));
+    }
+
     /// The rest, up to the stop string where one has ended the reply, and which that was.
     fn end(&mut self, stops: &[String], stopped: bool) -> (String, Option<String>) {
         let rest = std::mem::take(&mut self.0);
@@ -224,8 +349,7 @@ impl Held {
         let found = stops.iter().filter_map(|stop| Some((rest.find(stop.as_str())?, stop)));
         match found.min_by_key(|(at, stop)| (*at, std::cmp::Reverse(stop.len()))) {
             Some((at, stop)) => (rest[..at].to_owned(), Some(stop.clone())),
-            // It stands in a thought or a call, or across their tags.
-            None => (rest, stops.first().filter(|_| stops.len() == 1).cloned()),
+            None => (rest, None),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::gateway::{Gateway, now};
 use crate::metrics::add;
 use crate::model::Model;
 use crate::session::{Called, Session};
-use crate::transcript::{End, Event, Head, Reader, Transcript};
+use crate::transcript::{End, Event, Head, Reader, Transcript, parts_of};
 
 /// A call under way.
 struct Relay {
@@ -147,7 +147,9 @@ impl Relay {
         }
         let text = message.content.as_str().to_owned();
         let stopped_by = None;
-        let end = End { message, text, finish, calls, stopped_by, prompt_tokens, tokens, thought_tokens };
+        let parts = parts_of(&message);
+        let end =
+            End { message, parts, text, finish, calls, stopped_by, prompt_tokens, tokens, thought_tokens };
         self.transcript.push(Event::Ended { choice: 0, end: Box::new(end) });
         self.transcript.push(Event::Done);
     }

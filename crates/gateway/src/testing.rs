@@ -30,8 +30,7 @@ pub(crate) const ODD: [&str; 5] = [
     " \n",
 ];
 
-/// A reply with a call that cannot be read. As a whole its text stands after all else, in a stream where it
-/// was said.
+/// A reply with a call that cannot be read.
 pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and on.";
 
 /// Tokens that a prompt and its reply can have together.
@@ -153,7 +152,23 @@ impl Served {
         limits: SessionLimits,
         context: impl Fn(&Arc<Model>) -> RouteContext,
     ) -> Self {
-        let format = Arc::clone(&FORMAT);
+        Self::writing(Arc::clone(&FORMAT), sampler, max_tokens, options, limits, context)
+    }
+
+    /// A model that says these texts, and writes conversations in this format.
+    pub(crate) fn in_format(texts: &[&str], format: Format) -> Self {
+        let sampler = Arc::new(Scripted::new(texts, IM_END));
+        Self::writing(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| RouteContext::NONE)
+    }
+
+    fn writing(
+        format: Arc<Format>,
+        sampler: Arc<dyn Sampler>,
+        max_tokens: usize,
+        options: Options,
+        limits: SessionLimits,
+        context: impl Fn(&Arc<Model>) -> RouteContext,
+    ) -> Self {
         let model = Model {
             name: "tiny".into(),
             policy: "tiny".into(),

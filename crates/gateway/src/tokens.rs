@@ -14,7 +14,7 @@ use crate::openai::{self, respond};
 /// A text or a conversation to be written in ids.
 #[derive(Deserialize)]
 struct Tokenize {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     prompt: Option<String>,
     messages: Option<Vec<Message>>,
@@ -26,7 +26,7 @@ struct Tokenize {
 /// Ids to be written as text.
 #[derive(Deserialize)]
 struct Detokenize {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     tokens: Vec<u32>,
 }

@@ -30,6 +30,9 @@ pub struct Token {
 pub struct End {
     /// The reply as a client is told it, with its thought.
     pub message: Message,
+    /// The same in the order in which it was written: speech, thoughts and calls, each in one piece. Their
+    /// texts put together are those of the message.
+    pub parts: Vec<Piece>,
     /// Text of the reply as it stands, without the stop string that ended it.
     pub text: String,
     /// Why it ended.
@@ -86,10 +89,23 @@ impl Event {
     }
 }
 
-/// Tokens of a reply's message, without those of its thought and calls.
+/// Returns the parts of a message whose order is not known: the thought, the content, the calls.
+pub(crate) fn parts_of(message: &Message) -> Vec<Piece> {
+    let filled = |text: &&str| !text.is_empty();
+    let thought = message.reasoning_content.as_deref().filter(filled);
+    let said = Some(message.content.as_str()).filter(filled);
+    let texts = thought.map(|text| Piece::Thought(text.to_owned()));
+    let texts = texts.into_iter().chain(said.map(|text| Piece::Speech(text.to_owned())));
+    texts.chain(message.tool_calls.iter().cloned().map(|call| Piece::Call(Ok(call)))).collect()
+}
+
+/// Tokens of a reply's message, without those of its thought and calls, in a list for each part of the
+/// message that no thought and no call interrupts.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct MessageTokens {
-    tokens: Vec<Token>,
+    parts: Vec<Vec<Token>>,
+    /// Whether the last part goes on.
+    open: bool,
     /// Tokens of which a later part says what they belong to.
     pending: Vec<Token>,
 }
@@ -99,15 +115,24 @@ impl MessageTokens {
     pub(crate) fn add(&mut self, pieces: &[Piece], tokens: &[Token]) {
         self.pending.extend_from_slice(tokens);
         if pieces.iter().any(|piece| matches!(piece, Piece::Speech(_))) {
-            self.tokens.append(&mut self.pending);
+            if !std::mem::replace(&mut self.open, true) {
+                self.parts.push(Vec::new());
+            }
+            if let Some(part) = self.parts.last_mut() {
+                part.append(&mut self.pending);
+            }
         } else if !pieces.is_empty() {
             self.pending.clear();
         }
+        if pieces.iter().any(|piece| matches!(piece, Piece::Thought(_) | Piece::Call(_))) {
+            self.open = false;
+        }
     }
 
-    /// Returns the tokens that have come, and forgets them.
-    pub(crate) fn take(&mut self) -> Vec<Token> {
-        std::mem::take(&mut self.tokens)
+    /// Returns the tokens of each part that have come, and forgets them.
+    pub(crate) fn take(&mut self) -> Vec<Vec<Token>> {
+        self.open = false;
+        std::mem::take(&mut self.parts)
     }
 }
 

@@ -28,7 +28,7 @@ struct Request {
     model: Option<String>,
     request_id: Option<String>,
     token_ids: Vec<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     sampling_params: Map<String, Value>,
     stream: Option<bool>,
     stream_options: Option<Map<String, Value>>,

@@ -346,6 +346,11 @@ impl Chat {
         is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
     }
 
+    /// Whether a JSON object that names a tool is a call also without tags.
+    pub fn reads_bare_calls(&self) -> bool {
+        self.bare_calls
+    }
+
     /// The thoughts of a reply without their tags: each trimmed, joined by line breaks. `in_thought` says
     /// that the prompt has begun one.
     pub fn thought(&self, said: &str, in_thought: bool) -> String {

@@ -481,10 +481,20 @@ fn values_between_tags_may_hold_tags_of_parameters() {
         "a < b && c > d",
         "&lt;x&gt;",
         "\n  indented\n",
+        "call <function=search> then",
+        "a\n<function=search>\nb",
+        "a <tool_call> begins, a </tool_call> ends",
+        "write `<function=search>\n<parameter=code>\n1\n</parameter> and\n</function> so`",
     ] {
         assert_eq!(read(ToolProtocol::QwenXml, &qwen(value)), Ok(json!({ "code": value })), "{value}");
     }
-    for value in ["code: </parameter> tag", "use <parameter name=\"x\"> here", "</parameter>", "a\n"] {
+    for value in [
+        "code: </parameter> tag",
+        "use <parameter name=\"x\"> here",
+        "</parameter>",
+        "a\n",
+        "use <invoke name=\"search\"> and </invoke> here",
+    ] {
         assert_eq!(read(ToolProtocol::Minimax, &minimax(value)), Ok(json!({ "code": value })), "{value}");
     }
     for value in [
@@ -493,6 +503,7 @@ fn values_between_tags_may_hold_tags_of_parameters() {
         "<arg_value>x",
         "see <arg_key> and <arg_key>x</arg_key>",
         "a\n",
+        "a <tool_call> and a </tool_call> tag",
     ] {
         assert_eq!(read(ToolProtocol::Glm, &glm(value)), Ok(json!({ "code": value })), "{value}");
     }
@@ -514,9 +525,21 @@ fn values_between_tags_may_hold_tags_of_parameters() {
         ("<function=search>\n<parameter=code>\n1\n</parameter> junk\n</function>", Err(())),
         ("<function=search>\njunk\n</function>", Err(())),
         ("<function=>\n</function>", Err(())),
+        // A name that is not ended, where the next ">" is that of another tag.
+        ("<function=search\n<parameter=code>\n1\n</parameter>\n</function>", Err(())),
+        ("<function=search>\n<parameter=code\n1\n</parameter>\n</function>", Err(())),
+        ("<function=search>\n<parameter=>\n1\n</parameter>\n</function>", Err(())),
         ("{\"name\": 7}", Err(())),
     ] {
         assert_eq!(read(ToolProtocol::QwenXml, &inner(body)).map_err(drop), want, "{body}");
+    }
+    // A call that is not closed ends where the next one begins.
+    for between in ["</parameter>\n</function>\n", "</parameter>\n", "</function>\n"] {
+        let one = "<function=search>\n<parameter=code>\n1\n";
+        let said = format!("{one}{between}{one}</parameter>\n</function>");
+        let calls = chat(ToolProtocol::QwenXml).parse(&said, false, &referring()).calls;
+        assert_eq!(calls.len(), 2, "{said}");
+        assert!(calls[1].is_ok(), "{said}");
     }
     // A reply that was cut is no call.
     for cut in [

@@ -52,6 +52,7 @@ mod content;
 mod continuation;
 #[cfg(test)]
 mod continuation_tests;
+mod decimal;
 mod describe;
 mod encoder;
 mod error;
@@ -88,6 +89,7 @@ mod vocabulary;
 pub use calls::{Malformed, Parsed};
 pub use chat::{Chat, ChatOptions};
 pub use content::{Content, ContentPart};
+pub use decimal::canonical_number;
 pub use describe::ToolPrompt;
 pub use dressage_model::TokenizerSource;
 pub use encoder::EncoderTokenizer;

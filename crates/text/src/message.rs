@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{Content, python_json};
@@ -250,9 +250,9 @@ impl PartialEq<Map<String, Value>> for Arguments {
 
 #[derive(Serialize, Deserialize)]
 struct WireCall {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     id: String,
-    #[serde(rename = "type", default = "function_type")]
+    #[serde(rename = "type", default, deserialize_with = "or_default")]
     kind: String,
     function: WireFunction,
 }
@@ -262,6 +262,11 @@ struct WireFunction {
     name: String,
     #[serde(default = "no_arguments")]
     arguments: Value,
+}
+
+/// Reads a field that may be absent: null is absent.
+fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 fn no_arguments() -> Value {

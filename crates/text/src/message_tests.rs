@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::chat_tests::{calculator, chat, text};
-use crate::testing::{ALWAYS_THINKS, IM_END, IM_START, THOUGHTFUL, tiny_chat};
-use crate::{Chat, ChatOptions, Content, Message, Role, TextError};
+use crate::testing::{ALWAYS_THINKS, IM_END, IM_START, THOUGHTFUL, family_chat, tiny_chat};
+use crate::{Chat, ChatOptions, Content, Message, Role, TextError, ToolProtocol};
 
 fn read(message: Value) -> Message {
     serde_json::from_value(message).unwrap()
@@ -242,4 +242,17 @@ fn content_reads_as_its_text() {
     let message = Message { content: cut, ..Message::user("") };
     assert_eq!((message.content.trim(), message.content.to_string()), ("ab", "ab".to_owned()));
     assert_eq!(Message::user("ab").content, "ab");
+}
+
+#[test]
+fn written_reply_with_text_behind_calls_is_shown_in_its_order() {
+    let call =
+        |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
+    let native = family_chat(ToolProtocol::Hermes, ChatOptions::default()).unwrap();
+    for chat in [native, tiny_chat().unwrap()] {
+        let said = format!("One.\n{}\nTwo.\n{}\nThree.", call("a"), call("b"));
+        let messages = [Message::user("Hi"), Message::assistant(said.as_str()), Message::user("So?")];
+        let prompt = text(&chat, &chat.prompt(&messages, &[]).unwrap());
+        assert!(prompt.contains(&said), "{prompt}");
+    }
 }

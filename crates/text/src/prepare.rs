@@ -237,6 +237,16 @@ impl Preparation<'_> {
             return Cow::Borrowed(message);
         };
         calls.extend(message.tool_calls.iter().cloned());
+        // A template prints all text before all calls, but text is shown where it was written, unless the
+        // template needs calls apart.
+        let needs_calls = self.tags.syntax.thought_tags().is_some() || self.tags.syntax.id("", 0).is_some();
+        let is_call = |found: &Found| matches!(found, Found::Call(_));
+        let is_said =
+            |found: &Found| matches!(found, Found::Text(Part::Speech, text) if !text.trim().is_empty());
+        let behind_call = found.iter().skip_while(|found| !is_call(found));
+        if !needs_calls && behind_call.into_iter().any(is_said) {
+            return Cow::Borrowed(message);
+        }
         // Without calls, thoughts are left to the template, unless content may not hold their tags.
         if calls.is_empty() && self.tags.syntax.thought_tags().is_none() {
             return Cow::Borrowed(message);

@@ -1,7 +1,9 @@
 //! JSON as Python's `json.dumps` prints it, which is what chat templates and the models behind them have
-//! seen.
+//! seen. A decimal of which Python would print another value than it has is printed as it is written.
 
 use serde_json::Value;
+
+use crate::decimal::exact_float;
 
 /// How to print; the default is that of `apply_chat_template`: one line, ", " and ": ", no escapes beyond
 /// ASCII.
@@ -37,10 +39,10 @@ impl Style {
             Value::Null => out.push_str("null"),
             Value::Bool(true) => out.push_str("true"),
             Value::Bool(false) => out.push_str("false"),
-            Value::Number(number) if number.is_f64() => {
-                out.push_str(&float(number.as_f64().unwrap_or(f64::NAN)))
-            }
-            Value::Number(number) => out.push_str(&number.to_string()),
+            Value::Number(number) => match exact_float(number) {
+                Some(value) => out.push_str(&float(value)),
+                None => out.push_str(number.as_str()),
+            },
             Value::String(text) => self.write_string(text, out),
             Value::Array(items) => {
                 self.write_items('[', ']', items.iter(), depth, out, |item, out| {

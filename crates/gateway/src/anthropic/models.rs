@@ -108,6 +108,27 @@ mod tests {
     }
 
     #[test]
+    fn date_counts_every_day_of_eight_centuries() {
+        let (mut year, mut month, mut day) = (1970, 1, 1);
+        for days in 0..2 * 146_097_u64 {
+            assert_eq!(date(days * 86_400 + 3_661), format!("{year:04}-{month:02}-{day:02}T01:01:01Z"));
+            let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let length = match month {
+                2 => 28 + u64::from(is_leap),
+                4 | 6 | 9 | 11 => 30,
+                _ => 31,
+            };
+            day += 1;
+            if day > length {
+                (month, day) = (month + 1, 1);
+            }
+            if month > 12 {
+                (year, month) = (year + 1, 1);
+            }
+        }
+    }
+
+    #[test]
     fn pages_follow_ids_and_limits() {
         let models: Vec<Value> = ["a", "b", "c", "d"].iter().map(|id| json!({ "id": id })).collect();
         let ids = |query: &str| {

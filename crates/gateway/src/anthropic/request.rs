@@ -8,11 +8,12 @@ use super::messages::{self, API};
 use crate::call::{Call, Constraint, Input, Sampling, ToolChoice};
 use crate::fault::Fault;
 use crate::gateway::Gateway;
+use crate::openai::structured;
 
 /// A request.
 #[derive(Deserialize)]
 struct Request {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     messages: Vec<Value>,
     system: Option<Value>,
@@ -42,9 +43,10 @@ pub(super) struct Asked {
 /// # Errors
 /// Names the first field that cannot be used, its value and the way out.
 pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, Fault> {
-    let request: Request = crate::http::read(body)?;
+    let mut request: Request = crate::http::read(body)?;
+    let own = form(gateway, request.output_config, request.output_format)?;
+    let constraint = structured::of_request(gateway, own, &mut request.rest)?;
     notice(gateway, &request.rest)?;
-    let constraint = form(gateway, request.output_config, request.output_format)?;
     let (tool_choice, parallel_calls) = tool_choice(request.tool_choice.as_ref())?;
     let messages = messages::read(gateway, request.system.as_ref(), &request.messages)?;
     let sampling = Sampling {
@@ -88,12 +90,14 @@ const IGNORED: [&str; 9] = [
 ];
 
 /// Fields that ask for what there is not, or that other APIs have and that would change what is sampled.
-const REFUSED: [&str; 14] = [
+const REFUSED: [&str; 16] = [
     "container",
+    "custom_logit_processor",
     "fallbacks",
     "frequency_penalty",
     "ignore_eos",
     "logit_bias",
+    "logits_processors",
     "mcp_servers",
     "min_p",
     "min_tokens",
@@ -128,7 +132,9 @@ fn form(
     format: Option<Value>,
 ) -> Result<Option<Constraint>, Fault> {
     let mut config = config.unwrap_or_default();
-    let format = config.remove("format").or(format).filter(|format| !format.is_null());
+    let config_format = config.remove("format").filter(|format| !format.is_null());
+    let field = if config_format.is_some() { "output_config.format" } else { "output_format" };
+    let format = config_format.or(format).filter(|format| !format.is_null());
     for field in config.keys() {
         gateway.unknown_field(API, &format!("output_config.{field}"));
     }
@@ -136,8 +142,8 @@ fn form(
     match (format["type"].as_str(), &format["schema"]) {
         (Some("json_schema"), schema @ Value::Object(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
         _ => Err(Fault::field(
-            "output_config.format",
-            format!("output_config.format is {format}; it is an object of type json_schema with a schema"),
+            field,
+            format!("{field} is {format}; it is an object of type json_schema with a schema"),
         )),
     }
 }

@@ -169,13 +169,13 @@ impl Dialect for Writer {
     fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
         let mut body = message(head);
         for Gathered { end, .. } in &replies {
-            let mut content: Vec<Value> = end.message.reasoning_content.iter().map(|t| thinking(t)).collect();
-            let said = end.message.content.as_str();
-            if !said.is_empty() {
-                content.push(json!({ "type": "text", "text": said }));
-            }
-            let calls = &end.message.tool_calls;
-            content.extend(calls.iter().map(|call| tool_use(call, Value::from(call.arguments.clone()))));
+            let content = end.parts.iter().filter_map(|part| match part {
+                Piece::Thought(text) => Some(thinking(text)),
+                Piece::Speech(text) => Some(json!({ "type": "text", "text": text })),
+                Piece::Call(Ok(call)) => Some(tool_use(call, Value::from(call.arguments.clone()))),
+                Piece::Call(Err(_)) | Piece::Aside(_) => None,
+            });
+            let content: Vec<Value> = content.collect();
             let (reason, sequence) = stop(end);
             body["content"] = content.into();
             body["stop_reason"] = reason.into();

@@ -26,8 +26,8 @@ pub(crate) struct Gathered {
     pub prompt: Vec<Token>,
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// Those of its message, without thought and calls.
-    pub message: Vec<Token>,
+    /// Those of each part of its message, without thought and calls.
+    pub message: Vec<Vec<Token>>,
     /// The rest of it.
     pub end: End,
 }

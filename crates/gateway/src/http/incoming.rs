@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use dressage_http::Unpack;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::answering::Caller;
@@ -176,6 +177,16 @@ fn same(known: &str, key: &str) -> bool {
     known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
+/// Reads a field that may be absent: null is absent.
+///
+/// # Errors
+/// Returns the error of the field's own type.
+pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
 /// Reads a body as JSON; an error names the place.
 pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
@@ -183,7 +194,15 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
         let path = error.path().to_string();
         let is_whole = path == "." || path == "?";
         let place = if is_whole { "the body".to_owned() } else { path.clone() };
-        let fault = Fault::new(Kind::Invalid, format!("{place}: {}", error.inner()));
+        let why = error.inner().to_string();
+        let why = match why.contains("surrogate") || why.contains("unexpected end of hex escape") {
+            true => format!(
+                "half of a surrogate pair, such as \\ud83d alone, is no character, and no text can hold it; send \
+                 U+FFFD in its place ({why})"
+            ),
+            false => why,
+        };
+        let fault = Fault::new(Kind::Invalid, format!("{place}: {why}"));
         Fault { param: Some(path).filter(|_| !is_whole), ..fault }
     })?;
     deserializer

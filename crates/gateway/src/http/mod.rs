@@ -5,5 +5,5 @@ mod incoming;
 mod serve;
 
 pub(crate) use answer::{Dialect, Gathered, Merged, answer, failed, frame, gather_all, json, merge_all};
-pub(crate) use incoming::{Incoming, read};
+pub(crate) use incoming::{Incoming, or_default, read};
 pub use serve::serve;

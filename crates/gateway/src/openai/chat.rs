@@ -22,17 +22,15 @@ use crate::transcript::{Event, Head, Token};
 /// A request.
 #[derive(Deserialize)]
 struct Request {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     messages: Vec<Message>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
-    response_format: Option<Value>,
     chat_template_kwargs: Option<Map<String, Value>>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
-    #[serde(default)]
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     return_token_ids: Option<bool>,
@@ -43,8 +41,8 @@ struct Request {
 }
 
 #[derive(Deserialize)]
-struct StreamOptions {
-    include_usage: Option<bool>,
+pub(super) struct StreamOptions {
+    pub include_usage: Option<bool>,
 }
 
 /// Answers `POST /v1/chat/completions`.
@@ -71,8 +69,7 @@ fn prepare(
         }
     }
     let asked: Asked = split(&mut request.rest)?;
-    let form = structured::of_response_format(request.response_format.as_ref())?;
-    let constraint = structured::either(form, structured::of_vllm(gateway, &mut request.rest)?)?;
+    let constraint = structured::of_request(gateway, None, &mut request.rest)?;
     notice(gateway, "chat", &request.rest)?;
     let mut sampling = asked.sampling()?;
     let logprobs = request.logprobs.unwrap_or(false);

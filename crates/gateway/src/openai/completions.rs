@@ -9,7 +9,7 @@ use dressage_text::{Chat, Piece};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::chat::split;
+use super::chat::{StreamOptions, split};
 use super::write::{Tokens, fault, finish, finite, stop_reason, usage, weight_versions};
 use super::{Asked, notice, structured};
 use crate::answering::Caller;
@@ -24,14 +24,14 @@ use crate::transcript::{Event, Head, Token};
 /// A request.
 #[derive(Deserialize)]
 struct Request {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     prompt: Prompts,
     echo: Option<bool>,
     logprobs: Option<usize>,
     best_of: Option<i64>,
     stream: Option<bool>,
-    stream_options: Option<Value>,
+    stream_options: Option<StreamOptions>,
     return_token_ids: Option<bool>,
     return_tokens_as_token_ids: Option<bool>,
     return_weight_versions: Option<bool>,
@@ -99,8 +99,7 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     let asked: Asked = split(&mut request.rest)?;
-    let form = structured::of_response_format(request.rest.remove("response_format").as_ref())?;
-    let constraint = structured::either(form, structured::of_vllm(gateway, &mut request.rest)?)?;
+    let constraint = structured::of_request(gateway, None, &mut request.rest)?;
     notice(gateway, "completions", &request.rest)?;
     let n = asked.replies()?;
     if request.best_of.is_some_and(|best| best != n as i64) {
@@ -131,7 +130,7 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
         as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
         versions: request.return_weight_versions.unwrap_or(false),
     };
-    let include_usage = request.stream_options.is_some_and(|options| options["include_usage"] == true);
+    let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let top = request.logprobs.unwrap_or(0);
     let replies = n * calls.len();
     let (offsets, told, prompts) = (vec![0; replies], vec![0; replies], Vec::new());

@@ -7,7 +7,7 @@ use crate::fault::Fault;
 use crate::gateway::Gateway;
 
 /// The form that `response_format` asks for.
-pub(crate) fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Fault> {
+fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Fault> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     match value["type"].as_str() {
         Some("text") => Ok(None),
@@ -68,6 +68,54 @@ pub(crate) fn of_vllm(gateway: &Gateway, rest: &mut Map<String, Value>) -> Resul
         }
     }
     Ok(found)
+}
+
+/// Fields that ask for a form in some API, those of others included.
+const FORMS: [&str; 14] = [
+    "ebnf",
+    "format",
+    "grammar",
+    "guided_structural_tag",
+    "guided_whitespace_pattern",
+    "json_schema",
+    "output_config",
+    "output_format",
+    "output_schema",
+    "regex",
+    "response_format",
+    "response_schema",
+    "structural_tag",
+    "text",
+];
+
+/// Returns the form that a request asks for in `response_format` or in vLLM's fields, which are taken
+/// out of the rest; `own` is the form that it asks for in a field of its API.
+///
+/// # Errors
+/// Returns an error that names the field if a value is no form, if several forms are asked for, and if a
+/// field asks for a form that is not read in this API.
+pub(crate) fn of_request(
+    gateway: &Gateway,
+    own: Option<Constraint>,
+    rest: &mut Map<String, Value>,
+) -> Result<Option<Constraint>, Fault> {
+    let form = of_response_format(rest.remove("response_format").as_ref())?;
+    let form = either(either(own, form)?, of_vllm(gateway, rest)?)?;
+    for field in FORMS {
+        let Some(value) = rest.get(field) else { continue };
+        // Fields of these APIs with a form among other things.
+        let asked = match field {
+            "text" | "output_config" => &value["format"],
+            _ => value,
+        };
+        if !asked.is_null() && asked["type"] != "text" {
+            let message = format!(
+                "{field} is not read here; ask for the form of the reply in response_format or structured_outputs"
+            );
+            return Err(Fault::field(field, message));
+        }
+    }
+    Ok(form)
 }
 
 /// One of two forms.
@@ -160,6 +208,38 @@ mod tests {
             assert_eq!(read(guided.into()).unwrap(), Some(form), "{kind}");
         }
         assert_eq!(read(json!({ "structured_outputs": null, "guided_json_object": false })).unwrap(), None);
+    }
+
+    #[test]
+    fn fields_of_other_apis_that_ask_for_forms_are_rejected_by_name() {
+        let gateway = Gateway::new(Vec::new(), Options::default());
+        let read = |rest: Value| {
+            let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
+            of_request(&gateway, None, &mut rest)
+        };
+        let format = json!({ "type": "json_schema", "schema": {} });
+        for (field, value) in [
+            ("text", json!({ "format": format })),
+            ("output_config", json!({ "format": format })),
+            ("output_format", format.clone()),
+            ("regex", json!("a+")),
+            ("json_schema", json!("{}")),
+            ("ebnf", json!("root ::= \"a\"")),
+            ("grammar", json!("x")),
+            ("structural_tag", json!("x")),
+        ] {
+            let fault = read(json!({ field: value })).unwrap_err();
+            assert_eq!(fault.param.as_deref(), Some(field), "{fault}");
+        }
+        for rest in [
+            json!({ "text": null, "output_format": null, "regex": null }),
+            json!({ "text": { "format": null, "verbosity": "low" }, "output_config": { "effort": "low" } }),
+            json!({ "text": { "format": { "type": "text" } }, "response_format": { "type": "text" } }),
+        ] {
+            assert_eq!(read(rest).unwrap(), None);
+        }
+        let both = json!({ "response_format": { "type": "json_object" }, "guided_regex": "a" });
+        assert_eq!(read(both).unwrap_err().param.as_deref(), Some("structured_outputs"));
     }
 
     #[test]

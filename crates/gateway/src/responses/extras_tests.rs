@@ -87,7 +87,12 @@ async fn input_items_are_listed_for_their_owner() {
     assert_eq!((texts(&first), &first["has_more"]), (vec!["one".to_owned()], &json!(true)));
     let (_, rest) = list(&format!("?order=asc&after={}", first["last_id"].as_str().unwrap())).await;
     assert_eq!(texts(&rest), ["two", "three"]);
-    for wrong in ["?limit=0", "?order=up", "?after=nowhere"] {
+    // As many as there are leave none for another page.
+    let (_, exact) = list("?limit=3").await;
+    assert_eq!((texts(&exact).len(), &exact["has_more"]), (3, &json!(false)));
+    let (_, last) = list("?limit=1&after=mine").await;
+    assert_eq!((texts(&last), &last["has_more"]), (vec!["two".to_owned()], &json!(true)));
+    for wrong in ["?limit=0", "?limit=101", "?order=up", "?after=nowhere"] {
         assert_eq!(list(wrong).await.0, StatusCode::BAD_REQUEST, "{wrong}");
     }
     let stranger = served.send("GET", &path, STRANGER, "").await;

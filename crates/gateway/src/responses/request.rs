@@ -17,7 +17,7 @@ use crate::openai;
 /// A request.
 #[derive(Deserialize)]
 struct Request {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     input: Option<Value>,
     instructions: Option<Value>,
@@ -74,6 +74,8 @@ pub(super) struct Told {
 pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, Fault> {
     let mut request: Request = crate::http::read(body)?;
     notice(gateway, &mut request.rest)?;
+    let own = request.text.as_ref().map(form).transpose()?.flatten();
+    let constraint = openai::structured::of_request(gateway, own, &mut request.rest)?;
     let asked = openai::split(&mut request.rest)?;
     if asked.replies()? != 1 {
         return Err(Fault::field("n", "n is not supported; a response has one reply"));
@@ -114,7 +116,7 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
         strict: tools.strict.clone(),
         tool_choice,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
-        constraint: request.text.as_ref().map(form).transpose()?.flatten(),
+        constraint,
         sampling,
         ..Call::new(request.model.clone(), Input::Messages(messages))
     };
@@ -275,6 +277,23 @@ fn echo(request: &Request, call: &Call) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logprobs_are_asked_for_by_either_field() {
+        for (included, top, want) in [
+            (false, None, None),
+            (false, Some(0), None),
+            (false, Some(3), Some(3)),
+            (true, None, Some(0)),
+            (true, Some(0), Some(0)),
+            (true, Some(20), Some(20)),
+        ] {
+            assert_eq!(logprobs(included, top).unwrap(), want, "{included} {top:?}");
+        }
+        for wrong in [-1, 21] {
+            assert_eq!(logprobs(true, Some(wrong)).unwrap_err().param.as_deref(), Some("top_logprobs"));
+        }
+    }
 
     #[test]
     fn forms_are_read() {

@@ -386,13 +386,15 @@ impl Dialect for Writer {
 
     fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value {
         for Gathered { end, message, .. } in &replies {
-            self.note(message);
-            let thought = end.message.reasoning_content.iter().cloned().map(Piece::Thought);
-            let said = Some(end.message.content.as_str()).filter(|said| !said.is_empty());
-            let said = said.map(|said| Piece::Speech(said.to_owned()));
-            let calls = end.message.tool_calls.iter().cloned().map(|call| Piece::Call(Ok(call)));
-            for piece in thought.chain(said).chain(calls) {
-                self.piece(head, &piece);
+            let mut tokens = message.iter();
+            let mut said = end.parts.iter().filter(|part| matches!(part, Piece::Speech(_))).count();
+            for piece in &end.parts {
+                if matches!(piece, Piece::Speech(_)) {
+                    said -= 1;
+                    let count = if said == 0 { tokens.len() } else { 1 };
+                    tokens.by_ref().take(count).for_each(|tokens| self.note(tokens));
+                }
+                self.piece(head, piece);
             }
             self.ended(head, end);
         }
@@ -410,8 +412,9 @@ impl Dialect for Writer {
             Event::Prompt { .. } => String::new(),
             Event::Delta { pieces, tokens, .. } => {
                 self.message.add(pieces, tokens);
-                let tokens = self.message.take();
-                self.note(&tokens);
+                for tokens in self.message.take() {
+                    self.note(&tokens);
+                }
                 pieces.iter().map(|piece| self.piece(head, piece)).collect()
             }
             Event::Ended { end, .. } => self.ended(head, end),

@@ -5,7 +5,7 @@
 //! - A call ends with `</tool_call>`, or where the next one begins. Without its closing tag it is malformed.
 //! - No token ends a turn: `<|observation|>` begins the results of its calls, `<|user|>` the next question.
 //! - A value ends with the last `</arg_value>` before the next name or the end of the call, so that it may
-//!   hold that tag, and `<arg_key>` where no name follows. It cannot hold the tags that end or begin a call.
+//!   hold that tag, and `<arg_key>` if no name follows, and in the middle of a line the tags of calls.
 //! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 
 use std::ops::Range;
@@ -52,6 +52,13 @@ impl Syntax for Glm {
 
     fn body(&self, _: &str, _: bool) -> Body {
         Body::Text(OPEN.len())
+    }
+
+    fn holds(&self, before: &str, _: &str) -> bool {
+        let tail = before.trim_end();
+        before.contains(VALUE[0])
+            && ![VALUE[1], CLOSE].iter().any(|close| tail.ends_with(close))
+            && !before.trim_end_matches([' ', '\t']).ends_with('\n')
     }
 
     fn read(

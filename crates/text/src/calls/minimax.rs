@@ -6,7 +6,8 @@
 //! - A call ends with `</invoke>`; without it, where the next one begins or the section ends, and it is
 //!   malformed.
 //! - A parameter ends with the first `</parameter>` that another parameter or the end of the call follows, so
-//!   that its value may hold that tag. It cannot hold the tags of sections and of calls.
+//!   that its value may hold that tag. It may hold `<invoke name=` and `</invoke>`, unless only white space
+//!   separates them from `</parameter>` or `</invoke>`, but not the tags of sections.
 
 use std::ops::Range;
 
@@ -43,6 +44,13 @@ impl Syntax for Minimax {
 
     fn body(&self, _: &str, _: bool) -> Body {
         Body::Text(INVOKE.len())
+    }
+
+    fn holds(&self, before: &str, tag: &str) -> bool {
+        let tail = before.trim_end();
+        [INVOKE, INVOKE_END].contains(&tag)
+            && before.contains(PARAMETER)
+            && ![PARAMETER_END, INVOKE_END].iter().any(|close| tail.ends_with(close))
     }
 
     fn read(

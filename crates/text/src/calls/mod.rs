@@ -5,7 +5,7 @@
 //!
 //! Guarantees, of every format: any text has a reading, and nothing of it is lost: a call that cannot be
 //! understood keeps its text and says why. What [`Syntax::render`] writes reads back, as far as the format
-//! can say it at all: where arguments stand between tags, a text that holds tags of calls cannot be said.
+//! can say it at all: if arguments stand between tags, a text cannot hold all tags of calls in all places.
 
 mod arguments;
 mod deepseek;
@@ -269,6 +269,12 @@ pub(crate) trait Syntax: Sync {
     /// Where the body lies in a text that begins with a tag of kind [`Mark::Call`]. `ended` says that no
     /// more text comes.
     fn body(&self, text: &str, ended: bool) -> Body;
+
+    /// Whether a tag that would end a call is text of an argument, given the text of the call before it.
+    fn holds(&self, before: &str, tag: &str) -> bool {
+        let _ = (before, tag);
+        false
+    }
 
     /// Reads what stands behind the JSON of a call, and behind white space.
     fn trailer(&self, rest: &str, ended: bool) -> Trailer {

@@ -6,7 +6,9 @@
 //!   these models often forget; `</function>` may be missing before `</tool_call>`.
 //! - A parameter ends with the first `</parameter>` that another parameter or the end of the call follows, so
 //!   that its value may hold these tags. One that is not closed ends where a line begins with the next one.
-//! - A value cannot hold `<tool_call>`, `</tool_call>` nor `<function=`.
+//! - A value may hold `<function=` unless only white space separates it from `</parameter>` or `</function>`,
+//!   and `<tool_call>` and `</tool_call>` in the middle of a line.
+//! - A name ends on its line and holds no `<`; else the call is malformed.
 //! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 
 use std::ops::Range;
@@ -48,6 +50,15 @@ impl Syntax for QwenXml {
             Some(rest) => opening(rest, FUNCTION, ended)
                 .map_or(Body::More, |len| Body::Text(OPEN.len() + len.unwrap_or(0))),
         }
+    }
+
+    fn holds(&self, before: &str, tag: &str) -> bool {
+        let tail = before.trim_end();
+        let is_outside = [PARAMETER_END, FUNCTION_END, CLOSE].iter().any(|close| tail.ends_with(close));
+        if is_outside || !before.contains(PARAMETER) {
+            return false;
+        }
+        tag == FUNCTION || !before.trim_end_matches([' ', '\t']).ends_with('\n')
     }
 
     fn read(
@@ -105,6 +116,18 @@ impl Syntax for QwenXml {
     }
 }
 
+/// Returns the name in a tag, without quotation marks.
+fn name_of<'a>(text: &'a str, tag: &str) -> Result<&'a str, String> {
+    let name = unquoted(text);
+    if name.is_empty() {
+        return Err(format!("the name behind {tag} is empty"));
+    }
+    if name.contains(['\n', '<']) {
+        return Err(format!("the name behind {tag} is not ended by \">\": {:?}", excerpt(name)));
+    }
+    Ok(name)
+}
+
 fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     let inner = text.strip_prefix(OPEN).unwrap_or(text).trim();
     let (inner, closed) = inner.strip_suffix(CLOSE).map_or((inner, false), |inner| (inner, true));
@@ -113,10 +136,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     }
     let (name, rest) =
         between(inner, FUNCTION, ">").ok_or_else(|| format!("{FUNCTION}NAME> is missing behind {OPEN}"))?;
-    let name = unquoted(name);
-    if name.is_empty() {
-        return Err("the tool's name is empty".into());
-    }
+    let name = name_of(name, FUNCTION)?;
     let mut rest = match rest.rsplit_once(FUNCTION_END) {
         Some((rest, after)) if after.trim().is_empty() => rest,
         // The tag is part of a value.
@@ -133,7 +153,7 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
             .ok_or_else(|| format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim())))?;
         let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], is_parameter);
         let value = value.strip_prefix('\n').unwrap_or(value);
-        arguments.push((unquoted(key), value.strip_suffix('\n').unwrap_or(value)));
+        arguments.push((name_of(key, PARAMETER)?, value.strip_suffix('\n').unwrap_or(value)));
         rest = after;
     }
     Ok(call_of(name, arguments, tools))

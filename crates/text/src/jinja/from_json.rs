@@ -1,4 +1,5 @@
-//! Values of JSON as a template sees them: numbers as Python's `json.loads` reads them.
+//! Values of JSON as a template sees them: numbers as Python's `json.loads` reads them, if that keeps their
+//! value.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +8,9 @@ use minijinja::Value;
 use minijinja::value::{Object, ObjectRepr};
 use serde_json::{Number, Value as Json};
 
-/// A number that the engine cannot hold: an integer beyond 128 bits, or one beyond the range of an f64. It
+use crate::decimal::exact_float;
+
+/// A number that the engine cannot hold: an integer beyond 128 bits, or a decimal that no f64 prints as. It
 /// prints its digits, and nothing can be computed with it.
 #[derive(Debug)]
 pub(super) struct Digits(pub(super) Number);
@@ -46,6 +49,6 @@ fn from_number(number: &Number) -> Value {
     let integer = number.as_i64().map(Value::from);
     let integer = integer.or_else(|| number.as_i128().map(Value::from));
     let integer = integer.or_else(|| number.as_u128().map(Value::from));
-    let float = || number.as_f64().filter(|_| number.is_f64()).map(Value::from);
+    let float = || exact_float(number).map(Value::from);
     integer.or_else(float).unwrap_or_else(|| Value::from_object(Digits(number.clone())))
 }

@@ -1,0 +1,202 @@
+//! Records of calls, and answers to calls that are made again.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Request;
+use dressage_conversation::Origin;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::testing::{STRANGER, Served};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn question() -> Value {
+    json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hi" }] })
+}
+
+/// Chunks of a stream of completions or of a chat.
+fn chunks(stream: &str) -> Vec<Value> {
+    let frames = stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
+    frames.filter_map(|data| serde_json::from_str(data).ok()).collect()
+}
+
+#[tokio::test]
+async fn reply_that_failed_is_recorded_as_far_as_it_came() {
+    let served = Served::failing();
+    let answer = served.post(CHAT, &question()).await;
+    assert!(!answer.status.is_success(), "{}", answer.text);
+    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let call = &recorded.calls[0];
+    assert!(call.fault.is_some() && call.tokens > 0, "{call:?}");
+    assert_eq!(recorded.trajectory.sampled_tokens(), call.tokens);
+}
+
+#[tokio::test]
+async fn empty_reply_is_recorded() {
+    let served = Served::scripted(&["", "Yes."]);
+    let mut body = question();
+    served.post(CHAT, &body).await;
+    let next = [json!({ "role": "assistant", "content": "" }), json!({ "role": "user", "content": "So?" })];
+    body["messages"].as_array_mut().unwrap().extend(next);
+    served.post(CHAT, &body).await;
+    assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+}
+
+#[tokio::test]
+async fn stop_string_that_is_put_back_changes_nothing() {
+    for put_back in ["", "STOP"] {
+        let served = Served::scripted(&["So. STOP", "Yes."]);
+        let mut body = question();
+        body["stop"] = "STOP".into();
+        let told = served.post(CHAT, &body).await.json();
+        let said = told["choices"][0]["message"]["content"].as_str().unwrap();
+        assert_eq!(said, "So. ");
+        let sent = json!({ "role": "assistant", "content": format!("{said}{put_back}") });
+        body["messages"].as_array_mut().unwrap().extend([sent, json!({ "role": "user", "content": "So?" })]);
+        served.post(CHAT, &body).await;
+        assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+        let recorded = served.session.close(Duration::from_secs(5)).await;
+        assert_eq!(recorded.calls[0].content, "So. ");
+        assert_eq!((recorded.counts.extended, recorded.counts.trimmed), (0, 0), "{put_back:?}");
+    }
+}
+
+#[tokio::test]
+async fn reply_with_calls_is_recognized_with_and_without_its_stop_string() {
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>";
+    for text in [format!("So. {call} Now STOP"), "So. <tool_call>{oops}</tool_call> Now STOP".into()] {
+        for put_back in ["", "STOP"] {
+            let served = Served::scripted(&[&text, "Yes."]);
+            let mut body = question();
+            body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
+            body["stop"] = "STOP".into();
+            let mut sent = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
+            sent["content"] = format!("{}{put_back}", sent["content"].as_str().unwrap()).into();
+            body["messages"]
+                .as_array_mut()
+                .unwrap()
+                .extend([sent, json!({ "role": "user", "content": "So?" })]);
+            served.post(CHAT, &body).await;
+            assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{text} {put_back}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn edited_arguments_fork_and_other_spellings_continue() {
+    let call =
+        |written: &str| format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {written}}}\n</tool_call>");
+    for (written, sent, continues) in [
+        (r#"{"a": 1.50, "b": 2}"#, r#"{"b":2,"a":1.5}"#, true),
+        (r#"{"a": 1.0}"#, r#"{ "a" : 1 }"#, true),
+        (r#"{"a": 18446744073709551616}"#, r#"{"a":1.8446744073709551616e19}"#, true),
+        (r#"{"a": "12 * 3"}"#, r#"{"a": "12*3"}"#, true),
+        (r#"{"a": 1}"#, r#"{"a": 2}"#, false),
+        (r#"{"a": 18446744073709551616}"#, r#"{"a": 18446744073709551617}"#, false),
+        (r#"{"a": 18446744073709551616}"#, r#"{"a": 1.8446744073709552e19}"#, false),
+        (r#"{"a": 0.1000000000000000055511151231257827}"#, r#"{"a": 0.1}"#, false),
+        (r#"{"a": "1 2"}"#, r#"{"a": "12"}"#, false),
+        (r#"{"a": "rm /tmp /b"}"#, r#"{"a": "rm /tmp/b"}"#, false),
+        (r#"{"a": "say 'a  b'"}"#, r#"{"a": "say 'a b'"}"#, false),
+        (r#"{"a": true}"#, r#"{"a": 1}"#, false),
+    ] {
+        let served = Served::scripted(&[&call(written), "Yes."]);
+        let mut body = question();
+        body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
+        let mut reply = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
+        reply["tool_calls"][0]["function"]["arguments"] = sent.into();
+        let result = json!({ "role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "7" });
+        body["messages"].as_array_mut().unwrap().extend([reply, result]);
+        served.post(CHAT, &body).await;
+        assert_eq!(served.origins()[1] == Origin::Continued, continues, "{written} {sent}");
+    }
+}
+
+#[tokio::test]
+async fn prompts_of_one_body_that_is_sent_again_get_their_own_replies() {
+    let served = Served::scripted(&["one", "two", "three"]);
+    let body = json!({ "prompt": ["a", "b", "c"] }).to_string();
+    let mut answers = Vec::new();
+    for retries in ["0", "1"] {
+        let request = Request::builder().method("POST").uri(COMPLETIONS);
+        let request = request.header("content-type", "application/json");
+        let request = request.header("authorization", format!("Bearer {}", served.session.key()));
+        let request =
+            request.header("x-stainless-retry-count", retries).body(Body::from(body.clone())).unwrap();
+        let response = served.gateway.router().oneshot(request).await.unwrap();
+        let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let answer: Value = serde_json::from_slice(&bytes).unwrap();
+        let choices = answer["choices"].as_array().unwrap().clone();
+        let texts = choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned());
+        answers.push(texts.collect::<Vec<_>>());
+    }
+    assert_eq!(answers[1], answers[0]);
+    answers[0].sort();
+    assert_eq!(answers[0], ["one", "three", "two"]);
+    assert_eq!(served.session.close(Duration::from_secs(5)).await.calls.len(), 3);
+}
+
+#[tokio::test]
+async fn stream_of_completions_has_all_tokens_of_whole() {
+    // Tokens that complete no character have no text, and are told of all the same.
+    let served = |reply: &str, reads_prompt: bool| match reads_prompt {
+        // The prompt of a script has no log-probabilities.
+        true => Served::simulated(9),
+        false => Served::scripted(&[reply]),
+    };
+    for reply in ["é😀a", "abc"] {
+        for (echo, logprobs) in [(false, false), (false, true), (true, true), (true, false)] {
+            let mut body = json!({ "prompt": "Say", "return_token_ids": true, "echo": echo, "max_tokens": 9, "seed": 7 });
+            if logprobs {
+                body["logprobs"] = 1.into();
+            }
+            let whole = served(reply, echo && logprobs).post(COMPLETIONS, &body).await.json();
+            body["stream"] = true.into();
+            let stream = served(reply, echo && logprobs).post(COMPLETIONS, &body).await.text;
+            let choices: Vec<Value> =
+                chunks(&stream).iter().map(|chunk| chunk["choices"][0].clone()).collect();
+            let all = |path: &str| -> Vec<Value> {
+                let lists = choices.iter().filter_map(|choice| choice.pointer(path)?.as_array().cloned());
+                lists.flatten().collect()
+            };
+            let want = &whole["choices"][0];
+            assert_eq!(json!(all("/token_ids")), want["token_ids"], "{echo} {logprobs}: {stream}");
+            let text: String = choices.iter().filter_map(|choice| choice["text"].as_str()).collect();
+            assert_eq!(text, want["text"], "{stream}");
+            for list in ["tokens", "token_logprobs", "text_offset"] {
+                let path = format!("/logprobs/{list}");
+                let want = want.pointer(&path).cloned().unwrap_or(json!([]));
+                assert_eq!(json!(all(&path)), want, "{echo} {logprobs} {list}: {stream}");
+            }
+            // No frame is empty but the last.
+            for choice in &choices {
+                let is_empty = choice["text"] == "" && choice["token_ids"].is_null();
+                let says_nothing = is_empty && choice["logprobs"].is_null();
+                assert!(!says_nothing || !choice["finish_reason"].is_null(), "{stream}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_unknown_models_have_the_code_of_such() {
+    let served = Served::scripted(&["Yes."]);
+    let mut body = question();
+    body["model"] = "other".into();
+    let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
+    assert_eq!(answer["error"]["code"], "model_not_found", "{answer}");
+    let reference = json!({ "model": "tiny", "input": [{ "type": "item_reference", "id": "msg_1" }] });
+    let answer = served.post("/v1/responses", &reference).await;
+    assert_eq!(answer.status, 404, "{}", answer.text);
+    assert_eq!(answer.json()["error"]["code"], Value::Null, "{}", answer.text);
+    let answer = served.send("GET", "/v1/nowhere", STRANGER, "").await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["error"]["code"]),
+        (404, &Value::Null),
+        "{}",
+        answer.text
+    );
+}

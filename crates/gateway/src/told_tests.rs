@@ -1,0 +1,394 @@
+//! Replies as clients are told them: in the order in which they were written, with their white space, the
+//! same in a stream and as a whole.
+
+use std::sync::Arc;
+
+use dressage_conversation::{Format, Options as History, Origin};
+use dressage_text::testing::{family_chat, tiny_tokenizer};
+use dressage_text::{Chat, ChatOptions, ToolProtocol};
+use serde_json::{Value, json};
+
+use crate::testing::{STRANGER, Served};
+
+const CHAT: &str = "/v1/chat/completions";
+const MESSAGES: &str = "/v1/messages";
+const RESPONSES: &str = "/v1/responses";
+
+/// A call of `add`, as the model writes it.
+fn call(arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+/// A request in one of the APIs, with or without the tool `add`.
+fn request(path: &str, has_tools: bool) -> Value {
+    let schema = json!({ "type": "object", "properties": { "a": { "type": "string" } } });
+    let question = json!([{ "role": "user", "content": "Hi" }]);
+    let (mut body, tool) = match path {
+        CHAT => (
+            json!({ "messages": question }),
+            json!({ "type": "function", "function": { "name": "add", "parameters": schema } }),
+        ),
+        MESSAGES => (
+            json!({ "messages": question, "max_tokens": 900 }),
+            json!({ "name": "add", "input_schema": schema }),
+        ),
+        _ => {
+            (json!({ "input": question }), json!({ "type": "function", "name": "add", "parameters": schema }))
+        }
+    };
+    body["model"] = "tiny".into();
+    if has_tools {
+        body["tools"] = json!([tool]);
+    }
+    body
+}
+
+/// Returns what a reply consists of, in order: `thought …`, `text …` or `call …` for each part.
+async fn told(text: &str, path: &str, body: &Value, streams: bool) -> Vec<String> {
+    told_by(&Served::scripted(&[text]), path, body, streams).await
+}
+
+/// Returns the same of the next reply of a model.
+async fn told_by(served: &Served, path: &str, body: &Value, streams: bool) -> Vec<String> {
+    let mut body = body.clone();
+    body["stream"] = streams.into();
+    let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
+    assert!(answer.status.is_success(), "{}", answer.text);
+    match (path, streams) {
+        (CHAT, false) => of_chat(&[answer.json()["choices"][0]["message"].clone()]),
+        (CHAT, true) => {
+            let frames = answer.text.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
+            let chunks = frames.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+            of_chat(&chunks.map(|chunk| chunk["choices"][0]["delta"].clone()).collect::<Vec<_>>())
+        }
+        (MESSAGES, false) => of_blocks(answer.json()["content"].as_array().unwrap()),
+        (MESSAGES, true) => {
+            let mut blocks: Vec<Value> = Vec::new();
+            for event in answer.events() {
+                if event["type"] == "content_block_start" {
+                    blocks.push(event["content_block"].clone());
+                }
+                let (Some(block), delta) = (blocks.last_mut(), &event["delta"]) else { continue };
+                for field in ["text", "thinking"] {
+                    if let Some(more) = delta[field].as_str() {
+                        block[field] = format!("{}{more}", block[field].as_str().unwrap()).into();
+                    }
+                }
+                if let Some(json) = delta["partial_json"].as_str() {
+                    block["input"] = serde_json::from_str(json).unwrap();
+                }
+            }
+            of_blocks(&blocks)
+        }
+        (_, false) => of_items(answer.json()["output"].as_array().unwrap()),
+        (_, true) => of_items(answer.events().last().unwrap()["response"]["output"].as_array().unwrap()),
+    }
+}
+
+/// Parts of a chat's message, in deltas or at once: all text, then all calls.
+fn of_chat(deltas: &[Value]) -> Vec<String> {
+    let all = |field: &str| -> String { deltas.iter().filter_map(|delta| delta[field].as_str()).collect() };
+    let texts = [("thought", all("reasoning_content")), ("text", all("content"))];
+    let texts = texts.into_iter().filter(|(_, text)| !text.is_empty());
+    let calls = deltas.iter().flat_map(|delta| delta["tool_calls"].as_array().into_iter().flatten());
+    let calls = calls.map(|call| ("call", call["function"]["arguments"].as_str().unwrap().to_owned()));
+    texts.chain(calls).map(|(kind, text)| format!("{kind} {text}")).collect()
+}
+
+fn of_blocks(blocks: &[Value]) -> Vec<String> {
+    let part = |block: &Value| match block["type"].as_str().unwrap() {
+        "thinking" => format!("thought {}", block["thinking"].as_str().unwrap()),
+        "text" => format!("text {}", block["text"].as_str().unwrap()),
+        _ => format!("call {}", block["input"]),
+    };
+    blocks.iter().map(part).collect()
+}
+
+fn of_items(items: &[Value]) -> Vec<String> {
+    let part = |item: &Value| match item["type"].as_str().unwrap() {
+        "reasoning" => format!("thought {}", item["content"][0]["text"].as_str().unwrap()),
+        "message" => format!("text {}", item["content"][0]["text"].as_str().unwrap()),
+        _ => format!("call {}", item["arguments"].as_str().unwrap()),
+    };
+    items.iter().map(part).collect()
+}
+
+/// Checks that every API tells a reply in this order, streamed or not. A chat has all text before all calls.
+async fn check(text: &str, more: &Value, has_tools: bool, want: &[&str]) {
+    for path in [CHAT, MESSAGES, RESPONSES] {
+        let mut body = request(path, has_tools);
+        for (field, value) in more.as_object().unwrap() {
+            let field = if path == MESSAGES && field == "stop" { "stop_sequences" } else { field };
+            body[field] = value.clone();
+        }
+        let mut expected: Vec<String> = want.iter().map(|part| (*part).to_owned()).collect();
+        if path == CHAT {
+            let all =
+                |kind: &str| -> String { want.iter().filter_map(|part| part.strip_prefix(kind)).collect() };
+            let texts = [("thought", all("thought ")), ("text", all("text "))];
+            let texts = texts.into_iter().filter(|(_, text)| !text.is_empty());
+            expected = texts.map(|(kind, text)| format!("{kind} {text}")).collect();
+            expected
+                .extend(want.iter().filter(|part| part.starts_with("call ")).map(|part| (*part).to_owned()));
+        }
+        for streams in [false, true] {
+            assert_eq!(told(text, path, &body, streams).await, expected, "{path} {streams}: {text:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn replies_keep_the_order_in_which_they_were_written() {
+    let (one, two) = (call(r#"{"a": "1"}"#), call(r#"{"a": "2"}"#));
+    for (text, want) in [
+        (
+            format!("One. {one} Two. {two} Three."),
+            &["text One.", r#"call {"a":"1"}"#, "text \nTwo.", r#"call {"a":"2"}"#, "text \nThree."][..],
+        ),
+        (format!("{one}\nSo."), &[r#"call {"a":"1"}"#, "text So."]),
+        (
+            format!("<think>Hm.</think>{one}<think>Ah.</think>So."),
+            &["thought Hm.", r#"call {"a":"1"}"#, "thought \nAh.", "text So."],
+        ),
+        // A call that cannot be read is text where it stands.
+        (
+            format!("One. <tool_call>{{oops}}</tool_call> Two. {two}"),
+            &["text One.\n<tool_call>{oops}</tool_call>\nTwo.", r#"call {"a":"2"}"#],
+        ),
+        ("<tool_call>{oops}</tool_call> Two.".into(), &["text <tool_call>{oops}</tool_call>\nTwo."]),
+    ] {
+        check(&text, &json!({}), true, want).await;
+    }
+}
+
+#[tokio::test]
+async fn arguments_have_one_value_in_every_api_streamed_or_not() {
+    for (written, told) in [
+        ("123456789012345678901234567890", "123456789012345678901234567890"),
+        ("0.1000000000000000055511151231257827", "0.1000000000000000055511151231257827"),
+        ("1.50", "1.50"),
+        ("1e400", "1e+400"),
+        ("-0", "-0"),
+        (r#""\ud83d\ude00\/""#, "\"😀/\""),
+    ] {
+        let reply = call(&format!("{{\"b\": 1, \"a\": {written}}}"));
+        check(&reply, &json!({}), true, &[&format!("call {{\"b\":1,\"a\":{told}}}")]).await;
+    }
+    // Text can hold no half of a surrogate pair, so the call is told as it was written.
+    let lone = call(r#"{"a": "\ud83d"}"#);
+    check(&lone, &json!({}), true, &[&format!("text {lone}")]).await;
+}
+
+#[tokio::test]
+async fn calls_are_text_without_tools_or_if_none_may_be_called() {
+    let one = call(r#"{"a": "1"}"#);
+    let text = format!("<think>Hm.</think>One. {one} Two.");
+    let want = ["thought Hm.", &format!("text One. {one} Two.")];
+    check(&text, &json!({}), false, &want).await;
+    for (path, choice) in
+        [(CHAT, json!("none")), (MESSAGES, json!({ "type": "none" })), (RESPONSES, json!("none"))]
+    {
+        let mut body = request(path, true);
+        body["tool_choice"] = choice;
+        for streams in [false, true] {
+            assert_eq!(told(&text, path, &body, streams).await, want, "{path} {streams}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn calls_without_tags_are_calls_in_streams() {
+    let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
+    let text = r#"So: {"name": "add", "arguments": {"a": "1"}}"#;
+    for path in [CHAT, MESSAGES, RESPONSES] {
+        for streams in [false, true] {
+            let chat = family_chat(ToolProtocol::Hermes, options.clone()).unwrap();
+            let format = Format::new(Arc::new(chat), History::default());
+            let served = Served::in_format(&[text], format);
+            let found = told_by(&served, path, &request(path, true), streams).await;
+            assert_eq!(found, ["text So:", r#"call {"a":"1"}"#], "{path} {streams}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn conversation_that_template_refuses_is_rejected_with_its_words() {
+    // As templates of Qwen 3.5 do, which takes a system message only before a question.
+    let source = "{%- if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}\
+                  {{- raise_exception('No user query found in messages.') }}{%- endif %}\
+                  {%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}\
+                  {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+    for (path, body) in [
+        (CHAT, json!({ "messages": [{ "role": "system", "content": "Be brief." }] })),
+        (MESSAGES, json!({ "messages": [], "system": "Be brief.", "max_tokens": 9 })),
+        (RESPONSES, json!({ "input": [], "instructions": "Be brief." })),
+    ] {
+        let chat = Chat::new(tiny_tokenizer().unwrap(), Some(source), ChatOptions::default()).unwrap();
+        let served = Served::in_format(&["Yes."], Format::new(Arc::new(chat), History::default()));
+        let answer = served.post(path, &body).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text);
+        assert!(answer.text.contains("No user query found in messages."), "{path}: {}", answer.text);
+        // Another template takes the same.
+        let answer = Served::scripted(&["Yes."]).post(path, &body).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn text_keeps_white_space_around_it() {
+    for text in ["  \n Hello. \n\n", "Hello.\n", "\tHello.", " \n"] {
+        check(text, &json!({}), true, &[&format!("text {text}")]).await;
+        // Sent back with its white space or without, it is the same reply.
+        for sent in [text, text.trim()] {
+            let served = Served::scripted(&[text, "Bye."]);
+            let mut body = request(CHAT, true);
+            served.post(CHAT, &body).await;
+            let reply = json!({ "role": "assistant", "content": sent });
+            let next = json!({ "role": "user", "content": "So?" });
+            body["messages"].as_array_mut().unwrap().extend([reply, next]);
+            served.post(CHAT, &body).await;
+            assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{sent:?}");
+        }
+    }
+    // Before thoughts and calls, and behind these, it separates parts, and belongs to none.
+    let one = call(r#"{"a": "1"}"#);
+    check(&format!(" \n{one}\n"), &json!({}), true, &[r#"call {"a":"1"}"#]).await;
+    check("<think>\nHm.\n</think>\n\nSo.\n", &json!({}), true, &["thought Hm.", "text So.\n"]).await;
+}
+
+#[tokio::test]
+async fn stop_strings_are_told_in_no_part_of_a_reply() {
+    let one = call(r#"{"a": "x STOP y"}"#);
+    let cut = one.split_once("STOP").unwrap().0;
+    for (text, stops, want) in [
+        ("<think>Hm. STOP</think>So.", json!(["STOP"]), &["thought Hm. "][..]),
+        ("<think>Hm. STOP</think>So.", json!(["never", "STOP"]), &["thought Hm. "]),
+        (&format!("So. {one}"), json!(["never", "STOP"]), &[&format!("text So.\n{cut}")]),
+        ("One.\n\nTwo.", json!(["never", "\n\n"]), &["text One."]),
+        // What could have become a stop string stays before a call.
+        (&format!("One ST{}", call("{}")), json!(["STOP"]), &["text One ST", "call {}"]),
+    ] {
+        for path in [CHAT, MESSAGES] {
+            let field = if path == MESSAGES { "stop_sequences" } else { "stop" };
+            let mut body = request(path, true);
+            body[field] = stops.clone();
+            for streams in [false, true] {
+                assert_eq!(told(text, path, &body, streams).await, want, "{path} {streams}: {text:?}");
+            }
+        }
+        // The string that ended the reply is named.
+        if want.len() == 1 {
+            let mut body = request(MESSAGES, true);
+            body["stop_sequences"] = stops.clone();
+            let answer = Served::scripted(&[text]).post(MESSAGES, &body).await.json();
+            assert_eq!(Some(&answer["stop_sequence"]), stops.as_array().unwrap().last(), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn forms_of_every_field_are_kept_or_rejected_in_every_api() {
+    let schema = json!({ "type": "object", "properties": { "k": { "const": "v" } }, "required": ["k"],
+        "additionalProperties": false });
+    for path in [CHAT, MESSAGES, RESPONSES] {
+        let served = Served::formed(60);
+        for (field, value) in [
+            ("guided_json", schema.clone()),
+            ("structured_outputs", json!({ "json": schema })),
+            (
+                "response_format",
+                json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } }),
+            ),
+            ("guided_regex", json!(r#"\{"k":"v"\}"#)),
+            ("guided_choice", json!([r#"{"k":"v"}"#])),
+            ("guided_grammar", json!(r#"start: "{\"k\":\"v\"}""#)),
+        ] {
+            let mut body = request(path, false);
+            body[field] = value;
+            let answer = served.send("POST", path, STRANGER, &body.to_string()).await.json();
+            let said = match path {
+                CHAT => &answer["choices"][0]["message"]["content"],
+                MESSAGES => &answer["content"][0]["text"],
+                _ => &answer["output"][0]["content"][0]["text"],
+            };
+            let said: Value = serde_json::from_str(said.as_str().unwrap()).unwrap();
+            assert_eq!(said, json!({ "k": "v" }), "{path} {field}");
+        }
+        for (field, value) in [
+            ("response_format", json!({ "type": "grammar" })),
+            ("guided_regex", json!(7)),
+            ("structural_tag", json!("x")),
+            ("regex", json!("a")),
+        ] {
+            let mut body = request(path, false);
+            body[field] = value;
+            let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
+            assert_eq!(answer.status, 400, "{path} {field}");
+            assert!(answer.text.contains(field), "{path}: {}", answer.text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn null_fields_are_absent() {
+    let served = Served::scripted(&["Yes."]);
+    for (path, field, value) in [
+        (CHAT, "stream_options", json!({ "include_usage": null })),
+        (CHAT, "stream_options", json!(null)),
+        (CHAT, "response_format", json!(null)),
+        (CHAT, "guided_json", json!(null)),
+        (CHAT, "structured_outputs", json!({ "json": null })),
+        ("/v1/completions", "stream_options", json!({ "include_usage": null })),
+        (RESPONSES, "text", json!({ "format": null })),
+        (RESPONSES, "structured_outputs", json!(null)),
+        (MESSAGES, "output_config", json!({ "format": null })),
+        (MESSAGES, "guided_regex", json!(null)),
+    ] {
+        let mut body = request(path, false);
+        if path == "/v1/completions" {
+            body = json!({ "model": "tiny", "prompt": "Hi" });
+        }
+        (body[field], body["stream"]) = (value, true.into());
+        let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{path} {field}: {}", answer.text);
+        let is_openai = path == CHAT || path == "/v1/completions";
+        assert!(!is_openai || !answer.text.contains("usage"), "{}", answer.text);
+    }
+    // Neither the name of the model nor a call's id and type must be there.
+    let mut body = request(CHAT, true);
+    body["model"] = Value::Null;
+    let sent = json!({ "role": "assistant", "content": null, "tool_calls": [
+        { "id": null, "type": null, "function": { "name": "add", "arguments": "{}" } }] });
+    let result = json!({ "role": "tool", "tool_call_id": null, "name": null, "content": "7" });
+    body["messages"].as_array_mut().unwrap().extend([sent, result]);
+    let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+}
+
+#[tokio::test]
+async fn lone_surrogates_in_requests_are_rejected_by_name() {
+    let served = Served::scripted(&["Yes."]);
+    for escaped in [r"\ud83d", r"x\ud800y", r"\udc00\ud83d", r"\udc00"] {
+        for (path, body) in [
+            (CHAT, r#"{"model": "tiny", "messages": [{"role": "user", "content": "TEXT"}]}"#),
+            (
+                MESSAGES,
+                r#"{"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "TEXT"}]}"#,
+            ),
+            (RESPONSES, r#"{"model": "tiny", "input": "TEXT"}"#),
+            ("/v1/completions", r#"{"model": "tiny", "prompt": "TEXT"}"#),
+            ("/tokenize", r#"{"model": "tiny", "prompt": "TEXT"}"#),
+        ] {
+            let answer = served.send("POST", path, STRANGER, &body.replace("TEXT", escaped)).await;
+            assert_eq!(answer.status, 400, "{path}: {}", answer.text);
+            assert!(answer.text.contains("half of a surrogate pair"), "{path}: {}", answer.text);
+        }
+    }
+    // In the arguments of a call, which are a text of JSON, they are kept as they were sent.
+    let mut body = request(CHAT, true);
+    let sent = json!({ "role": "assistant", "content": null, "tool_calls": [
+        { "id": "x", "type": "function", "function": { "name": "add", "arguments": r#"{"a": "\ud83d"}"# } }] });
+    body["messages"].as_array_mut().unwrap().push(sent);
+    served.post(CHAT, &body).await;
+    assert!(served.paths().await[0].contains(r#"{"a": "\ud83d"}"#));
+}
