@@ -243,8 +243,8 @@ impl Preparation<'_> {
         let is_call = |found: &Found| matches!(found, Found::Call(_));
         let is_said =
             |found: &Found| matches!(found, Found::Text(Part::Speech, text) if !text.trim().is_empty());
-        let behind_call = found.iter().skip_while(|found| !is_call(found));
-        if !needs_calls && behind_call.into_iter().any(is_said) {
+        let mut behind_call = found.iter().skip_while(|found| !is_call(found));
+        if !needs_calls && behind_call.any(is_said) {
             return Cow::Borrowed(message);
         }
         // Without calls, thoughts are left to the template, unless content may not hold their tags.
