@@ -119,7 +119,7 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (
         Any,
         ">",
-        "mehr als|größer als|höher als|plus de|plus que|supérieur à|supérieure à|más de|más que|mayor que|\
+        "mehr als|größer als|höher als|plus de|supérieur à|supérieure à|más de|más que|mayor que|\
         mayor de|superior a|mais de|mais que|maior que|maior do que|più di|maggiore di|superiore a|meer dan|\
         groter dan|более|больше|свыше|выше|więcej niż|ponad|powyżej|daha fazla|أكثر من|mer än|mer enn|mere end|\
         több mint|mai mult de|více než|lebih dari",
@@ -411,7 +411,12 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
         MULTIPLES.iter().any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
             || ["平方", "立方", "非"].contains(&word)
     };
-    if let Some((_, bound)) = JOINED.iter().find(|(part, _)| first.contains(part)) {
+    // 最大 is at most, 最大值 is a maximum and 最大公约数 the greatest common divisor.
+    let is_part = |part: &str| {
+        let mut places = first.match_indices(part).map(|(at, _)| &first[at + part.len()..]);
+        places.any(|rest| !rest.starts_with(['值', '値', '公', '的', '数', '공', '값']))
+    };
+    if let Some((_, bound)) = JOINED.iter().find(|(part, _)| is_part(part)) {
         return Some((bound, 1));
     }
     if is_multiple(first) {
@@ -449,6 +454,8 @@ mod tests {
             (&["Höchstens"][..], true, Some(("≤", 1))),
             (&["не", "менее"][..], true, Some(("≥", 2))),
             (&["答案不是"][..], true, Some(("≠", 1))),
+            (&["最大値は"][..], true, None),
+            (&["最大"][..], true, Some(("≤", 1))),
             (&["can’t"][..], true, Some(("≠", 1))),
             (&["no"][..], true, Some(("≠", 1))),
             (&["no"][..], false, None),

@@ -22,6 +22,9 @@ const CARRIERS: &str = "is are was were been being that it this he she they we y
 const RESETS: &str = "so then therefore hence thus but because since sondern sino mais mas ma а но while whereas \
     which leaving giving making";
 
+/// Verbs before "up to" that do not bound.
+const SUMS: &str = "add adds added adding sum sums summing";
+
 /// Words before a "but" that excepts a number: all but 5.
 const EXCEPTED: &str = "all anything everything any none nothing everyone every";
 
@@ -47,7 +50,10 @@ const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|coul
     not sure|unsure|not certain|give up";
 
 /// Words before such a phrase.
-const OWN: &str = "i we i'm we're am was were are honestly simply just really and but so";
+const OWN: &str = "i we i'm we're and but so";
+
+/// Words between these and such a phrase.
+const OWN_VERBS: &str = "am was were are honestly simply just really";
 
 /// Words that say that a statement does not hold.
 const WRONG: &str = "wrong incorrect false untrue mistaken impossible excluded invalid out guess falsch inkorrekt faux fausse \
@@ -167,7 +173,9 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
             }
             _ => between.iter().all(|word| has(FILLERS, word)),
         };
-        if is_near {
+        // "It adds up to 5" states 5.
+        let is_sum = sign == "≤" && at.checked_sub(1).is_some_and(|at| has(SUMS, words[at]));
+        if is_near && !is_sum {
             return Some(sign);
         }
     }
@@ -191,7 +199,11 @@ pub(crate) fn gives_up(before: &str) -> bool {
     let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n');
     let (rest, own) = before.rsplit_once(is_stop).unwrap_or(("", before.as_str()));
     let has_phrase = |text: &str| {
-        let is_own = |before: &str| words(before).last().is_none_or(|word| has(OWN, word));
+        let is_own = |before: &str| {
+            let words = words(before);
+            let mut subject = words.iter().rev().skip_while(|word| has(OWN_VERBS, word));
+            subject.next().is_none_or(|word| has(OWN, word))
+        };
         let phrases = GIVING_UP.split('|').map(|phrase| (phrase, false));
         phrases.chain(OWN_GIVING_UP.split('|').map(|phrase| (phrase, true))).any(|(phrase, own)| {
             text.rfind(phrase).is_some_and(|at| {
@@ -314,6 +326,10 @@ mod tests {
             ("If x = 3 then y is ", None),
             ("max. ", Some("≤")),
             ("The maximum is ", None),
+            ("It adds up to ", None),
+            ("anything but ", Some("≠")),
+            ("The most it could be is ", None),
+            ("It could be ", Some("might")),
             ("答案至少", Some("≥")),
             ("Sie hat höchstens ", Some("≤")),
             ("The total is ", None),
@@ -331,6 +347,8 @@ mod tests {
             ("I don't know x, but 2x = 24 gives x = ", false),
             ("不知道，", true),
             ("The unknown number is ", false),
+            ("He was unable to sell ", false),
+            ("I was unable to solve it. ", true),
         ] {
             assert_eq!(gives_up(before), want, "{before}");
         }

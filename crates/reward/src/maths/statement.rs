@@ -177,7 +177,7 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
             begin -= length;
         } else if before.is_any(&COPULAS)
             && let copulas = chunks[..begin].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
-            && let Some(length) = bound_length(&chunks[..begin - copulas])
+            && let Some(length) = denial_length(&chunks[..begin - copulas])
         {
             begin -= copulas + length;
         } else if changes(before) {
@@ -204,6 +204,13 @@ fn bound_length(chunks: &[Chunk]) -> Option<usize> {
         let phrase = &words[words.len() - length..];
         words::bound(phrase, true).is_some_and(|(_, taken)| taken == *length)
     })
+}
+
+/// The number of words of the denial or doubt that chunks end in. "The maximum is 5" has none.
+fn denial_length(chunks: &[Chunk]) -> Option<usize> {
+    let length = bound_length(chunks)?;
+    let words: Vec<&str> = chunks[chunks.len() - length..].iter().map(|chunk| chunk.text).collect();
+    words::bound(&words, true).filter(|(sign, _)| !["≤", "≥"].contains(sign)).map(|_| length)
 }
 
 /// Whether a word right before a value changes it.
