@@ -1,17 +1,17 @@
-//! Grades mathematical answers: from standard input lines of JSON, `{"text": …, "expected": …}`, to standard
-//! output one line each, `{"value": …, "extracted": …, "micros": …}`.
+//! Grades mathematical or numeric answers: from standard input lines of JSON, `{"text": …, "expected": …}`, to
+//! standard output one line each, `{"value": …, "extracted": …, "micros": …}`.
 //!
 //! ```sh
-//! cargo run --release -p dressage-reward --example grade -- '{"place": "boxed"}' < answers.jsonl
+//! cargo run --release -p dressage-reward --example grade -- '{"maths": {"place": "boxed"}}' < answers.jsonl
 //! ```
 //!
-//! The argument has options of the scorer, as JSON.
+//! The argument is a scorer with its options, as JSON: `maths` or `numeric`. Without it, `maths` is used.
 
 use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::time::Instant;
 
-use dressage_reward::MathsScorer;
+use dressage_reward::{MathsScorer, ScorerKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -22,19 +22,25 @@ struct Line {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let scorer: MathsScorer = match std::env::args().nth(1) {
+    let scorer: ScorerKind = match std::env::args().nth(1) {
         Some(options) => serde_json::from_str(&options)?,
-        None => MathsScorer::default(),
+        None => ScorerKind::Maths(MathsScorer::default()),
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     for (number, line) in io::stdin().lock().lines().enumerate() {
         let line: Line =
             serde_json::from_str(&line?).map_err(|error| format!("line {}: {error}", number + 1))?;
-        let begun = Instant::now();
-        let score = scorer.grade(&line.text, &line.expected)?;
-        let micros = begun.elapsed().as_secs_f64() * 1e6;
-        let said = json!({ "value": score.value, "extracted": score.extracted, "micros": micros });
-        writeln!(out, "{said}")?;
+        let started = Instant::now();
+        let score = match &scorer {
+            ScorerKind::Maths(scorer) => scorer.grade(&line.text, &line.expected)?,
+            ScorerKind::Numeric(scorer) => scorer.grade(&line.text, &line.expected)?,
+            other => {
+                return Err(format!("`{}` is not graded here: use maths or numeric", other.name()).into());
+            }
+        };
+        let micros = started.elapsed().as_secs_f64() * 1e6;
+        let verdict = json!({ "value": score.value, "extracted": score.extracted, "micros": micros });
+        writeln!(out, "{verdict}")?;
     }
     Ok(())
 }

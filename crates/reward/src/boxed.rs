@@ -211,10 +211,19 @@ mod tests {
             ("101_2", "5"),
             // A backslash at the end, cut off from its command.
             ("5\\", "5"),
+            ("1 000 000", "1000000"),
             ("5\\ ", "5"),
         ] {
             let found = only_number(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(found.value, Rational::parse(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn repeating_digits_are_fractions() {
+        for (text, fraction) in [("0.\\overline{3}", "1/3"), ("0.1(6)", "1/6"), ("0.(27)", "3/11")] {
+            let values = [text, fraction].map(|text| only_number(text).and_then(|found| found.value));
+            assert!(values[0].is_some() && values[0] == values[1], "{text}");
         }
     }
 
@@ -246,7 +255,6 @@ mod tests {
             "\\frac{x}{2}",
             "5\\frac{x}{2}",
             "\\frac{\\sqrt{3}}{2}",
-            "0.\\overline{3}",
             "\\log_2 8",
             "\\binom{5}{2}",
             "3i",

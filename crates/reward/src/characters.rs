@@ -39,7 +39,8 @@ const ZEROS: [char; 20] =
     ['٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐', '０'];
 
 /// Characters with another spelling.
-const SPELLED: [(char, &str); 59] = [
+const SPELLED: [(char, &str); 60] = [
+    ('‰', " permille "),
     ('−', "-"),
     ('–', "-"),
     ('‐', "-"),

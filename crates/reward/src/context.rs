@@ -7,6 +7,8 @@
 use std::ops::Range;
 
 use crate::Rational;
+use crate::bounds;
+use crate::doubts;
 use crate::languages::{self, Effect};
 use crate::words::{self, About};
 
@@ -80,6 +82,9 @@ impl Place<'_> {
             return false;
         }
         let plain = without_latex(line);
+        if doubts::governing(&plain).is_some() || doubts::gives_up(&self.text_before()) {
+            return false;
+        }
         let sentence = plain.rsplit(['.', ';', '!', '?', ',']).next().unwrap_or_default();
         match languages::before(sentence) {
             Some(Effect::NoValue) => return false,
@@ -118,14 +123,24 @@ impl Place<'_> {
             change.factor = change.factor.take().and_then(|one| one.times(&Rational::from(factor as i64)));
             return true;
         }
-        if *last == "of" && rest.last().is_some_and(|word| words::denominator(word).is_some()) {
+        let is_part =
+            |word: &&str| word.rsplit('-').next().is_some_and(|part| words::denominator(part).is_some());
+        if *last == "of" && rest.last().is_some_and(is_part) {
             return false;
         }
         if JOINS.contains(last) && is_number(rest.last()) {
             return false;
         }
-        // 5 or maybe 6.
-        if lower.windows(2).rev().take(3).any(|pair| pair[1] == "or" && is_number(Some(&pair[0]))) {
+        // 5 or maybe 6; 4, 5, or 6.
+        let line_words: Vec<&str> = plain.split_whitespace().collect();
+        let is_guess = |pair: &[&str]| {
+            pair[1].trim_end_matches(',').eq_ignore_ascii_case("or")
+                && pair[0].trim_end_matches([',', ';', '$']).ends_with(|c: char| c.is_ascii_digit())
+        };
+        let is_other = |word: &&str| word.ends_with([';', ':', '.']);
+        let own =
+            line_words.iter().rposition(is_other).filter(|at| line_words[at + 1..].first() != Some(&"or"));
+        if line_words[own.map_or(0, |at| at + 1)..].windows(2).rev().take(3).any(is_guess) {
             return false;
         }
         if *last == "by" && rest.last() == Some(&"divided") {
@@ -137,11 +152,12 @@ impl Place<'_> {
         if *last == "and" && rest.iter().rev().take(5).any(|word| *word == "between") {
             return false;
         }
-        let is_bound = (0..lower.len().min(6)).any(|back| {
-            let phrase = &lower[lower.len() - 1 - back..];
-            words::bound(phrase, true).is_some_and(|(_, length)| length == phrase.len())
-        });
-        !is_bound
+        // 1 in 6, the sum of 3 and 5
+        let is_rate = *last == "in" && is_number(rest.last());
+        let is_operation =
+            |word: &&str| ["sum", "product", "difference", "quotient", "ratio", "lcm", "gcd"].contains(word);
+        let reach = lower.len().saturating_sub(6);
+        !is_rate && !(*last == "and" && is_number(rest.last()) && lower[reach..].iter().any(is_operation))
     }
 
     /// Notes what stands behind; whether the number keeps a value.
@@ -177,7 +193,7 @@ impl Place<'_> {
         if line.starts_with(':') && line[1..].starts_with(|c: char| c.is_ascii_digit()) {
             return false;
         }
-        if starts_operation(&line) || starts_factor(&line) || self.is_joined(1) {
+        if starts_operation(&line) || starts_relation(&line) || starts_factor(&line) || self.is_joined(1) {
             return false;
         }
         // Words of magnitude.
@@ -193,8 +209,20 @@ impl Place<'_> {
             change.range.end = end;
         }
         let rest: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
+        if let Some((bottom, used)) = words::part(rest.trim_start()) {
+            let part = Rational::from(1).over(&Rational::from(bottom));
+            change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
+            let used = &rest[..rest.len() - rest.trim_start().len() + used];
+            change.range.end = end + used.chars().count();
+            return change.factor.is_some() && !doubts::is_taken_back(&rest[used.len()..], self.is_asked());
+        }
         let plain = without_latex(&rest);
-        if languages::is_bounded(&plain) {
+        let is_mil = plain.trim_start().split(|c: char| !c.is_alphabetic()).next() == Some("mil");
+        if is_mil
+            || languages::is_joined(&plain)
+            || bounds::joined_behind(plain.trim_start()).is_some()
+            || doubts::is_taken_back(&self.text_after(end), self.is_asked())
+        {
             return false;
         }
         let sentence = plain.split(". ").next().unwrap_or_default();
@@ -213,22 +241,49 @@ impl Place<'_> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let is_guess = |at: usize| {
             let next = words.get(at + 1);
-            words[at] == "or" && next.is_some_and(|next| next.starts_with(|c: char| c.is_ascii_digit()))
+            words[at] == "or"
+                && next.is_some_and(|next| {
+                    next.starts_with(|c: char| c.is_ascii_digit()) || words::number_word(next).is_some()
+                })
         };
-        let bounds = (0..words.len().min(4)).any(|at| {
-            let bound = words::bound(&words[at..], false);
-            bound.is_some_and(|(_, length)| length > 1 && (words[at] == "or" || words[at] == "at"))
-                || is_guess(at)
+        // 5 or more, 5 people at least; behind a noun, a word alone may be of what follows.
+        let reach = sentence.split([',', ';', '(', ':', '=']).next().unwrap_or_default();
+        let reach =
+            reach.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|word| !word.is_empty()).count();
+        let bounds = (0..words.len().min(3)).any(|at| {
+            let bound = bounds::phrase_behind(&words[at..]).filter(|_| at < reach);
+            bound.is_some_and(|(_, length)| at == 0 || length > 1) || is_guess(at)
         });
+        let is_half = words.len() > 2
+            && words[0] == "and"
+            && (words::denominator(words[2]).is_some() || words[1] == "half");
         let is_function = ["squared", "cubed", "factorial", "doubled", "tripled", "halved"]
-            .contains(words.first().unwrap_or(&""));
+            .contains(words.first().unwrap_or(&""))
+            || words.first() == Some(&"pi")
+            || (words.first() == Some(&"in")
+                && words.get(1).is_some_and(|base| ["binary", "octal", "hexadecimal"].contains(base)));
         let times = ["am", "pm", "a", "p"].contains(words.first().unwrap_or(&""))
             && (words[0].len() == 2 || words.get(1) == Some(&"m"));
         let below = words.windows(2).take(3).any(|pair| pair == ["below", "zero"]);
         if below {
             change.factor = change.factor.take().map(Rational::negate);
         }
-        !bounds && !times && !is_function
+        !bounds && !times && !is_function && !is_half
+    }
+
+    /// The text before the number, up to what a sentence and the one before it have.
+    fn text_before(&self) -> String {
+        self.chars[self.range.start.saturating_sub(4 * REACH)..self.range.start].iter().collect()
+    }
+
+    /// Whether the words before the number ask.
+    fn is_asked(&self) -> bool {
+        doubts::asks(&self.text_before())
+    }
+
+    /// The text behind a position.
+    fn text_after(&self, end: usize) -> String {
+        self.chars[end..self.chars.len().min(end + 4 * REACH)].iter().collect()
     }
 
     /// Whether a comma or a point without a space joins the number to digits before it (-1) or behind it (1):
@@ -260,7 +315,9 @@ impl Place<'_> {
                 break;
             }
         }
-        let word: String = text.chars().take_while(|c| c.is_alphabetic()).collect();
+        // Nukta and virama belong to a word in Hindi.
+        let is_letter = |c: &char| c.is_alphabetic() || matches!(c, '\u{93c}' | '\u{94d}');
+        let word: String = text.chars().take_while(is_letter).collect();
         let skipped = rest.chars().count() - text.chars().count();
         (!word.is_empty()).then(|| (word.clone(), at + skipped + word.chars().count()))
     }
@@ -299,8 +356,8 @@ impl Place<'_> {
 /// Whether a text ends in a sign by which what follows is compared. An arrow and a tag are none.
 fn is_relation(text: &str) -> bool {
     let ends = [
-        "≤", "≥", "≠", "<", "±", "\\le", "\\leq", "\\ge", "\\geq", "\\ne", "\\neq", "\\lt", "\\gt", "\\pm",
-        "\\sqrt", "√", "\\log", "\\ln",
+        "≤", "≥", "≠", "<", "±", "<=", ">=", "!=", "~~", "\\le", "\\leq", "\\ge", "\\geq", "\\ne", "\\neq",
+        "\\lt", "\\gt", "\\pm", "\\sqrt", "√", "\\log", "\\ln",
     ];
     if ends.iter().any(|end| text.ends_with(end)) {
         return true;
@@ -312,14 +369,22 @@ fn is_relation(text: &str) -> bool {
 
 /// Whether a text ends in an operand and an operator.
 fn is_operand(text: &str, negative: bool) -> bool {
-    let operators = ["+", "-", "−", "*", "×", "·", "÷", "/", "\\times", "\\cdot", "\\div", "^", " x"];
-    let Some(before) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
+    let operators = [
+        "+", "-", "−", "—", "..", "...", "…", "~", "〜", "*", "×", "·", "÷", "/", "\\times", "\\cdot",
+        "\\div", "^", " x",
+    ];
+    let Some(left) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
     // Marks of Markdown around a number, and a range such as 12-13.
-    let before = before.trim_end_matches(['*', ' ']);
+    let before = left.trim_end_matches(['*', ' ']);
     let is_mark =
         text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
     let before = before.trim_end_matches(['$', '}', ')', '%', ']']);
-    !negative && !is_mark && before.ends_with(|c: char| c.is_ascii_digit())
+    let is_variable = |text: &str| {
+        let mut back = text.trim_end_matches([' ', '$']).chars().rev();
+        back.next().is_some_and(|c| c.is_ascii_lowercase() && c != 'a')
+            && !back.next().is_some_and(|c| c.is_alphanumeric() || c == '\\' || c == '\'')
+    };
+    !negative && !is_mark && (before.ends_with(|c: char| c.is_ascii_digit()) || is_variable(left))
 }
 
 /// Whether a text ends in the name of a function, whose value at the number is another number.
@@ -329,12 +394,47 @@ fn is_function(text: &str) -> bool {
         .contains(&name)
 }
 
-/// Whether a text ends in an equation for a multiple of an unknown: `2x =`.
+/// Whether a text ends in an equation for an expression of one unknown, which is not worked out: `2x =`,
+/// `x/2 =`, `-x =`. An unknown alone (`x =`, `x_1 =`, `f(2) =`) is.
 fn is_multiple(text: &str) -> bool {
     let Some(left) = text.strip_suffix('=') else { return false };
-    let term = left.split_whitespace().next_back().unwrap_or_default();
-    let number = term.trim_start_matches(['$', '-']).strip_suffix(['x', 'y', 'z', 'n']).unwrap_or_default();
-    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+    let left =
+        left.rsplit(['=', ',', ';', ':', '?', '!', '\n', '⇒', '→', '>', '$']).next().unwrap_or_default();
+    let is_word = |token: &&str| {
+        token.as_bytes().windows(2).any(|pair| pair.iter().all(u8::is_ascii_alphabetic))
+            || token.contains('(')
+    };
+    // Exponents and subscripts in braces are of the unknown before them.
+    let left = without_groups(left);
+    let terms: Vec<&str> = left.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
+    let terms: Vec<char> = terms.into_iter().rev().collect::<Vec<_>>().join(" ").chars().collect();
+    let at = |place: Option<usize>| place.and_then(|place| terms.get(place)).copied().unwrap_or(' ');
+    let mut unknowns = Vec::new();
+    let mut is_changed = false;
+    for (place, &c) in terms.iter().enumerate() {
+        let (before, next) = (at(place.checked_sub(1)), at(Some(place + 1)));
+        // 3 x 4, 3x4 and "8 parts x 2" have a sign of multiplication.
+        let is_spaced = before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(place + 2)));
+        let is_sign = c == 'x' && (is_spaced || before.is_ascii_digit() && next.is_ascii_digit());
+        if "xyzn".contains(c) && !is_sign && !unknowns.contains(&c) {
+            unknowns.push(c);
+        }
+        // Subscripts are names.
+        is_changed |= (c.is_ascii_digit() && !matches!(before, '_' | '{')) || matches!(c, '-' | '^' | '/');
+    }
+    unknowns.len() == 1 && is_changed
+}
+
+/// Returns a text without what stands in braces.
+fn without_groups(text: &str) -> String {
+    let mut depth = 0usize;
+    let is_outside = |c: &char| {
+        depth += usize::from(*c == '{');
+        let outside = depth == 0;
+        depth = depth.saturating_sub(usize::from(*c == '}'));
+        outside
+    };
+    text.chars().filter(is_outside).collect()
 }
 
 /// Whether a text starts with what a number right before it is multiplied with, or with the sign of a bound.
@@ -342,7 +442,7 @@ fn starts_factor(text: &str) -> bool {
     let symbols = ["π", "√", "\\pi", "\\sqrt"];
     let mut chars = text.chars();
     let is_letter = chars.next().is_some_and(|c| "xyznie".contains(c));
-    text.starts_with(['+', '‰'])
+    text.starts_with('+')
         || symbols.iter().any(|sign| text.trim_start().starts_with(sign))
         || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
@@ -351,6 +451,14 @@ fn starts_factor(text: &str) -> bool {
 fn starts_operation(text: &str) -> bool {
     let text = text.trim_start_matches([' ', '$', ')']);
     let signs = [
+        "..",
+        "…",
+        "~",
+        "—",
+        "through ",
+        "mod ",
+        "modulo ",
+        "choose ",
         "+",
         "*",
         "×",
@@ -371,7 +479,19 @@ fn starts_operation(text: &str) -> bool {
         "x ",
     ];
     let Some(rest) = signs.iter().find_map(|sign| text.strip_prefix(sign)) else { return false };
-    rest.trim_start_matches([' ', '$', '(']).starts_with(|c: char| c.is_ascii_digit())
+    let rest = rest.trim_start_matches([' ', '$', '(', '.']);
+    let mut chars = rest.chars();
+    let is_variable = chars.next().is_some_and(|c| c.is_ascii_lowercase() && !matches!(c, 'a' | 'i'))
+        && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '.' || c == ')')
+        && !text.starts_with(['~', '—', '…']);
+    is_variable || rest.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// Whether a text starts with a sign by which the number before it is compared: 5 < x.
+fn starts_relation(text: &str) -> bool {
+    let text = text.trim_start_matches([' ', '$']);
+    let signs = ["≤", "≥", "≠", "<=", ">=", "!=", "< ", "> ", "\\le", "\\ge", "\\ne", "\\lt", "\\gt"];
+    signs.iter().any(|sign| text.starts_with(sign)) && !text.starts_with("\\left")
 }
 
 /// A text without the commands of LaTeX around words.

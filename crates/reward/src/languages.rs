@@ -1,8 +1,8 @@
 //! Words beside numbers in languages other than English.
 //!
-//! A word makes of a number what its English counterpart in [`words`](crate::words) makes of it: a bound
-//! (`mindestens 5`, `不到5`) or a second guess (`4 или 5`) leaves no value, a sign negates, a magnitude
-//! multiplies. Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish,
+//! A word makes of a number what its English counterpart in [`words`](crate::words) makes of it: a second guess
+//! (`4 или 5`) or a range leaves no value, a sign negates, a magnitude multiplies. Bounds of all languages are in
+//! [`bounds`](crate::bounds). Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish,
 //! Hindi, Arabic, Chinese, Japanese and Korean.
 
 /// How words before a number change its value.
@@ -14,193 +14,52 @@ pub(crate) enum Effect {
     Negates,
 }
 
-/// Bounds and denials before a number, in scripts that write spaces between words.
-const BOUNDS: [&str; 93] = [
-    "mindestens",
-    "wenigstens",
-    "höchstens",
-    "maximal",
-    "minimal",
-    "nicht",
-    "kein",
-    "keine",
-    "mehr als",
-    "weniger als",
-    "größer als",
-    "kleiner als",
-    "über",
-    "unter",
-    "fast",
-    "bis zu",
-    "bis",
-    "al menos",
-    "por lo menos",
-    "como mínimo",
-    "como máximo",
-    "a lo sumo",
-    "no es",
-    "no son",
-    "más de",
-    "menos de",
-    "mayor que",
-    "menor que",
-    "mayor de",
-    "menor de",
-    "casi",
-    "hasta",
-    "au moins",
-    "au plus",
-    "pas",
-    "plus de",
-    "moins de",
-    "supérieur à",
-    "inférieur à",
-    "presque",
-    "jusqu'à",
-    "almeno",
-    "al massimo",
-    "al più",
-    "non",
-    "non è",
-    "più di",
-    "meno di",
-    "maggiore di",
-    "minore di",
-    "quasi",
-    "pelo menos",
-    "no mínimo",
-    "no máximo",
-    "não",
-    "não é",
-    "mais de",
-    "maior que",
-    "menor do que",
-    "quase",
-    "até",
-    "minstens",
-    "hoogstens",
-    "niet",
-    "geen",
-    "meer dan",
-    "minder dan",
-    "bijna",
-    "не",
-    "не менее",
-    "не более",
-    "не меньше",
-    "не больше",
-    "более",
-    "менее",
-    "больше",
-    "меньше",
-    "минимум",
-    "максимум",
-    "почти",
-    "до",
-    "co najmniej",
-    "co najwyżej",
-    "nie",
-    "en az",
-    "en fazla",
-    "değil",
-    "कम से कम",
-    "अधिक से अधिक",
-    "على الأقل",
-    "على الأكثر",
-    "أكثر من",
-    "أقل من",
-];
-
-/// The same, and signs of guesses, right before a number in scripts without spaces, and in Korean.
-const JOINED_BOUNDS: [&str; 33] = [
-    "至少",
-    "最少",
-    "最多",
-    "至多",
-    "不是",
-    "不足",
-    "不到",
-    "不超过",
-    "不超過",
-    "超过",
-    "超過",
-    "大于",
-    "大於",
-    "小于",
-    "小於",
-    "多于",
-    "少于",
-    "低于",
-    "高于",
-    "最大",
-    "最小",
-    "或",
-    "或者",
-    "或是",
-    "还是",
-    "少なくとも",
-    "多くとも",
-    "または",
-    "もしくは",
-    "최소",
-    "최대",
-    "적어도",
-    "또는",
-];
-
 /// Words that join a number to the one before them.
-pub(crate) const JOINS: [&str; 12] =
-    ["oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو"];
+pub(crate) const JOINS: [&str; 19] = [
+    "oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو", "tot", "veya", "ya", "या",
+    "albo", "eller", "do",
+];
+
+/// The same in scripts without spaces.
+const JOINED_JOINS: [&str; 12] =
+    ["或者", "或是", "还是", "或", "至", "到", "または", "もしくは", "から", "또는", "에서", "〜"];
 
 /// Words before the first and before the second number of a range.
-const BETWEEN: [&str; 5] = ["zwischen", "entre", "tra", "tussen", "между"];
-const AND: [&str; 6] = ["und", "y", "et", "e", "en", "и"];
+const BETWEEN: [&str; 12] =
+    ["between", "zwischen", "entre", "tra", "fra", "tussen", "между", "między", "from", "von", "от", "либо"];
+const AND: [&str; 11] = ["and", "und", "y", "et", "e", "en", "и", "i", "to", "до", "bis"];
 
 /// Words for the sign of a negative number.
 pub(crate) const SIGNS: [&str; 11] =
     ["moins", "menos", "meno", "минус", "eksi", "负", "負", "零下", "マイナス", "마이너스", "ऋण"];
 
-/// Bounds and denials right behind a number.
-const BOUNDS_AFTER: [&str; 34] = [
-    "以上",
-    "以下",
-    "以内",
-    "未満",
-    "未满",
-    "分之",
-    "ではない",
-    "ではありません",
-    "でない",
-    "じゃない",
-    "이상",
-    "이하",
-    "미만",
-    "초과",
-    "이 아니",
-    "가 아니",
-    "oder mehr",
-    "oder weniger",
-    "o más",
-    "o menos",
-    "ou plus",
-    "ou moins",
-    "ou mais",
-    "ou menos",
-    "o più",
-    "o meno",
-    "of meer",
-    "of minder",
-    "или больше",
-    "или более",
-    "или меньше",
-    "или менее",
-    "mil ",
-    "mille ",
-];
-
 /// Words of magnitude, by their factor.
 const MAGNITUDES: [(u64, &[&str]); 9] = [
-    (12, &["dutzend", "docena", "docenas", "douzaine", "douzaines", "dúzia", "dúzias", "dozzina", "dozzine"]),
+    (
+        12,
+        &[
+            "dutzend",
+            "docena",
+            "docenas",
+            "douzaine",
+            "douzaines",
+            "dúzia",
+            "dúzias",
+            "dozzina",
+            "dozzine",
+            "dozijn",
+            "tuzin",
+            "tuziny",
+            "düzine",
+            "дюжина",
+            "дюжины",
+            "дюжин",
+            "दर्जन",
+            "打",
+            "ダース",
+            "다스",
+        ],
+    ),
     (100, &["hundert"]),
     (
         1000,
@@ -210,6 +69,14 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
             "mille",
             "mila",
             "milliers",
+            "tsd",
+            "tys",
+            "tysiąc",
+            "tysiące",
+            "tysięcy",
+            "bin",
+            "ngàn",
+            "nghìn",
             "тыс",
             "тысяча",
             "тысячи",
@@ -238,6 +105,11 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
             "миллиона",
             "миллионов",
             "milyon",
+            "milion",
+            "miliony",
+            "milionów",
+            "mln",
+            "triệu",
             "مليون",
         ],
     ),
@@ -258,6 +130,12 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
             "миллиарда",
             "миллиардов",
             "milyar",
+            "miliard",
+            "miliardy",
+            "miliardów",
+            "bilhão",
+            "bilhões",
+            "tỷ",
             "مليار",
         ],
     ),
@@ -284,7 +162,8 @@ const KILO: &str = "克米瓦卡赫帕焦伏字";
 /// Returns what the part of a sentence before a number makes of it.
 pub(crate) fn before(sentence: &str) -> Option<Effect> {
     let text = sentence.trim_end().to_lowercase();
-    if JOINED_BOUNDS.iter().any(|bound| text.ends_with(bound)) {
+    let joined = JOINED_JOINS.iter().find_map(|join| text.strip_suffix(join));
+    if joined.is_some_and(|rest| rest.trim_end().ends_with(|c: char| c.is_ascii_digit())) {
         return Some(Effect::NoValue);
     }
     if SIGNS.iter().any(|sign| !sign.starts_with(char::is_lowercase) && text.ends_with(sign)) {
@@ -295,15 +174,11 @@ pub(crate) fn before(sentence: &str) -> Option<Effect> {
     }
     let words: Vec<&str> =
         text.split([' ', '*', '(', '"', ':']).map(str::trim).filter(|word| !word.is_empty()).collect();
-    let ends_with = |phrase: &&str| {
-        let phrase: Vec<&str> = phrase.split(' ').collect();
-        words.ends_with(&phrase)
-    };
     let (last, rest) = words.split_last()?;
     let is_number = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
     let follows_number = rest.last().is_some_and(is_number);
     let is_range = AND.contains(last) && rest.iter().rev().take(6).any(|word| BETWEEN.contains(word));
-    if BOUNDS.iter().any(ends_with) || is_range || (JOINS.contains(last) && follows_number) {
+    if is_range || (JOINS.contains(last) && follows_number) {
         return Some(Effect::NoValue);
     }
     match SIGNS.contains(last) {
@@ -313,10 +188,18 @@ pub(crate) fn before(sentence: &str) -> Option<Effect> {
     }
 }
 
-/// Returns whether the text behind a number makes another statement of it.
-pub(crate) fn is_bounded(after: &str) -> bool {
-    let text = format!("{} ", after.trim_start().to_lowercase());
-    BOUNDS_AFTER.iter().any(|bound| text.starts_with(bound)) || text.starts_with("mila ")
+/// Returns whether the text behind a number joins another number to it: 5 oder 6, 5到6.
+pub(crate) fn is_joined(after: &str) -> bool {
+    let text = after.trim_start().to_lowercase();
+    let starts_number =
+        |rest: &str| rest.trim_start_matches([' ', '$']).starts_with(|c: char| c.is_ascii_digit());
+    let joined = JOINED_JOINS.iter().find_map(|join| text.strip_prefix(join)).is_some_and(starts_number);
+    joined
+        || text.split_once(' ').is_some_and(|(word, rest)| {
+            word != "of"
+                && (JOINS.contains(&word) || ["till", "until", "through", "thru"].contains(&word))
+                && starts_number(rest)
+        })
 }
 
 /// Returns the factor of a word of magnitude, in lower case: Millionen, 百万.

@@ -39,10 +39,29 @@ pub(crate) fn find(text: &str) -> Vec<Found> {
     found.into_iter().map(|found| reader.in_context(found)).collect()
 }
 
-/// Returns the first number of a text.
-pub(crate) fn first(text: &str) -> Option<Found> {
-    let (reader, found) = read(text);
-    found.into_iter().next().map(|found| reader.in_context(found))
+/// Returns the first number of the first line of a text. What follows the line can take it back.
+pub(crate) fn first_of_line(text: &str) -> Option<Found> {
+    let near = &text[..text.char_indices().nth(NEAR).map_or(text.len(), |(at, _)| at)];
+    let (reader, found) = read(near);
+    let found = found.into_iter().next()?;
+    let is_line = !reader.chars[..found.range.start].contains(&'\n');
+    is_line.then(|| reader.in_context(found))
+}
+
+/// Returns how many numbers a text has.
+pub(crate) fn count(text: &str) -> usize {
+    read(text).1.len()
+}
+
+/// Returns the number of a text that contains a byte.
+pub(crate) fn at(text: &str, byte: usize) -> Option<Found> {
+    let before = text[..byte].chars().count();
+    let start = text[..byte].char_indices().rev().nth(NEAR).map_or(0, |(at, _)| at);
+    let end = text[byte..].char_indices().nth(NEAR).map_or(text.len(), |(at, _)| byte + at);
+    let place = before - text[..start].chars().count();
+    let (reader, found) = read(&text[start..end]);
+    let found = found.into_iter().find(|found| found.range.contains(&place))?;
+    Some(reader.in_context(found))
 }
 
 /// Returns the last number of a text.
@@ -63,6 +82,9 @@ fn read(text: &str) -> (Reader, Vec<Found>) {
     }
     (reader, found)
 }
+
+/// Maximum number of characters around a number of a statement that are looked at.
+const NEAR: usize = 2000;
 
 /// Fractions within fractions are read so deep.
 const DEPTH: u32 = 8;
@@ -392,6 +414,15 @@ impl Reader {
         if exponent {
             return Some(Unsigned { value, decimals: 0, whole: false });
         }
+        if let Some(block) = self.attempt(|r| r.period(decimals)) {
+            let ninths =
+                Rational::from(10).power(block.len() as i32).and_then(|p| p.minus(&Rational::from(1)));
+            let unit = Rational::from(10).power(-(decimals as i32));
+            let repeated =
+                Rational::parse(&block).zip(ninths).and_then(|(block, by)| block.over(&by)?.times(&unit?));
+            let value = value.zip(repeated).and_then(|(value, repeated)| value.plus(&repeated));
+            return Some(Unsigned { value, decimals: 0, whole: false });
+        }
         match self.attempt(|r| if r.take("^") { r.signed() } else { None }) {
             Some(power) => {
                 let power = power.parse().ok();
@@ -400,6 +431,23 @@ impl Reader {
             }
             None => Some(Unsigned { value, decimals, whole: decimals == 0 }),
         }
+    }
+
+    /// Digits in brackets or under a line, which repeat behind the decimals: 0.(3), 0.\overline{3}.
+    fn period(&mut self, decimals: u32) -> Option<String> {
+        if decimals == 0 && !self.take(".") {
+            return None;
+        }
+        let close = if self.take("(") {
+            ")"
+        } else if self.take("\\overline{") {
+            "}"
+        } else {
+            return None;
+        };
+        let mut block = String::new();
+        self.run(&mut block);
+        ((1..=30).contains(&block.len()) && self.take(close)).then_some(block)
     }
 
     /// Digits with thousands separators, decimals and an exponent.
@@ -413,7 +461,7 @@ impl Reader {
             if !(free && self.peek(0) == Some('.') && self.is_digit(1)) {
                 return None;
             }
-        } else if plain.len() <= 3 {
+        } else if plain.len() <= 3 && !plain.starts_with('0') {
             while self.attempt(Self::separator).is_some() {
                 self.run(&mut plain);
             }
@@ -434,11 +482,12 @@ impl Reader {
         Some(Digits { plain, decimals, exponent: exponent.is_some() })
     }
 
-    /// Separators of three digits from those before: `,`, `{,}`, `,\!`, or a thin space of LaTeX. (`,\,`
+    /// Separators of three digits from those before: `,`, `{,}`, `,\!`, a space, an apostrophe, an underscore. (`,\,`
     /// parts the items of a list.)
     fn separator(&mut self) -> Option<()> {
         let braced = self.take("{");
-        let parts = if self.take(",") { true } else { self.take_thin() };
+        let plain = !braced && self.take_any(&[" ", "'", "_"]);
+        let parts = plain || self.take(",") || self.take_thin();
         if !parts || (braced && !self.take("}")) {
             return None;
         }

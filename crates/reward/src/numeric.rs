@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::boxed::{last_box, only_number};
+use crate::maths::{first_sentence, stated_answer, statement};
 use crate::numbers::{self, Found};
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Rational, Score, ScoreError, Scorer};
@@ -102,12 +103,8 @@ impl NumericScorer {
     fn extract(&self, text: &str) -> Option<Found> {
         match self.extract {
             Extract::LastNumber => numbers::last(text),
-            Extract::Hashes => first_of_line(&text[text.rfind("####")? + "####".len()..]),
-            Extract::AnswerIs => {
-                // Lower-casing ASCII alone moves no byte, so the place is the same in both.
-                let at = text.to_ascii_lowercase().rfind("answer is")?;
-                first_of_line(&text[at + "answer is".len()..])
-            }
+            Extract::Hashes => first_stated(&text[text.rfind("####")? + "####".len()..]),
+            Extract::AnswerIs => first_stated(stated_answer(text)?),
             Extract::Boxed => only_number(last_box(text)?),
         }
     }
@@ -162,8 +159,33 @@ fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
     }
 }
 
-fn first_of_line(text: &str) -> Option<Found> {
-    numbers::first(text.lines().next()?)
+/// Returns the first number of a line, without a value if its sentence states more than this number.
+fn first_stated(text: &str) -> Option<Found> {
+    let mut found = numbers::first_of_line(text)?;
+    let line = text.lines().next()?;
+    let sentence = first_sentence(line.trim_start_matches([':', ' ', '*', '_']));
+    let sentence = without_addition(sentence);
+    let stated = statement(sentence);
+    // 12 = 3 × 4, 2/3 ≈ 0.67
+    let is_first = |at: &usize| stated[..*at].contains(|c: char| c.is_ascii_digit());
+    let sign = stated.find(['=', '≈']).filter(is_first).unwrap_or(stated.len());
+    // The words before the line are not in its context.
+    let start = line.trim_start_matches([':', ' ', '*', '_', '$']);
+    let is_compared = start.starts_with("> ") || start.starts_with("< ");
+    found.value.take_if(|_| is_compared || numbers::count(&stated[..sign]) > 1);
+    Some(found)
+}
+
+/// Returns a sentence up to a comma before a number of which words say that it is another one: "72, 5 more".
+fn without_addition(sentence: &str) -> &str {
+    let adds = |text: &str| {
+        let mut words = text.split_whitespace();
+        let is_number = words.next().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+        let next = words.next().map(|word| word.trim_end_matches(['.', ',', '!', ')']));
+        is_number && next.is_some_and(|next| ["more", "fewer", "less", "remaining", "each"].contains(&next))
+    };
+    let end = sentence.match_indices(", ").find(|(at, _)| adds(&sentence[at + 2..]));
+    end.map_or(sentence, |(at, _)| &sentence[..at])
 }
 
 #[cfg(test)]
@@ -241,7 +263,7 @@ mod tests {
         check("The Answer is: **72** clips, 5 more", 1.0, Some("72"));
         check("the answer is 71. Wait, the answer is 72.", 1.0, Some("72"));
         check("72 is the answer", 0.0, None);
-        check("İİİ THE ANSWER IS 7.2E1", 1.0, Some("7.2E1"));
+        check("İİİ. THE ANSWER IS 7.2E1", 1.0, Some("7.2E1"));
     }
 
     #[test]

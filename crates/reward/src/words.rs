@@ -21,12 +21,34 @@ pub(crate) struct About {
     pub units: Vec<(&'static str, i32)>,
     /// All other words, in lower case.
     pub names: Vec<String>,
+    /// First names before the number, in lower case: Alice 5.
+    pub people: Vec<String>,
 }
+
+/// First names that are common in word problems. Other words before a number, such as "Total", only label it.
+const FIRST_NAMES: &str = "alice bob carol charlie dave david eve tom john jack jane mary anna ann anne emma peter \
+    paul sam sara sarah james tim ben lisa mike michael maria julia kate max leo lily lucy mia noah olivia oliver \
+    henry george jill joe jim kim laura linda susan nancy robert steve kevin brian alex amy andy betty billy cindy \
+    dan diana ella eric frank fred hannah harry helen ivan jason jenny jerry jessica josh karen ken larry luke \
+    matt megan molly nick nina pam phil rachel ralph rita rob ron ryan sally scott sophie ted terry tina \
+    tony victor walter wendy zoe";
 
 impl About {
     /// Returns whether two numbers of equal value can be the same answer.
     pub fn agrees(&self, other: &About) -> bool {
-        self.bounds == other.bounds && self.is_same_direction(other) && self.is_same_unit(other)
+        self.bounds == other.bounds
+            && self.is_same_direction(other)
+            && self.is_same_unit(other)
+            && (self.people.is_empty() || other.people.is_empty() || self.people == other.people)
+    }
+
+    /// Adds a word before a number if it is a first name.
+    pub fn add_person(&mut self, word: &str) {
+        let lower = word.trim_end_matches(':').to_lowercase();
+        if FIRST_NAMES.split(' ').any(|name| name == lower) {
+            self.people.push(lower);
+            self.people.sort_unstable();
+        }
     }
 
     /// Returns whether units, directions and names are the same.
@@ -159,6 +181,7 @@ pub(crate) fn magnitude(word: &str) -> Option<u64> {
         "tens" => 10,
         "dozen" | "dozens" => 12,
         "hundred" | "hundreds" => 100,
+        "gross" => 144,
         "thousand" | "thousands" => 1000,
         "lakh" | "lakhs" | "lac" | "lacs" => 100_000,
         "million" | "millions" | "mn" => 1_000_000,
@@ -168,6 +191,32 @@ pub(crate) fn magnitude(word: &str) -> Option<u64> {
         "quadrillion" | "quadrillions" => 1_000_000_000_000_000,
         "quintillion" | "quintillions" => 1_000_000_000_000_000_000,
         word => return languages::magnitude(word),
+    })
+}
+
+/// Parts of one, by their denominator, that words behind a number make of it: 5 per mille, 5 basis points.
+const PARTS: [(i64, &str); 12] = [
+    (1000, "‰"),
+    (1000, "per mille"),
+    (1000, "per mil"),
+    (1000, "per thousand"),
+    (1000, "permille"),
+    (1000, "promille"),
+    (1000, "pro mille"),
+    (1000, "por mil"),
+    (1000, "pour mille"),
+    (1000, "промилле"),
+    (1000, "promil"),
+    (10_000, "basis points"),
+];
+
+/// Returns the denominator of the words that a text starts with, and their length in bytes: ‰, per mille.
+pub(crate) fn part(text: &str) -> Option<(i64, usize)> {
+    let ends = |rest: &str| !rest.starts_with(char::is_alphabetic);
+    PARTS.iter().find_map(|(bottom, words)| {
+        let start = text.get(..words.len())?;
+        (start.to_lowercase() == *words && (*words == "‰" || ends(&text[words.len()..])))
+            .then_some((*bottom, words.len()))
     })
 }
 

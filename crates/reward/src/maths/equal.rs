@@ -127,6 +127,16 @@ impl Rules {
     }
 
     fn regions(self, a: &Answer, b: &Answer) -> Option<bool> {
+        let units = |of: &Answer| {
+            let mut units = Vec::new();
+            units_within(of, &mut units);
+            units.sort_unstable();
+            units.dedup();
+            units
+        };
+        if self.units && units(a) != units(b) {
+            return Some(false);
+        }
         let (a, b) = (region::of(a)?, region::of(b)?);
         Some(a.same(&b, &|a, b| self.values(a, b)))
     }
@@ -236,7 +246,7 @@ impl Rules {
 
     fn relations(self, a: &Answer, b: &Answer) -> bool {
         let (Answer::Relation(p, r, about), Answer::Relation(q, s, other)) = (a, b) else { return false };
-        if !about.agrees(other) {
+        if !about.agrees(other) || (self.units && !about.is_written_as(other)) {
             return false;
         }
         if r == s && p.len() == q.len() && p.iter().zip(q).all(|(a, b)| self.values(a, b)) {
@@ -261,6 +271,22 @@ impl Rules {
             return false;
         };
         *sign == if scale < 0.0 { turned(*other_sign) } else { *other_sign }
+    }
+}
+
+/// Adds the units of all values of an answer.
+fn units_within(answer: &Answer, units: &mut Vec<(&'static str, i32)>) {
+    match answer {
+        Answer::Value(quantity) => units.extend(&quantity.about.units),
+        Answer::Relation(_, _, about) => units.extend(&about.units),
+        Answer::Labeled(_, inner) => units_within(inner, units),
+        Answer::List(items)
+        | Answer::Set(items)
+        | Answer::Tuple { items, .. }
+        | Answer::Named(_, items)
+        | Answer::Combined(_, items)
+        | Answer::All(items) => items.iter().for_each(|item| units_within(item, units)),
+        Answer::Words(_) | Answer::Matrix(_) | Answer::Ratio(_) | Answer::Residue(..) => {}
     }
 }
 

@@ -2,11 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::retraction::retracts;
 use super::statement::{last_value, statement};
 use crate::answer::in_tag;
+use crate::bounds::bound;
 use crate::boxed::last_box_and_place;
 use crate::characters::spelled;
+use crate::retraction::retracts;
+use crate::{doubts, numbers};
 
 /// Where in the text a mathematical answer stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -133,7 +135,7 @@ fn unboxed(text: &str) -> Option<String> {
 const LEADS: &str = "the a an our my your final correct right exact required desired numerical numeric simplified \
     complete full best only approximate closest total question's problem's overall so thus therefore hence then and \
     also because since as consequently accordingly finally lastly indeed now here here's again just simply clearly \
-    actually in conclusion summary short to for of this that which it that's this's is was gives giving yields shows \
+    actually confident certain am i'm pretty quite integer in conclusion summary short to for of this that which it that's this's is was gives giving yields shows \
     means implies makes tells us me i we you i'd i'm think believe guess know see get got find found have obtain \
     obtained conclude concluded say can confirm confirmed verify compute computed calculate determine determined \
     deduce follows sure okay ok yes well part step question problem output result solution ### answer \
@@ -149,16 +151,75 @@ const MAX_ANNOUNCEMENTS: usize = 50;
 /// Parts of words that deny or suppose in scripts without spaces.
 const DENIALS: [&str; 9] = ["不", "非", "假", "如果", "若", "误", "错", "仮", "もし"];
 
+/// Words that begin a phrase which says how an answer was found: by Vieta, from equation 3. So does a participle.
+const ADJUNCTS: &str = "by using from after with in for since because as without thanks due upon on to at given \
+    through via under counting following";
+
+/// Participles that suppose or doubt, and words in such a phrase that say that the answer is another's or wrong.
+const UNSTATED: &str = "assuming supposing pretending imagining guessing doubting denying saying claiming believing \
+    thinking hoping if unless were had would could might when whether wrong mistake mistaken mistakenly error claim \
+    claims claimed says said believes believed thinks thought argues according someone people students naive popular \
+    hypothetical another other every any most many few some";
+
+/// Whether the words before an announcement say how the answer was found: by Vieta the, solving for x our final.
+fn is_adjunct(words: &[String]) -> bool {
+    let has = |list: &str, word: &str| list.split_whitespace().any(|own| own == word);
+    let Some((head, rest)) = words.split_first() else { return false };
+    let is_head = has(ADJUNCTS, head)
+        || (head.len() > 4 && (head.ends_with("ing") || head.ends_with("ed")))
+        || (head == "it" && rest.first().is_some_and(|word| word == "follows"));
+    let article =
+        rest.iter().rposition(|word| ["the", "our", "my", "your", "die", "la"].contains(&word.as_str()));
+    let Some(article) = article.filter(|_| is_head && !has(UNSTATED, head)) else { return false };
+    let rest_words: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let doubts = |at: usize| {
+        has(UNSTATED, rest_words[at])
+            || bound(&rest_words[at..], true)
+                .is_some_and(|(sign, _)| ["≠", "maybe", "might", "supposed"].contains(&sign))
+    };
+    rest[article..].iter().all(|word| has(LEADS, word)) && !(0..rest.len()).any(doubts)
+}
+
+/// Returns where the words that draw a conclusion from those before them start: Bob pays 12 dollars, so the.
+/// Nothing before them supposes, doubts or denies.
+fn consequence(words: &[String]) -> Option<usize> {
+    let is_joint = |word: &String| ["so", "and", "thus", "hence", "therefore"].contains(&word.as_str());
+    let at = words.iter().rposition(is_joint)?;
+    let before: Vec<&str> = words[..at].iter().map(String::as_str).collect();
+    let is_open = |at: usize| {
+        UNSTATED.split_whitespace().any(|word| word == before[at])
+            || bound(&before[at..], false)
+                .is_some_and(|(sign, _)| ["≠", "maybe", "might", "supposed"].contains(&sign))
+    };
+    (!(0..before.len()).any(is_open)).then_some(at)
+}
+
 /// Whether the words before an announcement let it stand.
 fn is_stated(before: &str) -> bool {
     let near = before.char_indices().rev().nth(MAX_LEAD).map_or(0, |(at, _)| at);
     let sentence = before[near..].rsplit(['.', ';', '!', '?', '\n']).next().unwrap_or_default();
     let clause = sentence.rsplit([',', ':']).next().unwrap_or_default();
     let clause = if clause.trim_start().starts_with("that ") { sentence } else { clause };
+    // "Suppose, the answer is": what stands before the clause supposes it.
+    if doubts::is_supposed(&sentence[..sentence.len() - clause.len()]) {
+        return false;
+    }
     // Formulas deny nothing.
     let words = clause.split('$').step_by(2);
-    words.flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '\'')).all(|word| {
-        let word = word.trim_matches('\'').to_lowercase();
+    let words: Vec<String> = words
+        .flat_map(|text| text.split(|c: char| !c.is_alphanumeric() && c != '\''))
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    if is_adjunct(&words) {
+        return true;
+    }
+    let words = match consequence(&words) {
+        Some(at) => &words[at..],
+        None => &words,
+    };
+    words.iter().all(|word| {
+        let word = word.trim_matches('\'');
         let is_letter = word.chars().nth(1).is_none();
         let is_joined = word.starts_with(|c| c >= '\u{3000}');
         match is_joined {
@@ -209,10 +270,31 @@ fn said(text: &str) -> Option<Result<String, &str>> {
     let sentence = own.lines().next().and_then(|line| sentences(line).next()).unwrap_or_default();
     let after = &own[sentence.len()..];
     let is_asked = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
-    match is_asked || retracts(after) {
+    let behind = own.find(&found).map_or(after, |at| &own[at + found.len()..]);
+    let before = own.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
+    match is_asked
+        || found.starts_with("~~")
+        || retracts(after)
+        || doubts::is_taken_back(behind, false)
+        || doubts::gives_up(before)
+    {
         true => Some(Err(after)),
         false => Some(Ok(found)),
     }
+}
+
+/// Returns the text behind the last "answer is" that is stated.
+pub(crate) fn stated_answer(text: &str) -> Option<&str> {
+    const SAID: &str = "answer is";
+    // Lower-casing ASCII alone moves no byte, so the place is the same in both.
+    let lower = text.to_ascii_lowercase();
+    let mut places = lower.rmatch_indices(SAID).take(MAX_ANNOUNCEMENTS);
+    places.find(|(start, _)| is_stated(&text[..*start])).map(|(start, _)| &text[start + SAID.len()..])
+}
+
+/// Returns the first sentence of a line.
+pub(crate) fn first_sentence(line: &str) -> &str {
+    sentences(line).next().unwrap_or_default()
 }
 
 /// The answer in the first sentence of the first line of a text, without the reasons given for it; or in the
@@ -231,7 +313,22 @@ fn line(text: &str) -> Option<String> {
 /// The last value of a text, in the last sentence that has a number.
 fn last(text: &str) -> Option<String> {
     let sentences: Vec<&str> = text.lines().flat_map(sentences).collect();
-    sentences.into_iter().rev().filter(|sentence| !sentence.ends_with('?')).find_map(last_value)
+    let mut stated = sentences.into_iter().rev().filter(|sentence| !sentence.ends_with('?'));
+    let (sentence, value) = stated.find_map(|sentence| Some((sentence, last_value(sentence)?)))?;
+    if value.starts_with("~~") {
+        return None;
+    }
+    // A number alone must be one of prose: neither bounded nor denied nor a part of a formula.
+    let digits = value.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?;
+    let is_bare = value.trim_start_matches(['$', '-', ' ', '\\']).starts_with(|c: char| c.is_ascii_digit());
+    let start = sentence.as_ptr() as usize - text.as_ptr() as usize;
+    let place = sentence.rfind(&value).map(|at| at + value.rfind(digits).unwrap_or(0));
+    let place = place.or_else(|| sentence.rfind(digits))?;
+    let found = numbers::at(text, start + place).filter(|_| is_bare && numbers::count(&value) == 1);
+    match found {
+        Some(found) if found.value.is_none() => None,
+        _ => Some(value),
+    }
 }
 
 /// The sentences of a line. A point before the first digit may be that of an abbreviation.

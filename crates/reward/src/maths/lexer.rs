@@ -1,6 +1,7 @@
 //! Tokens of a formula, in LaTeX or in plain text.
 
-use super::names::{DROPPED, FRAMES, GREEK, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS};
+use super::digits::{after_separator, period};
+use super::names::{DROPPED, FRAMES, GREEK, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS, is_name};
 
 /// A token.
 #[derive(Debug, Clone, PartialEq)]
@@ -519,12 +520,17 @@ impl<'t> Lexer<'t> {
         let (mut decimal, mut scale) = (false, 0);
         if let Some(rest) = self.rest.strip_prefix('.')
             && (rest.starts_with(|c: char| c.is_ascii_digit())
+                || period(rest).is_some()
                 || (!rest.trim_start().is_empty() && rest.trim_start().starts_with("\\overline")))
         {
             self.rest = rest;
             let decimals = self.run_of_digits();
             (decimal, scale) = (true, -(decimals.len() as i32));
             digits.push_str(&decimals);
+        }
+        if decimal && let Some((block, rest)) = period(self.rest) {
+            self.rest = rest;
+            return self.push_repeating(digits, scale, spaced, block.to_owned());
         }
         if let Some(after) = self.rest.strip_prefix(['e', 'E']) {
             let unsigned = after.strip_prefix(['-', '+']).unwrap_or(after);
@@ -566,7 +572,12 @@ impl<'t> Lexer<'t> {
             digits.truncate(digits.len() - length);
             left += length as i32;
         }
-        self.push(Token::Number { digits, scale: left, decimal: true, spaced });
+        self.push_repeating(digits, left, spaced, block);
+    }
+
+    /// Pushes a decimal and the block of digits that repeats behind it.
+    fn push_repeating(&mut self, digits: String, scale: i32, spaced: bool, block: String) {
+        self.push(Token::Number { digits, scale, decimal: true, spaced });
         self.push(Token::Command("overline".into()));
         self.push(Token::GroupOpen);
         self.push(Token::whole(block));
@@ -579,22 +590,4 @@ impl<'t> Lexer<'t> {
         self.rest = rest;
         digits.to_owned()
     }
-}
-
-/// Whether a word of three letters is written as a name.
-fn is_name(word: &str) -> bool {
-    let mut chars = word.chars();
-    chars.next().is_some_and(|c| c.is_ascii_uppercase())
-        && word.len() == 3
-        && chars.all(|c| c.is_ascii_lowercase())
-}
-
-/// Text that follows a separator of thousands, if one and three digits follow.
-fn after_separator(rest: &str, comma: bool) -> Option<&str> {
-    let marks = ["{,}\\!", "{,}", ",\\!", "\\,", "\\!", "\\ "];
-    let bare = || rest.strip_prefix(',').filter(|_| comma);
-    let after = marks.iter().find_map(|mark| rest.strip_prefix(mark));
-    let after = rest.strip_prefix(",\\!").map(str::trim_start).or(after).or_else(bare)?;
-    let digits = after.bytes().take_while(u8::is_ascii_digit).count();
-    (digits == 3).then_some(after)
 }

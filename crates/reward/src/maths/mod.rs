@@ -9,7 +9,8 @@
 
 mod answer;
 mod approximate;
-mod chunks;
+mod clock;
+mod digits;
 mod equal;
 mod expression;
 mod extract;
@@ -23,7 +24,6 @@ mod phrases;
 mod plus_minus;
 mod quantity;
 mod region;
-mod retraction;
 mod series;
 mod statement;
 mod time;
@@ -33,12 +33,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::characters::spelled;
+use crate::chunks::without_marks;
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 use answer::readings;
-use chunks::without_marks;
 use equal::Rules;
 pub use extract::MathsPlace;
+pub(crate) use extract::{first_sentence, stated_answer};
+pub(crate) use statement::statement;
 
 /// Scores 1 where the answer means the same as an expected one, else 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

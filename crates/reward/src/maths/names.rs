@@ -281,3 +281,11 @@ pub(super) const WORDS: &[&str] = &[
 /// Shorter words that are no products of letters in a text that has longer words.
 pub(super) const PROSE_WORDS: &[&str] =
     &["is", "of", "to", "at", "we", "if", "by", "on", "in", "no", "up", "as", "an", "et", "und"];
+
+/// Returns whether a word of three letters is written as a name.
+pub(super) fn is_name(word: &str) -> bool {
+    let mut chars = word.chars();
+    chars.next().is_some_and(|c| c.is_ascii_uppercase())
+        && word.len() == 3
+        && chars.all(|c| c.is_ascii_lowercase())
+}

@@ -21,10 +21,10 @@ const APPROXIMATIONS: [&str; 4] = ["approx", "approximately", "about", "roughly"
 
 /// Returns the tokens with phrases replaced.
 pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
-    if !tokens
-        .iter()
-        .any(|token| matches!(token, Token::Text(_) | Token::Sign('\'' | ':' | '_' | '^') | Token::Open('(')))
-    {
+    if !tokens.iter().any(|token| {
+        matches!(token, Token::Text(_) | Token::Sign('\'' | ':' | '_' | '^') | Token::Open('('))
+            || *token == Token::Letter("h".into())
+    }) {
         return tokens;
     }
     let mut reader = Reader { tokens: &tokens, at: 0, out: Vec::with_capacity(tokens.len()) };
@@ -37,9 +37,10 @@ pub(super) fn phrases(tokens: Vec<Token>) -> Vec<Token> {
     reader.out
 }
 
-struct Reader<'t> {
-    tokens: &'t [Token],
-    at: usize,
+/// Tokens, the position up to which they are read, and what they became.
+pub(super) struct Reader<'t> {
+    pub(super) tokens: &'t [Token],
+    pub(super) at: usize,
     out: Vec<Token>,
 }
 
@@ -58,7 +59,7 @@ impl Reader<'_> {
         self.tokens.get(self.at + by)
     }
 
-    fn word(&self, by: usize) -> Option<String> {
+    pub(super) fn word(&self, by: usize) -> Option<String> {
         text(self.ahead(by)).map(str::to_lowercase)
     }
 
@@ -67,14 +68,14 @@ impl Reader<'_> {
         words.iter().enumerate().all(|(by, word)| self.word(by).as_deref() == Some(*word))
     }
 
-    fn replace(&mut self, taken: usize, tokens: impl IntoIterator<Item = Token>) -> bool {
+    pub(super) fn replace(&mut self, taken: usize, tokens: impl IntoIterator<Item = Token>) -> bool {
         self.out.extend(tokens);
         self.at += taken;
         true
     }
 
     /// Whether the tokens so far end in a value.
-    fn follows_value(&self) -> bool {
+    pub(super) fn follows_value(&self) -> bool {
         matches!(
             self.out.last(),
             Some(Token::Number { .. } | Token::Close(_) | Token::GroupClose | Token::End | Token::Sign('%'))
@@ -143,32 +144,6 @@ impl Reader<'_> {
         self.replace(self.tokens.len() - self.at, [Token::whole(value)])
     }
 
-    /// Noon, midnight, o'clock and 5月3日.
-    fn time(&mut self) -> bool {
-        if let [Token::Number { digits, .. }, Token::Text(m), day @ Token::Number { .. }, Token::Text(d), ..] =
-            &self.tokens[self.at..]
-            && (m == "月" && ["日", "号"].contains(&d.as_str()))
-            && let Some(month) = digits.parse().ok().and_then(words::month)
-        {
-            return self.replace(4, [Token::Text(month.into()), day.clone()]);
-        }
-        let clock = |hour: &str| vec![Token::whole(hour), Token::Sign(':'), Token::whole("00")];
-        if let [Token::Letter(o), Token::Sign('\''), Token::Text(word), ..] = &self.tokens[self.at..]
-            && o == "o"
-            && word == "clock"
-            && self.follows_value()
-        {
-            return self.replace(3, clock("00").split_off(1));
-        }
-        let noon = match self.word(0).as_deref() {
-            Some("noon") => "pm",
-            Some("midnight") => "am",
-            _ => return false,
-        };
-        let is_alone = !self.follows_value() && self.tokens.len() == 1;
-        is_alone && self.replace(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
-    }
-
     /// Operations in words between values or behind one: out of, percent of, plus or minus, squared; and
     /// the "and" of a measure in two units.
     fn operation(&mut self) -> bool {
@@ -181,6 +156,13 @@ impl Reader<'_> {
             }
             if self.is_at(&["of"]) && self.out.last() == Some(&Token::Sign('%')) && self.is_value(1) {
                 return self.replace(1, [Token::Sign('*')]);
+            }
+            // 5 per mille
+            let next: Vec<String> = (0..2).map_while(|by| self.word(by)).collect();
+            let next = next.join(" ");
+            if let Some((bottom, length)) = words::part(&next) {
+                let taken = next[..length].split(' ').count();
+                return self.replace(taken, [Token::Sign('/'), Token::whole(bottom)]);
             }
             let power = match self.word(0).as_deref() {
                 Some("squared") => 2,
@@ -443,6 +425,14 @@ impl Reader<'_> {
                 let rest = &self.out[..self.out.len() - labels];
                 let opens = |token: &Token| token.is_separator() || *token == Token::GroupOpen;
                 let is_label = labels > 0 && rest.last().is_none_or(opens);
+                // "Maximum: 5" says what the value is, "maximum 5" bounds it.
+                if let Some(Token::Text(last)) = self.out.last_mut().filter(|_| is_label) {
+                    match last.to_lowercase().as_str() {
+                        "maximum" | "max" => "largest".clone_into(last),
+                        "minimum" | "min" => "smallest".clone_into(last),
+                        _ => {}
+                    }
+                }
                 is_label && self.replace(1, [])
             }
             // ten-year, 5-mile

@@ -33,6 +33,7 @@ pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
     while let [Token::Text(word), _, ..] = &kept[..]
         && is_name(word)
     {
+        about.add_person(word);
         about.add_words(word);
         kept.remove(0);
     }

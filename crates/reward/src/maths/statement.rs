@@ -5,12 +5,13 @@
 //! the statement begins before its first value, and ends where words follow that neither belong to the value
 //! (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to another one ("and 5", "or 6", "times 3").
 
-use super::chunks::{Chunk, Kind, LONGEST, chunks, inside, without_marks};
-use super::retraction::is_spoiled;
+use crate::chunks::{Chunk, Kind, LONGEST, chunks, inside, without_marks};
+use crate::retraction::is_spoiled;
 use crate::{languages, words};
 
 /// Words that begin something else than a value.
-const TAILS: [&str; 66] = [
+const TAILS: [&str; 67] = [
+    "fails",
     "which",
     "that",
     "because",
@@ -88,6 +89,9 @@ const JOINS: [&str; 14] = [
 /// Words before a value that change it, beyond those of [`words`].
 const LEADS: [&str; 7] = ["minus", "negative", "half", "than", "least", "most", "between"];
 
+/// Words behind "and" that bound a value.
+const UPWARDS: [&str; 8] = ["above", "up", "over", "below", "under", "more", "upwards", "counting"];
+
 /// Words of comparison, which make an expression of two values: 3 less than 12.
 const COMPARISONS: [&str; 6] = ["less", "more", "fewer", "greater", "higher", "lower"];
 
@@ -98,7 +102,7 @@ const COPULAS: [&str; 15] = [
 ];
 
 /// Returns the value that a sentence states, with the words that belong to it; all of it where it has none.
-pub(super) fn statement(sentence: &str) -> String {
+pub(crate) fn statement(sentence: &str) -> String {
     let cut = sentence.char_indices().nth(LONGEST).map_or(sentence.len(), |(at, _)| at);
     let sentence = &without_marks(&sentence[..cut]);
     let chunks = chunks(sentence);
@@ -173,7 +177,7 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
             begin -= length;
         } else if before.is_any(&COPULAS)
             && let copulas = chunks[..begin].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
-            && let Some(length) = bound_length(&chunks[..begin - copulas])
+            && let Some(length) = denial_length(&chunks[..begin - copulas])
         {
             begin -= copulas + length;
         } else if changes(before) {
@@ -200,6 +204,13 @@ fn bound_length(chunks: &[Chunk]) -> Option<usize> {
         let phrase = &words[words.len() - length..];
         words::bound(phrase, true).is_some_and(|(_, taken)| taken == *length)
     })
+}
+
+/// The number of words of the denial or doubt that chunks end in. "The maximum is 5" has none.
+fn denial_length(chunks: &[Chunk]) -> Option<usize> {
+    let length = bound_length(chunks)?;
+    let words: Vec<&str> = chunks[chunks.len() - length..].iter().map(|chunk| chunk.text).collect();
+    words::bound(&words, true).filter(|(sign, _)| !["≤", "≥"].contains(sign)).map(|_| length)
 }
 
 /// Whether a word right before a value changes it.
@@ -289,6 +300,14 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             {
                 return chunks.len();
             }
+            // 12 and above
+            Kind::Word
+                if word == "and"
+                    && at <= first + 2
+                    && chunks.get(at + 1).is_some_and(|next| next.is_any(&UPWARDS)) =>
+            {
+                return chunks.len();
+            }
             Kind::Word if word == "and" => {
                 let half = chunks.get(at + 1).is_some_and(|chunk| chunk.is_word("a"))
                     && chunks.get(at + 2).is_some_and(Chunk::is_number);
@@ -331,7 +350,8 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
                 at = value;
             }
             Kind::Word if chunk.is_word("at") => {
-                let article = usize::from(chunks.get(at + 1).is_some_and(|c| c.is_any(&["the", "a"])));
+                let is_article = |c: &&Chunk| c.is_any(&["the", "a", "very"]);
+                let article = chunks[at + 1..].iter().take_while(is_article).count();
                 let bounds = ["least", "most", "minimum", "maximum"];
                 if !chunks.get(at + 1 + article).is_some_and(|chunk| chunk.is_any(&bounds)) {
                     return at;

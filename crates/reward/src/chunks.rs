@@ -3,11 +3,11 @@
 use crate::words;
 
 /// Maximum number of characters of a sentence that are looked at.
-pub(super) const LONGEST: usize = 2000;
+pub(crate) const LONGEST: usize = 2000;
 
 /// A part of a sentence between white space.
 #[derive(Debug)]
-pub(super) struct Chunk<'t> {
+pub(crate) struct Chunk<'t> {
     /// The characters without marks and punctuation around them.
     pub text: &'t str,
     /// Bytes of `text` in the sentence.
@@ -19,7 +19,7 @@ pub(super) struct Chunk<'t> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Digits, a formula, a command of LaTeX or a bracket with one of these.
     Value,
     /// A sign between values.
@@ -59,8 +59,11 @@ impl Chunk<'_> {
         let mut words =
             self.text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).peekable();
         self.text.starts_with('(')
-            && !self.text.contains(['\\', ','])
-            && (words.peek().is_none() || words.any(is_word))
+            && !self.text.contains('\\')
+            && match self.text.contains(',') {
+                true => words.filter(|word| is_word(word)).count() > 3,
+                false => words.peek().is_none() || words.any(is_word),
+            }
     }
 
     /// Whether a word belongs to the value before it.
@@ -70,6 +73,7 @@ impl Chunk<'_> {
         words::units(self.text).is_some()
             || words::units(&word).is_some()
             || words::magnitude(&word).is_some()
+            || words::part(&word).is_some()
             || words::number_word(&word).is_some()
             || words::denominator(&word).is_some()
             || words::direction(&word).is_some()
@@ -92,7 +96,7 @@ impl Chunk<'_> {
 }
 
 /// Cuts a sentence at white space outside of brackets and formulas.
-pub(super) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
+pub(crate) fn chunks(sentence: &str) -> Vec<Chunk<'_>> {
     let mut found: Vec<Chunk> = Vec::new();
     let mut at = 0;
     while at < sentence.len() {
@@ -176,7 +180,8 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
     let first = text.chars().next();
     let starts_word = |text: &str| {
         let letters = text.chars().take_while(|c| c.is_alphabetic()).count();
-        letters > 1
+        // (A dog has 4 legs), (I know)
+        letters > 1 || ["A ", "I "].iter().any(|word| text.starts_with(word))
     };
     let kind = if first == Some('(') && starts_word(&text[1..]) {
         Kind::Remark
@@ -193,7 +198,7 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
 }
 
 /// What stands between the marks of a formula.
-pub(super) fn inside(text: &str) -> Option<&str> {
+pub(crate) fn inside(text: &str) -> Option<&str> {
     [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")].iter().find_map(|(open, close)| {
         let inside = text.strip_prefix(open)?.strip_suffix(close)?;
         (!inside.trim().is_empty()).then_some(inside)
@@ -201,7 +206,7 @@ pub(super) fn inside(text: &str) -> Option<&str> {
 }
 
 /// A sentence without the marks of Markdown and HTML around its words.
-pub(super) fn without_marks(sentence: &str) -> String {
+pub(crate) fn without_marks(sentence: &str) -> String {
     let mut out = String::with_capacity(sentence.len());
     let mut rest = sentence;
     while let Some(c) = rest.chars().next() {

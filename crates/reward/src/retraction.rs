@@ -1,6 +1,6 @@
 //! What takes a statement back: "wait, 13", "which is wrong", "but it should be 13".
 
-use super::chunks::{Chunk, LONGEST, chunks, without_marks};
+use crate::chunks::{Chunk, Kind, LONGEST, chunks, without_marks};
 
 /// Words that take a statement back.
 const RETRACTIONS: [&str; 9] =
@@ -69,13 +69,14 @@ const ALTERNATIVES: [&str; 8] =
     ["otherwise", "else", "alternatively", "maybe", "perhaps", "possibly", "might", "rather"];
 
 /// Returns whether a text starts with words that take back what stands before it, and has a value.
-pub(super) fn retracts(text: &str) -> bool {
+pub(crate) fn retracts(text: &str) -> bool {
     let near = &text[..text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at)];
     let near = without_marks(near);
     let chunks = chunks(&near);
     let is_end = |chunk: &Chunk| matches!(chunk.stop, Some('.' | '!' | '?'));
     let end = chunks.iter().position(is_end).map_or(chunks.len(), |at| at + 1);
-    if is_denied(&chunks[..end.min(8)], false)
+    let is_condition = chunks.first().is_some_and(|first| first.is_any(&["if", "unless"]));
+    if !is_condition && is_denied(&chunks[..end.min(8)], false)
         || chunks.first().is_some_and(|first| first.is_any(&CONTRASTS)) && is_contrasted(&chunks[..end])
     {
         return true;
@@ -124,16 +125,24 @@ fn is_contrasted(chunks: &[Chunk]) -> bool {
 
 /// Returns whether what follows a statement in its sentence takes it back or gives another value: "no, 13",
 /// "but it might be 13", "and 13 otherwise", "if x > 0 and 13 if x < 0".
-pub(super) fn is_spoiled(tail: &[Chunk]) -> bool {
+pub(crate) fn is_spoiled(tail: &[Chunk]) -> bool {
     let is_value = |chunk: &Chunk| chunk.has_value();
     let is_retraction = |at: usize| {
         let is_than = tail.get(at + 1).is_some_and(|next| next.is_word("than"));
         let is_no = tail[at].is_any(&DENIALS) && tail[at].stop.is_some();
         let is_then = at == 0 && tail[at].is_word("then");
-        let is_other = tail[at].is_any(&RETRACTIONS) || tail[at].is_any(&ALTERNATIVES);
+        // "12, wait, 13", but not "he has to wait 13 days".
+        let is_start = at == 0
+            || tail[at].stop.is_some()
+            || tail[at - 1].stop.is_some()
+            || tail[at - 1].kind == Kind::Operator
+            || tail[at - 1].is_any(&["no", "oh", "but", "or", "and", "well"]);
+        let is_other = (is_start && tail[at].is_any(&RETRACTIONS)) || tail[at].is_any(&ALTERNATIVES);
         (is_other && !is_than) || is_no || is_then
     };
-    let conditions = tail.iter().filter(|chunk| chunk.is_any(&["if", "when"])).count();
+    // Conditions of a reason are none of the value.
+    let reason = tail.iter().position(|chunk| chunk.is_any(&["because", "since"])).unwrap_or(tail.len());
+    let conditions = tail[..reason].iter().filter(|chunk| chunk.is_any(&["if", "when"])).count();
     is_denied(tail, true)
         || is_contrasted(tail)
         || tail.iter().any(is_value) && (conditions > 1 || (0..tail.len()).any(is_retraction))

@@ -1,0 +1,18 @@
+//! Separators of thousands and repeating blocks within the digits of a number.
+
+/// Returns the digits in brackets that a text starts with, which repeat behind a decimal, and the rest: (3).
+pub(super) fn period(text: &str) -> Option<(&str, &str)> {
+    let (digits, rest) = text.strip_prefix('(')?.split_once(')')?;
+    let is_block = (1..=20).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+    is_block.then_some((digits, rest))
+}
+
+/// Returns the text that follows a separator of thousands, if one and three digits follow: a comma, a space, an apostrophe.
+pub(super) fn after_separator(rest: &str, comma: bool) -> Option<&str> {
+    let marks = ["{,}\\!", "{,}", ",\\!", "\\,", "\\!", "\\ "];
+    let bare = || rest.strip_prefix([',', ' ', '\'']).filter(|_| comma);
+    let after = marks.iter().find_map(|mark| rest.strip_prefix(mark));
+    let after = rest.strip_prefix(",\\!").map(str::trim_start).or(after).or_else(bare)?;
+    let digits = after.bytes().take_while(u8::is_ascii_digit).count();
+    (digits == 3).then_some(after)
+}
