@@ -30,9 +30,12 @@ mod characters;
 mod choice;
 mod code;
 mod command;
+mod contained;
 mod context;
+mod decimal;
 mod form;
 mod http;
+mod json;
 mod judge;
 mod languages;
 mod maths;
@@ -45,6 +48,7 @@ mod python;
 mod rational;
 mod schema;
 mod scorer;
+mod short;
 mod sql;
 #[cfg(test)]
 mod testing;
@@ -56,7 +60,7 @@ use std::sync::Arc;
 use asked::Unwired;
 use serde::{Deserialize, Serialize};
 
-pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
+pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1};
 pub use asked::{Chat, ChatText, Service};
 pub use choice::ChoiceScorer;
 pub use code::{CodeKeys, CodeScorer, Passing, Program, ProgramEnd, Ran, Runner, Walls};
@@ -73,6 +77,7 @@ pub use python::{Completions, PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
 pub use schema::SchemaScorer;
 pub use scorer::{Evidence, Scorer, task_field};
+pub use short::normalise;
 pub use sql::{Columns, SqlScorer};
 
 /// A scorer as a recipe says it: its kind with its options.
