@@ -7,10 +7,11 @@
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use unicode_normalization::UnicodeNormalization;
 
 use crate::boxed::last_box;
+use crate::contained::contains;
 use crate::scorer::{expected, of_answer, task_field};
+use crate::short::Short;
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
 /// Scores a short answer in words against one or several that are right.
@@ -63,115 +64,6 @@ pub enum Place {
 
 const OPEN: &str = "<answer>";
 const CLOSE: &str = "</answer>";
-
-/// Returns a text in lower case and composed (NFC), without ASCII punctuation, without the words a, an, the,
-/// with single spaces. The last word is no article, since no noun follows it: vitamin A, The The.
-pub fn normalise(text: &str) -> String {
-    let plain: String = text.nfc().filter(|c| !c.is_ascii_punctuation()).collect();
-    let plain = plain.to_lowercase();
-    let plain = plain.trim_end();
-    let mut kept = String::with_capacity(plain.len());
-    let mut word = String::new();
-    for c in plain.chars() {
-        if c.is_alphanumeric() {
-            word.push(c);
-            continue;
-        }
-        if !matches!(word.as_str(), "a" | "an" | "the") {
-            kept.push_str(&word);
-        } else {
-            kept.push(' ');
-        }
-        word.clear();
-        kept.push(c);
-    }
-    kept.push_str(&word);
-    kept.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// Returns the numbers of a text, with signs, decimal points and without marks of thousands. Normalization
-/// removes these: without a look at the numbers, `1.5` would be 15, `-3` be 3 and `1/2` be 12.
-fn numbers(text: &str) -> Vec<String> {
-    let chars: Vec<char> = text.chars().collect();
-    let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();
-    let (mut found, mut at) = (Vec::new(), 0);
-    while at < chars.len() {
-        if !chars[at].is_ascii_digit() {
-            at += 1;
-            continue;
-        }
-        let before = |back: usize| at.checked_sub(back).map(|at| chars[at]);
-        let after_value = |c: char| c.is_alphanumeric() || matches!(c, ')' | ']' | '-');
-        let is_fraction = before(1) == Some('.') && !before(2).is_some_and(char::is_alphanumeric);
-        let sign = if is_fraction { 2 } else { 1 };
-        let is_negative = before(sign) == Some('-') && !before(sign + 1).is_some_and(after_value);
-        let mut number = String::from(if is_negative { "-" } else { "" });
-        number.extend(is_fraction.then_some('.'));
-        loop {
-            let end = at + digits(at);
-            number.extend(&chars[at..end]);
-            at = end;
-            match chars.get(at) {
-                Some(',') if digits(at + 1) == 3 && !number.contains('.') => at += 1,
-                Some('.') if digits(at + 1) > 0 => {
-                    number.push('.');
-                    at += 1;
-                }
-                _ => break,
-            }
-        }
-        found.push(number);
-    }
-    found
-}
-
-/// Returns the punctuation of a text that is no mark of sentences, quotes or emphasis: operators, charges and
-/// what belongs to a name. Normalization removes it: without a look at it, `C++` would be C, `a<b` be a>b and
-/// the blood group O- be O+.
-fn symbols(text: &str) -> Vec<char> {
-    let chars: Vec<char> = text.trim().chars().collect();
-    let is =
-        |at: Option<usize>, fits: fn(char) -> bool| at.and_then(|at| chars.get(at)).is_some_and(|c| fits(*c));
-    let is_symbol = |(at, c): &(usize, &char)| {
-        let (before, after) = (at.checked_sub(1), Some(at + 1));
-        let (word, space) = (char::is_alphanumeric, char::is_whitespace);
-        let digit = |c: char| c.is_ascii_digit();
-        let starts = before.is_none() || is(before, space);
-        match c {
-            '<' | '>' | '=' | '^' | '|' | '&' | '~' | '/' => true,
-            // +5 is 5; signs before digits are those of numbers.
-            '+' => !(starts && is(after, digit)),
-            '-' => {
-                let leads = starts && is(after, |c| !c.is_whitespace() && !c.is_ascii_digit() && c != '.');
-                let ends = is(before, word) && !is(after, |c| c.is_alphanumeric() || c == '-');
-                (leads && !is(after, |c| c == '-')) || ends
-            }
-            '#' => is(before, word),
-            '@' | '_' => is(before, word) && is(after, word),
-            // Those of emphasis stand at one side of a word.
-            '*' => (is(before, word) && is(after, word)) || (is(before, space) && is(after, space)),
-            '!' => starts && is(after, word),
-            '\\' => is(after, word),
-            '[' => is(after, digit),
-            ']' => is(before, digit),
-            _ => false,
-        }
-    };
-    chars.iter().enumerate().filter(is_symbol).map(|(_, c)| *c).collect()
-}
-
-/// Returns whether words occur in a text without being parts of longer ones. Scripts without letter case may
-/// write words without spaces, so their letters do not join.
-fn has_words(text: &str, words: &str) -> bool {
-    let joins = |a: Option<char>, b: Option<char>| {
-        a.zip(b).is_some_and(|(a, b)| a.is_lowercase() && b.is_lowercase())
-    };
-    let (first, last) = (words.chars().next(), words.chars().next_back());
-    text.match_indices(words).any(|(at, _)| {
-        let (before, after) = (&text[..at], &text[at + words.len()..]);
-        !joins(before.chars().next_back(), first) && !joins(last, after.chars().next())
-    })
-}
 
 /// 2 · precision · recall / (precision + recall) over the words of two normalised texts. Answers that are
 /// yes, no or noanswer must be equal: sharing words with them means nothing (as in HotpotQA's script).
@@ -238,16 +130,10 @@ impl AnswerScorer {
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let own = Short::new(found, false);
         let agrees = |want: &Short| match self.compare {
-            _ if own.text == want.text => f64::from(u8::from(
-                own.numbers == want.numbers && (want.closed || own.symbols == want.symbols),
-            )),
+            _ if own.text == want.text => f64::from(u8::from(own.is(want))),
             _ if want.closed => 0.0,
             Comparison::Exact => 0.0,
-            Comparison::Contains => {
-                let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
-                    && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
-                f64::from(u8::from(has_all && has_words(&own.text, &want.text)))
-            }
+            Comparison::Contains => f64::from(u8::from(contains(found, want))),
             Comparison::F1 => f1(&own.text, &want.text),
         };
         let best = expected.iter().map(agrees).fold(0.0, f64::max);
@@ -288,27 +174,6 @@ pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     text[start..].split_once(&close).map(|(inside, _)| inside.trim())
 }
 
-/// A short answer, normalized unless it consists of punctuation.
-struct Short {
-    text: String,
-    numbers: Vec<String>,
-    symbols: Vec<char>,
-    /// Whether an answer must equal it, however answers are compared: "no" is within "I do not know".
-    closed: bool,
-}
-
-impl Short {
-    fn new(text: &str, closed: bool) -> Self {
-        let plain = Some(normalise(text)).filter(|plain| !plain.is_empty());
-        Short {
-            text: plain.unwrap_or_else(|| text.trim().to_owned()),
-            numbers: numbers(text),
-            symbols: symbols(text),
-            closed,
-        }
-    }
-}
-
 /// Returns one text or several. A truth value is expected as yes or true, or as no or false.
 fn answers(expected: &Value) -> Result<Vec<Short>, ScoreError> {
     let open = |text: &str| vec![Short::new(text, false)];
@@ -329,9 +194,9 @@ fn answers(expected: &Value) -> Result<Vec<Short>, ScoreError> {
             .map(|all| all.into_iter().flatten().collect()),
         one => texts(one),
     };
-    found
-        .filter(|found| !found.is_empty())
-        .ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
+    // An empty text would be in every answer.
+    let is_given = |found: &Vec<Short>| !found.is_empty() && found.iter().all(|one| !one.text.is_empty());
+    found.filter(is_given).ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
 }
 
 /// Worth of form besides the answer, after Search-R1.

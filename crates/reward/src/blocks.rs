@@ -1,12 +1,12 @@
 //! Blocks of code in replies, between fences as CommonMark 0.31, section 4.5, has them.
 //!
-//! A fence is three or more backticks or tildes at the beginning of a line, alone or after the marks of lists
-//! and quotations. The closing fence stands alone on its line, has the same character, is at least as long,
-//! and is indented by at most three columns more than the text around the block. Each line of the block loses
-//! the indentation of the opening fence. Replies are no perfect Markdown, so three things are more lenient:
-//! tags do not hide a fence, a line that is indented less does not end a block, and a closing fence may lack,
-//! or have text after it, if the fences of the text make no sense otherwise. A text without any such fence
-//! may have code between backticks in a line.
+//! A fence is three or more backticks or tildes at the beginning of a line, alone or after the marks of
+//! lists and quotations. The closing fence stands alone on its line, has the same character, is at least as
+//! long, and is indented by at most three columns more than the text around the block. Each line of the
+//! block loses the indentation of the opening fence. Replies are no perfect Markdown, so three things are
+//! more lenient: tags do not hide a fence, a line that is indented less does not end a block that is closed,
+//! and a closing fence may lack, or have text after it, if the fences of the text make no sense otherwise. A
+//! text without any such fence may have code between backticks in a line.
 
 use std::borrow::Cow;
 
@@ -98,18 +98,23 @@ fn fence_length(text: &str, mark: char) -> usize {
 /// Finds the opening fence of a line. `items` has the columns of the list items around it, and is updated.
 fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
     let mut cursor = Cursor::new(line);
-    let mut quotes = 0;
-    while cursor.skip_quote() {
-        quotes += 1;
-    }
-    cursor.skip_blanks(usize::MAX);
-    if cursor.rest.is_empty() {
-        return None;
-    }
-    items.retain(|item| *item <= cursor.column);
-    while cursor.skip_item() {
-        items.push(cursor.column);
+    let (mut quotes, mut is_first) = (0, true);
+    // Quotations and items hold each other in any order.
+    loop {
+        while cursor.skip_quote() {
+            quotes += 1;
+        }
         cursor.skip_blanks(usize::MAX);
+        if cursor.rest.is_empty() {
+            return None;
+        }
+        if std::mem::take(&mut is_first) {
+            items.retain(|item| *item <= cursor.column);
+        }
+        if !cursor.skip_item() {
+            break;
+        }
+        items.push(cursor.column);
     }
     let mark = cursor.rest.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
     let length = Some(fence_length(cursor.rest, mark)).filter(|length| *length > 0)?;
@@ -137,6 +142,12 @@ impl<'t> Fence<'t> {
         let length = fence_length(cursor.rest, self.mark);
         let fits = length >= self.length && cursor.column <= self.around + 3;
         fits.then(|| cursor.rest[length..].trim_end())
+    }
+
+    /// Whether a line stands outside of the list item around the block.
+    fn is_outside(&self, mut cursor: Cursor<'t>) -> bool {
+        cursor.skip_blanks(usize::MAX);
+        !cursor.rest.trim_end().is_empty() && cursor.column < self.around.min(self.column)
     }
 
     /// Adds a line of the block, without the indentation of the opening fence.
@@ -205,7 +216,10 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
         let is_last = !lenient && last_alone(fence.mark).is_none_or(|last| last < at);
         let end = if is_last { None } else { closed(&alone) }.or_else(|| closed(&|_| true));
         let end = end.map(|end| with_text(body().take(end).map(|line| fence.closing(line))).unwrap_or(end));
-        let length = end.unwrap_or_else(|| body().count());
+        // A block that nothing closes ends with the list item around it.
+        let length = end.unwrap_or_else(|| {
+            body().position(|line| fence.is_outside(line)).unwrap_or_else(|| body().count())
+        });
         let mut code = String::new();
         let (name, is_name) = language(fence.info, known);
         if !is_name {
@@ -348,7 +362,10 @@ mod tests {
             ("<solution>\n```python\na\n```\n</solution>", Some("a\n")),
             ("<solution>\n```python\na\n```</solution> and more", Some("a\n")),
             ("<solution>```python\na\n```</solution>", Some("a\n")),
+            ("- > ```python\n  > def f():\n  >     return 1\n  > ```", Some("def f():\n    return 1\n")),
+            ("> - ```python\n>   a\n>   ```\nsaid", Some("a\n")),
             // A block that is never closed.
+            ("- ```python\n  a\n\n  b\n\nSo it is.", Some("a\n\nb\n\n")),
             ("So:\n```python\na\n\nb", Some("a\n\nb")),
             ("1. x\n   ```python\n   a", Some("a")),
             // Text after a fence closes its block if another one begins then.

@@ -31,10 +31,13 @@ mod choice;
 mod chunks;
 mod code;
 mod command;
+mod contained;
 mod context;
+mod decimal;
 mod doubts;
 mod form;
 mod http;
+mod json;
 mod judge;
 mod languages;
 mod maths;
@@ -48,6 +51,7 @@ mod rational;
 mod retraction;
 mod schema;
 mod scorer;
+mod short;
 mod sql;
 #[cfg(test)]
 mod testing;
@@ -59,7 +63,7 @@ use std::sync::Arc;
 use asked::Unwired;
 use serde::{Deserialize, Serialize};
 
-pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1, normalise};
+pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1};
 pub use asked::{Chat, ChatText, Service};
 pub use choice::ChoiceScorer;
 pub use code::{CodeKeys, CodeScorer, Passing, Program, ProgramEnd, Ran, Runner, Walls};
@@ -76,6 +80,7 @@ pub use python::{Completions, PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
 pub use schema::SchemaScorer;
 pub use scorer::{Evidence, Scorer, task_field};
+pub use short::normalise;
 pub use sql::{Columns, SqlScorer};
 
 /// A scorer as a recipe says it: its kind with its options.

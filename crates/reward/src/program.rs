@@ -77,7 +77,7 @@ fn none(evidence: &Evidence, why: &str) -> Result<Vec<Component>, ScoreError> {
 
 fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreError> {
     let text = line.as_str().unwrap_or_default();
-    let said: Value = serde_json::from_str(text).unwrap_or_default();
+    let said = crate::json::parse(text).unwrap_or_default();
     if let Some(rewards) = said.get(REWARDS) {
         return posted(evidence, rewards, "the last line of the program has no reward among its `rewards`");
     }

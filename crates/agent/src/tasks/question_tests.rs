@@ -52,3 +52,14 @@ fn ranks_depend_on_the_split_and_are_spread() {
     }
     assert!((85..165).contains(&both), "{both}");
 }
+
+#[test]
+fn key_of_long_list_of_numbers_is_found_in_linear_time() {
+    let begun = std::time::Instant::now();
+    for piece in ["5,", "5'", "123,", "0", "5\u{202f}", "5_5,"] {
+        let long = piece.repeat(100_000 / piece.len());
+        asks(&long).key();
+        asks(&format!("1{long},5")).key();
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+}

@@ -262,7 +262,8 @@ fn digit(zero: char, value: u32) -> char {
 fn grouped(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
-    let groups = |at: usize| chars[at] == '\u{202F}' && groups_thousands(&commas, at);
+    let mut number = None;
+    let mut groups = |at: usize| chars[at] == '\u{202F}' && groups_thousands(&commas, at, &mut number);
     (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
 }
 
@@ -376,6 +377,7 @@ fn tight(text: &str) -> String {
     let mut space = false;
     // The quotation mark that is open.
     let mut quote = None;
+    let mut number = None;
     for (at, &c) in chars.iter().enumerate() {
         let (before, next) = (at.checked_sub(1).map(|at| chars[at]), chars.get(at + 1).copied());
         let beside =
@@ -387,7 +389,8 @@ fn tight(text: &str) -> String {
             }
             // 1,000, 1'000, 1_000 and 1000.
             ',' | '\'' | '_'
-                if beside(char::is_ascii_digit) == (true, true) && groups_thousands(&chars, at) =>
+                if beside(char::is_ascii_digit) == (true, true)
+                    && groups_thousands(&chars, at, &mut number) =>
             {
                 continue;
             }
@@ -446,18 +449,32 @@ fn tight(text: &str) -> String {
     kept.into_iter().collect()
 }
 
+/// Digits and separators of one kind that follow each other.
+struct NumberSpan {
+    separator: char,
+    start: usize,
+    /// Index after the last character.
+    end: usize,
+}
+
 /// Whether a character is one of a number's separators: three digits follow it, and no fourth. A list of
-/// numbers fills its brackets: `(1,234)`.
-fn groups_thousands(chars: &[char], at: usize) -> bool {
+/// numbers fills its brackets: `(1,234)`. `number` keeps the span of the separators around, so that each
+/// span is searched once.
+fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
     let separator = chars[at];
-    let in_number = |c: &&char| c.is_ascii_digit() || **c == separator;
-    let digits = chars[at + 1..].iter().take_while(|c| c.is_ascii_digit()).count();
-    let start = at - chars[..at].iter().rev().take_while(in_number).count();
-    let end = at + 1 + chars[at + 1..].iter().take_while(in_number).count();
-    let first = chars[start..at].iter().take_while(|c| c.is_ascii_digit()).count();
+    let is_known = |span: &NumberSpan| span.separator == separator && (span.start..span.end).contains(&at);
+    if !number.as_ref().is_some_and(is_known) {
+        let in_number = |c: &&char| c.is_ascii_digit() || **c == separator;
+        let start = at - chars[..at].iter().rev().take_while(in_number).count();
+        let end = at + 1 + chars[at + 1..].iter().take_while(in_number).count();
+        *number = Some(NumberSpan { separator, start, end });
+    }
+    let Some(NumberSpan { start, end, .. }) = *number else { return false };
+    let digits = |from: &[char]| from.iter().take(4).take_while(|c| c.is_ascii_digit()).count();
     let is_list = start.checked_sub(1).is_some_and(|before| "([{".contains(chars[before]))
         && chars.get(end).is_some_and(|after| ")]}".contains(*after));
-    digits == 3 && (1..=3).contains(&first) && chars[start] != '0' && !is_list
+    let first = digits(&chars[start..at]);
+    digits(&chars[at + 1..]) == 3 && (1..=3).contains(&first) && chars[start] != '0' && !is_list
 }
 
 /// Whether an `x` multiplies: numbers stand on both sides.

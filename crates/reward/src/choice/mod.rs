@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod metamorphic_tests;
 mod named;
+mod plain;
 mod words;
 
 use std::sync::LazyLock;
@@ -12,9 +13,9 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::answer::normalise;
 use crate::pattern::pattern;
 use crate::scorer::{expected, of_answer, task_field};
+use crate::short::normalise;
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
 /// Scores 1 where the option that an answer names is the expected one, else 0.
@@ -394,6 +395,8 @@ mod tests {
             ("The answer is cheesecake, not Paris.", Some("cheesecake")),
             ("The answer is B; A and D are wrong.", Some("B")),
             ("B选项正确。", Some("B")),
+            ("The answer is D*", Some("D")),
+            ("(b) 3", None),
             ("選択肢Bが正解です。", Some("B")),
             ("B ist richtig.", Some("B")),
             ("Правильный вариант: B.", Some("B")),
@@ -510,6 +513,32 @@ mod tests {
         ] {
             assert_eq!(Options::of(&task).texts, ["x", "y"], "{task}");
         }
+    }
+
+    #[test]
+    fn long_lines_are_read_in_linear_time() {
+        let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
+        let begun = std::time::Instant::now();
+        for piece in [
+            "answer ",
+            "the answer is B ",
+            "The answer is B. ",
+            "\\boxed{42} ",
+            "A is correct ",
+            "I choose B ",
+            "answer: ",
+            "it would be if the answer would be B ",
+            "<answer>5</answer>",
+            "(B) ",
+            "not B but ",
+            "B or ",
+            "B\n",
+        ] {
+            ChoiceScorer::default()
+                .grade(&piece.repeat(10_000 / piece.len()), &json!("B"), &options)
+                .unwrap();
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
     proptest! {

@@ -9,13 +9,14 @@
 
 use std::sync::LazyLock;
 
-use regex::{Captures, Regex};
+use regex::Regex;
 
 use super::Options;
+use super::plain::plain;
 use super::words::{
-    ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE,
-    IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED, JOINED, NAMES_ANSWER, NUMBERED, OTHER, REPORTED, RULED_OUT,
-    STATES, SUPPOSED, TAKEN_BACK, UNDONE,
+    AFTER_ANOTHER, ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, BEFORE_OPTION, CALLED_WRONG, CHOSEN,
+    DENIED, ENDS_ELSEWHERE, IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED, JOINED, NAMES_ANSWER, NUMBERED,
+    OTHER, OWN, REPORTED, RULED_OUT, STATES, SUPPOSED, TAKEN_BACK, UNDONE,
 };
 use crate::boxed::last_box_and_place;
 use crate::pattern::pattern;
@@ -49,38 +50,6 @@ pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named
         return unless_undone(behind(place, &found), found);
     }
     reader.in_brackets(&text).or_else(|| reader.only_denied(&text))
-}
-
-/// Returns a text with ASCII in place of full-width characters, and without marks that only change how it
-/// looks.
-fn plain(text: &str) -> String {
-    let narrow = |c: char| match c {
-        'Ａ'..='Ｚ'
-        | 'ａ'..='ｚ'
-        | '０'..='９'
-        | '：'
-        | '（'
-        | '）'
-        | '．'
-        | '，'
-        | '＝'
-        | '！'
-        | '？'
-        | '；' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
-        '’' | '‘' => '\'',
-        '“' | '”' | '„' | '「' | '」' | '«' | '»' | '『' | '』' => '"',
-        '【' | '［' | '〔' => '[',
-        '】' | '］' | '〕' => ']',
-        // A sign beside the answer.
-        '\u{a0}' | '✅' | '✔' | '☑' | '\u{fe0f}' => ' ',
-        c => c,
-    };
-    let text: String = text.chars().map(narrow).collect();
-    let text = ANSWER_TAG.replace_all(&text, |tag: &Captures<'_>| tag[0].to_lowercase());
-    let text = TAG.replace_all(&text, "");
-    let text = COMMAND.replace_all(&text, "{");
-    let text = STYLE.replace_all(&text, " ");
-    ESCAPE.replace_all(&text, "$1").into_owned()
 }
 
 /// Whether a small letter can be an option.
@@ -176,7 +145,7 @@ impl Reader<'_> {
 
     /// Returns the option that the content of a box or tag names, unless it is denied before.
     fn inside(&self, inside: &str, before: &str) -> Option<Named> {
-        let before = before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']);
+        let before = tail(before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']));
         let line = before.rsplit('\n').next().unwrap_or_default();
         if RULED_OUT.is_match(&format!("{line} ")) || SUPPOSED.is_match(sentence(before)) {
             return None;
@@ -204,7 +173,7 @@ impl Reader<'_> {
             };
             let is_list = all.as_str().contains('\n') && self.is_list(&text[all.end()..]);
             let is_supposed = all.as_str().to_lowercase().contains("would")
-                && COUNTERFACTUAL.is_match(sentence(&text[..all.start()]));
+                && COUNTERFACTUAL.is_match(sentence(tail(&text[..all.start()])));
             let is_own = is_own_answer(&text[..all.start()]);
             if is_stated(&text[..all.start()], gap) && is_own && !is_list && !is_supposed {
                 take(all.end(), self.short(&text[all.end()..], Case::Any));
@@ -222,6 +191,7 @@ impl Reader<'_> {
         for found in IS_CORRECT.captures_iter(text).chain(IS_CORRECT_ELSEWHERE.captures_iter(text)) {
             let Some(letter) = found.get(1) else { continue };
             let before = text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
+            let before = tail(before);
             let is_true_statement = self.options.asks_for_false && !NAMES_ANSWER.is_match(&found[0]);
             let is_one = !is_true_statement
                 && !AFTER_ANOTHER.is_match(before)
@@ -285,7 +255,8 @@ impl Reader<'_> {
         let is_one = |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
         // "B: wrong", "B. No", "2. Then we add".
         let holds = |line: &str, (number, how): &Named| {
-            let Some(at) = line.find(how.as_str()).filter(|_| how.chars().count() == 1) else { return true };
+            let written = line.find(how.as_str()).or_else(|| line.find(&how.to_lowercase()));
+            let Some(at) = written.filter(|_| how.chars().count() == 1) else { return true };
             let rest =
                 line[at + how.len()..].trim_start_matches([')', '.', ':', '?', '*', '_', ' ', '-', '–']);
             let option = self.options.texts.get(*number).filter(|option| !option.is_empty());
@@ -294,7 +265,14 @@ impl Reader<'_> {
             });
             let is_label =
                 !how.starts_with(|c: char| c.is_ascii_digit()) || rest.is_empty() || behind.is_some();
-            is_label && !DENIED.is_match(behind.as_deref().unwrap_or(rest)) && !TAKEN_BACK.is_match(rest)
+            // "(b) 3", where B is no 3.
+            let is_number =
+                !rest.is_empty() && rest.trim_end_matches('.').chars().all(|c| c.is_ascii_digit());
+            let is_of_part = is_number && option.is_some() && behind.is_none();
+            is_label
+                && !is_of_part
+                && !DENIED.is_match(behind.as_deref().unwrap_or(rest))
+                && !TAKEN_BACK.is_match(rest)
         };
         let short = Some(last)
             .filter(is_one)
@@ -335,11 +313,18 @@ impl Reader<'_> {
     /// Returns the option that a text begins with: by its letter or label, in whatever marks, or by its text,
     /// if that is all of its sentence.
     fn short(&self, text: &str, case: Case) -> Option<Named> {
-        let line = text.lines().next()?;
-        let open = line.trim_start().trim_start_matches(OPENS);
-        let is_marked = line.trim_start().starts_with(OPENS);
-        if let Some(lead) = LEAD.find(open).or_else(|| INSTEAD.find(open)) {
-            return self.short(&open[lead.end()..], case);
+        let longest = self.options.texts.iter().map(String::len).max().unwrap_or(0);
+        let mut line = text.lines().next()?;
+        let (mut open, mut is_marked);
+        loop {
+            // A text that is longer than any option with marks around it is none.
+            line = line.char_indices().nth(1000 + 4 * longest).map_or(line, |(end, _)| &line[..end]);
+            is_marked = line.trim_start().starts_with(OPENS);
+            open = line.trim_start().trim_start_matches(OPENS);
+            match LEAD.find(open).or_else(|| INSTEAD.find(open)) {
+                Some(lead) => line = &open[lead.end()..],
+                None => break,
+            }
         }
         let whole = || self.of_text(line);
         let word = open.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
@@ -463,6 +448,13 @@ impl Reader<'_> {
     }
 }
 
+/// Returns the end of a text: what is far before a statement belongs to another sentence. Each statement
+/// looks at so much alone, however long a line is.
+fn tail(text: &str) -> &str {
+    let start = text.char_indices().rev().nth(200).map_or(0, |(at, _)| at);
+    &text[start..]
+}
+
 /// Returns the part of a text behind its last boundary of a sentence.
 fn sentence(text: &str) -> &str {
     text.rsplit(['.', '!', '?', ';', '\n']).next().unwrap_or_default()
@@ -477,15 +469,13 @@ fn clause(text: &str) -> &str {
 /// Returns whether the word before "answer" leaves it the speaker's own: no adjective but those known ("the
 /// popular answer"), and no report ("the user says").
 fn is_own_answer(before: &str) -> bool {
-    let line = before.rsplit('\n').next().unwrap_or_default();
+    let line = tail(before).rsplit('\n').next().unwrap_or_default();
     OWN.is_match(line) && !REPORTED.is_match(line)
 }
 
 /// Returns whether the words before a statement, and those within it, leave it one.
 fn is_stated(before: &str, gap: &str) -> bool {
-    // What is far before belongs to another sentence.
-    let start = before.char_indices().rev().nth(200).map_or(0, |(at, _)| at);
-    let before = SURE.replace_all(clause(&before[start..]), "");
+    let before = SURE.replace_all(clause(tail(before)), "");
     !UNDONE.is_match(&before) && !OTHER.is_match(&before) && !UNDONE.is_match(gap)
 }
 
@@ -539,12 +529,6 @@ static DENIES: LazyLock<Regex> = LazyLock::new(|| {
 });
 /// What joins two boxes.
 static JOINS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s$,.()]*(?i:or|and|,|/|;)?[\s$()]*$"));
-/// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
-static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(
-        r"(?i)(?:^|[^\w\s-]|\n|选项|選項|選択肢|\b(?:option|opción|opção|opzione|somit|daher|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",
-    )
-});
 static BOUNDARY: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
         r"(?i)[.!?\n;:,。，；]|\b(?:so|therefore|thus|hence|but|then|because|and|since)\b|所以|因此|故|但",
@@ -558,20 +542,6 @@ static AGAINST: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i),?\s+(?:not|rather\s+than|instead\s+of)\s+"));
 static SENTENCE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)[.!?](?:[\s*_\x22`]|$)|,?\s+(?:because|since)\b|[*_`\x22}\])]+[.!?]?$"));
-/// What may stand before "answer": nothing, marks, or a word of these.
-static OWN: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(concat!(
-        r"(?i)(?:^|[^a-z'\s-]|\b(?:the|an?|my|our|final|correct|right|best|better|most\s+\w+|only|single|good|true|real|actual|proper",
-        r"|valid|accurate|appropriate|suitable|closest|nearest|logical|reasonable|sensible|plausible|exact|numeric|numerical|precise|intended|expected|required",
-        r"|desired|corresponding|matching|resulting|chosen|selected|ultimate|simplified|complete|full|this|that|which|whose|so|thus|hence|therefore|then|and|is|as|with|choose|select|pick|mark",
-        r"|i|we|de|la|el|il|une?|multiple|short|direct|overall|official|likely|one|strongest|safest|ideal|optimal|answer|option|choice|letter|of|to|for|in|solution))[\s*_\x22'(\[{`-]*$",
-    ))
-});
-static AFTER_ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(
-        r"(?:\b[A-Z]\b[)\]\x22'*_`]*\s*(?:,|、|/|&|,?\s*\b(?i:or|and|nor)\b)|\b(?i:neither|nor|none\s+of|not|than|if|whether|only\s+if))\s*(?i:option|choice|answer)?$",
-    )
-});
 static ALONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^(?:####\s)?[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$")
 });
@@ -580,19 +550,4 @@ static ITEM: LazyLock<Regex> =
 static ITEMS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:^|[\s*_(\[])([A-Z])[*_]*(?:[)\]]|[.:](?:\s|$))"));
 static BRACKETED: LazyLock<Regex> = LazyLock::new(|| pattern(r"\(\s*\*{0,2}([A-Za-z])\*{0,2}\s*\)"));
-static TAG: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)</?(?:b|i|u|em|strong|span|p|mark|code|center|font|sub|sup)(?:\s[^<>]*)?>|<br\s*/?>")
-});
-static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(
-        r"\\(?:text(?:bf|it|rm|sf|tt|sc)?|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|bold|bm|underline)\s*\{",
-    )
-});
-/// Commands for fonts, sizes and spaces.
-static STYLE: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"\\(?:(?:rm|bf|sf|it|tt|large|Large|LARGE|huge|Huge|displaystyle|quad|qquad)\b|[,;! ])")
-});
 static IS_TRUE: LazyLock<Regex> = LazyLock::new(|| pattern(r"^(?i:is)\s+(?i:correct|right)\W*(?:$|[.,;\n])"));
-static ANSWER_TAG: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)</?answer>"));
-/// A backslash that Markdown or LaTeX puts before a mark.
-static ESCAPE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\(?:left|right)?([.()\[\]*_:!?,;])"));

@@ -198,3 +198,23 @@ pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)\b(?:equations?|eq\.?|figure|fig\.?|lemma|theorem|part|case|step|line|point|section|but|copyright|see|by|in|of)(?:\s+is)?\s*$",
     )
 });
+/// What may stand before "answer": nothing, marks, or a word of these.
+pub(super) static OWN: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(?:^|[^a-z'\s-]|\b(?:the|an?|my|our|final|correct|right|best|better|most\s+\w+|only|single|good|true|real|actual|proper",
+        r"|valid|accurate|appropriate|suitable|closest|nearest|logical|reasonable|sensible|plausible|exact|numeric|numerical|precise|intended|expected|required",
+        r"|desired|corresponding|matching|resulting|chosen|selected|ultimate|simplified|complete|full|this|that|which|whose|so|thus|hence|therefore|then|and|is|as|with|choose|select|pick|mark",
+        r"|i|we|de|la|el|il|une?|multiple|short|direct|overall|official|likely|one|strongest|safest|ideal|optimal|answer|option|choice|letter|of|to|for|in|solution))[\s*_\x22'(\[{`-]*$",
+    ))
+});
+pub(super) static AFTER_ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?:\b[A-Z]\b[)\]\x22'*_`]*\s*(?:,|、|/|&|,?\s*\b(?i:or|and|nor)\b)|\b(?i:neither|nor|none\s+of|not|than|if|whether|only\s+if))\s*(?i:option|choice|answer)?$",
+    )
+});
+/// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
+pub(super) static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)(?:^|[^\w\s-]|\n|选项|選項|選択肢|\b(?:option|opción|opção|opzione|somit|daher|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",
+    )
+});

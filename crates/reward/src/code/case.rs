@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::packed;
+use crate::json;
 use crate::scorer::{expected, task_field};
 
 /// One test.
@@ -36,14 +37,13 @@ pub(super) fn of(task: &Value, field: &str) -> Result<Vec<Case>, String> {
 fn read(given: &Value, task: &Value) -> Result<Vec<Case>, String> {
     match given {
         Value::Null => Ok(Vec::new()),
-        Value::String(text) => match serde_json::from_str(text) {
+        Value::String(text) => match json::parse(text) {
             // Tables have them as text.
             Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
             _ if text.trim().is_empty() => Ok(Vec::new()),
             _ if packed::is_packed(text) => {
                 let tests = packed::unpack(text).and_then(|json| {
-                    serde_json::from_str(&json)
-                        .map_err(|error| format!("packed, but its text is no JSON: {error}"))
+                    json::parse(&json).map_err(|error| format!("packed, but its text is no JSON: {error}"))
                 });
                 match tests {
                     Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
@@ -93,7 +93,7 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
 /// The function that facts beside a test name: LiveCodeBench has them once for the row, as text, and
 /// DeepCoder with each test.
 fn named_in(metadata: &Value) -> Option<String> {
-    let parsed = metadata.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let parsed = metadata.as_str().and_then(|text| json::parse(text).ok());
     let facts = parsed.as_ref().unwrap_or(metadata);
     ["func_name", "fn_name"].iter().find_map(|name| Some(facts.get(name)?.as_str()?.to_owned()))
 }
@@ -132,20 +132,26 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
     inputs.iter().zip(outputs).map(case).collect()
 }
 
-/// A test of what is printed. An output that is missing is no empty one.
+/// A test of what is printed. An output that is missing is no empty one, and a table or a truth value may be
+/// printed in several ways.
 fn prints(input: &Value, output: &Value) -> Result<Case, String> {
     match output {
         Value::Null => Err("have an output that is null, though nothing is returned".into()),
+        Value::Object(_) | Value::Bool(_) => {
+            Err(format!("have the output {}, which no program prints: give it as text", shown(output)))
+        }
         _ => Ok(Case::Prints { input: text(input), output: text(output) }),
     }
 }
 
-/// A call, whose arguments are a list or, as text, JSON on a line each. APPS and TACO write the value that is
-/// returned in a list of its own, and so does whoever checks them as their harness does: `wrapped` says that
-/// the first item of a list is right, too.
+/// A call, whose arguments are a list or, as text, JSON on a line each. The value is written as the
+/// arguments are: beside arguments as text it is JSON, as in LiveCodeBench, and beside a list of arguments
+/// it is the value itself, so that "3" is a text. APPS and TACO write the value that is returned in a list
+/// of its own, and so does whoever checks them as their harness does: `wrapped` says that the first item of
+/// a list is right, too.
 fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
     let parsed = |line: &str| {
-        serde_json::from_str(line).map_err(|error| format!("have the argument {line:?}, no JSON: {error}"))
+        json::parse(line).map_err(|error| format!("have the argument {line:?}, no JSON: {error}"))
     };
     let arguments = match input {
         Value::Array(arguments) => arguments.clone(),
@@ -155,7 +161,7 @@ fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Resul
         other => vec![other.clone()],
     };
     let value = match output {
-        Value::String(text) => serde_json::from_str(text).unwrap_or_else(|_| output.clone()),
+        Value::String(text) if input.is_string() => json::parse(text).unwrap_or_else(|_| output.clone()),
         other => other.clone(),
     };
     let inner = value.as_array().and_then(|items| items.first()).filter(|_| wrapped).cloned();

@@ -9,12 +9,15 @@ mod compare;
 mod packed;
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 use crate::answer::in_tag;
 use crate::{Component, Evidence, ScoreError, Scorer, blocks};
@@ -159,7 +162,15 @@ pub trait Runner: Debug + Send + Sync {
 pub struct CodeScorer {
     keys: CodeKeys,
     runner: Arc<dyn Runner>,
+    /// Checks of tests that are code, by their hash.
+    checks: Mutex<HashMap<u64, Arc<TestCheck>>>,
 }
+
+/// The check of a test that is code, once it was run: why the test cannot be used, if it cannot.
+type TestCheck = OnceCell<Option<String>>;
+
+/// Maximum number of checks that are kept; beyond it they are run again.
+const MAX_CHECKS: usize = 1 << 14;
 
 /// Name of the component that is the share of tests that passed.
 const PASSED: &str = "passed";
@@ -205,7 +216,7 @@ impl CodeKeys {
 impl CodeScorer {
     /// A scorer whose tests run there.
     pub fn new(keys: CodeKeys, runner: Arc<dyn Runner>) -> Arc<Self> {
-        Arc::new(CodeScorer { keys, runner })
+        Arc::new(CodeScorer { keys, runner, checks: Mutex::default() })
     }
 
     fn cases(&self, task: &Value) -> Result<Vec<Case>, ScoreError> {
@@ -223,18 +234,34 @@ impl CodeScorer {
         Ok(cases)
     }
 
+    /// Checks that a test which is code tests something: it fails without a program, or with one whose
+    /// functions do nothing. Attempts at the same time share one check, and later ones its result.
+    ///
+    /// # Errors
+    /// Returns [`ScoreError::Unusable`] if it passes all the same, or if it cannot be run.
+    async fn check_test(&self, case: &Case) -> Result<(), ScoreError> {
+        let Case::Asserts { code, start } = case else { return Ok(()) };
+        let mut hasher = DefaultHasher::new();
+        (code, start).hash(&mut hasher);
+        let check = {
+            let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+            if checks.len() >= MAX_CHECKS {
+                checks.clear();
+            }
+            checks.entry(hasher.finish()).or_default().clone()
+        };
+        let run = || async {
+            let token = "control";
+            let mut test = asserted(code, start.as_ref());
+            test["control"] = true.into();
+            let ran = self.runner.run(&order(test, "", token, OUTPUT)).await?;
+            Ok::<_, ScoreError>(unusable(&ran, token))
+        };
+        check.get_or_try_init(run).await?.clone().map_or(Ok(()), |why| Err(ScoreError::Unusable(why)))
+    }
+
     /// Runs a test; `token` is what nobody else knows.
     async fn passes(&self, code: &str, case: &Case, token: &str) -> Result<(bool, ProgramEnd), ScoreError> {
-        let order = |mut test: Value, output_bytes: usize| {
-            test["program"] = code.into();
-            test["sign"] = format!("end of {token}").into();
-            Program {
-                language: PYTHON.into(),
-                code: RUNNER.to_owned(),
-                stdin: format!("{test}\n{}\n", json!({ "token": token })),
-                output_bytes,
-            }
-        };
         let program = match case {
             Case::Prints { input, output } => Program {
                 language: self.keys.language.clone(),
@@ -242,24 +269,21 @@ impl CodeScorer {
                 stdin: input.clone(),
                 output_bytes: OUTPUT.max(2 * output.len()),
             },
-            Case::Asserts { code, start } => {
-                let mut test = json!({ "asserts": code });
-                if let Some((start, entry)) = start {
-                    (test["start"], test["entry"]) = (start.as_str().into(), entry.as_str().into());
-                }
-                order(test, OUTPUT)
+            Case::Asserts { code: tests, start } => {
+                order(asserted(tests, start.as_ref()), code, token, OUTPUT)
             }
             Case::Returns { function, arguments, values } => {
                 // Half of the output is its end, and escapes take up to three times as many bytes.
                 let longest = values.iter().map(|value| value.to_string().len()).max().unwrap_or(0);
-                order(json!({ "function": function, "arguments": arguments }), OUTPUT.max(8 * longest))
+                let test = json!({ "function": function, "arguments": arguments });
+                order(test, code, token, OUTPUT.max(8 * longest))
             }
         };
-        let Ran { stdout, is_whole, end } = self.runner.run(&program).await?;
-        if let Some((_, why)) = stdout.split_once(&format!("{token} {UNUSABLE} ")) {
-            let why = why.lines().next().unwrap_or_default();
-            return Err(ScoreError::Unusable(format!("the tests of the task cannot be used: {why}")));
+        let ran = self.runner.run(&program).await?;
+        if let Some(why) = unusable(&ran, token) {
+            return Err(ScoreError::Unusable(why));
         }
+        let Ran { stdout, is_whole, end } = ran;
         let tolerance = Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
         let passed = end == ProgramEnd::Exit(0)
             && match case {
@@ -273,10 +297,37 @@ impl CodeScorer {
     }
 }
 
+/// Returns what the runner gets to test a program by code.
+fn asserted(code: &str, start: Option<&(String, String)>) -> Value {
+    let mut test = json!({ "asserts": code });
+    if let Some((start, entry)) = start {
+        (test["start"], test["entry"]) = (start.as_str().into(), entry.as_str().into());
+    }
+    test
+}
+
+/// Creates the order to run the runner on a program and its test.
+fn order(mut test: Value, code: &str, token: &str, output_bytes: usize) -> Program {
+    test["program"] = code.into();
+    test["sign"] = format!("end of {token}").into();
+    Program {
+        language: PYTHON.into(),
+        code: RUNNER.to_owned(),
+        stdin: format!("{test}\n{}\n", json!({ "token": token })),
+        output_bytes,
+    }
+}
+
+/// Returns why the tests are at fault, if the runner says that they are.
+fn unusable(ran: &Ran, token: &str) -> Option<String> {
+    let (_, why) = ran.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
+    Some(format!("the tests of the task cannot be used: {}", why.lines().next().unwrap_or_default()))
+}
+
 /// Returns the value that the runner prints after the token.
 fn returned(stdout: &str, token: &str) -> Option<Value> {
     let (_, after) = stdout.rsplit_once(token)?;
-    serde_json::from_str(after.lines().next()?).ok()
+    crate::json::parse(after.lines().next()?).ok()
 }
 
 /// Returns a program of Python with the limits of LiveCodeBench's harness: integers of 50,000 digits are read
@@ -303,7 +354,7 @@ impl Scorer for CodeScorer {
         // Tests that are code say only in the sandbox that they cannot be used.
         let cases = self.cases(task).unwrap_or_default();
         match cases.iter().find(|case| matches!(case, Case::Asserts { .. })) {
-            Some(case) => self.passes("", case, "check").await.map(drop),
+            Some(case) => self.check_test(case).await,
             None => Ok(()),
         }
     }
@@ -314,6 +365,7 @@ impl Scorer for CodeScorer {
         let (mut passed, mut limited) = (0, false);
         for (number, case) in cases.iter().enumerate() {
             let Some(code) = &code else { break };
+            self.check_test(case).await?;
             let token = format!("passed {} {number}", evidence.attempt);
             let (ok, end) = self.passes(code, case, &token).await?;
             passed += usize::from(ok);

@@ -1,7 +1,7 @@
 """Runs a program, and then one test of it, in a process of its own.
 
 Input is two lines of JSON: `program`, `sign`, and either `asserts` (code) or `function`, `arguments`; then
-`token`. The token is printed once the test has come to its end, with the value that the function gave, and only
+`token`. With `control`, the asserts run without the program, to see whether they test anything. The token is printed once the test has come to its end, with the value that the function gave, and only
 then: a program that leaves early, whatever its exit code, has not passed. The second line is read once the program
 has its own process, so that nothing it can look at holds the token; the values that a function may give are not
 here at all. The sign says that the test came to its end; asserts share their process with the program, which can
@@ -13,6 +13,7 @@ import ast
 import builtins
 import ctypes
 import importlib.util
+import inspect
 import json
 import os
 import signal
@@ -47,47 +48,100 @@ SOLUTION = "solution"
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 
+# Exceptions whose handlers see that an assertion fails.
+CATCHING = "AssertionError", "Exception", "BaseException"
+
+
+def called(node):
+    """The last name of what a call calls, or an empty text."""
+    name = getattr(node, "func", None)
+    return getattr(name, "attr", getattr(name, "id", ""))
+
+
 def asserts(node):
     """Whether a node fails a program that is wrong."""
     if isinstance(node, ast.Assert):
         return not isinstance(node.test, (ast.Constant, ast.Tuple))
-    name = getattr(node, "func", None)
-    name = getattr(name, "attr", getattr(name, "id", ""))
-    return isinstance(node, ast.Raise) or name.lower().startswith(("assert", "fail"))
+    if called(node) in ("exit", "_exit", "quit"):
+        return True
+    return isinstance(node, ast.Raise) or called(node).lower().startswith(("assert", "fail"))
+
+
+def is_caught(node):
+    """Whether an assertion that fails in the body of this node fails nothing."""
+    if isinstance(node, ast.Try):
+        for handler in node.handlers:
+            kinds = [getattr(kind, "attr", getattr(kind, "id", "")) for kind in ast.walk(handler.type or ast.Pass())]
+            if handler.type is None or any(kind in CATCHING for kind in kinds):
+                return not any(map(asserts, ast.walk(handler)))
+        return False
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        return any(called(item.context_expr) == "suppress" for item in node.items)
+    return False
+
+
+def is_main(node):
+    """Whether a node is what runs in a script only."""
+    return isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+
+
+def effective(node):
+    """All nodes within a node but those that run in a script only, or that may fail unseen."""
+    for name, children in ast.iter_fields(node):
+        if name == "body" and (is_caught(node) or is_main(node)):
+            continue
+        for child in children if isinstance(children, list) else [children]:
+            if isinstance(child, ast.AST):
+                yield child
+                yield from effective(child)
 
 
 def acts(nodes):
     """Whether statements assert or call something themselves, and not only in what they define."""
     for node in nodes:
-        is_main = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
-        if not is_main and not isinstance(node, DEFINITIONS):
+        if not is_main(node) and not isinstance(node, DEFINITIONS):
             is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
             if is_call or asserts(node) or acts(ast.iter_child_nodes(node)):
                 return True
     return False
 
 
+def top(nodes):
+    """Statements of a module, and those within its conditions."""
+    for node in nodes:
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.With)) and not is_main(node):
+            yield from top(ast.iter_child_nodes(node))
+
+
 def suite(tree):
-    """Names of the tests that code defines and does not call itself, as pytest and unittest find them.
+    """Names of functions to run, and of classes that may have tests, as pytest and unittest find them.
 
     Raises ValueError for code that would pass whatever the program does.
     """
-    nodes = list(ast.walk(tree))
+    nodes = list(effective(tree))
     if not any(map(asserts, nodes)):
         raise ValueError("the tests assert nothing")
+    for node in nodes:
+        codes = [getattr(code, "value", None) for code in getattr(node, "args", [])] if isinstance(node, ast.Call) else []
+        if called(node) in ("exit", "_exit", "quit") and not any(codes):
+            raise ValueError(f"the tests leave by `{called(node)}`, which fails whatever the program does")
+        if "autouse" in [getattr(keyword, "arg", None) for keyword in getattr(node, "keywords", [])]:
+            raise ValueError("the tests have fixtures that run by themselves, which need pytest")
     named = {node.id for node in nodes if isinstance(node, ast.Name)}
-    found = []
-    for node in tree.body:
-        is_case = "TestCase" in "".join(map(ast.dump, getattr(node, "bases", [])))
-        if not isinstance(node, DEFINITIONS) or not (is_case or node.name.lower().startswith(("test", "check"))):
-            continue
-        is_called = node.name in named
-        takes_none = not isinstance(node, ast.FunctionDef) or not node.args.args
-        is_plain = not any(isinstance(one, (ast.AsyncFunctionDef, ast.Yield, ast.YieldFrom)) for one in ast.walk(node))
-        if not is_plain or not (is_called or takes_none):
-            raise ValueError(f"the tests define `{node.name}`, which nothing calls")
-        found += [] if is_called else [node.name]
-    if not found and not acts(tree.body):
+    # Those have run, and what they raise ends the tests.
+    ran = {called(node.value) for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)}
+    functions, classes = [], []
+    for node in top(tree.body):
+        if isinstance(node, ast.ClassDef):
+            classes += [node.name]
+        elif isinstance(node, DEFINITIONS) and node.name.lower().startswith(("test", "check")):
+            taken = node.args.posonlyargs + node.args.args
+            is_free = len(taken) == len(node.args.defaults) and None not in node.args.kw_defaults
+            if not is_free and node.name not in named:
+                raise ValueError(f"the tests define `{node.name}`, which nothing calls")
+            functions += [node.name] if is_free and node.name not in ran else []
+    if not functions and not classes and not acts(tree.body):
         raise ValueError("the tests define what nothing calls")
     for node in nodes:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -96,26 +150,82 @@ def suite(tree):
             module = module.split(".")[0]
             if module != SOLUTION and module not in sys.modules and importlib.util.find_spec(module) is None:
                 raise ValueError(f"the tests import `{module}`, which the Python of the sandbox does not have")
-    return found
+    return {"functions": functions, "classes": classes, "acts": acts(tree.body)}
 
 
-def run_suite(names, suite):
-    """Runs tests that code defines. Raises where one fails, or where a class has none."""
-    for name in suite:
-        item = names[name]
-        if not isinstance(item, type):
-            item()
-        elif hasattr(item, "assertEqual"):
-            import unittest
+class Unusable(Exception):
+    """The tests, and not the program, are at fault."""
 
-            result = unittest.TestResult()
-            unittest.defaultTestLoader.loadTestsFromTestCase(item).run(result)
-            assert result.testsRun and not result.skipped and result.wasSuccessful()
-        else:
-            tests = [test for test in dir(item) if test.startswith("test")]
-            assert tests
-            for test in tests:
-                getattr(item(), test)()
+
+def given_hook(owner, name, item):
+    """Calls what is to run before or after a test, if it is there, with the test if it takes one."""
+    hook = getattr(owner, name, None)
+    if hook is not None:
+        hook(*[item][: len(inspect.signature(hook).parameters)])
+
+
+def run_test(owner, test, item, before, after):
+    """Runs one test function to its end."""
+    given_hook(owner, before, item)
+    try:
+        result = test()
+        if inspect.iscoroutine(result):
+            import asyncio
+
+            asyncio.run(result)
+        elif inspect.isgenerator(result):
+            raise Unusable("the tests yield, and so are no tests")
+    finally:
+        given_hook(owner, after, item)
+
+
+def run_suite(names, suite, is_control):
+    """Runs tests that code defines. Raises where one fails, and Unusable where there is none."""
+    unittest = sys.modules.get("unittest")
+    classes = [names[name] for name in suite["classes"] if isinstance(names.get(name), type)]
+    cases, plain_classes, skipped = [], [], False
+    for item in classes:
+        if unittest and issubclass(item, unittest.TestCase):
+            for test in unittest.defaultTestLoader.loadTestsFromTestCase(item):
+                method = getattr(item, test._testMethodName, None)
+                is_skipped = any(getattr(of, "__unittest_skip__", False) for of in (item, method))
+                skipped |= is_skipped
+                cases += [] if is_skipped else [test]
+        elif item.__name__.lower().startswith(("test", "check")):
+            tests = [test for test in dir(item) if test.startswith("test") and callable(getattr(item, test))]
+            plain_classes += [(item, tests)] if tests else []
+    if not suite["functions"] and not cases and not plain_classes and (skipped or not suite["acts"]):
+        raise Unusable("the tests skip themselves" if skipped else "the tests define what nothing calls")
+    module = types.SimpleNamespace(**{name: names[name] for name in names if name.startswith(("setup", "teardown"))})
+    given_hook(module, "setup_module", module)
+    for name in suite["functions"]:
+        run_test(module, names[name], names[name], "setup_function", "teardown_function")
+    if cases:
+        result = unittest.TestResult()
+        unittest.TestSuite(cases).run(result)
+        if is_control and result.skipped:
+            raise Unusable("the tests skip themselves")
+        assert result.testsRun and not result.skipped and result.wasSuccessful()
+    for item, tests in plain_classes:
+        try:
+            made = [item() for _ in tests]
+            for one, test in zip(made, tests):
+                inspect.signature(getattr(one, test)).bind()
+        except TypeError as error:
+            if is_control:
+                raise Unusable(f"the tests define `{item.__name__}`, which nothing calls") from error
+            raise
+        given_hook(item, "setup_class", item)
+        for one, test in zip(made, tests):
+            run_test(one, getattr(one, test), test, "setup_method", "teardown_method")
+        given_hook(item, "teardown_class", item)
+
+
+def leave_no_run_to_tests():
+    """Lets the test programs of unittest do nothing: the tests that they would look for are run anyway."""
+    import unittest
+
+    unittest.main = unittest.TestProgram = lambda *_, **__: types.SimpleNamespace(result=unittest.TestResult())
 
 
 def plain(value):
@@ -189,8 +299,10 @@ def tested(order):
     for source in sources(order):
         exec(compile(source, "program.py", "exec"), names)
     if "asserts" in order:
+        if "unittest" in order["asserts"].co_names:
+            leave_no_run_to_tests()
         exec(order["asserts"], names)
-        run_suite(names, order["suite"])
+        run_suite(names, order["suite"], order.get("control", False))
         return None
     function = names.get(order["function"])
     if function is None and "Solution" in names:
@@ -212,41 +324,83 @@ def run(order, out):
     """Runs program and test, and writes what came of it."""
     sign, write, leave = order.pop("sign"), os.write, os._exit
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    found = json.dumps({"found": tested(order), "sign": sign}).encode()
+    try:
+        found = {"found": tested(order), "sign": sign}
+    except Unusable as why:
+        # Without a program, this is what the tests say.
+        found = {"unusable": str(why), "sign": sign} if order.get("control") else {}
+    found = json.dumps(found).encode()
     sys.stdout.flush()
     while found:
         found = found[write(out, found) :]
     leave(0)
 
 
+def forked(order):
+    """Starts a process of its own for program and test; it and the pipe that it writes to."""
+    read, out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        run(order, out)
+    os.close(out)
+    return child, read
+
+
+def said(child, read):
+    """What a process says, and how it ended."""
+    with os.fdopen(read, "rb") as pipe:
+        found = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return (json.loads(found) if os.waitstatus_to_exitcode(status) == 0 and found else {}), status
+
+
+def stand_in(tree):
+    """A program in which each name of the tests is a function that gives a value of no use."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == SOLUTION:
+            names |= {alias.name for alias in node.names}
+    lines = [f"def {name}(*_, **__): return object()" for name in sorted(names) if name.isidentifier()]
+    return "\n".join(line for line in lines if not hasattr(builtins, line[4:].split("(")[0]))
+
+
+def controlled(order, tree):
+    """Why tests cannot be used, or None: they pass without a program, and with one that does nothing."""
+    for program in "", stand_in(tree):
+        told, _ = said(*forked({**order, "program": program}))
+        if "sign" not in told or "unusable" in told:
+            return told.get("unusable")
+    return "the tests pass without a program"
+
+
 def main():
     order = line()
     sign = order["sign"]
+    why = tree = None
     if "asserts" in order:
         try:
             tree = ast.parse(order["asserts"], "test.py")
             order["suite"], order["asserts"] = suite(tree), compile(tree, "test.py", "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            # No program has run yet, so this process alone knows the token.
-            os.write(1, f"\n{line()['token']} {UNUSABLE} {error}\n".encode())
-            os._exit(1)
-    read, out = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        return run(order, out)
-    os.close(out)
+            why = str(error)
+    if why is None and order.get("control"):
+        why = controlled(order, tree)
+    if why is not None or order.get("control"):
+        # No program has run yet, so this process alone knows the token.
+        token = line()["token"]
+        if why is not None:
+            os.write(1, f"\n{token} {UNUSABLE} {why}\n".encode())
+        os._exit(1)
+    child, read = forked(order)
     # PR_SET_DUMPABLE: the program cannot read the memory of this process.
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
     expected = line()
-    with os.fdopen(read, "rb") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
+    told, status = said(child, read)
     if os.WIFSIGNALED(status):
         # The limits of the program are those of both.
         os.kill(os.getpid(), os.WTERMSIG(status))
         signal.pause()
-    told = json.loads(said) if os.waitstatus_to_exitcode(status) == 0 and said else {}
     passed = told.get("sign") == sign
     if passed:
         value = json.dumps(told["found"]) if "function" in order else ""

@@ -109,7 +109,7 @@ async fn tests_that_test_nothing_leave_a_program_unscored() {
     for (tests, why) in [
         ("def check(candidate):\n    assert candidate(1) == 2\n", "define `check`, which nothing calls"),
         ("def test_f(case):\n    assert f(case) == 2\n", "define `test_f`, which nothing calls"),
-        ("async def test_f():\n    assert f(1) == 2\n", "define `test_f`, which nothing calls"),
+        ("def test_f():\n    yield f(1)\n    assert f(1) == 2\n", "the tests yield"),
         ("def verify():\n    assert f(1) == 2\n", "define what nothing calls"),
         ("f(1) == 2", "assert nothing"),
         ("print(f(1))", "assert nothing"),
@@ -118,6 +118,37 @@ async fn tests_that_test_nothing_leave_a_program_unscored() {
         ("\"assert f(1) == 2\"", "assert nothing"),
         // A table as Python prints it.
         ("{'inputs': ['1'], 'outputs': ['2']}", "assert nothing"),
+        // Assertions that fail unseen.
+        ("try:\n    assert f(1) == 2\nexcept:\n    print('failed')", "assert nothing"),
+        (
+            "def test_f():\n    try:\n        assert f(1) == 2\n    except Exception as e:\n        print(e)",
+            "assert nothing",
+        ),
+        (
+            "from contextlib import suppress\nwith suppress(AssertionError):\n    assert f(1) == 2",
+            "assert nothing",
+        ),
+        ("def test_f():\n    return f(1) == 2", "assert nothing"),
+        ("assert 1 == 1", "pass without a program"),
+        ("def f(n):\n    return 3\nassert f(1) == 3", "pass without a program"),
+        (
+            "import unittest\nunittest.TextTestRunner().run(unittest.FunctionTestCase(lambda: fail(f)))",
+            "pass without",
+        ),
+        // Classes without tests, or whose tests do not run.
+        (
+            "import unittest\nclass A(unittest.TestCase):\n    def look(self):\n        assert f(1) == 2",
+            "nothing calls",
+        ),
+        (
+            "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('')\n    def test_f(self):\n        assert f(1) == 2",
+            "skip themselves",
+        ),
+        (
+            "class TestF:\n    def test_f(self, case):\n        assert f(case) == 2",
+            "define `TestF`, which nothing calls",
+        ),
+        ("if f(1) != 2:\n    exit()", "leave by `exit`"),
         ("assert f(1) 2", "invalid syntax"),
         ("the tests are elsewhere", "invalid syntax"),
         (
@@ -147,11 +178,32 @@ async fn tests_of_pytest_and_unittest_are_run() {
         "class TestF:\n    def test_one(self):\n        assert f(1) == 1\n",
         case,
         "def test_one():\n    assert f(1) == 1\ntest_one()\n",
+        // Called where failures are seen, where they are not, and in scripts only.
+        "def test_one():\n    assert f(1) == 1\nif __name__ == '__main__':\n    test_one()\n",
+        "def test_one():\n    assert f(1) == 1\nfor test in [test_one]:\n    try:\n        test()\n    except:\n        print('failed')\n",
+        "def test_one():\n    assert f(2) == 2\ndef test_two():\n    assert f(1) == 1\ntest_one()\n",
+        "async def test_one():\n    assert f(1) == 1\n",
+        "if f(1) != 1:\n    import sys\n    sys.exit(1)",
+        "class TestF:\n    def setup_method(self):\n        self.f = f\n    def test_one(self):\n        assert self.f(1) == 1\n",
+        // The runners of unittest.
+        &case.replace("if __name__ == '__main__':\n    ", ""),
+        &case.replace("if __name__ == '__main__':\n    unittest.main()", "done = unittest.main(exit=False).result"),
+        &case.replace(
+            "if __name__ == '__main__':\n    unittest.main()",
+            "suite = unittest.TestLoader().loadTestsFromTestCase(TestCases)\nunittest.TextTestRunner().run(suite)",
+        ),
+        "from unittest import IsolatedAsyncioTestCase, TestCase as T, main\nclass Base(T):\n    pass\nclass A(Base):\n    \
+         def test_f(self):\n        assert f(1) == 1\nclass B(IsolatedAsyncioTestCase):\n    async def test_g(self):\n        \
+         self.assertEqual(f(3), f(3))\nmain()\n",
+        "import unittest\nclass A(unittest.TestCase):\n    @unittest.skip('')\n    def test_g(self):\n        assert 0\n    \
+         def test_f(self):\n        assert f(1) == 1\n",
+        "import unittest\nclass A(unittest.TestCase):\n    def test_f(self):\n        with self.assertRaises(Exception):\n            \
+         f(None)\n        self.assertTrue(f(1) == 1)\n",
         "try:\n    f(None)\n    raise AssertionError\nexcept TypeError:\n    pass\nassert f(1) == 1",
     ] {
         let score = |body: &'static str| {
             let answer = format!("```python\ndef f(n):\n    return {body}\n```");
-            let scorer = scorer.clone();
+            let (scorer, tests) = (scorer.clone(), tests.to_owned());
             async move { values(&scorer, &answer, json!({ "tests": tests })).await[0] }
         };
         assert_eq!((score("n + 0").await, score("n + 1").await), (1.0, 0.0), "{tests}");
@@ -235,6 +287,31 @@ async fn functions_are_called() {
     } });
     assert_eq!(values(&scorer, method, functional).await[0], 1.0);
     assert_eq!(values(&scorer, "```python\npair = 5\n```", tests).await[0], 0.0);
+}
+
+#[tokio::test]
+async fn expected_text_that_looks_like_json_is_text_beside_values() {
+    let (_, scorer) = scorer(Passing::All);
+    let object = r#"{"$serde_json::private::Number": "5"}"#;
+    let text = |output: &str| json!({ "fn_name": "f", "inputs": [[1]], "outputs": [output] });
+    let lines = |output: &str| json!({ "fn_name": "f", "inputs": ["1"], "outputs": [output] });
+    for (tests, value, right) in [
+        (text("[1, 2]"), "'[1, 2]'", 1.0),
+        (text("[1, 2]"), "[1, 2]", 0.0),
+        (text("3"), "'3'", 1.0),
+        (text("3"), "3", 0.0),
+        (text("null"), "None", 0.0),
+        (text(object), "5", 0.0),
+        (lines("[1, 2]"), "[1, 2]", 1.0),
+        (lines("[1, 2]"), "'[1, 2]'", 0.0),
+        (lines("\"3\""), "'3'", 1.0),
+        (lines(object), "5", 0.0),
+        (lines(object), "{'$serde_json::private::Number': '5'}", 1.0),
+        (lines("5"), "{'$serde_json::private::Number': '5'}", 0.0),
+    ] {
+        let program = format!("```python\ndef f(n):\n    return {value}\n```");
+        assert_eq!(values(&scorer, &program, json!({ "tests": tests })).await[0], right, "{tests} {value}");
+    }
 }
 
 #[tokio::test]
@@ -422,6 +499,7 @@ fn tests_that_make_no_sense_are_named() {
         (json!({ "tests": { "inputs": ["1"], "outputs": [] } }), "have 1 inputs and 0 outputs"),
         (json!({ "tests": { "input": "1" } }), "have input, but not `inputs` with `outputs`"),
         (json!({ "tests": [{ "input": "1", "output": null }] }), "have an output that is null"),
+        (json!({ "tests": [{ "input": "1", "output": { "a": 1 } }] }), "give it as text"),
         (
             json!({ "tests": { "fn_name": "f", "inputs": ["x"], "outputs": ["1"] } }),
             "the argument \"x\", no JSON",
@@ -441,4 +519,15 @@ fn tests_that_make_no_sense_are_named() {
         assert!(error.contains(want), "{error}");
     }
     CodeKeys { language: "cpp".into(), url: Some("http://h".into()), ..CodeKeys::default() }.check().unwrap();
+}
+
+#[tokio::test]
+async fn test_code_is_checked_once_by_attempts_at_the_same_time() {
+    let (runner, scorer) = scorer(Passing::All);
+    let task = json!({ "tests": "def test_f():\n    assert f(1) == 1\n" });
+    let attempt = || values(&scorer, "```python\ndef f(n):\n    return n\n```", task.clone());
+    let (one, two, three) = tokio::join!(attempt(), attempt(), attempt());
+    assert_eq!((one[0], two[0], three[0]), (1.0, 1.0, 1.0));
+    // Three answers and one check.
+    assert_eq!(*runner.runs.lock().unwrap(), 4);
 }

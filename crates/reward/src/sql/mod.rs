@@ -18,7 +18,7 @@ use crate::answer::in_tag;
 use crate::scorer::{expected, task_field};
 use crate::{Component, Evidence, ScoreError, Scorer, blocks};
 use compare::same;
-use run::{Bounds, Query, VALUE_BYTES};
+use run::{Bounds, COLUMNS, Query, VALUE_BYTES};
 
 /// Scores 1 where a query gives the rows that the expected one gives, else 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -92,11 +92,16 @@ impl Scorer for SqlScorer {
             bytes: self.result_mb << 20,
             enough: usize::MAX,
             value: VALUE_BYTES[0],
+            columns: COLUMNS[0],
         };
         let mut want = Query::new(&database, &gold, bounds).run().await;
-        if want.as_ref().is_err_and(|why| why.contains("too big")) {
-            // Its values are longer.
-            bounds.value = VALUE_BYTES[1];
+        // Its values may be longer, or its tables wider.
+        for _ in 0..2 {
+            match &want {
+                Err(why) if why.contains("too big") => bounds.value = VALUE_BYTES[1],
+                Err(why) if why.contains("too many columns") => bounds.columns = COLUMNS[1],
+                _ => break,
+            }
             want = Query::new(&database, &gold, bounds).run().await;
         }
         let want = want.map_err(|why| unusable(&gold, &why))?.rows;

@@ -56,10 +56,19 @@ pub(super) struct Bounds {
     pub enough: usize,
     /// Maximum number of bytes of a text or blob, or of a row of a table.
     pub value: usize,
+    /// Maximum number of columns of a table or of any result within the query.
+    pub columns: usize,
 }
 
 /// Maximum sizes of a value: the first one that suffices for the expected query holds for answers, too.
 pub(super) const VALUE_BYTES: [usize; 2] = [128 << 10, 1 << 20];
+
+/// Maximum numbers of columns, chosen in the same way. A row of a statement is in memory with all of its
+/// values.
+pub(super) const COLUMNS: [usize; 2] = [128, 2000];
+
+/// Functions whose rows SQLite collects in memory without a bound.
+const UNBOUNDED: [&str; 2] = ["json_group_", "jsonb_group_"];
 
 /// Rows of a query.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,8 +86,8 @@ pub(super) struct Query {
     bounds: Bounds,
 }
 
-/// Opens a database for reading alone, with values of at most so many bytes.
-fn open(database: &Path, value: usize) -> Result<Connection, String> {
+/// Opens a database for reading alone, with at most so many columns and values of at most so many bytes.
+fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
     let connection = opened.map_err(|error| format!("{}: {error}", database.display()))?;
@@ -89,11 +98,21 @@ fn open(database: &Path, value: usize) -> Result<Connection, String> {
         (Limit::SQLITE_LIMIT_LENGTH, value as i32),
         (Limit::SQLITE_LIMIT_SQL_LENGTH, QUERY_BYTES),
         (Limit::SQLITE_LIMIT_EXPR_DEPTH, 250),
+        (Limit::SQLITE_LIMIT_COLUMN, columns as i32),
     ];
     for (limit, value) in limits {
         connection.set_limit(limit, value).map_err(|error| error.to_string())?;
     }
     Ok(connection)
+}
+
+/// Returns an error if a query calls a function whose memory no limit of SQLite bounds.
+fn bounded(query: &str) -> Result<(), String> {
+    let query = query.to_ascii_lowercase();
+    match UNBOUNDED.iter().find(|name| query.contains(**name)) {
+        Some(name) => Err(format!("it calls {name}array or {name}object, whose memory has no bound")),
+        None => Ok(()),
+    }
 }
 
 impl Query {
@@ -106,7 +125,8 @@ impl Query {
     /// # Errors
     /// Says so if it does not, or if the database cannot be opened.
     pub fn check(database: &Path, text: &str) -> Result<(), String> {
-        let connection = open(database, VALUE_BYTES[1])?;
+        let connection = open(database, VALUE_BYTES[1], COLUMNS[1])?;
+        bounded(text)?;
         let statement = connection.prepare(text).map_err(|error| error.to_string())?;
         match (statement.readonly(), statement.column_count()) {
             (false, _) => Err("it would write".into()),
@@ -123,7 +143,7 @@ impl Query {
         let limit = self.bounds.time;
         let (tell, told) = tokio::sync::oneshot::channel();
         let mut running = tokio::task::spawn_blocking(move || {
-            let connection = open(&self.database, self.bounds.value)?;
+            let connection = open(&self.database, self.bounds.value, self.bounds.columns)?;
             // The caller may have stopped waiting.
             let _ = tell.send(connection.get_interrupt_handle());
             self.rows_of(&connection)
@@ -143,6 +163,7 @@ impl Query {
     }
 
     fn rows_of(&self, connection: &Connection) -> Result<Table, String> {
+        bounded(&self.text)?;
         let mut statement = connection.prepare(&self.text).map_err(|error| error.to_string())?;
         if !statement.readonly() {
             return Err("it would write".into());

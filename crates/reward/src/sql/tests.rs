@@ -205,6 +205,35 @@ async fn results_are_bounded_in_rows_and_bytes() {
 }
 
 #[tokio::test]
+async fn one_row_is_bounded_in_columns_and_functions() {
+    let folder = folder();
+    let scorer = scorer(folder.path());
+    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)";
+    let wide = format!("SELECT {} x FROM (SELECT randomblob(130000) AS x)", "x, ".repeat(1500));
+    let columns: Vec<String> = (0..800).map(|at| format!("1 a{at}")).collect();
+    let columns = columns.join(",");
+    for answer in [
+        format!("{many} SELECT json_group_array(hex(randomblob(60000))) FROM n"),
+        format!("{many} SELECT \"JSON_GROUP_OBJECT\"(i, hex(zeroblob(60000))) FROM n"),
+        format!("{many} SELECT length(jsonb_group_array(i)) FROM n"),
+        wide.clone(),
+        format!("SELECT count(*) FROM ({wide})"),
+        format!("SELECT * FROM (SELECT {columns})"),
+    ] {
+        let begun = Instant::now();
+        let given = scorer.score(&evidence(&answer, task("SELECT name FROM item"))).await.unwrap();
+        assert_eq!((given[0].value, given[1].value), (0.0, 0.0), "{}", &answer[..answer.len().min(80)]);
+        assert!(begun.elapsed() < Duration::from_secs(5), "{}", &answer[..answer.len().min(80)]);
+    }
+    // An expected query that is as wide may be answered.
+    let wide = format!("SELECT {columns}");
+    assert_eq!(scorer.score(&evidence(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
+    let collects = task("SELECT json_group_array(name) FROM item");
+    let error = scorer.check_task(&collects).unwrap_err().to_string();
+    assert!(error.contains("memory has no bound"), "{error}");
+}
+
+#[tokio::test]
 async fn a_query_can_harm_nothing() {
     let folder = folder();
     let scorer = SqlScorer { seconds: 1.0, ..scorer(folder.path()) };

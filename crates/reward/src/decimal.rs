@@ -1,0 +1,192 @@
+//! Decimal numbers of any length, as they are written in outputs and in JSON.
+//!
+//! Values are compared on their digits: nothing is rounded, and no power of ten is written out.
+
+use std::cmp::Ordering;
+
+use num_bigint::BigInt;
+use num_integer::Integer;
+use num_traits::Zero;
+
+/// A decimal number of any length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Decimal {
+    pub negative: bool,
+    /// Digits without zeros around them; none for 0.
+    pub digits: Vec<u8>,
+    /// Power of ten of the last digit.
+    pub exponent: i64,
+    /// Whether it is written with a decimal point or an exponent.
+    pub is_float: bool,
+}
+
+/// Maximum number of digits of which a difference is computed exactly.
+const MAX_DIGITS: i64 = 100_000;
+
+impl Decimal {
+    pub fn parse(text: &str) -> Option<Self> {
+        let (negative, rest) = match text.as_bytes().first()? {
+            b'-' => (true, &text[1..]),
+            b'+' => (false, &text[1..]),
+            _ => (false, text),
+        };
+        let (mantissa, exponent) = match rest.find(['e', 'E']) {
+            Some(at) => (&rest[..at], rest[at + 1..].parse::<i32>().ok()?.into()),
+            None => (rest, 0i64),
+        };
+        let (whole, decimals) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let mut digits: Vec<u8> = whole.bytes().chain(decimals.bytes()).collect();
+        if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        let mut exponent = exponent - decimals.len() as i64;
+        let kept = digits.len() - digits.iter().rev().take_while(|digit| **digit == b'0').count();
+        exponent += (digits.len() - kept) as i64;
+        digits.truncate(kept);
+        digits.drain(..digits.iter().take_while(|digit| **digit == b'0').count());
+        let is_float = rest.contains(['.', 'e', 'E']);
+        let exponent = if digits.is_empty() { 0 } else { exponent };
+        Some(Decimal { negative: negative && !digits.is_empty(), digits, exponent, is_float })
+    }
+
+    /// Creates the decimal of a float, with all of its digits if it is whole.
+    pub fn of(value: f64) -> Option<Self> {
+        Decimal::parse(&if value.fract() == 0.0 { format!("{value:.0}") } else { value.to_string() })
+    }
+
+    pub fn is_value_of(&self, other: &Decimal) -> bool {
+        (self.negative, self.exponent, &self.digits) == (other.negative, other.exponent, &other.digits)
+    }
+
+    /// The nearest f64.
+    pub fn to_f64(&self) -> f64 {
+        let digits = String::from_utf8_lossy(&self.digits);
+        let size = format!("{}e{}", if digits.is_empty() { "0" } else { &digits }, self.exponent);
+        let size = size.parse::<f64>().unwrap_or(f64::NAN);
+        if self.negative { -size } else { size }
+    }
+
+    /// |self − other|, computed on the digits and rounded once.
+    pub fn difference(&self, other: &Decimal) -> f64 {
+        let low = self.exponent.min(other.exponent);
+        let width = |of: &Decimal| of.digits.len() as i64 + of.exponent - low;
+        let length = width(self).max(width(other));
+        if length > MAX_DIGITS {
+            return (self.to_f64() - other.to_f64()).abs();
+        }
+        let length = length as usize + 1;
+        // Digits from the lowest one, with the sign of their number.
+        let mut places = vec![0i8; length];
+        let mut add = |of: &Decimal, sign: i8| {
+            let start = (of.exponent - low) as usize;
+            for (at, digit) in of.digits.iter().rev().enumerate() {
+                places[start + at] += sign * (digit - b'0') as i8;
+            }
+        };
+        add(self, if self.negative { -1 } else { 1 });
+        add(other, if other.negative { 1 } else { -1 });
+        // The sign of the whole is that of its highest place, since no place is beyond ±18 while carried ones
+        // are below 10: make that positive, then carry.
+        if places.iter().rev().find(|place| **place != 0).is_some_and(|place| *place < 0) {
+            places.iter_mut().for_each(|place| *place = -*place);
+        }
+        let mut carry = 0i8;
+        for place in &mut places {
+            let sum = *place + carry;
+            (*place, carry) = (sum.rem_euclid(10), sum.div_euclid(10));
+        }
+        let text: String = places.iter().rev().map(|place| char::from(b'0' + *place as u8)).collect();
+        format!("{text}e{low}").parse().unwrap_or(f64::INFINITY)
+    }
+
+    /// Compares two values.
+    pub fn compare(&self, other: &Decimal) -> Ordering {
+        let sign = |of: &Decimal| match (of.digits.is_empty(), of.negative) {
+            (true, _) => 0,
+            (false, true) => -1,
+            (false, false) => 1,
+        };
+        // Digits after the point of 0.… and the power of ten before it.
+        let size = |of: &Decimal| of.exponent.saturating_add(of.digits.len() as i64);
+        let (own, its) = (sign(self), sign(other));
+        let sizes = size(self).cmp(&size(other)).then_with(|| self.digits.cmp(&other.digits));
+        own.cmp(&its).then(match own {
+            0 => Ordering::Equal,
+            1 => sizes,
+            _ => sizes.reverse(),
+        })
+    }
+
+    /// Returns whether this is a whole number of times `step`, which must not be 0.
+    pub fn is_multiple_of(&self, step: &Decimal) -> bool {
+        let whole = |of: &Decimal| BigInt::parse_bytes(&of.digits, 10).unwrap_or_default();
+        let (value, step_digits) = (whole(self), whole(step));
+        let tens = self.exponent.saturating_sub(step.exponent);
+        // The last digit of the value is not 0, so it is no multiple of ten steps.
+        value.is_zero()
+            || (tens >= 0 && {
+                let power = BigInt::from(10).modpow(&BigInt::from(tens), &step_digits);
+                (value * power).is_multiple_of(&step_digits)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compare_orders_values_of_any_length() {
+        let ascending = [
+            "-1e99999",
+            "-12345678901234567890.5",
+            "-12345678901234567890",
+            "-1.5",
+            "-1",
+            "-1e-9",
+            "0",
+            "1e-99999",
+            "0.099",
+            "0.1",
+            "0.10000000000000000001",
+            "9.99",
+            "10",
+            "598731845373330050",
+            "598731845373330050.5",
+            "598731845373330051.0",
+            "1e400",
+        ];
+        for (at, low) in ascending.iter().enumerate() {
+            for (place, high) in ascending.iter().enumerate() {
+                let (low, high) = (Decimal::parse(low).unwrap(), Decimal::parse(high).unwrap());
+                assert_eq!(low.compare(&high), at.cmp(&place), "{low:?} {high:?}");
+            }
+        }
+        assert_eq!(
+            Decimal::parse("1e2").unwrap().compare(&Decimal::parse("100.0").unwrap()),
+            Ordering::Equal
+        );
+    }
+
+    #[test]
+    fn is_multiple_of_is_exact_at_any_length() {
+        for (value, step, want) in [
+            ("0", "7", true),
+            ("19.99", "0.01", true),
+            ("19.999", "0.01", false),
+            ("37037036703703701.5", "3", false),
+            ("9007199254740993.5", "0.5", true),
+            ("9007199254740993.25", "0.5", false),
+            ("1e999999999", "7", false),
+            ("7e999999999", "7", true),
+            ("1e400", "2.5", true),
+            ("1e-400", "2.5", false),
+            ("-3", "1.5", true),
+            ("100", "25", true),
+            ("25", "100", false),
+        ] {
+            let (value, step) = (Decimal::parse(value).unwrap(), Decimal::parse(step).unwrap());
+            assert_eq!(value.is_multiple_of(&step), want, "{value:?} {step:?}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! JSON whose numbers keep their digits, and whose objects stay objects.
+//!
+//! With arbitrary precision, `serde_json` hands a number on as an object with a key of its own, and so takes
+//! an object with that single key (`{"$serde_json::private::Number": "5"}`) for a number. Texts that a model
+//! or a data set writes are parsed here instead, where the two are told apart.
+
+use std::fmt;
+
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+/// Parses a text that is one JSON value.
+///
+/// # Errors
+/// Returns an error if the text is not JSON, or is nested more than 127 deep.
+pub(crate) fn parse(text: &str) -> serde_json::Result<Value> {
+    let mut source = serde_json::Deserializer::from_str(text);
+    let value = Exact.deserialize(&mut source)?;
+    source.end()?;
+    Ok(value)
+}
+
+/// Reads a value.
+struct Exact;
+
+impl<'de> DeserializeSeed<'de> for Exact {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Value, D::Error> {
+        source.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Exact {
+    type Value = Value;
+
+    fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
+        to.write_str("any JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element_seed(Exact)? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some(key) = entries.next_key_seed(KeySeed)? {
+            match key {
+                Key::Field(name) => drop(fields.insert(name, entries.next_value_seed(Exact)?)),
+                Key::Number => {
+                    let digits: String = entries.next_value()?;
+                    return digits.parse::<Number>().map(Value::Number).map_err(de::Error::custom);
+                }
+            }
+        }
+        Ok(Value::Object(fields))
+    }
+}
+
+/// Key of what `serde_json` hands on as an object.
+enum Key {
+    /// A key that is written in the text.
+    Field(String),
+    /// The key of a number, which no text has.
+    Number,
+}
+
+/// Tells the keys of objects from that of a number: a key of an object is present, as an option, and that of
+/// a number is a text, whatever is asked for.
+struct KeySeed;
+
+impl<'de> DeserializeSeed<'de> for KeySeed {
+    type Value = Key;
+
+    fn deserialize<D: Deserializer<'de>>(self, source: D) -> Result<Key, D::Error> {
+        source.deserialize_option(self)
+    }
+}
+
+impl<'de> Visitor<'de> for KeySeed {
+    type Value = Key;
+
+    fn expecting(&self, to: &mut fmt::Formatter) -> fmt::Result {
+        to.write_str("a key")
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, source: D) -> Result<Key, D::Error> {
+        de::Deserialize::deserialize(source).map(Key::Field)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Key, E> {
+        Ok(Key::Number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PRIVATE: &str = "$serde_json::private::Number";
+
+    #[test]
+    fn parse_keeps_objects_with_the_private_key() {
+        for inner in ["\"5\"", "5", "\"x\"", "null", "{}", "\"5\", \"b\": 1"] {
+            let text = format!("[{{\"{PRIVATE}\": {inner}}}, {{\"a\": {{\"{PRIVATE}\": {inner}}}}}]");
+            let value = parse(&text).unwrap();
+            assert!(value[0].is_object() && value[1]["a"].is_object(), "{text}");
+            assert_eq!(value[0], value[1]["a"]);
+            assert!(value[0].get(PRIVATE).is_some());
+        }
+        // Written with an escape.
+        assert!(parse(r#"{"\u0024serde_json::private::Number": "5"}"#).unwrap().is_object());
+    }
+
+    #[test]
+    fn parse_agrees_with_serde_json_on_other_texts() {
+        for text in [
+            "null",
+            "true",
+            " [1, 1.10, -0, 1e400, 12345678901234567890123] ",
+            r#"{"a": {"b": "c\n"}, "a": 2}"#,
+            "",
+            "{",
+            "[1,]",
+            "01",
+            "NaN",
+            "1 2",
+            "{\"a\"}",
+            "\"\\ud800\"",
+            "{1: 2}",
+        ] {
+            let own = serde_json::from_str::<Value>(text);
+            let (own, found) =
+                (own.map_err(|error| error.to_string()), parse(text).map_err(|error| error.to_string()));
+            assert_eq!(found.is_ok(), own.is_ok(), "{text}");
+            if let (Ok(found), Ok(own)) = (found, own) {
+                assert_eq!((found.to_string(), &found), (own.to_string(), &own), "{text}");
+            }
+        }
+        assert!(parse(&"[".repeat(100_000)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_as_serde_json_does(text in "[\\[\\]{}:,\"a1.e+ \\-\\\\u0]{0,16}") {
+            let own = serde_json::from_str::<Value>(&text).ok();
+            prop_assert_eq!(parse(&text).ok(), own);
+        }
+    }
+}
