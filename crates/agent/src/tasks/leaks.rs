@@ -129,7 +129,7 @@ fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Questio
         if !wanted.contains(&question) {
             continue;
         }
-        let (context, answer) = (task.context(), task.answer.to_string());
+        let (context, answer) = (task.context(), task.answer_among());
         match seen.get_mut(&question) {
             None => {
                 seen.insert(question, Seen { context, answer, contexts: false, answers: false });

@@ -29,7 +29,7 @@ fn leaks(held: &[Task], other: &Task) -> bool {
 }
 
 /// Spellings of one question, and questions that look alike and are others.
-const SPELLINGS: [(&str, &[&str], &[&str]); 30] = [
+const SPELLINGS: [(&str, &[&str], &[&str]); 32] = [
     (
         "What is 2+2?",
         &[
@@ -122,6 +122,8 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 30] = [
     ("Convert 101₂.", &["Convert 101_2.", "Convert $101_{2}$."], &["Convert 1012."]),
     ("What is $2^{34}$?", &["What is 2^34?"], &["What is $2^{3}4$?"]),
     ("What is $HOME?", &["what is $HOME"], &["What is HOME?"]),
+    ("What is 3 - 5?", &["what is 3&minus;5"], &["- 3 - 5?"]),
+    ("3 + 5?", &["3+5"], &["- 3 + 5?", "* 3 + 5?"]),
     ("كم يساوي ٢+٢؟", &["كم يساوي 2 + 2", "السؤال: كم يساوي ٢+٢؟\nالجواب:"], &["كم يساوي ٢+٣؟"]),
     (
         "Who's the king?",
@@ -130,11 +132,16 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 30] = [
             "[INST] Who&#39;s the king? [/INST]",
             "<|im_start|>user\nWho's the king?<|im_end|>",
             "[Question] Who's the king?",
+            "Who&#x27;s the king?",
+            "Who&rsquo;s the &#107;ing?",
+            "- Who's the king?",
+            "> Who's the king?",
+            "• Who's the king?",
             "问题：Who's the king?\n答：",
             "Frage: Who's the king?\nAntwort:",
             "Вопрос: Who's the king?\nОтвет:",
         ],
-        &["Who's the [king]?", "Who's the <king>?"],
+        &["Who's the [king]?", "Who's the <king>?", "Who's the &#king;?", "Who's the &king;?"],
     ),
 ];
 
@@ -263,6 +270,31 @@ fn questions_about_contexts_leak_with_their_context() {
     assert!(leaks(&[document("Be brief.", "A")], &document("Be kind.", "A")));
     // Neither does a note beside a row, nor another answer without a context.
     assert!(leaks(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
+}
+
+/// The letter of an option says nothing without the options.
+#[test]
+fn letters_of_other_options_are_other_answers() {
+    let of = |choices: &[&str], answer: &str| row("Which is largest?", answer, json!({"choices": choices}));
+    let rows = [of(&["ant", "cow"], "B"), of(&["sun", "moon"], "A"), of(&["cow", "ant"], "A")];
+    let found = HeldOutQuestions::new(Matching::Rows, &[&rows[0]], [rows.iter().collect()]);
+    assert!(!found.leak(&rows[1]));
+    assert!(found.leak(&rows[2]), "the same options in another order");
+    // Options that are all the same, in several orders, make one question.
+    let shuffled = [&rows[0], &rows[2]];
+    let found = HeldOutQuestions::new(Matching::Rows, &shuffled[..1], [shuffled.to_vec()]);
+    assert!(found.leak(&rows[2]) && found.leak(&of(&["Cow", "Ant."], "A")));
+    let labelled = json!({"choices": {"text": ["cow", "ant"], "label": ["1", "2"]}});
+    assert!(found.leak(&row("Which is largest?", "1", labelled)));
+}
+
+#[test]
+fn context_in_another_spelling_is_the_same_context() {
+    let of = |text: &str, answer: &str| row("Who wrote it?", answer, json!({"context": text}));
+    let rows = [of("By A, in 1900.", "A"), of("By B.", "B")];
+    let found = HeldOutQuestions::new(Matching::Rows, &[&rows[0]], [rows.iter().collect()]);
+    assert!(found.leak(&of("by A,  in 1900", "A")));
+    assert!(!found.leak(&of("By A, in 1901.", "A")) && !found.leak(&rows[1]));
 }
 
 #[test]

@@ -439,6 +439,14 @@ fn rows_are_repeats_if_they_are_equal_as_a_whole() {
              \"content\": \"How many?\"}}], \"answer\": 1}}\n"
         )
     };
+    let called = |x: &str| {
+        let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": format!("{{\"x\": {x}}}")}});
+        let chat = json!([
+            {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "tool_call_id": "a"},
+        ]);
+        format!("{}\n", json!({"question": chat, "answer": 1}))
+    };
     for (rows, kept) in [
         ([row(", \"db_id\": \"a\""), row(", \"db_id\": \"b\"")], 2),
         ([row(", \"choices\": [1, 2]"), row(", \"choices\": [2, 1]")], 2),
@@ -446,12 +454,20 @@ fn rows_are_repeats_if_they_are_equal_as_a_whole() {
         ([asked("There is 1."), asked("There are 2.")], 2),
         ([row(", \"agent_name\": \"x\""), row(", \"agent_name\": \"y\"")], 2),
         ([row(", \"x\": {\"y\": 1}"), row(", \"x\": {\"y\": 2}")], 2),
-        ([row(""), row("").replace("How many", " how  many")], 1),
+        ([row(""), row("").replace("How many", "how many")], 2),
+        ([row(""), row("").replace("How many", "How  many")], 2),
+        ([row(", \"x\": \"a b\""), row(", \"x\": \"a  b\"")], 2),
+        ([row(", \"index\": [1]"), row(", \"index\": [2]")], 2),
+        ([called("1"), called("2")], 2),
+        ([row(""), row("").replace("How many?", " How many? ")], 1),
+        ([row(", \"x\": {\"y\": 1, \"z\": 2}"), row(", \"x\": {\"z\": 2, \"y\": 1}")], 1),
+        ([row(", \"__index_level_0__\": 1"), row(", \"__index_level_0__\": 2")], 1),
         ([row(", \"id\": 7"), row(", \"id\": 8")], 1),
         ([row(", \"extra_info\": {\"index\": 1}"), row(", \"extra_info\": {\"index\": 2}")], 1),
         ([row(""), row("").replace('1', "\"1\"")], 1),
         ([row(", \"x\": null"), row("")], 1),
-        ([asked("There is 1."), asked("There is  1.")], 1),
+        ([asked("There is 1."), asked("There is  1.")], 2),
+        ([asked("There is 1."), asked("There is 1.")], 1),
     ] {
         let (_folder, options) = file(&rows.concat());
         let tasks = options.load(0).unwrap();
