@@ -238,14 +238,14 @@ impl Task {
     }
 
     /// Returns what the question is about: instructions, the turns before it, and fields that hold a context.
-    pub(crate) fn context(&self) -> QuestionKey {
+    pub fn context(&self) -> QuestionKey {
         let mut context: Vec<String> = self.instructions().map(spelled).collect();
         let turns = self.turns();
         let asked = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
         context.extend(turns[..asked].iter().map(|turn| spelled(&turn.content)));
         let question = spelled(self.asked_text());
         for name in CONTEXTS {
-            let found = self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name));
+            let found = self.field(name);
             // A field that holds the question itself is none.
             let is_question = |value: &&Value| value.as_str().is_some_and(|text| spelled(text) == question);
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
@@ -259,7 +259,7 @@ impl Task {
     /// Returns the expected answer as text, with the options that it chooses among: the same letter is another
     /// answer among others.
     pub(crate) fn answer_among(&self) -> String {
-        let options = OPTIONS.iter().find_map(|name| self.row.get(*name)).map(unordered);
+        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered);
         format!("{}\n{}", loose(&self.answer), options.unwrap_or_default())
     }
 
@@ -286,6 +286,11 @@ impl Task {
         let mut key = [0; 16];
         key.copy_from_slice(&hash.finalize()[..16]);
         QuestionKey(key)
+    }
+
+    /// A field of its row, or of verl's `extra_info`.
+    fn field(&self, name: &str) -> Option<&Value> {
+        self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name))
     }
 
     /// Turns but for instructions.
