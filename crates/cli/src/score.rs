@@ -151,7 +151,8 @@ struct OwnIds {
 }
 
 impl OwnIds {
-    /// Returns a task with its id: that of the row with the same task, or else `id`, unless another task has it.
+    /// Returns a task with its id: that of the row with the same task, or else `id`, unless another task has
+    /// it.
     fn named(&mut self, task: Task, id: Option<String>) -> Task {
         let known = (id.clone(), task.question.clone(), task.answer.to_string(), task.context());
         let taken = &mut self.taken;

@@ -2,8 +2,9 @@
 //!
 //! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes,
 //! signs of operators, white space beside anything but letters and digits, separators of thousands, marks of
-//! emphasis and mathematics, digits of other scripts, references of HTML, tags of turns and questions, a mark of
-//! an item or a label before or after them (`Question:`, `Answer:`, also in other languages) and punctuation at their end.
+//! emphasis and mathematics, digits of other scripts, references of HTML, tags of turns and questions, a mark
+//! of an item or a label before or after them (`Question:`, `Answer:`, also in other languages) and
+//! punctuation at their end.
 //! Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
 
 use std::borrow::Cow;

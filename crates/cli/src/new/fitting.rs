@@ -86,8 +86,8 @@ pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
     })
 }
 
-/// Returns the number of options that the scorer `choice` must know of: those that the questions show, if rows
-/// list none; `None` if it is the usual one or rows list them.
+/// Returns the number of options that the scorer `choice` must know of: those that the questions show, if
+/// rows list none; `None` if it is the usual one or rows list them.
 pub fn option_count(tasks: &[Task]) -> Option<usize> {
     let lists = |task: &Task| OPTIONS.iter().any(|name| task.row.contains_key(*name));
     let most = tasks.iter().filter(|task| !lists(task)).map(|task| letters(&shown(task))).max()?;
@@ -199,8 +199,8 @@ fn expected_text(text: &str) -> Expected {
     }
 }
 
-/// Whether a text without words is a formula: `3/7`, `(1, 3)`, `x+2`, `5%`. A date or the number of a telephone
-/// is none.
+/// Returns whether a text without words is a formula: `3/7`, `(1, 3)`, `x+2`, `5%`. A date or the number of a
+/// telephone is none.
 fn is_formula(text: &str) -> bool {
     let chars: Vec<char> = text.chars().collect();
     let is_known = |c: char| c.is_ascii_alphanumeric() || " ()[]{},.+-*/=<>|!%:$√π∞≤≥±".contains(c);

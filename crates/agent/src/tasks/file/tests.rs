@@ -518,7 +518,7 @@ fn options_that_are_json_texts_are_read_as_options() {
         ("Which?\nA. red\nB. green", &json!(["red", "green"]))
     );
     assert!(tasks.notes[0].contains("\"choices\" holds JSON as a text, which is read as options"));
-    let (_folder, printed) = named("rows.csv", &rows.replace("\"\"", "'"));
+    let (_folder, printed) = named("rows.csv", rows.replace("\"\"", "'"));
     let error = FileOptions { question: options.question, ..printed }.load(0).unwrap_err().to_string();
     assert!(error.contains("\"choices\"") && error.contains("json.dumps"), "{error}");
 }
