@@ -93,8 +93,11 @@ const CONTEXTS: [&str; 69] = [
 /// Fields with the options of a question: their order says nothing, but for the letters of answers.
 const OPTIONS: [&str; 3] = ["choices", "options", "endings"];
 
-/// Fields that only name a row, as texts or numbers. pandas calls its index the last three.
-const NAMES: [&str; 21] = [
+/// Further fields that only name a row. pandas calls its index the last three.
+const NAMES: [&str; 4] = ["qid", "", "__index_level_0__", "unnamed: 0"];
+
+/// Fields that only name a row, as texts or numbers; by [`Task::row_key_by_words`], whatever they hold.
+const NAMES_BY_WORDS: [&str; 17] = [
     "id",
     "_id",
     "index",
@@ -112,10 +115,6 @@ const NAMES: [&str; 21] = [
     "example_id",
     "instance_id",
     "unique_id",
-    "qid",
-    "",
-    "__index_level_0__",
-    "unnamed: 0",
 ];
 
 /// Minimum length of a part of a text that is compared with held-out questions, in characters of its
@@ -256,16 +255,16 @@ impl Task {
         QuestionKey::new(&context.join("\n"))
     }
 
-    /// Returns the expected answer as text, with the options that it chooses among: the same letter is another
-    /// answer among others.
+    /// Returns the expected answer as text, with the options that it chooses among: the same letter is
+    /// another answer among others.
     pub(crate) fn answer_among(&self) -> String {
         let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered);
         format!("{}\n{}", loose(&self.answer), options.unwrap_or_default())
     }
 
-    /// Returns the task as a whole: its question, conversation, expected answer, agent, and all fields of `row`
-    /// but those that `skipped` holds and those that only name it. Of texts all counts but white space around
-    /// questions.
+    /// Returns the task as a whole: its question, conversation, expected answer, agent, and all fields of
+    /// `row` but those that `skipped` holds and those that only name it. Of texts all counts but white space
+    /// around questions.
     pub(crate) fn row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
         let mut hash = Sha256::new().chain_update(self.question.trim()).chain_update(exact(&self.answer));
         for turn in &self.messages {
@@ -276,16 +275,22 @@ impl Task {
         }
         hash.update([2]);
         hash.update(self.agent.as_deref().unwrap_or_default());
-        let mut fields = Vec::new();
-        collect_fields(row, "", skipped, &mut fields);
-        fields.sort_unstable();
-        for field in fields {
-            hash.update([1]);
-            hash.update(field);
+        key_of(hash, &FieldRule { is_name, shown: exact }, row, skipped)
+    }
+
+    /// Returns the task as a whole by the rule of runs with [`Matching::Rows`](super::Matching): case and
+    /// white space of texts do not count, nor do tool calls.
+    pub(crate) fn row_key_by_words(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
+        let by_words = |value: &Value| {
+            written(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
+        };
+        let mut hash = Sha256::new().chain_update(self.key().0).chain_update(by_words(&self.answer));
+        for text in self.instructions().map(normalised).chain(self.agent.clone()) {
+            hash.update([0]);
+            hash.update(text);
         }
-        let mut key = [0; 16];
-        key.copy_from_slice(&hash.finalize()[..16]);
-        QuestionKey(key)
+        let is_name = |name: &str, _: &Value| NAMES_BY_WORDS.contains(&name);
+        key_of(hash, &FieldRule { is_name, shown: by_words }, row, skipped)
     }
 
     /// A field of its row, or of verl's `extra_info`.
@@ -303,20 +308,52 @@ impl Task {
     }
 }
 
+/// How fields of rows are compared.
+struct FieldRule {
+    /// Whether a field of this name, in lower case, only names its row.
+    is_name: fn(&str, &Value) -> bool,
+    /// A value as text.
+    shown: fn(&Value) -> String,
+}
+
+/// Returns the key of a task whose other parts `hash` has, with the fields of its row.
+fn key_of(mut hash: Sha256, rule: &FieldRule, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
+    let mut fields = Vec::new();
+    collect_fields(row, "", rule, skipped, &mut fields);
+    fields.sort_unstable();
+    for field in fields {
+        hash.update([1]);
+        hash.update(field);
+    }
+    let mut key = [0; 16];
+    key.copy_from_slice(&hash.finalize()[..16]);
+    QuestionKey(key)
+}
+
 /// Collects the fields of a row as texts, each with its path.
-fn collect_fields(row: &Map<String, Value>, before: &str, skipped: &[&str], fields: &mut Vec<String>) {
+fn collect_fields(
+    row: &Map<String, Value>,
+    before: &str,
+    rule: &FieldRule,
+    skipped: &[&str],
+    fields: &mut Vec<String>,
+) {
     for (name, value) in row {
         let path = format!("{before}{name}");
-        let is_name = matches!(value, Value::String(_) | Value::Number(_))
-            && NAMES.contains(&name.to_lowercase().as_str());
+        let is_name = (rule.is_name)(&name.to_lowercase(), value);
         if is_name || skipped.contains(&path.as_str()) || value.is_null() {
             continue;
         }
         match value {
-            Value::Object(inner) => collect_fields(inner, &format!("{path}."), skipped, fields),
-            value => fields.push(format!("{path} {}", exact(value))),
+            Value::Object(inner) => collect_fields(inner, &format!("{path}."), rule, skipped, fields),
+            value => fields.push(format!("{path} {}", (rule.shown)(value))),
         }
     }
+}
+
+fn is_name(name: &str, value: &Value) -> bool {
+    let is_scalar = matches!(value, Value::String(_) | Value::Number(_));
+    is_scalar && (NAMES_BY_WORDS.contains(&name) || NAMES.contains(&name))
 }
 
 /// A value as text, to the last character. A number is its digits, since tables have numbers as texts.

@@ -335,11 +335,16 @@ impl<'o> Loader<'o> {
         let mut task = task?;
         let key = task.key();
         let known = match (self.matching, &self.layout) {
-            (Matching::Rows, Some(layout)) => task.row_key(&row.fields, &[&layout.question, &layout.answer]),
+            (Matching::ExactRows, Some(layout)) => {
+                task.row_key(&row.fields, &[&layout.question, &layout.answer])
+            }
+            (Matching::Rows, Some(layout)) => {
+                task.row_key_by_words(&row.fields, &[&layout.question, &layout.answer])
+            }
             _ => key,
         };
         // Rows of which something is left out may differ in it.
-        if self.known.insert(known) || (row.is_partial && self.matching == Matching::Rows) {
+        if self.known.insert(known) || (row.is_partial && self.matching != Matching::Questions) {
             self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
             self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
             task.row = row.fields.into();

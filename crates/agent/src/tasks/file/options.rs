@@ -256,8 +256,8 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
     })
 }
 
-/// Returns a template with the fields of a row, as they are. White space of the template at its ends is left out,
-/// as are line breaks beside fields that are empty there.
+/// Returns a template with the fields of a row, as they are. White space of the template at its ends is left
+/// out, as are line breaks beside fields that are empty there.
 fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
     let (mut question, mut end) = (String::new(), 0);
