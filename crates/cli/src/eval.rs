@@ -1,6 +1,6 @@
 //! `dressage eval`: how well a model does on the held-out tasks of a recipe.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use dressage_agent::program::Replies;
 use dressage_agent::tasks::{Matching, QuestionKey};
 use dressage_engine::Engine;
 use dressage_policy::Sampler;
-use dressage_store::{EvalKey, Memory, Sqlite};
+use dressage_store::{EvalKey, Memory, Sqlite, Store};
 use dressage_trainer::recipe::{Override, Recipe};
 use dressage_trainer::{
     AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles, chat_options,
     check_tasks, evaluate, matching, trained_on,
 };
-use dressage_tree::{DEFAULT, RunId};
+use dressage_tree::{DEFAULT, Purpose, RunId};
 
 use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
@@ -140,11 +140,30 @@ async fn warn_of_trained(tasks: &Tasks, model: &str) {
     );
 }
 
+/// Writes a line for each attempt of an evaluation in which all failed.
+async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> anyhow::Result<()> {
+    let slices = tasks.eval.iter().flat_map(|slice| std::iter::repeat_n(&slice.name, slice.tasks.len()));
+    let slices: Vec<&String> = slices.collect();
+    let last: BTreeMap<_, _> = store
+        .failures(Purpose::Eval)
+        .await?
+        .into_iter()
+        .map(|failed| (failed.placement, failed.id))
+        .collect();
+    for (placement, id) in last {
+        let slice = slices.get(placement.group as usize).map_or("", |name| name.as_str());
+        if let Some(attempt) = store.attempt(&id).await? {
+            out.write(&attempt_line(slice, &attempt))?;
+        }
+    }
+    out.finish()
+}
+
 async fn measure(
     recipe: &Recipe,
     trained_by: Option<Run>,
     needs_adapter: bool,
-    out: Option<&mut LinesFile>,
+    mut out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
     let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let by = trained_by.as_ref().map_or(Ok(Matching::default()), |run| matching(run.root()))?;
@@ -181,6 +200,7 @@ async fn measure(
         running,
         recipe.engine.precision,
     );
+    let options = model::within_memory(&files.config, options, recipe.engine.memory_mb);
     let first = agents.first().ok_or_else(|| unusable("the recipe has no agent"))?;
     let engine = model::start_sampling(&found, &options, Some(&first.chat)).await?;
     let context = Engine::context(&engine);
@@ -222,6 +242,9 @@ async fn measure(
         evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &recipe.model.source, &mut bars, &stop).await;
     bars.clear();
     interrupts.abort();
+    if let (Err(_), Some(out)) = (&result, &mut out) {
+        write_failed(&*rollouts.store, &tasks, out).await?;
+    }
     let Some((result, attempts)) = result? else { return Ok(None) };
     if let Some(out) = out {
         let sources = tasks.eval.iter().flat_map(|slice| {

@@ -232,6 +232,12 @@ pub fn sampling_options(
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
+/// Returns the options with at most so much memory, in MiB; 0 for what is free.
+pub fn within_memory(config: &ModelConfig, options: EngineOptions, memory_mb: usize) -> EngineOptions {
+    let options = EngineOptions { memory_mb, ..options };
+    EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
+}
+
 /// Returns the memory for keys and values, in MiB: a quarter of the budget up to [`KV_MEMORY_MB`], less if
 /// the engine would not fit otherwise, and never less than one sequence of the whole context takes, so that
 /// the scheduler never has to refuse one.
@@ -314,6 +320,15 @@ mod tests {
     use dressage_engine::testing::{Cache, tiny_config};
 
     use super::*;
+
+    #[test]
+    fn within_memory_bounds_the_cache_of_an_evaluation() {
+        let config = tiny_config();
+        let free = sampling_options(&config, 1, Some(64), 1, Precision::F32);
+        let bound = within_memory(&config, free.clone(), 8);
+        assert_eq!((free.memory_mb, bound.memory_mb), (0, 8));
+        assert!(bound.kv_memory_mb <= 2 && free.kv_memory_mb >= bound.kv_memory_mb);
+    }
 
     /// Heads of a width that is no multiple of a block's are padded: what is reckoned with is what the engine
     /// takes.

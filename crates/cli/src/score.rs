@@ -1,12 +1,12 @@
 //! `dressage score`: scores replies that exist, with the scorers of a recipe.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use dressage_agent::Keeper;
 use dressage_agent::environments::Environments;
-use dressage_agent::tasks::{FileOptions, FileRow, Task};
+use dressage_agent::tasks::{FileOptions, FileRow, QuestionKey, Task};
 use dressage_store::Attempt;
 use dressage_trainer::recipe::{Override, Recipe, TaskSource};
 use dressage_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
@@ -56,6 +56,10 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
+    let path = |path: &PathBuf| path.canonicalize().ok();
+    if let Some(out) = args.out.as_ref().filter(|out| path(out).is_some() && path(out) == path(&args.file)) {
+        return Err(unusable(format!("--out {} is the file of replies; name another file", out.display())));
+    }
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let ScoredReplies { attempts, success, score } =
         crate::runtime()?.block_on(score_file(&args, &recipe))?;
@@ -111,25 +115,54 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplie
     let environments = Environments::new(recipe.environments(), &Keeper::this()?);
     let known = known_tasks(recipe, &environments).await;
     let mut replies = Vec::new();
-    // The id of the first row that asks a question of its own, by question and answer.
-    let mut own_ids: HashMap<(String, String), String> = HashMap::new();
+    let mut own_ids = OwnIds::default();
     for row in rows(args, recipe)? {
         let reply = reply(args, recipe, &row)?;
-        let id = row.fields.get("id").and_then(Value::as_str);
-        let of_recipe = id.and_then(|id| known.get(id)).map_or(&[][..], Vec::as_slice);
+        let id = match row.fields.get("id") {
+            Some(Value::String(id)) => Some(id.clone()),
+            Some(Value::Number(id)) => Some(id.to_string()),
+            _ => None,
+        };
+        let of_recipe = id.as_ref().and_then(|id| known.get(id)).map_or(&[][..], Vec::as_slice);
         let task = match (known_task(of_recipe, &row)?, row.task) {
             (Some(known), _) => known.clone(),
-            (None, Ok(task)) => {
-                let asked = (task.question.clone(), task.answer.to_string());
-                let first = own_ids.entry(asked).or_insert_with(|| task.id.clone());
-                Task { id: id.map_or_else(|| first.clone(), str::to_owned), ..task }
+            (None, Ok(task)) => own_ids.named(task, id),
+            (None, Err(error)) => {
+                let unknown = id.filter(|_| row.fields.get("question").is_none()).map(|id| {
+                    format!(
+                        "{}: no task of the recipe has the id {id:?}, and the row is no task of its own: ",
+                        row.id
+                    )
+                });
+                return Err(unusable(format!("{}{error}", unknown.unwrap_or_default())));
             }
-            (None, Err(error)) => return Err(unusable(error.to_string())),
         };
         replies.push((task, reply));
     }
     let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments)?);
     Ok(score_replies(&scorers, replies, recipe.engine.sequences()).await?)
+}
+
+/// Ids of tasks that rows bring along. Rows with the same task share an id, and are a group.
+#[derive(Default)]
+struct OwnIds {
+    by_task: HashMap<(Option<String>, String, String, QuestionKey), String>,
+    taken: HashSet<String>,
+}
+
+impl OwnIds {
+    /// Returns a task with its id: that of the row with the same task, or else `id`, unless another task has
+    /// it.
+    fn named(&mut self, task: Task, id: Option<String>) -> Task {
+        let known = (id.clone(), task.question.clone(), task.answer.to_string(), task.context());
+        let taken = &mut self.taken;
+        let name = self.by_task.entry(known).or_insert_with(|| {
+            let name = id.filter(|id| !taken.contains(id)).unwrap_or_else(|| task.id.clone());
+            taken.insert(name.clone());
+            name
+        });
+        Task { id: name.clone(), ..task }
+    }
 }
 
 /// Returns the task of the recipe that a row replies to, out of those with its id. An id counts rows, so a
@@ -229,5 +262,35 @@ fn reply(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> 
             fields.join(", "),
             row.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(id: &str, question: &str, context: &str) -> Task {
+        let row = json!({ "context": context });
+        let Value::Object(row) = row else { panic!("{row}") };
+        Task {
+            id: id.into(),
+            question: question.into(),
+            answer: "1".into(),
+            row: row.into(),
+            ..Task::default()
+        }
+    }
+
+    #[test]
+    fn own_tasks_share_an_id_only_if_they_are_the_same() {
+        let mut ids = OwnIds::default();
+        let mut named = |task: Task, id: Option<&str>| ids.named(task, id.map(str::to_owned)).id;
+        assert_eq!(named(task("f-1", "a?", "x"), None), "f-1");
+        assert_eq!(named(task("f-2", "a?", "x"), None), "f-1");
+        assert_eq!(named(task("f-3", "a?", "y"), None), "f-3", "another context");
+        assert_eq!(named(task("f-4", "b?", "x"), Some("7")), "7");
+        assert_eq!(named(task("f-5", "b?", "x"), Some("7")), "7");
+        assert_eq!(named(task("f-6", "c?", "x"), Some("7")), "f-6", "another question with the id");
+        assert_eq!(named(task("f-7", "c?", "x"), Some("7")), "f-6");
     }
 }

@@ -1,5 +1,5 @@
-//! Grades mathematical or numeric answers: from standard input lines of JSON, `{"text": …, "expected": …}`, to
-//! standard output one line each, `{"value": …, "extracted": …, "micros": …}`.
+//! Grades mathematical or numeric answers: from standard input lines of JSON, `{"text": …, "expected": …}`,
+//! to standard output one line each, `{"value": …, "extracted": …, "micros": …}`.
 //!
 //! ```sh
 //! cargo run --release -p dressage-reward --example grade -- '{"maths": {"place": "boxed"}}' < answers.jsonl

@@ -1,7 +1,8 @@
 //! Phrases beside a number that change the value or deny it: at least 5, not 5, maybe 5, the square of 5.
 //!
-//! One table serves `maths` and `numeric`, in all languages: German, Spanish, French, Italian, Portuguese, Dutch,
-//! Russian, Polish, Turkish, Hindi, Arabic, Chinese, Japanese, Korean, and the common bounds of some more.
+//! One table serves `maths` and `numeric`, in all languages: German, Spanish, French, Italian, Portuguese,
+//! Dutch, Russian, Polish, Turkish, Hindi, Arabic, Chinese, Japanese, Korean, and the common bounds of some
+//! more.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

@@ -1,9 +1,9 @@
 //! Whether a sentence states the number in it, or bounds, denies, supposes or doubts it.
 //!
 //! The words before a number govern it if nothing but words that say nothing of their own stand between: "it
-//! can't be 5", "at least about 5". A doubt or a supposition governs its clause: "maybe she has 5". What follows
-//! a number takes it back ("5 is wrong", "5. No, that is wrong"), and whoever says that a problem was not worked
-//! out has no answer ("I cannot compute it. Maybe 5.").
+//! can't be 5", "at least about 5". A doubt or a supposition governs its clause: "maybe she has 5". What
+//! follows a number takes it back ("5 is wrong", "5. No, that is wrong"), and whoever says that a problem was
+//! not worked out has no answer ("I cannot compute it. Maybe 5.").
 
 use crate::bounds::{bound, joined_before};
 use crate::retraction::retracts;
@@ -192,8 +192,8 @@ pub(crate) fn is_supposed(before: &str) -> bool {
             .is_some_and(|(sign, length)| ["supposed", "maybe"].contains(&sign) && length == clause.len())
 }
 
-/// Returns whether what stands before a number says that the problem was not worked out: in its sentence, or in
-/// the one before if its own says nothing else.
+/// Returns whether what stands before a number says that the problem was not worked out: in its sentence, or
+/// in the one before if its own says nothing else.
 pub(crate) fn gives_up(before: &str) -> bool {
     let before = last_chars(before, REACH).to_lowercase().replace('’', "'");
     let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n');
@@ -227,8 +227,8 @@ pub(crate) fn asks(before: &str) -> bool {
     words(own).first().is_some_and(|word| has(ASKS, word))
 }
 
-/// Returns whether what stands behind a number denies or takes back what it says; or asks, if the words before
-/// it do.
+/// Returns whether what stands behind a number denies or takes back what it says; or asks, if the words
+/// before it do.
 pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
@@ -264,8 +264,8 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
     is_own_wrong || no_wait || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
 }
 
-/// Returns whether the words at an index deny the number before them: is wrong, isn't right, doesn't work. The
-/// verb is in the singular: 12 answers are wrong.
+/// Returns whether the words at an index deny the number before them: is wrong, isn't right, doesn't work.
+/// The verb is in the singular: 12 answers are wrong.
 fn is_denial(words: &[&str], at: usize) -> bool {
     let word = words[at];
     let before = |by: usize| at.checked_sub(by).map(|at| words[at]);

@@ -1,9 +1,9 @@
 //! Words beside numbers in languages other than English.
 //!
-//! A word makes of a number what its English counterpart in [`words`](crate::words) makes of it: a second guess
-//! (`4 или 5`) or a range leaves no value, a sign negates, a magnitude multiplies. Bounds of all languages are in
-//! [`bounds`](crate::bounds). Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish,
-//! Hindi, Arabic, Chinese, Japanese and Korean.
+//! A word makes of a number what its English counterpart in [`words`](crate::words) makes of it: a second
+//! guess (`4 или 5`) or a range leaves no value, a sign negates, a magnitude multiplies. Bounds of all
+//! languages are in [`bounds`](crate::bounds). Languages: German, Spanish, French, Italian, Portuguese,
+//! Dutch, Russian, Polish, Turkish, Hindi, Arabic, Chinese, Japanese and Korean.
 
 /// How words before a number change its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

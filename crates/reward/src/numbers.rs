@@ -482,8 +482,8 @@ impl Reader {
         Some(Digits { plain, decimals, exponent: exponent.is_some() })
     }
 
-    /// Separators of three digits from those before: `,`, `{,}`, `,\!`, a space, an apostrophe, an underscore. (`,\,`
-    /// parts the items of a list.)
+    /// Separators of three digits from those before: `,`, `{,}`, `,\!`, a space, an apostrophe, an
+    /// underscore. (`,\,` parts the items of a list.)
     fn separator(&mut self) -> Option<()> {
         let braced = self.take("{");
         let plain = !braced && self.take_any(&[" ", "'", "_"]);

@@ -366,15 +366,18 @@ mod tests {
     #[test]
     fn runs_keep_the_matching_that_they_started_with() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(matching(folder.path()).unwrap(), Matching::Rows);
+        assert_eq!(matching(folder.path()).unwrap(), Matching::ExactRows);
         fs::write(folder.path().join(RECIPE), "").unwrap();
         assert_eq!(matching(folder.path()).unwrap(), Matching::Questions);
         let mut older = json!(origin(None));
         older.as_object_mut().unwrap().remove("matching");
         fs::write(folder.path().join(FILE), older.to_string()).unwrap();
         assert_eq!(matching(folder.path()).unwrap(), Matching::Questions);
-        origin(None).write(folder.path()).unwrap();
+        older["matching"] = json!("rows");
+        fs::write(folder.path().join(FILE), older.to_string()).unwrap();
         assert_eq!(matching(folder.path()).unwrap(), Matching::Rows);
+        origin(None).write(folder.path()).unwrap();
+        assert_eq!(matching(folder.path()).unwrap(), Matching::ExactRows);
     }
 
     #[test]

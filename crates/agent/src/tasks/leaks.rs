@@ -20,9 +20,12 @@ pub enum Matching {
     /// Rows that ask the same are repeats, and tasks that ask the same leak: up to white space, case and
     /// Unicode form. Rules of runs that older builds started.
     Questions,
-    /// Rows that are equal as a whole are repeats; tasks leak what they ask or show, up to spelling.
-    #[default]
+    /// Rows that are equal as a whole up to white space and the case of questions are repeats; tasks leak
+    /// what they ask or show, up to spelling. Rules of runs that older builds started.
     Rows,
+    /// Rows that are equal as a whole to the last character are repeats; tasks leak as by `Rows`.
+    #[default]
+    ExactRows,
 }
 
 /// The questions that a run holds out.
@@ -129,7 +132,7 @@ fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Questio
         if !wanted.contains(&question) {
             continue;
         }
-        let (context, answer) = (task.context(), task.answer.to_string());
+        let (context, answer) = (task.context(), task.answer_among());
         match seen.get_mut(&question) {
             None => {
                 seen.insert(question, Seen { context, answer, contexts: false, answers: false });

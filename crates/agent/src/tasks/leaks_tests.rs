@@ -21,7 +21,7 @@ fn row(question: &str, answer: &str, row: serde_json::Value) -> Task {
 
 fn held_out(held: &[Task], others: &[Task]) -> HeldOutQuestions {
     let held: Vec<&Task> = held.iter().collect();
-    HeldOutQuestions::new(Matching::Rows, &held, [held.clone(), others.iter().collect()])
+    HeldOutQuestions::new(Matching::ExactRows, &held, [held.clone(), others.iter().collect()])
 }
 
 fn leaks(held: &[Task], other: &Task) -> bool {
@@ -29,7 +29,7 @@ fn leaks(held: &[Task], other: &Task) -> bool {
 }
 
 /// Spellings of one question, and questions that look alike and are others.
-const SPELLINGS: [(&str, &[&str], &[&str]); 30] = [
+const SPELLINGS: [(&str, &[&str], &[&str]); 32] = [
     (
         "What is 2+2?",
         &[
@@ -122,6 +122,8 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 30] = [
     ("Convert 101₂.", &["Convert 101_2.", "Convert $101_{2}$."], &["Convert 1012."]),
     ("What is $2^{34}$?", &["What is 2^34?"], &["What is $2^{3}4$?"]),
     ("What is $HOME?", &["what is $HOME"], &["What is HOME?"]),
+    ("What is 3 - 5?", &["what is 3&minus;5"], &["- 3 - 5?"]),
+    ("3 + 5?", &["3+5"], &["- 3 + 5?", "* 3 + 5?"]),
     ("كم يساوي ٢+٢؟", &["كم يساوي 2 + 2", "السؤال: كم يساوي ٢+٢؟\nالجواب:"], &["كم يساوي ٢+٣؟"]),
     (
         "Who's the king?",
@@ -130,11 +132,16 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 30] = [
             "[INST] Who&#39;s the king? [/INST]",
             "<|im_start|>user\nWho's the king?<|im_end|>",
             "[Question] Who's the king?",
+            "Who&#x27;s the king?",
+            "Who&rsquo;s the &#107;ing?",
+            "- Who's the king?",
+            "> Who's the king?",
+            "• Who's the king?",
             "问题：Who's the king?\n答：",
             "Frage: Who's the king?\nAntwort:",
             "Вопрос: Who's the king?\nОтвет:",
         ],
-        &["Who's the [king]?", "Who's the <king>?"],
+        &["Who's the [king]?", "Who's the <king>?", "Who's the &#king;?", "Who's the &king;?"],
     ),
 ];
 
@@ -230,7 +237,7 @@ fn shared_last_turns_of_a_source_count_with_the_turns_before() {
         chat(&turns, &(number + 1).to_string())
     };
     let rows: Vec<Task> = (0..5).map(sure).collect();
-    let found = HeldOutQuestions::new(Matching::Rows, &[&rows[0]], [rows.iter().collect()]);
+    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(rows[1..].iter().all(|task| !found.leak(task)) && found.leak(&sure(0)));
 }
 
@@ -242,27 +249,52 @@ fn questions_about_contexts_leak_with_their_context() {
     let found = held_out(held, rest);
     // All rows of one source ask the same question, so its contexts count.
     let all =
-        HeldOutQuestions::new(Matching::Rows, &held.iter().collect::<Vec<_>>(), [rows.iter().collect()]);
+        HeldOutQuestions::new(Matching::ExactRows, &held.iter().collect::<Vec<_>>(), [rows.iter().collect()]);
     assert!(rest.iter().all(|task| !all.leak(task)) && all.leak(&of("db1", "9")));
     assert!(rest.iter().all(|task| !found.leak(task)));
     let document =
         |text: &str, answer: &str| chat(&[Message::system(text), Message::user("Who wrote it?")], answer);
     let rows = [document("By A.", "A"), document("By B.", "B"), document("By C.", "C")];
-    let found = HeldOutQuestions::new(Matching::Rows, &[&rows[0]], [rows.iter().collect()]);
+    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]) && found.leak(&document("by A.", "A")));
     // Without other answers a context makes no other question; a field that holds the question is none.
     let same =
         [row("Who was it?", "A", json!({"db_id": "x"})), row("Who was it?", "A", json!({"db_id": "y"}))];
-    let found = HeldOutQuestions::new(Matching::Rows, &[&same[0]], [same.iter().collect()]);
+    let found = HeldOutQuestions::new(Matching::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
     let same = ["What is 2+2?", "what is 2 + 2"]
         .map(|text| row(text, &text.len().to_string(), json!({"text": text})));
-    let found = HeldOutQuestions::new(Matching::Rows, &[&same[0]], [same.iter().collect()]);
+    let found = HeldOutQuestions::new(Matching::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
     // Instructions alone make no other question: the answer is the same.
     assert!(leaks(&[document("Be brief.", "A")], &document("Be kind.", "A")));
     // Neither does a note beside a row, nor another answer without a context.
     assert!(leaks(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
+}
+
+/// The letter of an option says nothing without the options.
+#[test]
+fn letters_of_other_options_are_other_answers() {
+    let of = |choices: &[&str], answer: &str| row("Which is largest?", answer, json!({"choices": choices}));
+    let rows = [of(&["ant", "cow"], "B"), of(&["sun", "moon"], "A"), of(&["cow", "ant"], "A")];
+    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    assert!(!found.leak(&rows[1]));
+    assert!(found.leak(&rows[2]), "the same options in another order");
+    // Options that are all the same, in several orders, make one question.
+    let shuffled = [&rows[0], &rows[2]];
+    let found = HeldOutQuestions::new(Matching::ExactRows, &shuffled[..1], [shuffled.to_vec()]);
+    assert!(found.leak(&rows[2]) && found.leak(&of(&["Cow", "Ant."], "A")));
+    let labelled = json!({"choices": {"text": ["cow", "ant"], "label": ["1", "2"]}});
+    assert!(found.leak(&row("Which is largest?", "1", labelled)));
+}
+
+#[test]
+fn context_in_another_spelling_is_the_same_context() {
+    let of = |text: &str, answer: &str| row("Who wrote it?", answer, json!({"context": text}));
+    let rows = [of("By A, in 1900.", "A"), of("By B.", "B")];
+    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    assert!(found.leak(&of("by A,  in 1900", "A")));
+    assert!(!found.leak(&of("By A, in 1901.", "A")) && !found.leak(&rows[1]));
 }
 
 #[test]

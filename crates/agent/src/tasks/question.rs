@@ -90,8 +90,14 @@ const CONTEXTS: [&str; 69] = [
     "observation",
 ];
 
-/// Fields that only name a row.
-const NAMES: [&str; 17] = [
+/// Fields with the options of a question: their order says nothing, but for the letters of answers.
+const OPTIONS: [&str; 3] = ["choices", "options", "endings"];
+
+/// Further fields that only name a row. pandas calls its index the last three.
+const NAMES: [&str; 4] = ["qid", "", "__index_level_0__", "unnamed: 0"];
+
+/// Fields that only name a row, as texts or numbers; by [`Task::row_key_by_words`], whatever they hold.
+const NAMES_BY_WORDS: [&str; 17] = [
     "id",
     "_id",
     "index",
@@ -231,41 +237,65 @@ impl Task {
     }
 
     /// Returns what the question is about: instructions, the turns before it, and fields that hold a context.
-    pub(crate) fn context(&self) -> QuestionKey {
-        let mut context: Vec<String> = self.instructions().map(normalised).collect();
+    pub fn context(&self) -> QuestionKey {
+        let mut context: Vec<String> = self.instructions().map(spelled).collect();
         let turns = self.turns();
         let asked = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
-        context.extend(turns[..asked].iter().map(|turn| normalised(&turn.content)));
+        context.extend(turns[..asked].iter().map(|turn| spelled(&turn.content)));
         let question = spelled(self.asked_text());
         for name in CONTEXTS {
-            let found = self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name));
+            let found = self.field(name);
             // A field that holds the question itself is none.
             let is_question = |value: &&Value| value.as_str().is_some_and(|text| spelled(text) == question);
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
-                context.push(format!("{name} {}", canonical(value)));
+                let value = if OPTIONS.contains(&name) { unordered(value) } else { loose(value) };
+                context.push(format!("{name} {value}"));
             }
         }
         QuestionKey::new(&context.join("\n"))
     }
 
-    /// Returns the task as a whole: its question, instructions, expected answer, agent, and all fields of
-    /// `row` but those that `skipped` holds and those that only name it.
+    /// Returns the expected answer as text, with the options that it chooses among: the same letter is
+    /// another answer among others.
+    pub(crate) fn answer_among(&self) -> String {
+        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered);
+        format!("{}\n{}", loose(&self.answer), options.unwrap_or_default())
+    }
+
+    /// Returns the task as a whole: its question, conversation, expected answer, agent, and all fields of
+    /// `row` but those that `skipped` holds and those that only name it. Of texts all counts but white space
+    /// around questions.
     pub(crate) fn row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
-        let mut hash = Sha256::new().chain_update(self.key().0).chain_update(canonical(&self.answer));
+        let mut hash = Sha256::new().chain_update(self.question.trim()).chain_update(exact(&self.answer));
+        for turn in &self.messages {
+            let calls = turn.tool_calls.iter().map(|call| format!("{call:?}"));
+            hash.update([0]);
+            hash.update([turn.role.as_str(), turn.content.trim()].join("\u{1}"));
+            calls.for_each(|call| hash.update(call));
+        }
+        hash.update([2]);
+        hash.update(self.agent.as_deref().unwrap_or_default());
+        key_of(hash, &FieldRule { is_name, shown: exact }, row, skipped)
+    }
+
+    /// Returns the task as a whole by the rule of runs with [`Matching::Rows`](super::Matching): case and
+    /// white space of texts do not count, nor do tool calls.
+    pub(crate) fn row_key_by_words(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
+        let by_words = |value: &Value| {
+            written(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
+        };
+        let mut hash = Sha256::new().chain_update(self.key().0).chain_update(by_words(&self.answer));
         for text in self.instructions().map(normalised).chain(self.agent.clone()) {
             hash.update([0]);
             hash.update(text);
         }
-        let mut fields = Vec::new();
-        collect_fields(row, "", skipped, &mut fields);
-        fields.sort_unstable();
-        for field in fields {
-            hash.update([1]);
-            hash.update(field);
-        }
-        let mut key = [0; 16];
-        key.copy_from_slice(&hash.finalize()[..16]);
-        QuestionKey(key)
+        let is_name = |name: &str, _: &Value| NAMES_BY_WORDS.contains(&name);
+        key_of(hash, &FieldRule { is_name, shown: by_words }, row, skipped)
+    }
+
+    /// A field of its row, or of verl's `extra_info`.
+    fn field(&self, name: &str) -> Option<&Value> {
+        self.row.get(name).or_else(|| self.row.get("extra_info")?.get(name))
     }
 
     /// Turns but for instructions.
@@ -278,33 +308,93 @@ impl Task {
     }
 }
 
+/// How fields of rows are compared.
+struct FieldRule {
+    /// Whether a field of this name, in lower case, only names its row.
+    is_name: fn(&str, &Value) -> bool,
+    /// A value as text.
+    shown: fn(&Value) -> String,
+}
+
+/// Returns the key of a task whose other parts `hash` has, with the fields of its row.
+fn key_of(mut hash: Sha256, rule: &FieldRule, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
+    let mut fields = Vec::new();
+    collect_fields(row, "", rule, skipped, &mut fields);
+    fields.sort_unstable();
+    for field in fields {
+        hash.update([1]);
+        hash.update(field);
+    }
+    let mut key = [0; 16];
+    key.copy_from_slice(&hash.finalize()[..16]);
+    QuestionKey(key)
+}
+
 /// Collects the fields of a row as texts, each with its path.
-fn collect_fields(row: &Map<String, Value>, before: &str, skipped: &[&str], fields: &mut Vec<String>) {
+fn collect_fields(
+    row: &Map<String, Value>,
+    before: &str,
+    rule: &FieldRule,
+    skipped: &[&str],
+    fields: &mut Vec<String>,
+) {
     for (name, value) in row {
         let path = format!("{before}{name}");
-        if NAMES.contains(&name.to_lowercase().as_str())
-            || skipped.contains(&path.as_str())
-            || value.is_null()
-        {
+        let is_name = (rule.is_name)(&name.to_lowercase(), value);
+        if is_name || skipped.contains(&path.as_str()) || value.is_null() {
             continue;
         }
         match value {
-            Value::Object(inner) => collect_fields(inner, &format!("{path}."), skipped, fields),
-            value => fields.push(format!("{path} {}", canonical(value))),
+            Value::Object(inner) => collect_fields(inner, &format!("{path}."), rule, skipped, fields),
+            value => fields.push(format!("{path} {}", (rule.shown)(value))),
         }
     }
 }
 
-/// A value as text, whichever file it is read from: tables have numbers as texts, and fields in any order.
-fn canonical(value: &Value) -> String {
+fn is_name(name: &str, value: &Value) -> bool {
+    let is_scalar = matches!(value, Value::String(_) | Value::Number(_));
+    is_scalar && (NAMES_BY_WORDS.contains(&name) || NAMES.contains(&name))
+}
+
+/// A value as text, to the last character. A number is its digits, since tables have numbers as texts.
+fn exact(value: &Value) -> String {
+    written(value, &|text| text.to_owned(), false)
+}
+
+/// A value as text up to the spelling of the texts in it.
+fn loose(value: &Value) -> String {
+    written(value, &spelled_or_plain, false)
+}
+
+/// A list of options as text up to their order and spelling. A table with the letters of options is a list
+/// of their texts.
+fn unordered(options: &Value) -> String {
+    let texts = options.get("text").filter(|texts| texts.is_array()).unwrap_or(options);
+    match texts {
+        Value::Object(by_letter) => written(&by_letter.values().cloned().collect(), &spelled_or_plain, true),
+        texts => written(texts, &spelled_or_plain, true),
+    }
+}
+
+fn spelled_or_plain(text: &str) -> String {
+    Some(spelled(text)).filter(|spelled| !spelled.is_empty()).unwrap_or_else(|| text.trim().to_owned())
+}
+
+/// A value as text, with fields in one order, and with the items of lists in one if they are `sorted`.
+fn written(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
     match value {
-        Value::String(text) => text.split_whitespace().collect::<Vec<_>>().join(" "),
+        Value::String(value) => text(value),
         Value::Array(items) => {
-            format!("[{}]", items.iter().map(canonical).collect::<Vec<_>>().join("\u{1}"))
+            let mut items: Vec<String> = items.iter().map(|item| written(item, text, sorted)).collect();
+            if sorted {
+                items.sort_unstable();
+            }
+            format!("[{}]", items.join("\u{1}"))
         }
         Value::Object(fields) => {
+            let fields = fields.iter();
             let mut all: Vec<String> =
-                fields.iter().map(|(name, value)| format!("{name}\u{2}{}", canonical(value))).collect();
+                fields.map(|(name, value)| format!("{name}\u{2}{}", written(value, text, sorted))).collect();
             all.sort_unstable();
             format!("{{{}}}", all.join("\u{1}"))
         }

@@ -1,5 +1,7 @@
 //! Tests of whether tasks ask the same.
 
+use serde_json::json;
+
 use super::*;
 
 fn asks(question: &str) -> Task {
@@ -62,4 +64,23 @@ fn key_of_long_list_of_numbers_is_found_in_linear_time() {
         asks(&format!("1{long},5")).key();
     }
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn rows_of_old_runs_repeat_up_to_case_and_white_space() {
+    let task = |question: &str, row: serde_json::Value| {
+        let task = Task { question: question.into(), answer: "1".into(), ..Task::default() };
+        let row = row.as_object().unwrap();
+        (task.row_key_by_words(row, &[]), task.row_key(row, &[]))
+    };
+    let first = task("How many?", json!({"x": "a b", "index": [1]}));
+    for row in [
+        task("how  many?", json!({"x": "a b", "index": [1]})),
+        task("How many?", json!({"x": "a  b", "index": [1]})),
+        task("How many?", json!({"x": "a b", "index": [2]})),
+    ] {
+        assert_eq!(first.0, row.0);
+        assert_ne!(first.1, row.1);
+    }
+    assert_ne!(first.0, task("How many?", json!({"x": "a b", "index": [1], "qid": "q"})).0);
 }

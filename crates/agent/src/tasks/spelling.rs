@@ -2,8 +2,9 @@
 //!
 //! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes,
 //! signs of operators, white space beside anything but letters and digits, separators of thousands, marks of
-//! emphasis and mathematics, digits of other scripts, references of HTML, tags of turns and questions, a
-//! label before or after them (`Question:`, `Answer:`, also in other languages) and punctuation at their end.
+//! emphasis and mathematics, digits of other scripts, references of HTML, tags of turns and questions, a mark
+//! of an item or a label before or after them (`Question:`, `Answer:`, also in other languages) and
+//! punctuation at their end.
 //! Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
 
 use std::borrow::Cow;
@@ -23,15 +24,46 @@ const ANSWER_NAMES: &str = "answer a ans solution response output assistant resu
 const FILLERS: &str = "of the this following please here is new now your next to so";
 /// Zeros of other scripts, each followed by the other digits.
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
-/// HTML character references, each with the text that it encodes.
-const REFERENCES: [(&str, &str); 7] = [
-    ("&quot;", "\""),
-    ("&#39;", "'"),
-    ("&apos;", "'"),
-    ("&lt;", "<"),
-    ("&gt;", ">"),
-    ("&nbsp;", " "),
-    ("&amp;", "&"),
+/// Names of HTML character references, each with the character.
+const REFERENCES: [(&str, char); 38] = [
+    ("quot", '"'),
+    ("apos", '\''),
+    ("lt", '<'),
+    ("gt", '>'),
+    ("nbsp", ' '),
+    ("amp", '&'),
+    ("lsquo", '‘'),
+    ("rsquo", '’'),
+    ("ldquo", '“'),
+    ("rdquo", '”'),
+    ("laquo", '«'),
+    ("raquo", '»'),
+    ("ndash", '–'),
+    ("mdash", '—'),
+    ("minus", '−'),
+    ("hellip", '…'),
+    ("times", '×'),
+    ("divide", '÷'),
+    ("middot", '·'),
+    ("le", '≤'),
+    ("ge", '≥'),
+    ("ne", '≠'),
+    ("frac12", '½'),
+    ("frac14", '¼'),
+    ("sup2", '²'),
+    ("sup3", '³'),
+    ("deg", '°'),
+    ("pi", 'π'),
+    ("auml", 'ä'),
+    ("ouml", 'ö'),
+    ("uuml", 'ü'),
+    ("szlig", 'ß'),
+    ("eacute", 'é'),
+    ("egrave", 'è'),
+    ("agrave", 'à'),
+    ("ccedil", 'ç'),
+    ("ntilde", 'ñ'),
+    ("shy", '\u{AD}'),
 ];
 /// Commands of LaTeX, with what they stand for.
 const LATEX: [(&str, &str); 21] = [
@@ -79,8 +111,14 @@ pub(super) fn spelled(text: &str) -> String {
     tight(&lines.join(" "))
 }
 
-/// Returns a line without labels before it, such as `Question 3:`, `Q3.` or `3)`.
+/// Returns a line without labels before it, such as `Question 3:`, `Q3.`, `3)`, or the mark of an item.
 fn without_label(mut line: &str) -> &str {
+    // `- 3 + 5` begins with a sign.
+    while let Some(item) = ["- ", "* ", "> "].iter().find_map(|mark| line.strip_prefix(mark))
+        && item.starts_with(char::is_alphabetic)
+    {
+        line = item;
+    }
     while let Some(at) = line.find([':', '.', ')']) {
         let (label, rest) = (line[..at].trim_start_matches('('), line[at + 1..].trim_start());
         let parted = rest.len() < line.len() - at - 1;
@@ -301,10 +339,41 @@ fn without_markup(text: &str) -> Cow<'_, str> {
         }
     }
     found.push_str(rest);
-    for (reference, character) in REFERENCES {
-        found = found.replace(reference, character);
+    Cow::Owned(without_references(&found))
+}
+
+/// Returns a text with characters in place of references of HTML: `&#39;`, `&#x27;`, `&eacute;`.
+fn without_references(text: &str) -> String {
+    let mut found = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('&') {
+        let (before, reference) = rest.split_at(at);
+        found.push_str(before);
+        let named = reference[1..].split_once(';').and_then(|(name, after)| Some((referred(name)?, after)));
+        match named {
+            Some((character, after)) => {
+                found.push(character);
+                rest = after;
+            }
+            None => {
+                found.push('&');
+                rest = &reference[1..];
+            }
+        }
     }
-    Cow::Owned(found)
+    found + rest
+}
+
+/// Returns the character of a reference, by its name or number.
+fn referred(name: &str) -> Option<char> {
+    let Some(number) = name.strip_prefix('#') else {
+        return REFERENCES.iter().find(|(known, _)| *known == name).map(|(_, character)| *character);
+    };
+    let code = match number.strip_prefix(['x', 'X']) {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => number.parse(),
+    };
+    char::from_u32(code.ok()?)
 }
 
 /// Returns a text with one sign for each quote, dash and operator.

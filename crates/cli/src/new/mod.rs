@@ -1,6 +1,7 @@
 //! `dressage new`: a recipe to begin with, from a few answers.
 
 mod ask;
+mod fitting;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Subcommand, ValueEnum};
 use dressage_agent::environments::Environments;
-use dressage_agent::tasks::TaskError;
+use dressage_agent::tasks::{Task, TaskError};
 use dressage_model::{ModelFiles, Source};
 use dressage_trainer::recipe::{Override, Recipe, RecipeError};
 use dressage_trainer::{Tasks, TrainerError};
@@ -64,7 +65,7 @@ struct RecipeArgs {
     #[arg(long, value_name = "TOOLS", value_delimiter = ',')]
     tools: Option<Vec<Tool>>,
 
-    /// How answers are scored [default: by what the tasks expect]
+    /// How answers are scored [default: by what all tasks expect]
     #[arg(long, value_name = "KIND")]
     scorer: Option<Scorer>,
 
@@ -113,6 +114,8 @@ struct Chosen {
     tasks: TasksFrom,
     tools: Vec<Tool>,
     scorer: Scorer,
+    /// Number of options of the scorer `choice`, if it is not the usual one.
+    options: Option<usize>,
     algorithm: String,
 }
 
@@ -174,18 +177,30 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         tasks: TasksFrom::Arithmetic,
         tools,
         scorer: Scorer::Numeric,
+        options: None,
         algorithm: String::new(),
     };
     let mut expects = Scorer::Numeric;
+    let mut found_tasks = Vec::new();
     if tasks != ARITHMETIC {
         let path = std::path::absolute(&tasks)?;
-        let Found { held_out, scorer, question } = look(&chosen, &path, &args.question, &args.answer)?;
-        expects = scorer;
+        let Found { tasks, held_out, scorer, question } = look(&chosen, &path, &args.question, &args.answer)?;
+        expects = match (scorer, args.scorer) {
+            (Ok(scorer), _) => scorer,
+            // Whoever names a scorer has looked at the tasks.
+            (Err(_), Some(scorer)) => scorer,
+            (Err(why), None) => return Err(unusable(format!("{}: {why}", path.display()))),
+        };
+        chosen.options = fitting::option_count(&tasks);
+        found_tasks = tasks;
         let path = path.display().to_string();
         chosen.tasks = TasksFrom::File { path, question, answer: args.answer, held_out };
     }
     chosen.scorer = answers.choice(args.scorer, "Scorer", expects)?;
     fits(chosen.scorer, expects)?;
+    fitting::check(chosen.scorer, &found_tasks).map_err(|why| {
+        unusable(format!("{why}; mend the row, lead to another field with --answer, or choose with --scorer"))
+    })?;
     chosen.algorithm = answers.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
     let recipe = text::recipe(&chosen);
     // What does not load is not written.
@@ -257,8 +272,10 @@ fn tell_left_out(recipe: &Recipe) -> anyhow::Result<()> {
 struct Found {
     /// How many rows to hold out.
     held_out: usize,
-    /// The scorer that fits what the first row expects.
-    scorer: Scorer,
+    /// All tasks.
+    tasks: Vec<Task>,
+    /// The scorer that fits what the tasks expect, or what they expect that none here compares with.
+    scorer: Result<Scorer, String>,
     /// The field of the question, or a template that shows the options, too.
     question: String,
 }
@@ -294,34 +311,14 @@ fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::R
             path.display()
         )));
     }
-    let first = tasks.train(0).unwrap_or_default();
-    let has = |name: &&str| first.row.contains_key(*name);
-    let options = ["choices", "options"].into_iter().find(has);
-    let scorer = fitting(&first.answer, has(&"tests"), options.is_some());
-    // The model must see what it chooses among.
-    let shows = options.filter(|_| scorer == Scorer::Choice && first.row.contains_key(question));
+    let tasks: Vec<Task> = tasks.all().collect();
+    let scorer = fitting::fitting(&tasks);
+    // The model must see what it chooses among; messages show it themselves.
+    let has = |name: &&str| tasks.iter().all(|task| task.row.contains_key(*name));
+    let is_text = tasks.iter().all(|task| task.row.get(question).is_some_and(Value::is_string));
+    let shows = fitting::OPTIONS.into_iter().find(has).filter(|_| scorer == Ok(Scorer::Choice) && is_text);
     let question = shows.map_or(question.to_owned(), |options| format!("{{{question}}}\n{{{options}}}"));
-    Ok(Found { held_out: (rows / 5).clamp(1, 200), scorer, question })
-}
-
-/// The scorer for an expected answer.
-fn fitting(answer: &Value, tests: bool, choices: bool) -> Scorer {
-    let text = match answer {
-        Value::Array(several) => several.first().cloned().unwrap_or(Value::Null),
-        one => one.clone(),
-    };
-    let text = text.as_str().map_or_else(|| text.to_string(), str::to_owned);
-    let is_number = |text: &str| text.trim().replace([',', '$'], "").parse::<f64>().is_ok();
-    match text.trim() {
-        _ if tests => Scorer::Code,
-        _ if choices => Scorer::Choice,
-        text if is_number(text) => Scorer::Numeric,
-        "true" | "false" => Scorer::Answer,
-        // GSM8K has the whole solution.
-        text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => Scorer::Maths,
-        text if text.contains('\\') || text.contains('^') => Scorer::Maths,
-        _ => Scorer::Answer,
-    }
+    Ok(Found { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
 }
 
 /// Whether tasks can be scored so, which ask for another scorer by themselves. A number would be a program's

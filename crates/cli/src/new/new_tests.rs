@@ -11,6 +11,7 @@ fn chosen(tasks: TasksFrom, tools: &[Tool], scorer: Scorer) -> Chosen {
         tasks,
         tools: tools.to_vec(),
         scorer,
+        options: None,
         algorithm: "rloo".into(),
     }
 }
@@ -44,22 +45,6 @@ fn every_choice_gives_a_recipe_that_loads() {
 }
 
 #[test]
-fn the_scorer_fits_what_is_expected() {
-    for (answer, scorer) in [
-        (json!("72"), Scorer::Numeric),
-        (json!(7.5), Scorer::Numeric),
-        (json!("$1,200"), Scorer::Numeric),
-        (json!("48/2 = 24\n#### 24"), Scorer::Maths),
-        (json!("\\frac{1}{2}"), Scorer::Maths),
-        (json!(["Paris", "Lutetia"]), Scorer::Answer),
-    ] {
-        assert_eq!(fitting(&answer, false, false), scorer, "{answer}");
-    }
-    assert_eq!(fitting(&json!("B"), false, true), Scorer::Choice);
-    assert_eq!(fitting(&json!(""), true, false), Scorer::Code);
-}
-
-#[test]
 fn numbers_are_no_tests_of_programs() {
     let refused = fits(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
     assert!(refused.contains("`tests`") && refused.contains("--scorer numeric"), "{refused}");
@@ -81,7 +66,14 @@ fn files_suggest_scorer_and_question() {
         look(&chosen(TasksFrom::Arithmetic, &[], Scorer::Numeric), &path, "question", "answer").unwrap()
     };
     let choice = found(&|i| json!({"question": format!("{i}?"), "choices": ["x", "y"], "answer": 1}));
-    assert_eq!((choice.scorer, choice.question.as_str()), (Scorer::Choice, "{question}\n{choices}"));
+    assert_eq!((choice.scorer, choice.question.as_str()), (Ok(Scorer::Choice), "{question}\n{choices}"));
     let truth = found(&|i| json!({"question": format!("Is it {i}?"), "answer": i == 1}));
-    assert_eq!((truth.scorer, truth.question.as_str(), truth.held_out), (Scorer::Answer, "question", 1));
+    assert_eq!((truth.scorer, truth.question.as_str(), truth.held_out), (Ok(Scorer::Answer), "question", 1));
+    let chat = found(&|i| {
+        let question = json!([{"role": "user", "content": format!("{i}? A. x B. y")}]);
+        json!({"question": question, "choices": ["x", "y"], "answer": "A"})
+    });
+    assert_eq!((chat.scorer, chat.question.as_str()), (Ok(Scorer::Choice), "question"));
+    let table = found(&|i| json!({"question": format!("{i}?"), "answer": {"text": "x"}}));
+    assert!(table.scorer.unwrap_err().contains("--answer FIELD.NAME"));
 }

@@ -35,7 +35,7 @@ fn quoted(text: &str) -> String {
 
 /// The recipe.
 pub fn recipe(chosen: &Chosen) -> String {
-    let Chosen { name, model, context, tasks, tools, scorer, algorithm } = chosen;
+    let Chosen { name, model, context, tasks, tools, scorer, options, algorithm } = chosen;
     let mut text = String::new();
     let mut add = |part: &str| {
         // Writing to a text cannot fail.
@@ -75,7 +75,7 @@ context = {context}
             Tool::Calculator | Tool::None => {}
         }
     }
-    add(&reward(*scorer));
+    add(&reward(*scorer, *options));
     add(
         "[eval]\n# Held-out tasks that success is measured on, before training and after each phase.\ntasks = 100",
     );
@@ -165,8 +165,10 @@ retries = 2"#,
     )
 }
 
-fn reward(scorer: Scorer) -> String {
+fn reward(scorer: Scorer, options: Option<usize>) -> String {
+    let several = options.map(|options| format!("{{ kind = \"choice\", options = {options} }}"));
     let kind = match scorer {
+        Scorer::Choice if several.is_some() => several.as_deref().unwrap_or_default(),
         Scorer::Numeric => "{ kind = \"numeric\" }",
         Scorer::Maths => "{ kind = \"maths\" }",
         Scorer::Answer => "{ kind = \"answer\" }",

@@ -7,7 +7,8 @@ pub(super) fn period(text: &str) -> Option<(&str, &str)> {
     is_block.then_some((digits, rest))
 }
 
-/// Returns the text that follows a separator of thousands, if one and three digits follow: a comma, a space, an apostrophe.
+/// Returns the text that follows a separator of thousands, if one and three digits follow: a comma, a space,
+/// an apostrophe.
 pub(super) fn after_separator(rest: &str, comma: bool) -> Option<&str> {
     let marks = ["{,}\\!", "{,}", ",\\!", "\\,", "\\!", "\\ "];
     let bare = || rest.strip_prefix([',', ' ', '\'']).filter(|_| comma);

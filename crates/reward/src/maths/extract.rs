@@ -151,17 +151,20 @@ const MAX_ANNOUNCEMENTS: usize = 50;
 /// Parts of words that deny or suppose in scripts without spaces.
 const DENIALS: [&str; 9] = ["不", "非", "假", "如果", "若", "误", "错", "仮", "もし"];
 
-/// Words that begin a phrase which says how an answer was found: by Vieta, from equation 3. So does a participle.
+/// Words that begin a phrase which says how an answer was found: by Vieta, from equation 3. So does a
+/// participle.
 const ADJUNCTS: &str = "by using from after with in for since because as without thanks due upon on to at given \
     through via under counting following";
 
-/// Participles that suppose or doubt, and words in such a phrase that say that the answer is another's or wrong.
+/// Participles that suppose or doubt, and words in such a phrase that say that the answer is another's or
+/// wrong.
 const UNSTATED: &str = "assuming supposing pretending imagining guessing doubting denying saying claiming believing \
     thinking hoping if unless were had would could might when whether wrong mistake mistaken mistakenly error claim \
     claims claimed says said believes believed thinks thought argues according someone people students naive popular \
     hypothetical another other every any most many few some";
 
-/// Whether the words before an announcement say how the answer was found: by Vieta the, solving for x our final.
+/// Whether the words before an announcement say how the answer was found: by Vieta the, solving for x our
+/// final.
 fn is_adjunct(words: &[String]) -> bool {
     let has = |list: &str, word: &str| list.split_whitespace().any(|own| own == word);
     let Some((head, rest)) = words.split_first() else { return false };

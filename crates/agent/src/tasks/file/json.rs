@@ -5,8 +5,11 @@
 //! U+FFFD, and is counted.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
 
-use serde::de::IgnoredAny;
+use serde::Deserialize;
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Deserializer, Value};
 
 use crate::tasks::Place;
@@ -107,8 +110,87 @@ fn value(text: &str, line: usize) -> Result<(Read, usize), Wrong> {
         Err(error) => return Err(explained(text, line, &error)),
     };
     let value = serde_json::from_str(&plain).map_err(|error| explained(text, line, &error))?;
+    serde_json::from_str::<UniqueNames>(&plain).map_err(|error| explained(text, line, &error))?;
     let spelled = exponents_as_text(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
     Ok((Read { value, spelled }, halves))
+}
+
+/// Returns the value of a text within a row, by the rules of rows.
+///
+/// # Errors
+/// Returns an error if the text is not JSON.
+pub(super) fn lenient(text: &str) -> serde_json::Result<Value> {
+    serde_json::from_str::<IgnoredAny>(text)?;
+    serde_json::from_str(&plain(text).0)
+}
+
+/// Returns how many halves of surrogate pairs a valid text has.
+pub(super) fn halves(text: &str) -> usize {
+    plain(text).1
+}
+
+/// Returns a text without byte-order marks before it.
+pub(super) fn without_mark(text: &str) -> &str {
+    text.trim_start_matches('\u{feff}')
+}
+
+/// JSON of which no object has a name twice: readers would choose between the values in silence.
+struct UniqueNames;
+
+impl<'de> Deserialize<'de> for UniqueNames {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(UniqueNames)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueNames {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self, A::Error> {
+        while items.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    // Numbers that are no integers of 64 bits are tables of one field here.
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self, A::Error> {
+        let mut names = HashSet::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            if names.contains(&name) {
+                return Err(A::Error::custom(format!("the name {name:?} stands twice in one object")));
+            }
+            names.insert(name);
+            fields.next_value::<Self>()?;
+        }
+        Ok(self)
+    }
 }
 
 fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
@@ -315,6 +397,14 @@ mod tests {
                 "1:7: expected value (NaN, which Python writes, is not JSON: write null or a text)",
             ),
             ("{\"a\": 01}", "1:8: invalid number"),
+            (
+                "{\"a\": 1}\n{\"a\": 1, \"b\": 2.5, \"a\": 3}",
+                "2:22: the name \"a\" stands twice in one object",
+            ),
+            (
+                "{\"a\": [{\"b\": null, \"\\u0062\": true}]}",
+                "1:27: the name \"b\" stands twice in one object",
+            ),
         ] {
             assert_eq!(read(text).unwrap_err(), want, "{text}");
         }

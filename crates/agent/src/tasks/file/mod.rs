@@ -217,6 +217,12 @@ struct Loader<'o> {
     known: HashSet<QuestionKey>,
     /// Columns that held JSON as a text.
     opened: BTreeSet<String>,
+    /// Halves of surrogate pairs in JSON as a text.
+    halves: usize,
+    /// Rows with empty items among their right answers.
+    blanks: usize,
+    /// Rows whose answer is a text that prints a list of texts.
+    printed: usize,
     /// Rows that list choices which their question does not show.
     unseen_choices: usize,
     /// The rank of each task in the split, and its place among the tasks.
@@ -239,6 +245,9 @@ impl<'o> Loader<'o> {
             matching,
             known: HashSet::new(),
             opened: BTreeSet::new(),
+            halves: 0,
+            blanks: 0,
+            printed: 0,
             unseen_choices: 0,
             ranked: Vec::new(),
             split_seed,
@@ -279,17 +288,32 @@ impl<'o> Loader<'o> {
                         }
                         _ => Err(TaskError::NotObject { path: path.to_owned(), place }),
                     })?;
-                if halves > 0 {
-                    self.tasks.notes.push(format!(
-                        "{}: {halves} escapes are half a surrogate pair (as \\ud83d alone), which stands \
-                         for no character; \
-                         they are read as U+FFFD",
-                        path.display()
-                    ));
-                }
+                self.halves += halves;
                 Vec::new()
             }
         };
+        let [halves, blanks, printed] =
+            [&mut self.halves, &mut self.blanks, &mut self.printed].map(std::mem::take);
+        if halves > 0 {
+            self.tasks.notes.push(format!(
+                "{}: {halves} escapes are half a surrogate pair (as \\ud83d alone), which stands for no character; \
+                 they are read as U+FFFD",
+                path.display()
+            ));
+        }
+        if blanks > 0 {
+            self.tasks.notes.push(format!(
+                "{}: {blanks} rows have an empty text or null among their right answers, which is left out",
+                path.display()
+            ));
+        }
+        if printed > 0 {
+            self.tasks.notes.push(format!(
+                "{}: {printed} rows expect a text such as `[\"a\", \"b\"]`, which is one answer as it stands; save it as \
+                 a list if each item is a right answer",
+                path.display()
+            ));
+        }
         for LeftOut { column, why } in left_out {
             let path = path.display();
             if self.left_out.insert(column.clone()) {
@@ -311,11 +335,16 @@ impl<'o> Loader<'o> {
         let mut task = task?;
         let key = task.key();
         let known = match (self.matching, &self.layout) {
-            (Matching::Rows, Some(layout)) => task.row_key(&row.fields, &[&layout.question, &layout.answer]),
+            (Matching::ExactRows, Some(layout)) => {
+                task.row_key(&row.fields, &[&layout.question, &layout.answer])
+            }
+            (Matching::Rows, Some(layout)) => {
+                task.row_key_by_words(&row.fields, &[&layout.question, &layout.answer])
+            }
             _ => key,
         };
         // Rows of which something is left out may differ in it.
-        if self.known.insert(known) || (row.is_partial && self.matching == Matching::Rows) {
+        if self.known.insert(known) || (row.is_partial && self.matching != Matching::Questions) {
             self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
             self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
             task.row = row.fields.into();
@@ -330,10 +359,26 @@ impl<'o> Loader<'o> {
     fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
         let options = self.options;
         let (path, place) = (row.path, row.place);
-        let mut opened: Vec<String> = Vec::new();
+        let mut opened: Vec<(String, &str)> = Vec::new();
         let paths = fields::layout_paths(&options.question, &options.answer);
         for path in paths.iter().map(String::as_str).chain(["extra_info."]) {
-            opened.extend(json_text::open_column(&mut row.fields, path).map(str::to_owned));
+            let found = json_text::open_column(&mut row.fields, path);
+            let opened_here = match found {
+                Ok(found) => found,
+                Err((column, must)) => {
+                    return Err(row.wrong(column, row.fields.get(column).unwrap_or(&Value::Null), must));
+                }
+            };
+            if let Some((column, text)) = opened_here {
+                self.halves += json::halves(&text);
+                opened.push((column.to_owned(), "a table"));
+            }
+        }
+        for column in template::CHOICES {
+            if let Some(text) = json_text::open_options(&mut row.fields, column) {
+                self.halves += json::halves(&text);
+                opened.push((column.to_owned(), "options"));
+            }
         }
         let layout = self.layout.get_or_insert_with(|| {
             let layout = Layout::of(&row.fields, &options.question, &options.answer);
@@ -349,20 +394,21 @@ impl<'o> Loader<'o> {
         if let Some(Value::String(text)) = row.fields.get(&layout.question)
             && let Ok(Some(messages)) = json_text::messages(text)
         {
+            self.halves += json::halves(json::without_mark(text));
             row.fields.insert(layout.question.clone(), messages);
-            opened.push(layout.question.clone());
+            opened.push((layout.question.clone(), "messages"));
         }
-        for column in opened {
+        for (column, what) in opened {
             if self.opened.insert(column.clone()) {
-                let (path, what) =
-                    (path.display(), if column == layout.question { "messages" } else { "a table" });
+                let path = path.display();
                 self.tasks.notes.push(format!(
                     "{path}, {place}: the column {column:?} holds JSON as a text, which is read as {what}, here and in \
                      other rows"
                 ));
             }
         }
-        let task = options.task(row, layout, &mut self.tasks.demonstrations)?;
+        let task = options.task(row, layout, &mut self.tasks.demonstrations, &mut self.blanks)?;
+        self.printed += usize::from(task.answer.as_str().is_some_and(json_text::is_list_of_answers));
         Ok(Task { id: id_of(&self.source, self.several, row), source: self.source.clone(), ..task })
     }
 }

@@ -146,12 +146,14 @@ impl FileOptions {
         }
     }
 
-    /// The task that a row holds, without the row itself.
+    /// The task that a row holds, without the row itself. Counts demonstrations, and in `blanks` the lists of
+    /// right answers with empty items.
     pub(super) fn task(
         &self,
         row: &Row<'_>,
         layout: &Layout,
         demonstrations: &mut DemonstrationCounts,
+        blanks: &mut usize,
     ) -> Result<Task, TaskError> {
         let (question, messages) = asked(row, &layout.question)?;
         let nothing = Value::Null;
@@ -165,7 +167,7 @@ impl FileOptions {
         };
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
-            AnswerFrom::Whole => whole(field).ok_or_else(|| {
+            AnswerFrom::Whole => whole(field, blanks).ok_or_else(|| {
                 row.wrong(
                     &layout.answer,
                     field,
@@ -254,33 +256,58 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
     })
 }
 
-/// A template with the fields of a row.
+/// Returns a template with the fields of a row, as they are. White space of the template at its ends is left
+/// out, as are line breaks beside fields that are empty there.
 fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
-    let mut question = String::new();
+    let spelled = row.spelled.as_ref().and_then(Value::as_object);
+    let (mut question, mut end) = (String::new(), 0);
     for part in parts {
         match part {
-            Part::Text(text) => question.push_str(text),
+            Part::Text(text) => {
+                let text = if question.is_empty() { text.trim_start() } else { text };
+                question.push_str(text);
+                if !text.trim().is_empty() {
+                    end = question.trim_end().len();
+                }
+            }
             Part::Field(path) => {
                 let value = row.field("question", path)?;
-                question.push_str(&template::shown(value).map_err(|must| row.wrong(path, value, must))?);
+                let value = spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(value);
+                let shown = match value {
+                    Value::String(text)
+                        if template::CHOICES.contains(path) && json_text::is_printed(text, '[', ']') =>
+                    {
+                        Err("a list of options; this is how Python prints one: save it with json.dumps")
+                    }
+                    value => template::shown(value),
+                };
+                let shown = shown.map_err(|must| row.wrong(path, value, must))?;
+                if !shown.trim().is_empty() {
+                    question.push_str(&shown);
+                    end = question.len();
+                }
             }
         }
     }
-    Ok(question.trim().to_owned())
+    question.truncate(end);
+    Ok(question)
 }
 
-/// The answer that a whole field is; `None` where it is empty.
-fn whole(field: &Value) -> Option<Value> {
+/// The answer that a whole field is; `None` where it is empty. Counts `blanks`, the lists with empty items.
+fn whole(field: &Value, blanks: &mut usize) -> Option<Value> {
+    let is_blank =
+        |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty());
+    let is_one = |value: &Value| !value.is_array() && !value.is_object();
     match field {
-        Value::Null => None,
-        Value::String(text) => Some(text.trim()).filter(|text| !text.is_empty()).map(Value::from),
+        value if is_blank(value) => None,
         // An empty text among the right answers would make silence right.
-        Value::Array(items) => {
-            let answers: Vec<Value> = items.iter().filter_map(whole).collect();
+        Value::Array(items) if items.iter().all(is_one) => {
+            let answers: Vec<Value> = items.iter().filter(|item| !is_blank(item)).map(as_written).collect();
+            *blanks += usize::from(answers.len() < items.len() && !answers.is_empty());
             (!answers.is_empty()).then_some(Value::Array(answers))
         }
         Value::Object(fields) => (!fields.is_empty()).then(|| as_written(field)),
-        Value::Number(_) | Value::Bool(_) => Some(as_written(field)),
+        value => Some(as_written(value)),
     }
 }
 
@@ -323,7 +350,7 @@ impl Row<'_> {
         })
     }
 
-    fn wrong(&self, field: &str, found: &Value, expected: &str) -> TaskError {
+    pub(super) fn wrong(&self, field: &str, found: &Value, expected: &str) -> TaskError {
         let mut found = found.to_string();
         if found.chars().count() > 80 {
             found = found.chars().take(79).chain(['…']).collect();

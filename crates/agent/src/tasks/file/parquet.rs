@@ -261,7 +261,15 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
             let (keys, values) = shape.entry();
             let entries =
                 entries.map(|(key, of)| Ok((name(value(key, keys, as_null)?), value(of, values, as_null)?)));
-            Value::Object(entries.collect::<Result<_, Unshown>>()?)
+            let mut named = Map::new();
+            for entry in entries {
+                let (name, value) = entry?;
+                if named.contains_key(&name) {
+                    return Err(Unshown(format!("holds a map with two keys {name:?}")));
+                }
+                named.insert(name, value);
+            }
+            Value::Object(named)
         }
     })
 }

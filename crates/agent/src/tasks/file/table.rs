@@ -29,6 +29,11 @@ pub(super) fn rows<E>(
     let delimiter = if tabs { b'\t' } else { delimiter(text) };
     let mut builder = ReaderBuilder::new();
     builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
+    if let Some(line) = (!tabs).then(|| behind_quote(text, delimiter)).flatten() {
+        return Err(wrong(format!(
+            "has text behind the closing quote of a field in line {line}: write a quote within quotes twice"
+        )));
+    }
     let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
     // The reader's own count is off by the breaks of Windows and by empty lines.
     let (mut at, mut line) = (0, 1);
@@ -42,7 +47,7 @@ pub(super) fn rows<E>(
         let record = record.map_err(|error| wrong(unreadable(&error)))?;
         let start = record.position().map_or(at, |position| (position.byte() as usize).min(text.len()));
         let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
-        line += text[at..start].matches('\n').count();
+        line += breaks(&text[at..start]);
         at = start;
         if at == text.len() {
             let left_out = |column: &&str| LeftOut {
@@ -70,20 +75,51 @@ pub(super) fn rows<E>(
 /// Whether each quote that begins a field of a TSV file ends with the field. Many such files have no quotes
 /// around fields, but texts that begin with one: `"Hi" he said`.
 fn quotes_fields(text: &str) -> bool {
-    let (mut is_start, mut is_quoted) = (true, false);
-    let mut chars = text.chars().peekable();
-    while let Some(c) = chars.next() {
+    quotes(text, b'\t') == Quotes::Closed
+}
+
+/// Returns the line in which text stands behind the closing quote of a field, if it does in any.
+fn behind_quote(text: &str, delimiter: u8) -> Option<usize> {
+    match quotes(text, delimiter) {
+        Quotes::TextBehind(at) => Some(1 + breaks(&text[..at])),
+        _ => None,
+    }
+}
+
+/// How the quotes around fields end.
+#[derive(Debug, PartialEq, Eq)]
+enum Quotes {
+    /// Each with its field.
+    Closed,
+    /// The last one does not.
+    Open,
+    /// Text stands behind one, at this offset.
+    TextBehind(usize),
+}
+
+fn quotes(text: &str, delimiter: u8) -> Quotes {
+    let ends = |byte: u8| byte == delimiter || matches!(byte, b'\n' | b'\r');
+    let bytes = text.as_bytes();
+    let (mut is_start, mut is_quoted, mut at) = (true, false, 0);
+    while let Some(&byte) = bytes.get(at) {
+        at += 1;
         if !is_quoted {
-            is_quoted = is_start && c == '"';
-            is_start = matches!(c, '\t' | '\n' | '\r');
-        } else if c == '"' && chars.next_if_eq(&'"').is_none() {
-            is_quoted = false;
-            if chars.peek().is_some_and(|next| !matches!(next, '\t' | '\n' | '\r')) {
-                return false;
+            is_quoted = is_start && byte == b'"';
+            is_start = ends(byte);
+        } else if byte == b'"' {
+            match bytes.get(at) {
+                Some(b'"') => at += 1,
+                Some(next) if !ends(*next) => return Quotes::TextBehind(at),
+                _ => is_quoted = false,
             }
         }
     }
-    !is_quoted
+    if is_quoted { Quotes::Open } else { Quotes::Closed }
+}
+
+/// Returns how many line breaks a text has, of any system.
+fn breaks(text: &str) -> usize {
+    text.matches('\n').count() + text.matches('\r').count() - text.matches("\r\n").count()
 }
 
 /// The delimiter by the header: a comma; semicolons, which spreadsheets write where the comma is that of
@@ -133,6 +169,10 @@ mod tests {
             read("question\tanswer\n\"1, 2\nor 3?\"\t1.10\n4?\t\n", true).unwrap(),
             want(["line 2", "line 4"])
         );
+        let old = read("question,answer\r\"1, 2\nor 3?\",1.10\r4?,\r", false);
+        assert_eq!(old.unwrap(), want(["line 2", "line 4"]));
+        let error = read("question,answer\n1?,2\n\"1\" or 2?,3\n", false).unwrap_err();
+        assert!(error.starts_with("has text behind the closing quote of a field in line 3"), "{error}");
         assert_eq!(read("", false).unwrap(), []);
         let error = read("question,answer\n1?,2\n1, or 2?,3\n", false).unwrap_err();
         assert!(error.starts_with("has 3 fields in line 3, but its header has 2"), "{error}");

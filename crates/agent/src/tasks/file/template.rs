@@ -6,10 +6,11 @@
 
 use serde_json::{Map, Value};
 
+use super::json_text;
 use crate::tasks::Task;
 
 /// Fields that list the options of a question, as the scorer `choice` knows them.
-const CHOICES: [&str; 2] = ["choices", "options"];
+pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
 
 /// Part of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,15 +87,22 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
     let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
         list.iter().enumerate().map(|(at, item)| line(&letter(at), option_text(item))).collect()
     };
+    const NO_MESSAGES: &str =
+        "a text, where a question is made of it: a list of messages is a question of its own";
     let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
     let lines = match value {
-        Value::Array(list) if list.iter().any(is_message) => return Err(NEEDED),
+        Value::Array(list) if list.iter().any(is_message) => return Err(NO_MESSAGES),
+        Value::String(text) if json_text::messages(text) != Ok(None) => return Err(NO_MESSAGES),
+        Value::String(text) => return Ok(text.clone()),
         Value::Array(list) => letters(list)?,
         Value::Object(table) => match table.get("text").map(|texts| (texts, table.get("label"))) {
             Some((Value::Array(texts), Some(Value::Array(labels)))) if texts.len() == labels.len() => {
                 let named = labels.iter().zip(texts);
                 let named = named.map(|(label, text)| line(&scalar(label).ok_or(NEEDED)?, text));
                 named.collect::<Result<_, _>>()?
+            }
+            Some((Value::Array(_), Some(Value::Array(_)))) => {
+                return Err("a table with as many labels as texts, where a question is made of it");
             }
             Some((Value::Array(texts), _)) => letters(texts)?,
             _ => {
@@ -191,7 +199,11 @@ mod tests {
         ] {
             assert_eq!(shown(&value).unwrap(), want, "{value}");
         }
+        assert_eq!(shown(&json!("    indented\n")).unwrap(), "    indented\n");
         assert!(shown(&json!([["a"], ["b"]])).is_err());
+        assert!(shown(&json!({"text": ["x", "y"], "label": ["1"]})).is_err());
+        assert!(shown(&json!("[{\"role\": \"user\", \"content\": \"x\"}]")).is_err());
+        assert!(shown(&json!("[{'role': 'user', 'content': 'x'}]")).is_err());
         assert!(shown(&json!([{"role": "user", "content": "x"}])).is_err());
         let many = shown(&json!(vec!["x"; 28])).unwrap();
         assert!(many.contains("Z. x\n27. x\n28. x"), "{many}");

@@ -39,7 +39,7 @@ fn reads_rows() {
         file("{\"question\": \"1+1?\", \"answer\": \" 2 \"}\n\n{\"question\": \"2+2?\", \"answer\": 4}");
     let tasks = options.load(0).unwrap().rest;
     let rows: Vec<_> = tasks.iter().map(|t| (t.id.as_str(), t.question.as_str(), &t.answer)).collect();
-    assert_eq!(rows, [("sums-1", "1+1?", &Value::from("2")), ("sums-3", "2+2?", &Value::from(4))]);
+    assert_eq!(rows, [("sums-1", "1+1?", &Value::from(" 2 ")), ("sums-3", "2+2?", &Value::from(4))]);
     assert!(tasks.iter().all(|t| t.source == "sums" && t.demonstration.is_none()));
 }
 
@@ -79,14 +79,14 @@ fn numbers_are_expected_as_they_are_written() {
     ];
     let got = answers(&options.load(0).unwrap());
     assert_eq!(got[..6], want);
-    assert_eq!(got[6], json!(["1.10", 2, "x"]));
+    assert_eq!(got[6], json!(["1.10", 2, " x "]));
 }
 
 #[test]
 fn answers_may_be_several_or_of_any_shape() {
     let row = |answer: &str| format!("{{\"question\": \"?\", \"answer\": {answer}}}");
     for (answer, want) in [
-        ("[\"Beijing\", \" Peking\"]", json!(["Beijing", "Peking"])),
+        ("[\"Beijing\", \" Peking\"]", json!(["Beijing", " Peking"])),
         ("{\"target\": [\"a\"]}", json!({"target": ["a"]})),
         ("true", json!(true)),
     ] {
@@ -439,6 +439,14 @@ fn rows_are_repeats_if_they_are_equal_as_a_whole() {
              \"content\": \"How many?\"}}], \"answer\": 1}}\n"
         )
     };
+    let called = |x: &str| {
+        let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": format!("{{\"x\": {x}}}")}});
+        let chat = json!([
+            {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "tool_call_id": "a"},
+        ]);
+        format!("{}\n", json!({"question": chat, "answer": 1}))
+    };
     for (rows, kept) in [
         ([row(", \"db_id\": \"a\""), row(", \"db_id\": \"b\"")], 2),
         ([row(", \"choices\": [1, 2]"), row(", \"choices\": [2, 1]")], 2),
@@ -446,12 +454,20 @@ fn rows_are_repeats_if_they_are_equal_as_a_whole() {
         ([asked("There is 1."), asked("There are 2.")], 2),
         ([row(", \"agent_name\": \"x\""), row(", \"agent_name\": \"y\"")], 2),
         ([row(", \"x\": {\"y\": 1}"), row(", \"x\": {\"y\": 2}")], 2),
-        ([row(""), row("").replace("How many", " how  many")], 1),
+        ([row(""), row("").replace("How many", "how many")], 2),
+        ([row(""), row("").replace("How many", "How  many")], 2),
+        ([row(", \"x\": \"a b\""), row(", \"x\": \"a  b\"")], 2),
+        ([row(", \"index\": [1]"), row(", \"index\": [2]")], 2),
+        ([called("1"), called("2")], 2),
+        ([row(""), row("").replace("How many?", " How many? ")], 1),
+        ([row(", \"x\": {\"y\": 1, \"z\": 2}"), row(", \"x\": {\"z\": 2, \"y\": 1}")], 1),
+        ([row(", \"__index_level_0__\": 1"), row(", \"__index_level_0__\": 2")], 1),
         ([row(", \"id\": 7"), row(", \"id\": 8")], 1),
         ([row(", \"extra_info\": {\"index\": 1}"), row(", \"extra_info\": {\"index\": 2}")], 1),
         ([row(""), row("").replace('1', "\"1\"")], 1),
         ([row(", \"x\": null"), row("")], 1),
-        ([asked("There is 1."), asked("There is  1.")], 1),
+        ([asked("There is 1."), asked("There is  1.")], 2),
+        ([asked("There is 1."), asked("There is 1.")], 1),
     ] {
         let (_folder, options) = file(&rows.concat());
         let tasks = options.load(0).unwrap();
@@ -488,6 +504,54 @@ fn json_texts_of_messages_are_read_as_messages() {
     // A question about JSON is one.
     let (_folder, options) = file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
     assert_eq!(options.load(0).unwrap().rest[0].question, "[{\"name\": 1}] has how many?");
+}
+
+#[test]
+fn options_that_are_json_texts_are_read_as_options() {
+    let rows = "question,choices,answer\nWhich?,\"[\"\"red\"\", \"\"green\"\"]\",A\n";
+    let (_folder, mut options) = named("rows.csv", rows);
+    options.question = "{question}\n{choices}".into();
+    let tasks = options.load(0).unwrap();
+    let task = &tasks.rest[0];
+    assert_eq!(
+        (&*task.question, &task.row["choices"]),
+        ("Which?\nA. red\nB. green", &json!(["red", "green"]))
+    );
+    assert!(tasks.notes[0].contains("\"choices\" holds JSON as a text, which is read as options"));
+    let (_folder, printed) = named("rows.csv", rows.replace("\"\"", "'"));
+    let error = FileOptions { question: options.question, ..printed }.load(0).unwrap_err().to_string();
+    assert!(error.contains("\"choices\"") && error.contains("json.dumps"), "{error}");
+}
+
+#[test]
+fn texts_of_rows_keep_their_white_space() {
+    let row = r#"{"a": "    return 1\n", "b": "", "n": 1E5, "answer": " 2\n"}"#;
+    let (_folder, mut options) = file(row);
+    for (question, want) in [
+        ("{a}", "    return 1\n"),
+        (" {b}\n{a}\n{b} ", "    return 1\n"),
+        ("{n}: {a}end\n", "1E5:     return 1\nend"),
+    ] {
+        options.question = question.into();
+        let task = &options.load(0).unwrap().rest[0];
+        assert_eq!((&*task.question, &task.answer), (want, &json!(" 2\n")), "{question}");
+    }
+}
+
+#[test]
+fn empty_items_among_right_answers_are_left_out_with_a_note() {
+    let (_folder, options) = file(
+        "{\"question\": \"a?\", \"answer\": [\"x\", \"\", null]}\n{\"question\": \"b?\", \"answer\": [[\"x\", \"\"]]}",
+    );
+    let tasks = options.load(0).unwrap();
+    let answers: Vec<&Value> = tasks.rest.iter().map(|task| &task.answer).collect();
+    assert_eq!(answers, [&json!(["x"]), &json!([["x", ""]])]);
+    assert!(tasks.notes[0].contains("1 rows have an empty text or null among their right answers"));
+    for (answer, noted) in [("['x', 'y']", 1), ("[\"x\"]", 1), ("[\"assert f()\"]", 0), ("[1, 2]", 0)] {
+        let (_folder, options) = file(&json!({"question": "a?", "answer": answer}).to_string());
+        let tasks = options.load(0).unwrap();
+        assert_eq!((tasks.notes.len(), &tasks.rest[0].answer), (noted, &json!(answer)), "{answer}");
+    }
 }
 
 #[test]

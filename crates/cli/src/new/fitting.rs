@@ -1,0 +1,287 @@
+//! Chooses the scorer that fits what the tasks of a file expect.
+
+use std::sync::Arc;
+
+use dressage_agent::tasks::Task;
+use dressage_reward::{self as reward, ScorerKind};
+use serde_json::Value;
+
+use super::Scorer;
+use crate::testbed;
+
+/// Fields that list the options of a question.
+pub const OPTIONS: [&str; 2] = ["choices", "options"];
+
+/// Kind of an expected answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// A number alone.
+    Number,
+    /// A formula, a tuple, a fraction, or a solution that ends with a number.
+    Maths,
+    /// A capital letter alone.
+    Letter,
+    /// Words, or a truth value.
+    Words,
+    /// Tests of a program.
+    Tests,
+    /// A program.
+    Program,
+    /// A query in SQL.
+    Query,
+    /// A table, or a list of lists or tables.
+    Table,
+}
+
+/// Returns the scorer that fits what all tasks expect.
+///
+/// # Errors
+/// Returns what they expect and what to do if no scorer of this command compares with it.
+pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
+    let has = |name: &str| tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()));
+    if has("tests") {
+        return Ok(Scorer::Code);
+    }
+    if OPTIONS.into_iter().any(has) {
+        return Ok(Scorer::Choice);
+    }
+    let kinds: Vec<Expected> = tasks.iter().map(|task| expected(&task.answer)).collect();
+    let first =
+        |wanted: Expected| kinds.iter().position(|kind| *kind == wanted).map(|at| tasks[at].id.as_str());
+    if kinds.iter().all(|kind| *kind == Expected::Tests) {
+        return Ok(Scorer::Code);
+    }
+    for (kind, what) in [
+        (
+            Expected::Table,
+            "expects a table or a list of lists; lead to a text in it with --answer FIELD.NAME",
+        ),
+        (
+            Expected::Program,
+            "expects a program, which no scorer compares; name a field with tests with --answer, or give rows a field \
+             `tests` (docs/scorers.md#code)",
+        ),
+        (
+            Expected::Query,
+            "expects a query, which the scorer `sql` compares by its rows; that needs databases: write \
+             `scorer = { kind = \"sql\", databases = … }` (docs/scorers.md#sql) into a recipe that --scorer answer makes",
+        ),
+        (Expected::Tests, "expects tests of a program, but other tasks do not"),
+    ] {
+        if let Some(id) = first(kind) {
+            return Err(format!("the task {id} {what}; or choose with --scorer"));
+        }
+    }
+    let all = |wanted: &[Expected]| kinds.iter().all(|kind| wanted.contains(kind));
+    let shows_options = || tasks.iter().all(|task| letters(&shown(task)) > 1);
+    Ok(if all(&[Expected::Letter]) {
+        if shows_options() { Scorer::Choice } else { Scorer::Answer }
+    } else if all(&[Expected::Number]) {
+        Scorer::Numeric
+    } else if all(&[Expected::Number, Expected::Maths, Expected::Letter]) {
+        // A letter among formulas is a variable.
+        Scorer::Maths
+    } else {
+        Scorer::Answer
+    })
+}
+
+/// Returns the number of options that the scorer `choice` must know of: those that the questions show, if
+/// rows list none; `None` if it is the usual one or rows list them.
+pub fn option_count(tasks: &[Task]) -> Option<usize> {
+    let lists = |task: &Task| OPTIONS.iter().any(|name| task.row.contains_key(*name));
+    let most = tasks.iter().filter(|task| !lists(task)).map(|task| letters(&shown(task))).max()?;
+    (most > 4).then_some(most)
+}
+
+/// Checks that a scorer can compare with what each task expects, as a run would.
+///
+/// # Errors
+/// Returns the first task with which it cannot, and why.
+pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
+    let kind = |name: &str, keys: Value| {
+        let table = serde_json::json!({ name: keys });
+        serde_json::from_value::<ScorerKind>(table).map_err(|error| error.to_string())
+    };
+    let named = |name: &str| kind(name, serde_json::json!({})).map(|kind| kind.scorer());
+    let scorer: Arc<dyn reward::Scorer> = match scorer {
+        Scorer::Numeric => named("numeric")?,
+        Scorer::Maths => named("maths")?,
+        Scorer::Answer => named("answer")?,
+        Scorer::Choice => {
+            let options = option_count(tasks).unwrap_or(4);
+            kind("choice", serde_json::json!({ "options": options }))?.scorer()
+        }
+        Scorer::Code => match kind("code", serde_json::json!({}))? {
+            ScorerKind::Code(keys) => testbed::scorer(&keys)?,
+            other => other.scorer(),
+        },
+        Scorer::Python => return Ok(()),
+    };
+    for task in tasks {
+        let value = serde_json::to_value(task).map_err(|error| error.to_string())?;
+        scorer.check_task(&value).map_err(|error| format!("task {}: {error}", task.id))?;
+    }
+    Ok(())
+}
+
+/// The text in which a task shows options.
+fn shown(task: &Task) -> String {
+    let turns = task.messages.iter().map(|turn| turn.content.to_string());
+    turns.chain([task.question.clone()]).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns how many lettered options a text shows one after the other: `A. …`, `B) …`.
+fn letters(text: &str) -> usize {
+    let mut rest = text;
+    let mut count = 0;
+    for letter in 'A'..='Z' {
+        let marks = [format!("{letter}."), format!("{letter})"), format!("{letter}:")];
+        let starts = |at: &usize| !rest[..*at].ends_with(char::is_alphanumeric);
+        let found =
+            marks.iter().filter_map(|mark| rest.match_indices(mark.as_str()).map(|(at, _)| at).find(starts));
+        let Some(at) = found.min() else { break };
+        rest = &rest[at + 2..];
+        count += 1;
+    }
+    count
+}
+
+fn expected(answer: &Value) -> Expected {
+    let texts = |items: &[Value]| items.iter().all(|item| !item.is_array() && !item.is_object());
+    match answer {
+        Value::Object(_) => Expected::Table,
+        Value::Array(items) if !texts(items) => Expected::Table,
+        Value::Array(items) => {
+            let kinds: Vec<Expected> = items.iter().map(expected).collect();
+            let is_all = |wanted: &[Expected]| kinds.iter().all(|kind| wanted.contains(kind));
+            match kinds.first() {
+                Some(first) if is_all(&[*first]) => *first,
+                _ if is_all(&[Expected::Number, Expected::Maths]) => Expected::Maths,
+                _ => Expected::Words,
+            }
+        }
+        Value::String(text) => expected_text(text.trim()),
+        Value::Number(_) => Expected::Number,
+        Value::Bool(_) | Value::Null => Expected::Words,
+    }
+}
+
+fn expected_text(text: &str) -> Expected {
+    let is_number = |text: &str| {
+        let text = text.trim().replace([',', '$'], "");
+        text.contains(|c: char| c.is_ascii_digit()) && text.parse::<f64>().is_ok()
+    };
+    let lower = text.to_lowercase();
+    let starts = |words: &[&str]| words.iter().any(|word| lower.starts_with(word));
+    let is_tests = || match serde_json::from_str(text) {
+        Ok(Value::Object(table)) => {
+            table.contains_key("inputs") && table.contains_key("outputs")
+                || table.contains_key("test_cases")
+                || table.contains_key("assert_case")
+        }
+        Ok(Value::Array(list)) => {
+            let is_test = |item: &Value| item.get("input").is_some() && item.get("output").is_some();
+            !list.is_empty() && list.iter().all(is_test)
+        }
+        _ => text.contains("def check(") || starts(&["assert "]),
+    };
+    match text {
+        text if is_number(text) => Expected::Number,
+        text if text.len() == 1 && text.bytes().all(|byte| byte.is_ascii_uppercase()) => Expected::Letter,
+        _ if is_tests() => Expected::Tests,
+        _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => Expected::Query,
+        _ if starts(&["def ", "class ", "import ", "```python"]) && text.contains('\n') => Expected::Program,
+        // GSM8K has the complete solution.
+        text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => Expected::Maths,
+        text if text.contains('\\') || text.contains('^') || is_formula(text) => Expected::Maths,
+        _ => Expected::Words,
+    }
+}
+
+/// Returns whether a text without words is a formula: `3/7`, `(1, 3)`, `x+2`, `5%`. A date or the number of a
+/// telephone is none.
+fn is_formula(text: &str) -> bool {
+    let chars: Vec<char> = text.chars().collect();
+    let is_known = |c: char| c.is_ascii_alphanumeric() || " ()[]{},.+-*/=<>|!%:$√π∞≤≥±".contains(c);
+    let has_word = chars.windows(2).any(|pair| pair.iter().all(|c| c.is_alphabetic()));
+    let has_gap = chars.windows(3).any(|at| at[0].is_ascii_digit() && at[1] == ' ' && at[2].is_ascii_digit());
+    let groups: Vec<&str> = text.split(['-', '/', '.']).collect();
+    let is_dated = groups.len() > 2 && groups.iter().all(|group| group.parse::<u32>().is_ok());
+    chars.iter().all(|c| is_known(*c))
+        && chars.iter().any(char::is_ascii_digit)
+        && !(has_word || has_gap || is_dated || text.starts_with('+'))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tasks(answers: &[Value]) -> Vec<Task> {
+        let task = |(at, answer): (usize, &Value)| Task {
+            id: format!("rows-{}", at + 1),
+            question: "What?".into(),
+            answer: answer.clone(),
+            ..Task::default()
+        };
+        answers.iter().enumerate().map(task).collect()
+    }
+
+    #[test]
+    fn fitting_looks_at_every_answer() {
+        for (answers, scorer) in [
+            (vec![json!("72"), json!(7.5), json!("$1,200"), json!("-3")], Scorer::Numeric),
+            (vec![json!(["72", "72.0"])], Scorer::Numeric),
+            (vec![json!("72"), json!("48/2 = 24\n#### 24")], Scorer::Maths),
+            (
+                vec![json!("7"), json!("\\frac{1}{2}"), json!("(1, 3)"), json!("[2,3)"), json!("x+1")],
+                Scorer::Maths,
+            ),
+            (vec![json!("3/7"), json!("5%"), json!("2:3")], Scorer::Maths),
+            (vec![json!("7"), json!("Paris")], Scorer::Answer),
+            (
+                vec![json!(["Paris", "Lutetia"]), json!(true), json!("2026-01-02"), json!("+1 555 0100")],
+                Scorer::Answer,
+            ),
+            (vec![json!("2026-01-02"), json!("1/2/2026")], Scorer::Answer),
+            (vec![json!("A"), json!("B")], Scorer::Answer),
+            (vec![json!(["assert f() == 1"])], Scorer::Code),
+            (vec![json!("{\"inputs\": [\"1\"], \"outputs\": [\"2\"]}")], Scorer::Code),
+            (vec![json!("def check(candidate):\n    assert candidate() == 1")], Scorer::Code),
+        ] {
+            assert_eq!(fitting(&tasks(&answers)), Ok(scorer), "{answers:?}");
+        }
+        for (answers, why) in [
+            (vec![json!("x"), json!({"text": ["x"]})], "rows-2 expects a table"),
+            (vec![json!([["x"]])], "rows-1 expects a table"),
+            (vec![json!("def f():\n    return 1")], "rows-1 expects a program"),
+            (vec![json!("SELECT a FROM t")], "expects a query"),
+            (vec![json!(["assert f()"]), json!("4")], "rows-1 expects tests"),
+        ] {
+            let error = fitting(&tasks(&answers)).unwrap_err();
+            assert!(error.contains(why) && error.contains("--scorer"), "{error}");
+        }
+    }
+
+    #[test]
+    fn letters_of_shown_options_are_choices() {
+        let mut all = tasks(&[json!("A"), json!("E")]);
+        all.iter_mut().for_each(|task| task.question = "Which?\nA. x\nB. y\n(C) z\nD) w\nE. v".into());
+        assert_eq!((fitting(&all), option_count(&all)), (Ok(Scorer::Choice), Some(5)));
+        assert!(check(Scorer::Choice, &all).is_ok());
+        all[1].question = "What grade?".into();
+        assert_eq!(fitting(&all), Ok(Scorer::Answer));
+    }
+
+    #[test]
+    fn check_names_the_task_that_cannot_be_scored() {
+        let all = tasks(&[json!("72"), json!("Paris")]);
+        let error = check(Scorer::Numeric, &all).unwrap_err();
+        assert!(error.starts_with("task rows-2: the expected answer \"Paris\""), "{error}");
+        for scorer in [Scorer::Maths, Scorer::Answer, Scorer::Python] {
+            assert_eq!(check(scorer, &all), Ok(()), "{scorer:?}");
+        }
+    }
+}
