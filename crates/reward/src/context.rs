@@ -152,12 +152,15 @@ impl Place<'_> {
         if *last == "and" && rest.iter().rev().take(5).any(|word| *word == "between") {
             return false;
         }
+        if !is_number(rest.last()) {
+            return true;
+        }
         // 1 in 6, the sum of 3 and 5
-        let is_rate = *last == "in" && is_number(rest.last());
         let is_operation =
             |word: &&str| ["sum", "product", "difference", "quotient", "ratio", "lcm", "gcd"].contains(word);
         let reach = lower.len().saturating_sub(6);
-        !is_rate && !(*last == "and" && is_number(rest.last()) && lower[reach..].iter().any(is_operation))
+        let is_operand = *last == "and" && lower[reach..].iter().any(is_operation);
+        *last != "in" && !is_operand
     }
 
     /// Notes what stands behind; whether the number keeps a value.

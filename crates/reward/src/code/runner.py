@@ -61,7 +61,9 @@ def called(node):
 def asserts(node):
     """Whether a node fails a program that is wrong."""
     if isinstance(node, ast.Assert):
-        return not isinstance(node.test, (ast.Constant, ast.Tuple))
+        # `assert False` behind a call that must raise fails, too.
+        is_true = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        return not is_true and not isinstance(node.test, ast.Tuple)
     if called(node) in ("exit", "_exit", "quit"):
         return True
     return isinstance(node, ast.Raise) or called(node).lower().startswith(("assert", "fail"))
@@ -295,7 +297,9 @@ def tested(order):
     # Beneath the names of the program, so that these alone are its functions.
     given = {}
     exec(GIVEN, given)
-    names["__builtins__"] = {**given, **vars(builtins)}
+    for name, value in given.items():
+        if not hasattr(builtins, name):
+            setattr(builtins, name, value)
     for source in sources(order):
         exec(compile(source, "program.py", "exec"), names)
     if "asserts" in order:

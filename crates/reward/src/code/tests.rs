@@ -200,6 +200,7 @@ async fn tests_of_pytest_and_unittest_are_run() {
         "import unittest\nclass A(unittest.TestCase):\n    def test_f(self):\n        with self.assertRaises(Exception):\n            \
          f(None)\n        self.assertTrue(f(1) == 1)\n",
         "try:\n    f(None)\n    raise AssertionError\nexcept TypeError:\n    pass\nassert f(1) == 1",
+        "try:\n    1 / (f(1) - 1)\n    assert False\nexcept ZeroDivisionError:\n    pass",
     ] {
         let score = |body: &'static str| {
             let answer = format!("```python\ndef f(n):\n    return {body}\n```");
@@ -207,6 +208,17 @@ async fn tests_of_pytest_and_unittest_are_run() {
             async move { values(&scorer, &answer, json!({ "tests": tests })).await[0] }
         };
         assert_eq!((score("n + 0").await, score("n + 1").await), (1.0, 0.0), "{tests}");
+    }
+}
+
+#[tokio::test]
+async fn tests_can_replace_builtins_that_the_program_calls() {
+    let (_, scorer) = scorer(Passing::All);
+    let tests = "import unittest\nfrom unittest.mock import patch\nclass A(unittest.TestCase):\n    @patch('builtins.print')\n    \
+                 def test_f(self, shown):\n        f(3)\n        shown.assert_called_once_with(3)\n";
+    for (program, right) in [("print(n)", 1.0), ("print(n + 1)", 0.0)] {
+        let answer = format!("```python\ndef f(n):\n    {program}\n```");
+        assert_eq!(values(&scorer, &answer, json!({ "tests": tests })).await[0], right, "{program}");
     }
 }
 
