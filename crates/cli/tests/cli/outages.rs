@@ -242,7 +242,7 @@ fn below(pid: u32) -> Vec<(u32, String)> {
 fn a_sandbox_that_is_killed_costs_no_attempt_its_score() {
     let keys = r#"scorer = { kind = "code", tests = "tests", value = "share", protection = "best-effort", seconds = 20 }"#;
     let place = place("", keys);
-    let tests = json!(["import time; time.sleep(0.2); assert time"]);
+    let tests = json!(["import time; time.sleep(0.2); assert add(1, 2) == 3"]);
     let rows: Vec<String> = (1..30)
         .map(|n| {
             json!({ "question": format!("What is {n} + 7?"), "answer": "x", "tests": tests }).to_string()
