@@ -511,7 +511,9 @@ impl<'t> Lexer<'t> {
         let spaced = self.spaced;
         let mut digits = self.run_of_digits();
         if !digits.is_empty() && digits.len() <= 3 {
-            let thousands = self.thousands && self.brackets == 0;
+            // The base of a logarithm and its argument are two numbers.
+            let is_script = matches!(self.tokens.last(), Some(Token::Sign('_' | '^')));
+            let thousands = self.thousands && self.brackets == 0 && !is_script;
             while let Some(rest) = after_separator(self.rest, thousands) {
                 self.rest = rest;
                 digits.push_str(&self.run_of_digits());
