@@ -140,7 +140,7 @@ async fn warn_of_trained(tasks: &Tasks, model: &str) {
     );
 }
 
-/// Writes a line for each attempt of an evaluation in which all failed.
+/// Writes a line for each failed attempt, for an evaluation that has no result because every attempt failed.
 async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> anyhow::Result<()> {
     let slices = tasks.eval.iter().flat_map(|slice| std::iter::repeat_n(&slice.name, slice.tasks.len()));
     let slices: Vec<&String> = slices.collect();

@@ -58,7 +58,7 @@ fn same_text(a: &str, b: &str) -> bool {
     lines(a) == lines(b)
 }
 
-/// Returns a line with one space for each gap that counts, behind its indentation.
+/// Normalises the white space of a line: each significant gap becomes one space, the indentation stays.
 fn canonical_line(line: &str) -> String {
     let line = line.trim_end();
     if line.contains(['"', '\'', '`']) {

@@ -30,8 +30,8 @@ pub struct Token {
 pub struct End {
     /// The reply as a client is told it, with its thought.
     pub message: Message,
-    /// The same in the order in which it was written: speech, thoughts and calls, each in one piece. Their
-    /// texts put together are those of the message.
+    /// Parts of `message` in the order in which the model wrote them: text, thoughts and tool calls.
+    /// Adjacent parts of one kind are joined.
     pub parts: Vec<Piece>,
     /// Text of the reply as it stands, without the stop string that ended it.
     pub text: String,
@@ -89,7 +89,7 @@ impl Event {
     }
 }
 
-/// Returns the parts of a message whose order is not known: the thought, the content, the calls.
+/// Splits a message into its parts, in the order in which APIs list them: thought, text, tool calls.
 pub(crate) fn parts_of(message: &Message) -> Vec<Piece> {
     let filled = |text: &&str| !text.is_empty();
     let thought = message.reasoning_content.as_deref().filter(filled);
@@ -99,12 +99,12 @@ pub(crate) fn parts_of(message: &Message) -> Vec<Piece> {
     texts.chain(message.tool_calls.iter().cloned().map(|call| Piece::Call(Ok(call)))).collect()
 }
 
-/// Tokens of a reply's message, without those of its thought and calls, in a list for each part of the
-/// message that no thought and no call interrupts.
+/// Tokens of the text that a client is shown, one list for each uninterrupted part of it. Tokens of thoughts
+/// and tool calls are left out.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct MessageTokens {
     parts: Vec<Vec<Token>>,
-    /// Whether the last part goes on.
+    /// Whether further text belongs to the last part.
     open: bool,
     /// Tokens of which a later part says what they belong to.
     pending: Vec<Token>,
@@ -129,7 +129,7 @@ impl MessageTokens {
         }
     }
 
-    /// Returns the tokens of each part that have come, and forgets them.
+    /// Takes the tokens of each part that arrived since the last call.
     pub(crate) fn take(&mut self) -> Vec<Vec<Token>> {
         self.open = false;
         std::mem::take(&mut self.parts)

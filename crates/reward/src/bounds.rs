@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 /// Position at which a phrase is a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
-    /// On either side of the number.
+    /// Right before or right behind the number.
     Any,
     /// Right before the number.
     Before,

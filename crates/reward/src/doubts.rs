@@ -97,7 +97,7 @@ fn has(list: &str, word: &str) -> bool {
     list.split_whitespace().any(|own| own == word)
 }
 
-/// Returns the words of a text in lower case, with their apostrophes.
+/// Splits a text into lower-case words. Apostrophes belong to their word.
 fn words(text: &str) -> Vec<String> {
     let word = |word: &str| word.trim_matches(['\'', '-']).replace('’', "'").to_lowercase();
     let parts = text.split(|c: char| !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_mark(c)));

@@ -176,7 +176,7 @@ fn first_stated(text: &str) -> Option<Found> {
     Some(found)
 }
 
-/// Returns a sentence up to a comma before a number of which words say that it is another one: "72, 5 more".
+/// Cuts a sentence at a comma that another quantity follows: "72, 5 more" becomes "72".
 fn without_addition(sentence: &str) -> &str {
     let adds = |text: &str| {
         let mut words = text.split_whitespace();

@@ -356,12 +356,12 @@ fn is_name(name: &str, value: &Value) -> bool {
     is_scalar && (NAMES_BY_WORDS.contains(&name) || NAMES.contains(&name))
 }
 
-/// A value as text, to the last character. A number is its digits, since tables have numbers as texts.
+/// Writes a value as text, with its white space. A number becomes its digits, since CSV has numbers as text.
 fn exact(value: &Value) -> String {
     written(value, &|text| text.to_owned(), false)
 }
 
-/// A value as text up to the spelling of the texts in it.
+/// Writes a value as text whose strings are normalised, so that spellings of one text are equal.
 fn loose(value: &Value) -> String {
     written(value, &spelled_or_plain, false)
 }

@@ -33,10 +33,10 @@ pub enum Expected {
     Table,
 }
 
-/// Returns the scorer that fits what all tasks expect.
+/// Chooses the scorer that suits the expected answers of all tasks.
 ///
 /// # Errors
-/// Returns what they expect and what to do if no scorer of this command compares with it.
+/// Returns what a task expects, and the way out, if none of the scorers that this command offers suits it.
 pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
     let has = |name: &str| tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()));
     if has("tests") {

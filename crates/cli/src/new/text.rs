@@ -168,11 +168,10 @@ retries = 2"#,
 fn reward(scorer: Scorer, options: Option<usize>) -> String {
     let several = options.map(|options| format!("{{ kind = \"choice\", options = {options} }}"));
     let kind = match scorer {
-        Scorer::Choice if several.is_some() => several.as_deref().unwrap_or_default(),
         Scorer::Numeric => "{ kind = \"numeric\" }",
         Scorer::Maths => "{ kind = \"maths\" }",
         Scorer::Answer => "{ kind = \"answer\" }",
-        Scorer::Choice => "{ kind = \"choice\" }",
+        Scorer::Choice => several.as_deref().unwrap_or("{ kind = \"choice\" }"),
         Scorer::Code => "{ kind = \"code\", value = \"share\", seconds = 5 }",
         Scorer::Python => "{ kind = \"python\", file = \"score.py\" }",
     };

@@ -70,7 +70,7 @@ pub(crate) fn of_vllm(gateway: &Gateway, rest: &mut Map<String, Value>) -> Resul
     Ok(found)
 }
 
-/// Fields that ask for a form in some API, those of others included.
+/// Request fields by which some API, not necessarily this one, constrains the format of a reply.
 const FORMS: [&str; 14] = [
     "ebnf",
     "format",

@@ -162,14 +162,14 @@ pub trait Runner: Debug + Send + Sync {
 pub struct CodeScorer {
     keys: CodeKeys,
     runner: Arc<dyn Runner>,
-    /// Checks of tests that are code, by their hash.
+    /// Validations of tests that are code, by the hash of the code.
     checks: Mutex<HashMap<u64, Arc<TestCheck>>>,
 }
 
-/// The check of a test that is code, once it was run: why the test cannot be used, if it cannot.
+/// Validation of a test that is code, once it has run: the reason why the test is unusable, or `None`.
 type TestCheck = OnceCell<Option<String>>;
 
-/// Maximum number of checks that are kept; beyond it they are run again.
+/// Maximum number of validations that are kept; when it is reached, all are dropped.
 const MAX_CHECKS: usize = 1 << 14;
 
 /// Name of the component that is the share of tests that passed.
@@ -234,11 +234,11 @@ impl CodeScorer {
         Ok(cases)
     }
 
-    /// Checks that a test which is code tests something: it fails without a program, or with one whose
-    /// functions do nothing. Attempts at the same time share one check, and later ones its result.
+    /// Validates a test that is code: it must fail without a program, and with one whose functions do
+    /// nothing. Concurrent attempts share one validation, and later attempts use its result.
     ///
     /// # Errors
-    /// Returns [`ScoreError::Unusable`] if it passes all the same, or if it cannot be run.
+    /// Returns [`ScoreError::Unusable`] if the test passes nevertheless, or cannot be run.
     async fn check_test(&self, case: &Case) -> Result<(), ScoreError> {
         let Case::Asserts { code, start } = case else { return Ok(()) };
         let mut hasher = DefaultHasher::new();

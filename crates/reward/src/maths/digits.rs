@@ -7,8 +7,8 @@ pub(super) fn period(text: &str) -> Option<(&str, &str)> {
     is_block.then_some((digits, rest))
 }
 
-/// Returns the text that follows a separator of thousands, if one and three digits follow: a comma, a space,
-/// an apostrophe.
+/// Strips a thousands separator (a comma, a space, an apostrophe) from the start of a text, if exactly three
+/// digits follow it.
 pub(super) fn after_separator(rest: &str, comma: bool) -> Option<&str> {
     let marks = ["{,}\\!", "{,}", ",\\!", "\\,", "\\!", "\\ "];
     let bare = || rest.strip_prefix([',', ' ', '\'']).filter(|_| comma);

@@ -104,12 +104,12 @@ impl From<String> for Refusal {
     }
 }
 
-/// An opening under way. It is dropped before its end if it is given up.
+/// Connection that is being opened. If it is dropped first, the deadline has passed.
 struct Opening<'a> {
     ledger: Arc<Ledger>,
-    /// End of what the process wrote to its standard error, where there is one.
+    /// Tail of the server's standard error, if the server is a process.
     said: Option<Arc<std::sync::Mutex<String>>>,
-    /// Takes what the server did, until the opening has ended.
+    /// Receives what the server did instead of answering; `None` once the connection is open or refused.
     late: Option<&'a std::sync::Mutex<String>>,
 }
 

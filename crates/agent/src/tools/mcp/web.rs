@@ -436,16 +436,16 @@ fn is(headers: &HeaderMap, wanted: &str) -> bool {
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
 }
 
-/// Returns the packing of a body; empty if there is none.
+/// Returns the `Content-Encoding` of a body, empty if it is not compressed.
 fn encoding(headers: &HeaderMap) -> &str {
     let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
 }
 
-/// Returns a body without its packing. One that is not packed, though its headers say so, is taken as it is.
+/// Decompresses a body. One that is not compressed, although its headers say so, is returned unchanged.
 ///
 /// # Errors
-/// Returns what is wrong if the body cannot be unpacked, or has more than `most` bytes then.
+/// Returns a message if the body cannot be decompressed, or has more than `most` bytes afterwards.
 fn unpacked(headers: &HeaderMap, text: Vec<u8>, most: usize) -> Result<Vec<u8>, String> {
     let (encoding, text) = (encoding(headers), Bytes::from(text));
     match unpack(encoding, text.clone(), most) {
