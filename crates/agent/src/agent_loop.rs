@@ -69,3 +69,34 @@ pub trait AgentLoop: Send + Sync {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pick_takes_trained_policy_in_evaluations() {
+        let context = |is_evaluation| AttemptContext {
+            name: "a".into(),
+            task: Task::default(),
+            messages: Vec::new(),
+            seed: 1,
+            stream: 2,
+            is_evaluation,
+            params: SamplingParams::default(),
+            samplers: Samplers::default(),
+        };
+        let picks = |is_evaluation, trained: &[bool]| -> Vec<usize> {
+            let of = |place: usize| {
+                let pick: Pick = Arc::new(move |_, _| place);
+                context(is_evaluation).pick(&pick, trained)
+            };
+            (0..trained.len()).map(of).collect()
+        };
+        let mixture = [false, true, false, true];
+        assert_eq!(picks(false, &mixture), [0, 1, 2, 3]);
+        assert_eq!(picks(true, &mixture), [1, 1, 1, 3]);
+        // Nothing there learns.
+        assert_eq!(picks(true, &[false, false]), [0, 1]);
+    }
+}

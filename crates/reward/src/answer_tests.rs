@@ -87,6 +87,7 @@ fn equal_answers_have_equal_numbers() {
     }
     for (expected, text) in [
         ("1.5", "15"),
+        ("1.5", "1:5"),
         ("-3", "3"),
         ("3", "-3"),
         ("1/2", "12"),
@@ -139,6 +140,8 @@ fn equal_answers_have_equal_symbols() {
     }
     for (expected, text) in [
         ("C++", "C"),
+        ("\\d", "d"),
+        ("[0,1]", "[0,1)"),
         ("C#", "C"),
         ("A-", "A"),
         ("A-", "A+"),

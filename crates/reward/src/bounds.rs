@@ -468,4 +468,16 @@ mod tests {
             assert_eq!(bound(words, before), want, "{words:?}");
         }
     }
+
+    #[test]
+    fn phrase_behind_leaves_out_bounds_of_what_follows() {
+        for (words, want) in [
+            (&["at", "least"][..], Some(("≥", 2))),
+            (&["or", "less"][..], Some(("≤", 2))),
+            (&["more", "than", "3"][..], None),
+            (&["apples"][..], None),
+        ] {
+            assert_eq!(phrase_behind(words), want, "{words:?}");
+        }
+    }
 }

@@ -362,6 +362,8 @@ mod tests {
             (". No, that is wrong.", true),
             (" (wrong)", true),
             (" doesn't work", true),
+            (" isn't", true),
+            (" can't be beaten", false),
             (" is too low", true),
             (" apples, which is not right", true),
             (" (not 13)", false),

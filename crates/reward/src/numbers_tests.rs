@@ -110,6 +110,19 @@ fn tells_numbers_apart() {
     assert_eq!(texts("5 \\"), ["5"]);
 }
 
+#[test]
+fn letter_names_temperature_only_behind_degrees() {
+    for (text, want) in [
+        ("It is 25 degrees C.", &[("celsius", 1)][..]),
+        ("It is 77 degrees F.", &[("fahrenheit", 1)]),
+        ("It is 77 degrees.", &[("degree", 1)]),
+        ("He plays 5 F notes.", &[]),
+        ("It has 5 C atoms.", &[]),
+    ] {
+        assert_eq!(find(text)[0].about.units, want, "{text}");
+    }
+}
+
 proptest! {
     #[test]
     fn nothing_makes_it_panic(text in "([-0-9.,/eE$%×^{} _~\\\\a−]|\\\\\\\\frac|\\\\\\\\cdot|\\\\\\\\[,!]){0,40}") {

@@ -236,6 +236,7 @@ mod tests {
             (q("0").power(-1), q("2").power(5000), q("1").power(i32::MIN)),
             (None, None, Some(q("1")))
         );
+        assert_eq!(q("0").power(0), Some(q("1")));
         assert_eq!((q("-1").power(i32::MAX), q("-1").power(0)), (Some(q("-1")), Some(q("1"))));
         assert_eq!(q("0.2").compare(&q("0.25")), Ordering::Less);
     }

@@ -444,6 +444,11 @@ pub(crate) fn month(number: usize) -> Option<&'static str> {
     MONTHS.get(number.checked_sub(1)?).map(|(name, _)| *name)
 }
 
+/// Returns whether a word is the name of a month, or its first three letters.
+pub(crate) fn is_month(word: &str) -> bool {
+    direction(&word.to_lowercase()).is_some_and(|(kind, _)| kind == "month")
+}
+
 /// Returns the direction that words start with and that their order decides: north of east.
 pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
     const BEARINGS: [&str; 8] = [
@@ -512,6 +517,9 @@ mod tests {
         for (a, b, want) in [
             (about(&[], "red apples", &[]), about(&[], "pears", &[]), true),
             (about(&["≥"], "", &[]), about(&[], "", &[]), false),
+            // A number in words that was not read makes another number.
+            (about(&[], "five", &[]), about(&[], "", &[]), false),
+            (about(&[], "dozen", &[]), about(&[], "", &[]), false),
             (about(&[], "profit", &[]), about(&[], "", &[]), true),
             (about(&[], "profit", &[]), about(&[], "loss", &[]), false),
             (about(&[], "profit", &[]), about(&[], "increase", &[]), true),
@@ -528,6 +536,17 @@ mod tests {
         ] {
             assert_eq!((a.agrees(&b), b.agrees(&a)), (want, want), "{a:?} {b:?}");
         }
+    }
+
+    #[test]
+    fn names_are_the_same_in_singular_and_plural() {
+        let is_same = |a: &str, b: &str| about(&[], a, &[]).is_written_as(&about(&[], b, &[]));
+        for (one, several) in
+            [("apple", "apples"), ("glass", "glasses"), ("box", "boxes"), ("city", "cities")]
+        {
+            assert!(is_same(one, several), "{one} {several}");
+        }
+        assert!(!is_same("gas", "ga") && !is_same("apple", "pear"));
     }
 
     #[test]

@@ -185,7 +185,75 @@ fn excerpt(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use dressage_gateway::{Gateway, Options};
+
     use super::*;
+    use crate::{Limits, Truncation};
+
+    fn program() -> Program {
+        Program {
+            command: vec!["solve".into()],
+            folder: PathBuf::new(),
+            passes: Vec::new(),
+            keeper: crate::Keeper(Vec::new()),
+            gateway: Gateway::new(Vec::new(), Options::default()),
+            address: String::new(),
+            agents: Vec::new(),
+            limits: Limits {
+                turns: 8,
+                tokens: 100,
+                reply: Duration::from_secs(60),
+                attempt: Duration::from_secs(60),
+                prompt: 100,
+                truncation: Truncation::Refuse,
+            },
+            rewards: false,
+            workers: None,
+            teacher: None,
+        }
+    }
+
+    fn call(turn: u32, summary: bool, content: &str) -> Called {
+        Called {
+            agent: "solver".into(),
+            model: "student".into(),
+            external: false,
+            summary,
+            probe: false,
+            origin: Some(Origin::Began),
+            prompt: 5,
+            tokens: 7,
+            finish: FinishReason::StopId,
+            fault: None,
+            turn: Some(turn),
+            content: content.into(),
+            calls: 1,
+        }
+    }
+
+    #[test]
+    fn summaries_are_no_turns_of_the_attempt() {
+        let ended = Ended { code: Some(0), stdout: Tail::of(String::new()), stderr: Tail::of(String::new()) };
+        let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
+        let outcome = attempt(&program(), Ok(ended), Recorded { calls, ..Recorded::default() }).outcome;
+        assert_eq!((outcome.finish, outcome.error.as_deref()), (Finish::Answered, None));
+        assert_eq!((outcome.turns, outcome.sampled_tokens, outcome.calls.ok), (2, 14, 1));
+        assert_eq!(outcome.final_text, "5");
+    }
+
+    #[test]
+    fn attempt_without_calls_fails_with_first_reason() {
+        for (code, why) in [(0, "solve never called the model"), (3, "solve ended with 3: no such task")] {
+            let stderr = Tail::of("no such task".into());
+            let ended = Ended { code: Some(code), stdout: Tail::of(String::new()), stderr };
+            let outcome = attempt(&program(), Ok(ended), Recorded::default()).outcome;
+            let error = outcome.error.unwrap();
+            assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
+        }
+    }
 
     #[test]
     fn silent_program_is_quoted_in_error() {

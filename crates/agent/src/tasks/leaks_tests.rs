@@ -29,7 +29,7 @@ fn leaks(held: &[Task], other: &Task) -> bool {
 }
 
 /// Spellings of one question, and questions that look alike and are others.
-const SPELLINGS: [(&str, &[&str], &[&str]); 32] = [
+const SPELLINGS: [(&str, &[&str], &[&str]); 35] = [
     (
         "What is 2+2?",
         &[
@@ -118,6 +118,9 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 32] = [
         &["What is 12.000 + 1?", "What is 12 000 + 1?"],
     ),
     ("What is max(1,200)?", &["what is max(1, 200)"], &["What is max(1200)?"]),
+    ("What is f(1,200 + 1)?", &["what is f(1200+1)"], &["What is f(1,2 + 1)?"]),
+    ("What is f(2 + 1,200)?", &["what is f(2+1200)"], &["What is f(2 + 1,2)?"]),
+    ("Who wrote Hamlet?", &["Who wrote _Hamlet_?", "__Who__ wrote Hamlet?"], &["Who wrote_Hamlet?"]),
     ("What is 2 ** 3?", &["What is 2**3?", "What is 2^3?"], &["What is 2 3?", "What is 23?"]),
     ("Convert 101₂.", &["Convert 101_2.", "Convert $101_{2}$."], &["Convert 1012."]),
     ("What is $2^{34}$?", &["What is 2^34?"], &["What is $2^{3}4$?"]),

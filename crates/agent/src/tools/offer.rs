@@ -191,6 +191,8 @@ mod tests {
         let offer = Offer::new(&boxes).unwrap();
         assert_eq!(names(&offer), ["web__search", "open", "wiki__search"]);
         assert_eq!(offer.find("wiki__search"), Some((1, "search")));
+        assert_eq!(offer.name_of(1, "search"), Some("wiki__search"));
+        assert_eq!((offer.name_of(0, "open"), offer.name_of(1, "open")), (Some("open"), None));
         assert_eq!((offer.find("open"), offer.find("search")), (Some((0, "open")), None));
         let same = |boxes: &[(&str, Vec<ToolSpec>)]| match Offer::new(boxes) {
             Err(ToolError::SameName { name, .. }) => name,

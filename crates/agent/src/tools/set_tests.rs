@@ -21,6 +21,16 @@ async fn texts(open: &mut OpenTools, calls: &[ToolCall]) -> Vec<String> {
     open.answer(&reply(calls), true).await.into_iter().map(|observation| observation.text).collect()
 }
 
+#[tokio::test]
+async fn call_without_any_tools_is_told_so() {
+    let mut open = set(Vec::new()).open(&context("a")).await.unwrap();
+    assert_eq!(
+        texts(&mut open, &[call("abacus", json!({}))]).await,
+        ["Error: there is no tool \"abacus\", nor any other"]
+    );
+    open.close().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn every_way_a_call_can_go_is_observed_and_counted() {
     let log = Log::default();

@@ -132,3 +132,59 @@ impl<A: Around + 'static> Session for WrappedSession<A> {
         self.session.close().await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::testing::context;
+
+    /// A toolbox whose calls may be long, and that says what it waits for.
+    struct Slow;
+
+    #[async_trait]
+    impl Toolbox for Slow {
+        fn name(&self) -> &str {
+            "slow"
+        }
+
+        async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+            Ok(Box::new(Slow))
+        }
+
+        fn late(&self) -> String {
+            "; it is being installed".into()
+        }
+    }
+
+    #[async_trait]
+    impl Session for Slow {
+        fn specs(&self) -> Vec<ToolSpec> {
+            Vec::new()
+        }
+
+        fn longest_call(&self) -> Option<Duration> {
+            Some(Duration::from_secs(90))
+        }
+
+        async fn call(&self, _tool: &str, _arguments: &Map<String, Value>) -> ToolOutput {
+            ToolOutput::text("done")
+        }
+
+        fn late(&self) -> String {
+            "; it is at step 3".into()
+        }
+    }
+
+    struct Unchanged;
+
+    impl Around for Unchanged {}
+
+    #[tokio::test]
+    async fn wrapped_toolbox_keeps_its_limits_and_reasons() {
+        let toolbox = Wrapped::around(Arc::new(Slow), Unchanged);
+        assert_eq!((toolbox.name(), toolbox.late().as_str()), ("slow", "; it is being installed"));
+        let session = toolbox.open(&context("a")).await.unwrap();
+        assert_eq!(session.longest_call(), Some(Duration::from_secs(90)));
+        assert_eq!(session.late(), "; it is at step 3");
+    }
+}

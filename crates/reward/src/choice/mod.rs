@@ -428,6 +428,19 @@ mod tests {
     }
 
     #[test]
+    fn long_options_are_compared_to_their_ends() {
+        let lead = "the water in the pot boils at a lower temperature than it does at the level of the sea "
+            .repeat(2);
+        let options = texts(&[&format!("{lead}on the mountain"), &format!("{lead}in the valley")]);
+        for (at, option) in options.texts.iter().enumerate() {
+            for reply in [format!("**{option}**"), format!("The answer is **{option}**.")] {
+                let score = ChoiceScorer::default().grade(&reply, &json!(at), &options).unwrap();
+                assert_eq!(score.value, 1.0, "{reply}");
+            }
+        }
+    }
+
+    #[test]
     fn text_of_option_is_not_taken_for_its_first_letter() {
         let named = |all: &[&str], text: &str| {
             let choices = json!({ "row": { "choices": all } });

@@ -148,6 +148,8 @@ mod tests {
         let [short, long, _] = &pickles(JSON)[..] else { panic!() };
         let mut damaged =
             vec![call, b"\x80\x04]\x94.".to_vec(), b"\x80\x04N.".to_vec(), b".".to_vec(), Vec::new()];
+        // Nothing can be kept before there is a text.
+        damaged.extend([&b"\x94"[..], b"q\0", b"r\0\0\0\0"].map(|code| [code, &long[..]].concat()));
         damaged.push([&short[..], b"."].concat());
         damaged.push([&long[..long.len() - 1], &[0x8C, 1, b'a', b'.']].concat());
         damaged.extend((0..short.len()).map(|end| short[..end].to_vec()));

@@ -366,6 +366,8 @@ mod tests {
             ("First I thought incorrect. Correct.", true),
             ("Is it correct? No: it has another sign.\nIncorrect", false),
             ("❌ Incorrect", false),
+            ("Incorrect ❌", false),
+            ("They differ.\n\nIncorrect ❌", false),
             ("Correct. Not a single error was found.", true),
             ("Correct. No errors.", true),
             ("Yes, correct.", true),

@@ -2,6 +2,7 @@
 
 use super::digits::{after_separator, period};
 use super::names::{DROPPED, FRAMES, GREEK, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS, is_name};
+use crate::words::is_month;
 
 /// A token.
 #[derive(Debug, Clone, PartialEq)]
@@ -494,8 +495,8 @@ impl<'t> Lexer<'t> {
             }
             _ if after_number && UNITS.contains(&word) => self.push(Token::Text(word.into())),
             "yes" | "no" | "Yes" | "No" | "YES" | "NO" => self.push(Token::Text(word.into())),
-            // Names: Tom in prose, the triangle ABC, whose letters are no factors.
-            _ if is_name(word) && self.is_prose => self.push(Token::Text(word.into())),
+            // Names: Tom in prose, May, the triangle ABC, whose letters are no factors.
+            _ if is_name(word) && (self.is_prose || is_month(word)) => self.push(Token::Text(word.into())),
             _ if word.len() == 3 && word.chars().all(|c| c.is_ascii_uppercase()) => {
                 let is_angle = self.tokens.last() == Some(&Token::Command("angle".into()));
                 let turned: String = word.chars().rev().collect();

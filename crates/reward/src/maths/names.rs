@@ -275,7 +275,7 @@ pub(super) const RELATIONS: &[&str] = &[
 pub(super) const WORDS: &[&str] = &[
     "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has", "nor", "day",
     "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen", "bag", "car", "bus", "pie",
-    "hat", "toy", "ans", "Uhr", "job", "way", "red", "new", "usd", "eur", "gbp", "inr",
+    "hat", "toy", "ans", "uhr", "job", "way", "red", "new", "usd", "eur", "gbp", "inr",
 ];
 
 /// Shorter words that are no products of letters in a text that has longer words.

@@ -1,6 +1,8 @@
 //! Sets of real numbers: intervals, their unions, intersections and differences, and the inequalities that
 //! say the same.
 
+use std::cmp::Ordering;
+
 use super::answer::Answer;
 use super::approximate;
 use super::expression::{Constant, Expr, Function};
@@ -174,8 +176,8 @@ impl Region {
         let mut spans = Vec::new();
         for a in &self.spans {
             for b in &other.spans {
-                let from = later(&a.from, &b.from, 1.0)?;
-                let to = later(&a.to, &b.to, -1.0)?;
+                let from = narrower(&a.from, &b.from, Ordering::Greater)?;
+                let to = narrower(&a.to, &b.to, Ordering::Less)?;
                 if size(&from.0)? <= size(&to.0)? {
                     spans.push(Span { from, to });
                 }
@@ -200,15 +202,13 @@ impl Region {
     }
 }
 
-/// The end that leaves less: the larger of two starts (`sign` 1) or the smaller of two stops (−1).
-fn later(a: &(Expr, bool), b: &(Expr, bool), sign: f64) -> Option<(Expr, bool)> {
-    let (x, y) = (size(&a.0)? * sign, size(&b.0)? * sign);
-    Some(if x == y {
-        (a.0.clone(), a.1 && b.1)
-    } else if x > y {
-        a.clone()
-    } else {
-        b.clone()
+/// Returns the end that leaves less: the larger of two starts (`inner` is `Greater`), or the smaller of two
+/// stops (`Less`).
+fn narrower(a: &(Expr, bool), b: &(Expr, bool), inner: Ordering) -> Option<(Expr, bool)> {
+    Some(match size(&a.0)?.partial_cmp(&size(&b.0)?)? {
+        Ordering::Equal => (a.0.clone(), a.1 && b.1),
+        order if order == inner => a.clone(),
+        _ => b.clone(),
     })
 }
 

@@ -102,6 +102,7 @@ fn answers_that_mean_the_same() {
         ("\\sqrt{2} \\approx 1.414", "\\sqrt{2}"),
         ("\\sqrt{2} \\approx 1.414", "1.414"),
         ("x = \\frac{1}{3} \\approx 0.333", "\\frac{1}{3}"),
+        ("x = \\frac{2}{3} \\approx 0.667", "\\frac{2}{3}"),
         ("x \\approx 0.333", "0.333"),
         ("x = 2 + 1 = 3", "3"),
         ("2 + 3 = 5", "5"),
@@ -139,6 +140,17 @@ fn answers_that_mean_the_same() {
         ("∅", "\\{\\}"),
         ("= \\frac34", "0.75"),
         ("\\approx 0.75", "3/4"),
+        ("¹⁄₃", "\\frac13"),
+        ("①②", "1, 2"),
+        ("\\sum_{k=-2}^{3} k", "3"),
+        ("[0,2]\\cap(1,3)", "(1,2]"),
+        ("[0,2)\\cap[0,2]", "[0,2)"),
+        ("|x-1|<3", "(-2,4)"),
+        ("|x-1|\\ge 3", "(-\\infty,-2]\\cup[4,\\infty)"),
+        ("\\langle 1, 2\\rangle", "(1,2)"),
+        ("A = \\{1,2\\}", "\\{1,2\\}"),
+        ("(a,b) = (1,2)", "(1,2)"),
+        ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}"),
     ] {
         assert!(same(a, b), "{a}   {b}\n{:?}\n{:?}", readings(a), readings(b));
     }
@@ -186,6 +198,12 @@ fn answers_that_do_not() {
         ("6.02e-34", "1.05e-34"),
         ("5 feet 3 inches", "15"),
         ("]0,1[", "[0,1]"),
+        ("|x-1|<3", "|x-1|>3"),
+        ("|x|<-3", "(-3,3)"),
+        ("(a,b) = (1,2)", "(a,b) = (2,1)"),
+        ("(a,b) = (1,2,3)", "(1,2)"),
+        // 5 thousand, or 5 kelvins.
+        ("5\\text{K}", "5"),
         ("3 x", "3"),
         ("\\emptyset", "0"),
         ("", "0"),
@@ -203,6 +221,8 @@ fn rules_are_the_recipes() {
         units.is_same("5\\text{ cm}", "5 cm")
             && !units.is_same("5 cm", "5 km")
             && !units.is_same("5 cm", "5")
+            && units.is_same("9.8\\text{ m s}^{-2}", "9.8\\text{ m/s}^2")
+            && !units.is_same("9.8\\text{ m s}^{-2}", "9.8\\text{ m s}^2")
     );
     let percent = MathsScorer { percent: Percent::Value, ..MathsScorer::default() };
     assert!(percent.is_same("50\\%", "1/2") && !percent.is_same("50\\%", "50"));
@@ -244,6 +264,13 @@ fn words_of_other_languages_part_answers_as_english_ones_do() {
         ("向右7", "向左7", false),
         ("7^\\circ\\text{ north of west}", "7^\\circ\\text{ west of north}", false),
         ("6月8日", "8月6日", false),
+        ("May 3", "5月3日", true),
+        ("June 8", "6月8日", true),
+        ("January 5", "Jan 5", true),
+        ("May 3", "Mar 3", false),
+        ("15:30", "15h30", true),
+        ("15:30", "15.30 Uhr", true),
+        ("15:30", "15.3 Uhr", false),
         ("7\\text{ hours}", "7 Minuten", false),
         ("7\\text{ cm}^2", "7平方厘米", true),
         ("7\\text{ cm}^2", "7平方米", false),

@@ -35,6 +35,13 @@ fn scorer(folder: &Path) -> SqlScorer {
     scorer
 }
 
+#[test]
+fn limits_have_defaults() {
+    let scorer: SqlScorer = serde_json::from_value(json!({ "databases": "shop.sqlite" })).unwrap();
+    assert_eq!((scorer.field.as_str(), scorer.seconds), ("db_id", 10.0));
+    assert_eq!((scorer.rows, scorer.result_mb, scorer.columns), (10_000, 16, Columns::AnyOrder));
+}
+
 fn task(gold: &str) -> Value {
     json!({ "answer": gold, "row": { "db_id": "shop" } })
 }

@@ -229,6 +229,11 @@ mod tests {
             pair("question", "answer")
         );
         assert_eq!(of(json!({"problem": 1}), "question", "x.y"), pair("question", "x.y"));
+        assert_eq!(
+            of(json!({"problem": 1, "answer": 2}), "question", "answer"),
+            pair("question", "answer"),
+            "a layout is not begun by its answer alone"
+        );
         let null = json!({"prompt": [], "reward_model": null});
         assert_eq!(of(null, "question", "answer"), pair("prompt", "reward_model.ground_truth"));
         let uses = |column| Layout::may_use(column, "question", "extra.answer");

@@ -206,6 +206,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn columns_of_old_writers_have_kinds() {
+        let of = |converted: ConvertedType, physical: Physical| {
+            let kind = Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
+            Temporal::of(&kind.unwrap())
+        };
+        for (converted, physical, want) in [
+            (ConvertedType::DATE, Physical::INT32, Some(Temporal::Date)),
+            (ConvertedType::TIME_MILLIS, Physical::INT32, Some(Temporal::Time(MILLIS))),
+            (ConvertedType::TIME_MICROS, Physical::INT64, Some(Temporal::Time(MICROS))),
+            (ConvertedType::TIMESTAMP_MILLIS, Physical::INT64, Some(Temporal::Timestamp(MILLIS, true))),
+            (ConvertedType::TIMESTAMP_MICROS, Physical::INT64, Some(Temporal::Timestamp(MICROS, true))),
+            (ConvertedType::NONE, Physical::INT96, Some(Temporal::Timestamp(MILLIS, false))),
+            (ConvertedType::NONE, Physical::INT64, None),
+            (ConvertedType::UTF8, Physical::BYTE_ARRAY, None),
+        ] {
+            assert_eq!(of(converted, physical), want, "{converted}");
+        }
+    }
+
+    #[test]
     fn moments_have_one_form_for_all_units() {
         let seconds = 1_767_323_045;
         for (unit, fraction, want) in [

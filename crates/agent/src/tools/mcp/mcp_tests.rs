@@ -136,6 +136,14 @@ async fn unreadable_answers_fail_the_call_at_once() {
 }
 
 #[tokio::test]
+async fn message_may_pause_before_its_end() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let parts = json!({ "start": r#"{"jsonrpc":"2.0","#, "line": r#""id":ID,"result":"two parts"}"# });
+    assert_eq!(ask(&*session, "odd", parts).await, ToolOutput::text("two parts"));
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn announced_tool_can_be_called_in_the_same_attempt() {
     let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", bad()).denying(vec!["dies".into()]));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();

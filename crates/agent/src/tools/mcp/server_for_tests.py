@@ -56,7 +56,11 @@ def call(name: str, arguments: dict) -> dict | None:
         print('{"jsonrpc": "2.0", "id": 12345, "result": {}}', flush=True)
         return text("after garbage")
     if name == "odd":
-        # The response is written as it is given, whatever it is.
+        # The response is written as it is given, whatever it is, with a pause after its first part.
+        if "start" in arguments:
+            sys.stdout.buffer.write(arguments["start"].encode("latin-1"))
+            sys.stdout.flush()
+            time.sleep(2)
         sys.stdout.buffer.write(arguments["line"].encode("latin-1") + arguments.get("end", "\n").encode())
         sys.stdout.flush()
         return None

@@ -12,7 +12,8 @@ use crate::tools::testing::context;
 use crate::tools::{CallError, Session, ToolOutput, ToolSet, Toolbox};
 
 /// Returns a response to a message, or `None` for that of a server without faults. The arguments are the
-/// message, how many of its method came before, and the session.
+/// message, how many of its method came before, and the session. A GET is a message whose id is that of the
+/// last event.
 type Fault = fn(&Value, usize, Option<&str>) -> Option<String>;
 
 fn http(status: &str, headers: &str, body: &str) -> String {
@@ -75,9 +76,10 @@ async fn server(fault: Fault) -> String {
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         let mut counts: HashMap<String, usize> = HashMap::new();
+        let mut stalled = Vec::new();
         while let Ok((stream, _)) = listener.accept().await {
             let mut stream = BufReader::new(stream);
-            let (mut length, mut session, mut is_post) = (0, None, false);
+            let (mut length, mut session, mut is_post, mut last) = (0, None, false, Value::Null);
             loop {
                 let mut line = String::new();
                 stream.read_line(&mut line).await.unwrap();
@@ -88,6 +90,9 @@ async fn server(fault: Fault) -> String {
                 }
                 if let Some(value) = lower.strip_prefix("mcp-session-id:") {
                     session = Some(value.trim().to_owned());
+                }
+                if let Some(value) = lower.strip_prefix("last-event-id:") {
+                    last = serde_json::from_str(value).unwrap();
                 }
                 if lower.is_empty() {
                     break;
@@ -103,9 +108,14 @@ async fn server(fault: Fault) -> String {
                 let fault = fault(&message, *count - 1, session.as_deref());
                 fault.unwrap_or_else(|| answered(&message, *count, session.as_deref()))
             } else {
-                http("405 Method Not Allowed", "", "")
+                let fault = fault(&json!({ "method": "GET", "id": last }), 0, session.as_deref());
+                fault.unwrap_or_else(|| http("405 Method Not Allowed", "", ""))
             };
+            let stalls = response.contains(STALLS);
             let _ = stream.write_all(&packed(response)).await;
+            if stalls {
+                stalled.push(stream);
+            }
         }
     });
     format!("http://{address}/mcp")
@@ -141,6 +151,8 @@ macro_rules! to_call {
 
 const EVENTS: &str = "content-type: text/event-stream\r\n";
 const PACKED: &str = "content-encoding: gzip\r\n";
+/// Header of a response after which the connection stays open.
+const STALLS: &str = "connection: keep-alive";
 
 #[tokio::test]
 async fn faulty_http_answers_fail_the_call_at_once() {
@@ -216,6 +228,28 @@ async fn faulty_http_answers_fail_the_call_at_once() {
         let answer = call(*fault).await;
         assert!(answer.is_error() && answer.read().contains(why), "{why}: {answer:?}");
     }
+}
+
+#[tokio::test]
+async fn stalled_body_fails_the_call() {
+    let stalls: Fault = to_call!(m, {
+        let whole = json_http("200 OK", &called(m, "x"));
+        whole.replace("content-length: ", "content-length: 5").replace("connection: close", STALLS)
+    });
+    let answer = tokio::time::timeout(4 * STALL, call(stalls)).await.expect("an answer before the deadline");
+    assert!(answer.is_error() && answer.read().contains("nothing came for 5s after"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn interrupted_events_are_resumed() {
+    let resumes: Fault = |m, _, _| match m["method"].as_str()? {
+        "tools/call" => Some(http("200 OK", EVENTS, &format!("id: {}\nretry: 10\ndata: \n\n", m["id"]))),
+        "GET" if m["id"].is_i64() => {
+            Some(http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "resumed"))))
+        }
+        _ => None,
+    };
+    assert_eq!(call(resumes).await, ToolOutput::text("resumed"));
 }
 
 #[tokio::test]

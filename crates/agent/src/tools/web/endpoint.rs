@@ -321,7 +321,8 @@ mod tests {
         let (address, heard) = service(|at, _| match at {
             0 | 1 => (503, String::new()),
             2 => (200, "there".into()),
-            _ => (500, "broken".into()),
+            3 => (500, "broken".into()),
+            _ => (0, String::new()),
         })
         .await;
         let post = endpoint(Method::POST, format!("http://{address}/"), Hosts::any());
@@ -331,6 +332,7 @@ mod tests {
             (failed.error, failed.read().as_str()),
             (Some(CallError::Unavailable), "HTTP 500 Internal Server Error: broken")
         );
-        assert_eq!(heard.lock().await.len(), 4, "a POST that may have done something is not repeated");
+        assert_eq!(ask(&post, json!({})).await.error, Some(CallError::Unavailable));
+        assert_eq!(heard.lock().await.len(), 5, "a POST that may have done something is not repeated");
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 pub type Heard = Arc<Mutex<Vec<(String, String)>>>;
 
 /// A service that answers the question of each number and path with a status and a body; and what it was
-/// asked.
+/// asked. Status 0 closes the connection without a response.
 pub async fn service(answers: fn(usize, &str) -> (u16, String)) -> (String, Heard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -43,6 +43,9 @@ pub async fn service(answers: fn(usize, &str) -> (u16, String)) -> (String, Hear
                     hears.len() - 1
                 };
                 let (status, text) = answers(at, asked.split(' ').nth(1).unwrap_or_default());
+                if status == 0 {
+                    return;
+                }
                 let reason = if status == 200 { "OK" } else { "Error" };
                 let head = format!("HTTP/1.1 {status} {reason}\r\ncontent-length: {}\r\n", text.len());
                 let _ = stream.write_all(format!("{head}connection: close\r\n\r\n{text}").as_bytes()).await;
