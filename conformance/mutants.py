@@ -264,7 +264,10 @@ def ran(copy, crate, program, tests, environment, limit):
     """Runs tests. Returns whether they passed, the output, and the seconds; `None` when time ran out."""
     folder = copy / "crates" / crate
     environment = (
-        os.environ | {"CARGO_MANIFEST_DIR": str(folder), "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"} | environment
+        os.environ
+        | {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": f"dressage-{crate}"}
+        | {"PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
+        | environment
     )
     begun = time.monotonic()
     command = [program, "--exact", *tests, "--test-threads", "1"]

@@ -431,7 +431,10 @@ mod tests {
     fn long_options_are_compared_to_their_ends() {
         let lead = "the water in the pot boils at a lower temperature than it does at the level of the sea "
             .repeat(2);
-        let options = texts(&[&format!("{lead}on the mountain"), &format!("{lead}in the valley")]);
+        let options = texts(&[
+            &format!("{lead}on the mountain that is named in the question"),
+            &format!("{lead}in the valley that is named in the question"),
+        ]);
         for (at, option) in options.texts.iter().enumerate() {
             for reply in [format!("**{option}**"), format!("The answer is **{option}**.")] {
                 let score = ChoiceScorer::default().grade(&reply, &json!(at), &options).unwrap();

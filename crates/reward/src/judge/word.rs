@@ -367,6 +367,10 @@ mod tests {
             ("Is it correct? No: it has another sign.\nIncorrect", false),
             ("❌ Incorrect", false),
             ("Incorrect ❌", false),
+            ("The correct answer is 5 and the student's is 6.\n\n**Incorrect.**", false),
+            ("The correct answer is 5 and the student's is 5.\n\n**Correct!**\t", true),
+            // Behind an empty line, it is no part of what was quoted.
+            ("The response contains the word five\n\nCorrect", true),
             ("They differ.\n\nIncorrect ❌", false),
             ("Correct. Not a single error was found.", true),
             ("Correct. No errors.", true),
@@ -415,6 +419,7 @@ mod tests {
             "Verdict: Correct or Incorrect",
             "Verdict: [Correct/Incorrect]",
             "I cannot say it's correct",
+            "The response contains the word\nCorrect",
             "I can't say that the answer is correct.",
             "It is far from correct",
             "It is hardly correct.",

@@ -149,7 +149,9 @@ fn answers_that_mean_the_same() {
         ("|x-1|\\ge 3", "(-\\infty,-2]\\cup[4,\\infty)"),
         ("\\langle 1, 2\\rangle", "(1,2)"),
         ("A = \\{1,2\\}", "\\{1,2\\}"),
+        ("p = 50\\%", "\\frac12"),
         ("(a,b) = (1,2)", "(1,2)"),
+        ("(b,a) = (1,2)", "a=2, b=1"),
         ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}"),
     ] {
         assert!(same(a, b), "{a}   {b}\n{:?}\n{:?}", readings(a), readings(b));
@@ -201,6 +203,7 @@ fn answers_that_do_not() {
         ("|x-1|<3", "|x-1|>3"),
         ("|x|<-3", "(-3,3)"),
         ("(a,b) = (1,2)", "(a,b) = (2,1)"),
+        ("(b,a) = (1,2)", "a=1, b=2"),
         ("(a,b) = (1,2,3)", "(1,2)"),
         // 5 thousand, or 5 kelvins.
         ("5\\text{K}", "5"),
@@ -271,6 +274,7 @@ fn words_of_other_languages_part_answers_as_english_ones_do() {
         ("15:30", "15h30", true),
         ("15:30", "15.30 Uhr", true),
         ("15:30", "15.3 Uhr", false),
+        ("15:75", "15h75", false),
         ("7\\text{ hours}", "7 Minuten", false),
         ("7\\text{ cm}^2", "7平方厘米", true),
         ("7\\text{ cm}^2", "7平方米", false),
