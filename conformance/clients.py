@@ -123,7 +123,7 @@ SETUPS = [
     ("deepagents", "deepagents_agent.py", [""]),
     ("crewai", "crewai_agent.py", [""]),
     ("griptape", "griptape_agent.py", [""]),
-    ("llama-index", "llama_index_agent.py", ["function"]),
+    ("llama-index", "llama_index_agent.py", ["function", "react"]),
     ("langroid", "langroid_agent.py", [""]),
     ("langchain-js", "langchain_agent.mjs", ["chat", "responses"]),
     ("genkit-js", "genkit_agent.mjs", [""]),
