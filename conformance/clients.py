@@ -61,9 +61,10 @@ PYTHON = {
     "crewai": ["crewai==1.15.30"],
     "griptape": ["griptape[drivers-prompt-openai]==1.13.0"],
     "llama-index": ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
-    # Needs Python 3.12.
     "openhands": ["openhands-sdk==1.58.2"],
 }
+# Packages that need another Python than the one that runs this script.
+INTERPRETERS = {"openhands": "python3.12"}
 NODE = {
     "node": [
         "openai@6.49.0",
@@ -111,9 +112,14 @@ SETUPS = [
     ("mastra", "mastra_agent.mjs", [""]),
     ("camel", "camel_agent.py", [""]),
     ("qwen-agent", "qwen_agent_run.py", [""]),
-    ("pydantic-ai", "pydantic_ai_agent.py", ["whole", "stream"]),
+    ("pydantic-ai", "pydantic_ai_agent.py", ["whole", "stream", "responses", "messages"]),
     ("smolagents", "smolagents_agent.py", [""]),
-    ("strands", "strands_agent.py", [""]),
+    ("smolagents", "smolagents_code.py", [""]),
+    ("strands", "strands_agent.py", ["", "responses", "messages"]),
+    ("agno", "agno_agent.py", ["chat", "responses", "messages"]),
+    ("haystack", "haystack_agent.py", [""]),
+    ("semantic-kernel", "semantic_kernel_agent.py", [""]),
+    ("inspect-ai", "inspect_agent.py", ["chat", "responses", "messages"]),
     ("mini-swe-agent", "mini_swe_agent.py", ["chat"]),
     ("coding", "coding_agent.py", ["codex", "opencode", "claude"]),
     ("adk", "adk_agent.py", [""]),
@@ -212,7 +218,7 @@ def interpreter(environments, name, program):
         return sys.executable if program.endswith(".py") else own if own.exists() else shutil.which("node")
     python = folder / "bin/python"
     if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([INTERPRETERS.get(name, sys.executable), "-m", "venv", folder], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PYTHON[name]], check=True)
     return python
 
