@@ -340,14 +340,14 @@ def said(line):
 
 
 def sampled_of(db, attempt):
-    """The replies of an attempt: turn, ids before it, its ids, number of its log-probabilities."""
+    """The replies of an attempt: turn, agent, ids before it, its ids, number of its log-probabilities."""
     rows = db.execute(
-        "SELECT s.id, parent, after, kind, turn, coalesce(s.tokens, p.tokens), length(logprobs) / 4 FROM segments s "
+        "SELECT s.id, parent, after, kind, turn, agent, coalesce(s.tokens, p.tokens), length(logprobs) / 4 FROM segments s "
         "LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ? ORDER BY s.id",
         (attempt,),
     )
     paths, lengths, sampled = {None: ()}, {}, []
-    for segment, parent, after, kind, turn, blob, logprobs in rows:
+    for segment, parent, after, kind, turn, agent, blob, logprobs in rows:
         tokens, before = struct.unpack(f"<{len(blob) // 4}I", blob), paths[parent]
         if after is not None:
             # So many of the parent's own tokens come before.
@@ -355,7 +355,7 @@ def sampled_of(db, attempt):
             before = before[: above + after]
         paths[segment], lengths[segment] = before + tokens, len(tokens)
         if kind == "sampled":
-            sampled.append((turn, before, tokens, logprobs))
+            sampled.append((turn, agent, before, tokens, logprobs))
     return sampled
 
 
@@ -368,7 +368,9 @@ def checked(folder):
         outcome = json.loads(outcome)
         program = outcome.get("evidence", {}).get("program", {})
         segments = sampled_of(db, attempt)
-        sampled, turns = sum(len(tokens) for _, _, tokens, _ in segments), {turn for turn, *_ in segments}
+        sampled, turns = sum(len(tokens) for *_, tokens, _ in segments), {turn for turn, *_ in segments}
+        # The gateway gives calls by which a client finds out whether the model answers to an agent that is not trained.
+        learned = [(before, tokens) for _, agent, before, tokens, _ in segments if not agent.endswith(".probe")]
         if outcome.get("error"):
             wrong.append(outcome["error"])
         if program.get("refused"):
@@ -389,8 +391,9 @@ def checked(folder):
         counts["tool calls"] += said(program.get("last_line")).get("tools", 0)
         forked.update(forks.get("forked", {}))
         if status == "completed":
-            targets += sampled
-            distinct.update(before + tokens[: at + 1] for _, before, tokens, _ in segments for at in range(len(tokens)))
+            targets += sum(len(tokens) for _, tokens in learned)
+            distinct.update(before + tokens[: at + 1] for before, tokens in learned for at in range(len(tokens)))
+            counts["probes"] += len(segments) - len(learned)
         if (
             forks.get("began", 0) + forks.get("continued", 0) + sum(forks.get("forked", {}).values())
             != outcome["turns"]
