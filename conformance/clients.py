@@ -61,9 +61,10 @@ PYTHON = {
     "crewai": ["crewai==1.15.30"],
     "griptape": ["griptape[drivers-prompt-openai]==1.13.0"],
     "llama-index": ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"],
-    # Needs Python 3.12.
     "openhands": ["openhands-sdk==1.58.2"],
 }
+# Packages that need another Python than the one that runs this script.
+INTERPRETERS = {"openhands": "python3.12"}
 NODE = {
     "node": [
         "openai@6.49.0",
@@ -111,9 +112,14 @@ SETUPS = [
     ("mastra", "mastra_agent.mjs", [""]),
     ("camel", "camel_agent.py", [""]),
     ("qwen-agent", "qwen_agent_run.py", [""]),
-    ("pydantic-ai", "pydantic_ai_agent.py", ["whole", "stream"]),
+    ("pydantic-ai", "pydantic_ai_agent.py", ["whole", "stream", "responses", "messages"]),
     ("smolagents", "smolagents_agent.py", [""]),
-    ("strands", "strands_agent.py", [""]),
+    ("smolagents", "smolagents_code.py", [""]),
+    ("strands", "strands_agent.py", ["", "responses", "messages"]),
+    ("agno", "agno_agent.py", ["chat", "responses", "messages"]),
+    ("haystack", "haystack_agent.py", [""]),
+    ("semantic-kernel", "semantic_kernel_agent.py", [""]),
+    ("inspect-ai", "inspect_agent.py", ["chat", "responses", "messages"]),
     ("mini-swe-agent", "mini_swe_agent.py", ["chat"]),
     ("coding", "coding_agent.py", ["codex", "opencode", "claude"]),
     ("adk", "adk_agent.py", [""]),
@@ -123,7 +129,7 @@ SETUPS = [
     ("deepagents", "deepagents_agent.py", [""]),
     ("crewai", "crewai_agent.py", [""]),
     ("griptape", "griptape_agent.py", [""]),
-    ("llama-index", "llama_index_agent.py", ["function"]),
+    ("llama-index", "llama_index_agent.py", ["function", "react"]),
     ("langroid", "langroid_agent.py", [""]),
     ("langchain-js", "langchain_agent.mjs", ["chat", "responses"]),
     ("genkit-js", "genkit_agent.mjs", [""]),
@@ -212,7 +218,7 @@ def interpreter(environments, name, program):
         return sys.executable if program.endswith(".py") else own if own.exists() else shutil.which("node")
     python = folder / "bin/python"
     if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([INTERPRETERS.get(name, sys.executable), "-m", "venv", folder], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PYTHON[name]], check=True)
     return python
 
@@ -334,14 +340,14 @@ def said(line):
 
 
 def sampled_of(db, attempt):
-    """The replies of an attempt: turn, ids before it, its ids, number of its log-probabilities."""
+    """The replies of an attempt: turn, agent, ids before it, its ids, number of its log-probabilities."""
     rows = db.execute(
-        "SELECT s.id, parent, after, kind, turn, coalesce(s.tokens, p.tokens), length(logprobs) / 4 FROM segments s "
+        "SELECT s.id, parent, after, kind, turn, agent, coalesce(s.tokens, p.tokens), length(logprobs) / 4 FROM segments s "
         "LEFT JOIN prompts p ON p.id = s.prompt WHERE attempt = ? ORDER BY s.id",
         (attempt,),
     )
     paths, lengths, sampled = {None: ()}, {}, []
-    for segment, parent, after, kind, turn, blob, logprobs in rows:
+    for segment, parent, after, kind, turn, agent, blob, logprobs in rows:
         tokens, before = struct.unpack(f"<{len(blob) // 4}I", blob), paths[parent]
         if after is not None:
             # So many of the parent's own tokens come before.
@@ -349,7 +355,7 @@ def sampled_of(db, attempt):
             before = before[: above + after]
         paths[segment], lengths[segment] = before + tokens, len(tokens)
         if kind == "sampled":
-            sampled.append((turn, before, tokens, logprobs))
+            sampled.append((turn, agent, before, tokens, logprobs))
     return sampled
 
 
@@ -362,7 +368,9 @@ def checked(folder):
         outcome = json.loads(outcome)
         program = outcome.get("evidence", {}).get("program", {})
         segments = sampled_of(db, attempt)
-        sampled, turns = sum(len(tokens) for _, _, tokens, _ in segments), {turn for turn, *_ in segments}
+        sampled, turns = sum(len(tokens) for *_, tokens, _ in segments), {turn for turn, *_ in segments}
+        # The gateway gives calls by which a client finds out whether the model answers to an agent that is not trained.
+        learned = [(before, tokens) for _, agent, before, tokens, _ in segments if not agent.endswith(".probe")]
         if outcome.get("error"):
             wrong.append(outcome["error"])
         if program.get("refused"):
@@ -383,8 +391,9 @@ def checked(folder):
         counts["tool calls"] += said(program.get("last_line")).get("tools", 0)
         forked.update(forks.get("forked", {}))
         if status == "completed":
-            targets += sampled
-            distinct.update(before + tokens[: at + 1] for _, before, tokens, _ in segments for at in range(len(tokens)))
+            targets += sum(len(tokens) for _, tokens in learned)
+            distinct.update(before + tokens[: at + 1] for before, tokens in learned for at in range(len(tokens)))
+            counts["probes"] += len(segments) - len(learned)
         if (
             forks.get("began", 0) + forks.get("continued", 0) + sum(forks.get("forked", {}).values())
             != outcome["turns"]

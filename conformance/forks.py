@@ -35,6 +35,17 @@ CODE = [
     "Thought: a sum.\n<code>\nfinal_answer(12 + 30)\n</code>",
 ]
 PROBED = ["Hello.", *TOOLS]
+# pydantic-ai's stream, which ends at the first text.
+BARE = [call("12 * 3"), *TOOLS[1:]]
+# The text format of llama-index's ReActAgent, whose prompt asks for JSON.
+REACT = [
+    'Thought: a product.\nAction: calculator\nAction Input: {"expression": "12 * 3"}',
+    "Thought: done.\nAnswer: 36",
+    'Thought: a sum.\nAction: calculator\nAction Input: {"expression": "12 + 30"}',
+    "Thought: done.\nAnswer: 42",
+]
+# An answer without a call, after which qwen-code's memory agent asks.
+MEMORY = ["12 * 3 is 36.", "Nothing to keep.", "It is 42.", "Nothing to keep."]
 # griptape, which names the tool and its function.
 NAMED = [text.replace('"calculator"', '"Calculator_calculate"') for text in TOOLS]
 
@@ -57,6 +68,7 @@ CLIENTS = [
     ("inspect-ai responses", "inspect-ai", "inspect_agent.py responses", PROBED, 2, {}, 0),
     ("inspect-ai anthropic", "inspect-ai", "inspect_agent.py messages", TOOLS, 1, {}, 0),
     ("langroid", "langroid", "langroid_agent.py", TOOLS, 1, {}, 3),
+    ("pydantic-ai chat stream", "pydantic-ai", "pydantic_ai_agent.py stream", BARE, 1, {}, 0),
     ("pydantic-ai responses", "pydantic-ai", "pydantic_ai_agent.py responses", TOOLS, 1, {}, 0),
     ("pydantic-ai anthropic", "pydantic-ai", "pydantic_ai_agent.py messages", TOOLS, 1, {}, 0),
     ("strands responses", "strands", "strands_agent.py responses", TOOLS, 1, {}, 0),
@@ -73,14 +85,20 @@ CLIENTS = [
     # Its memory keeps questions and answers alone.
     ("griptape", "griptape", "griptape_agent.py", NAMED, 1, {"Shortened": 1}, 0),
     ("llama-index function", "llama-index", "llama_index_agent.py function", TOOLS, 1, {}, 0),
+    # It writes the arguments of its calls in Python's quotes, and joins the replies to a question into one message.
+    ("llama-index react", "llama-index", "llama_index_agent.py react", REACT, 1, {"ReplyEdited": 3}, 0),
     ("langchain.js chat", "langchain-js", "langchain_agent.mjs chat", TOOLS, 1, {}, 0),
     ("langchain.js responses", "langchain-js", "langchain_agent.mjs responses", TOOLS, 1, {}, 0),
     ("genkit", "genkit-js", "genkit_agent.mjs", TOOLS, 1, {}, 3),
     # It wraps results once they are a turn old.
     ("voltagent", "voltagent", "voltagent_agent.mjs", TOOLS, 1, {"Edited": 1}, 0),
     ("openhands", "openhands", "openhands_agent.py", TOOLS, 1, {}, 0),
+    ("codex", "coding", "coding_agent.py codex", shelled("exec_command"), 1, {}, 0),
+    ("claude-code", "coding", "coding_agent.py claude", shelled("Bash"), 1, {}, 0),
     ("pi", "pi", "coding_agent.py pi", shelled("bash"), 1, {}, 0),
     ("qwen-code", "qwen-code", "coding_agent.py qwen", shelled("run_shell_command"), 1, {}, 0),
+    # It starts an agent for its memory after an answer without calls; the second has the first one's history and more.
+    ("qwen-code memory", "qwen-code", "coding_agent.py qwen", MEMORY, 2, {"Edited": 1}, 0),
 ]
 
 

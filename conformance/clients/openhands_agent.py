@@ -1,5 +1,6 @@
 """An agent of OpenHands' SDK with its own instructions and a calculator."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Sequence
@@ -50,3 +51,5 @@ with tempfile.TemporaryDirectory() as folder:
         conversation.run()
     conversation.close()
 done("")
+# The interpreter's last garbage collection visits 500,000 objects of 4,500 modules: 2 s of processor time after the answer, a minute on a busy machine.
+gc.freeze()

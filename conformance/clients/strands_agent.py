@@ -6,6 +6,7 @@ import sys
 from calculator import DESCRIPTION, MODEL, NAME, SYSTEM, calculate, done, questions
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
+from strands.types.exceptions import MaxTokensReachedException
 
 
 @tool(name=NAME, description=DESCRIPTION)
@@ -39,5 +40,8 @@ agent = Agent(
 )
 answer = ""
 for question in questions():
-    answer = str(agent(question))
+    try:
+        answer = str(agent(question))
+    except MaxTokensReachedException:  # the truncated reply stays in the history
+        continue
 done(answer)
