@@ -1,13 +1,13 @@
 """Two builds of the engine side by side: has a change made it slower?
 
 Both answer the same requests turn by turn in the same run: a training step of 512 tokens, and greedy replies at two batch
-sizes. Prints how many times as fast the build of `--dressage` is as that of `--before`.
+sizes. Prints how many times as fast the build of `--levade` is as that of `--before`.
 """
 
 import random
 from pathlib import Path
 
-from turns import dressage, machine, parser, take_turns
+from turns import levade, machine, parser, take_turns
 
 
 def main() -> None:
@@ -15,9 +15,9 @@ def main() -> None:
     p.add_argument("--before", type=Path, required=True, help="the timing binary of the other build")
     p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
     arguments = p.parse_args()
-    after = dressage(arguments, arguments.model)
-    arguments.dressage = arguments.before
-    before = dressage(arguments, arguments.model)
+    after = levade(arguments, arguments.model)
+    arguments.levade = arguments.before
+    before = levade(arguments, arguments.model)
     print(f"{machine()}\n{after.name}, {arguments.threads} threads")
     rng = random.Random(0)
 

@@ -54,7 +54,7 @@ def phase(arguments: argparse.Namespace, algorithm: str, staleness: int) -> dict
 def train(arguments: argparse.Namespace, name: str, keys: dict, seed: int, *changes: str) -> list[dict]:
     """Runs a variant to its end; returns the lines of its metrics."""
     folder = arguments.out / f"{name}-seed{seed}"
-    command = [arguments.dressage, "train", ROOT / "recipes/calculator", "--run", folder]
+    command = [arguments.levade, "train", ROOT / "recipes/calculator", "--run", folder]
     sets = [
         f"model.source={arguments.model.resolve()}",
         f"run.seed={seed}",
@@ -120,7 +120,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, required=True, help="a checkpoint after imitation: a folder")
     p.add_argument("--out", type=Path, required=True, help="where runs are kept")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
     p.add_argument("--steps", type=int, default=60)
     p.add_argument(

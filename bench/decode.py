@@ -1,4 +1,4 @@
-"""Sampling: Dressage against transformers' generate, vLLM or llama.cpp, greedy, with a KV cache, turn by turn in the same run.
+"""Sampling: Levade against transformers' generate, vLLM or llama.cpp, greedy, with a KV cache, turn by turn in the same run.
 
 For each batch size, every round draws new random prompts (so that no cache of prefixes helps), has both sides continue
 them by 64 tokens, and counts the time of the whole call, prompt included. The same prompts with one new token give the

@@ -1,4 +1,4 @@
-"""The simulated fleet beside a real run: does `dressage plan --fleet` say how long a step takes?
+"""The simulated fleet beside a real run: does `levade plan --fleet` say how long a step takes?
 
 Measures the engine alone (passes of 1 to 64 sequences over prompts of two lengths) and fits from that how long a token of a prompt, a pass and a sequence in
 it take. Runs the recipe for a few steps in each of some settings (groups, tools that take seconds, attempts that run ahead), and lets the simulator say how
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from turns import ROOT, dressage, machine, parser
+from turns import ROOT, levade, machine, parser
 
 SETTINGS = {
     "4 groups of 4": {"groups": 4, "group_size": 4},
@@ -110,7 +110,7 @@ class Real:
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--binary", type=Path, default=ROOT / "target/release/dressage", help="the program")
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade", help="the program")
     p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
     p.add_argument("--service", type=Path, help="seconds of the engine that were measured before, as JSON")
     p.add_argument("--steps", type=int, default=5, help="of each setting; the first is left out")
@@ -118,7 +118,7 @@ def main() -> None:
     if a.service:
         found = json.loads(a.service.read_text())
     else:
-        peer = dressage(a, a.model)
+        peer = levade(a, a.model)
         found = service(peer)
         peer.stop()
     print(machine(), flush=True)

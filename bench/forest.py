@@ -1,7 +1,7 @@
 """Training a tree: attempts that share a prompt, merged, against the same attempts as separate sequences.
 
 For token ratios of about 2, 4 and 8 (tokens of all paths over tokens of the merged tree), forward and backward of cross-entropy, in
-turns: Dressage on the tree, Dressage on sequences of the same lengths that share nothing, packed alike, and PyTorch on the
+turns: Levade on the tree, Levade on sequences of the same lengths that share nothing, packed alike, and PyTorch on the
 same sequences in batches without padding, its head computed for the targets only. Once with every token a target, and once
 with only what an attempt does not share, as in reinforcement learning: there the head's share of the work does not
 shrink, which bounds what merging can give.
@@ -25,7 +25,7 @@ def main() -> None:
     p = parser(__doc__)
     p.add_argument("--vocabulary", type=int, default=49152, help="ids are drawn below this")
     p.add_argument("--rows", type=int, default=2048, help="tokens that a PyTorch batch holds at most")
-    p.add_argument("--without-torch", action="store_true", help="Dressage alone")
+    p.add_argument("--without-torch", action="store_true", help="Levade alone")
     arguments = p.parse_args()
     rng = random.Random(0)
 

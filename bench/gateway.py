@@ -2,12 +2,12 @@
 
 Serves the gateway over a sampler that costs next to nothing, and asks it for chat completions of 200-token prompts and 16-token
 replies; in turns with that, the same load goes through LiteLLM's proxy, whose backend is that server. So what LiteLLM adds is
-measured on top of Dressage, and favours it where throughput is compared: it is spared no work but sampling's. The servers have a
-processor each (Dressage the first, LiteLLM the second beside the load, which takes little of it), one worker each. Besides times
+measured on top of Levade, and favours it where throughput is compared: it is spared no work but sampling's. The servers have a
+processor each (Levade the first, LiteLLM the second beside the load, which takes little of it), one worker each. Besides times
 on the clock, the processor time that each server takes for a call is read, which a busy machine disturbs less.
 
-    cargo build --release -p dressage-gateway --example load
-    python3 bench/gateway.py --litellm VENV/bin/litellm     # of pip install 'litellm[proxy]'; without it, Dressage alone
+    cargo build --release -p levade-gateway --example load
+    python3 bench/gateway.py --litellm VENV/bin/litellm     # of pip install 'litellm[proxy]'; without it, Levade alone
 """
 
 import argparse
@@ -76,7 +76,7 @@ class Server:
             self.process.wait()
 
 
-def dressage(load: Path, *pace: int) -> tuple[Server, str]:
+def levade(load: Path, *pace: int) -> tuple[Server, str]:
     server = Server(0, [load, "serve", "127.0.0.1:0", *pace])
     return server, json.loads(server.process.stdout.readline())["address"]
 
@@ -116,8 +116,8 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 def beside(a: argparse.Namespace, folder: str) -> None:
     """Latency at one connection and throughput at many, in turns with LiteLLM where there is one."""
-    server, address = dressage(a.load)
-    sides = {"dressage": (server, address)}
+    server, address = levade(a.load)
+    sides = {"levade": (server, address)}
     try:
         if a.litellm:
             sides["litellm"] = litellm(a.litellm, address, folder)
@@ -148,18 +148,18 @@ def beside(a: argparse.Namespace, folder: str) -> None:
         )
     for stream in (False, True):
         kind = "streams" if stream else "whole"
-        direct = found["dressage", 1, stream]
+        direct = found["levade", 1, stream]
         print(
-            f"added p50, {kind}: Dressage {spread([d['p50_ms'] - s for d, s in zip(direct, sampler, strict=True)])} ms over the sampler"
+            f"added p50, {kind}: Levade {spread([d['p50_ms'] - s for d, s in zip(direct, sampler, strict=True)])} ms over the sampler"
         )
         if not a.litellm:
             continue
         pairs = list(zip(direct, found["litellm", 1, stream], strict=True))
         print(
-            f"added p50, {kind}: LiteLLM {spread([peer['p50_ms'] - own['p50_ms'] for own, peer in pairs])} ms over Dressage"
+            f"added p50, {kind}: LiteLLM {spread([peer['p50_ms'] - own['p50_ms'] for own, peer in pairs])} ms over Levade"
         )
         pairs = list(
-            zip(found["dressage", a.connections, stream], found["litellm", a.connections, stream], strict=True)
+            zip(found["levade", a.connections, stream], found["litellm", a.connections, stream], strict=True)
         )
         clock = spread([own["calls_a_second"] / peer["calls_a_second"] for own, peer in pairs], 1)
         cpu = spread([peer["cpu_ms"] / own["cpu_ms"] for own, peer in pairs], 1)
@@ -179,7 +179,7 @@ def main() -> None:
         f"turn 100 ({last['prompt_tokens']} tokens) {spread([t['last_ms'] for t in turns], 3)} ms, turn 2 {spread([t['second_ms'] for t in turns], 3)} ms, "
         f"ratio {spread([t['ratio'] for t in turns])}"
     )
-    server, address = dressage(a.load, a.pace)
+    server, address = levade(a.load, a.pace)
     try:
         print(f"streams: {json.dumps(asked(a.load, 'streams', address, a.streams, server.process.pid))}")
     finally:

@@ -4,7 +4,7 @@ Random weights of three shapes, in bf16 with scaled-dot-product attention. A tra
 weights in bf16 with its moments in bf16, eager and compiled, for several packed lengths; generation is greedy, from prompts of 128 tokens. Medians
 of several rounds after a warm-up, with the share of the device's own peak for dense bf16 that the step's products reach.
 
-`--device cpu` runs the smallest cases anywhere, to see that the script itself works. Not measured here: Dressage.
+`--device cpu` runs the smallest cases anywhere, to see that the script itself works. Not measured here: Levade.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""A GRPO step over a group of rollouts of several turns: Dressage against TRL, turn by turn in the same run.
+"""A GRPO step over a group of rollouts of several turns: Levade against TRL, turn by turn in the same run.
 
 A step is: 8 rollouts of 4 turns over one prompt of 1,000 tokens, 32 tokens drawn and 16 given a turn, then one update by the
 clipped loss. Both draw the very number of tokens asked for, so that lengths are equal. TRL samples with transformers and a cache that
-lives from turn to turn, and trains on as many sequences side by side as memory holds, adding up their gradients; Dressage computes the prompt
+lives from turn to turn, and trains on as many sequences side by side as memory holds, adding up their gradients; Levade computes the prompt
 once and trains on the tree. Printed are seconds of sampling, of training, and of both.
 
 Not measured here: tools, rewards, several groups.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from turns import Peer, dressage, machine, parser
+from turns import Peer, levade, machine, parser
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     job |= {"prompt": [rng.randrange(2, arguments.vocabulary) for _ in range(arguments.prompt)]}
     rounds = 4 * arguments.rounds + 1
     options = {"threads": arguments.threads, "precision": arguments.precision}
-    ours = dressage(arguments, arguments.model)
+    ours = levade(arguments, arguments.model)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job | options | {"steps": rounds, "side_by_side": arguments.side_by_side}))

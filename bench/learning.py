@@ -1,9 +1,9 @@
-"""Learning curves of Dressage and of TRL's GRPO from the same model, on the same tasks, with the same settings and rewards.
+"""Learning curves of Levade and of TRL's GRPO from the same model, on the same tasks, with the same settings and rewards.
 
 One turn: sums of two numbers up to 20, asked in words, each once before any comes again; a reply is right when its last number is. Both sides
 draw at the same temperature, compare within groups over the deviation, clip alike, average over tokens, and step with AdamW at a constant rate,
 in f32. Each is run with every seed, one after the other. Prints mean reward by tens of steps and over all of them, and the time until a mean of ten
-steps reaches `--goal`. Both models after the last step are then asked all tasks but one, four times each, by `dressage eval`, since rewards on the
+steps reaches `--goal`. Both models after the last step are then asked all tasks but one, four times each, by `levade eval`, since rewards on the
 way are mostly noise of which tasks were drawn. Curves are kept in `--out`, where there is one: those that are there with the same settings are not
 measured again, so that seeds can be added later. Delete those of a build that learns otherwise.
 
@@ -36,7 +36,7 @@ LARGEST = 20
 
 
 def tasks() -> list[dict]:
-    """All sums. No row comes twice: Dressage would leave it out, TRL would train on it more often."""
+    """All sums. No row comes twice: Levade would leave it out, TRL would train on it more often."""
     pairs = itertools.product(range(1, LARGEST + 1), repeat=2)
     return [{"question": f"What is {a} plus {b}? Say the number alone.", "answer": a + b} for a, b in pairs]
 
@@ -74,15 +74,15 @@ beta2 = {BETA2}
 """
 
 
-def dressage(arguments: argparse.Namespace, folder: Path, seed: int, verb: str, *more: str | Path) -> str:
-    """What `dressage VERB RECIPE …` prints."""
+def levade(arguments: argparse.Namespace, folder: Path, seed: int, verb: str, *more: str | Path) -> str:
+    """What `levade VERB RECIPE …` prints."""
     file = folder / "tasks.jsonl"
     file.write_text("".join(json.dumps(task) + "\n" for task in tasks()))
     (folder / "recipe.toml").write_text(recipe(arguments, file, seed))
-    command = [arguments.dressage, verb, folder / "recipe.toml", *more]
+    command = [arguments.levade, verb, folder / "recipe.toml", *more]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        sys.exit(f"dressage {verb} failed: {done.stderr[-2000:]}")
+        sys.exit(f"levade {verb} failed: {done.stderr[-2000:]}")
     return done.stdout
 
 
@@ -96,13 +96,13 @@ def asked(arguments: argparse.Namespace, folder: Path, seed: int, model: Path) -
         f"eval.temperature={TEMPERATURE}",
     ]
     changes = [word for key in keys for word in ("--set", key)]
-    said = dressage(arguments, folder, seed, "eval", "--model", model, "--json", *changes)
+    said = levade(arguments, folder, seed, "eval", "--model", model, "--json", *changes)
     return json.loads(said)["overall"]["success"]["estimate"]
 
 
-def of_dressage(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
+def of_levade(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list[dict], Path]:
     run = folder / f"run-{seed}"
-    dressage(arguments, folder, seed, "train", "--run", run)
+    levade(arguments, folder, seed, "train", "--run", run)
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     steps = [
         {"reward": line["critic/score/mean"], "seconds": line["timing_s/step"]} for line in lines if "eval" not in line
@@ -137,7 +137,7 @@ def of_trl(arguments: argparse.Namespace, folder: Path, seed: int) -> tuple[list
 
 def measure(arguments: argparse.Namespace, folder: Path, name: str, seed: int) -> dict:
     """A curve: `steps`, a reward and seconds each, and `last`, what the last model gets right."""
-    steps, model = {"Dressage": of_dressage, "TRL": of_trl}[name](arguments, folder, seed)
+    steps, model = {"Levade": of_levade, "TRL": of_trl}[name](arguments, folder, seed)
     last = asked(arguments, folder, seed, model)
     shutil.rmtree(model)
     return {"steps": steps, "last": last}
@@ -219,7 +219,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
     p.add_argument("--python", default=sys.executable, help="the Python that has trl")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--steps", type=int, default=50)
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -228,17 +228,17 @@ def main() -> None:
         type=int,
         nargs="*",
         default=[],
-        help="seeds that Dressage alone is run with as well: it takes a tenth of the time",
+        help="seeds that Levade alone is run with as well: it takes a tenth of the time",
     )
     p.add_argument("--out", type=Path, help="a folder for the curves")
     p.add_argument("--window", type=int, default=WINDOW, help="steps to average over for the comparison")
     p.add_argument("--learning-rate", type=float, default=1e-5)
     p.add_argument("--goal", type=float, default=0.75)
     arguments = p.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dressage-learning-") as folder:
-        found: dict[str, list[dict]] = {"Dressage": [], "TRL": []}
+    with tempfile.TemporaryDirectory(prefix="levade-learning-") as folder:
+        found: dict[str, list[dict]] = {"Levade": [], "TRL": []}
         both = [(seed, name) for seed in arguments.seeds for name in found]
-        for seed, name in both + [(seed, "Dressage") for seed in arguments.more]:
+        for seed, name in both + [(seed, "Levade") for seed in arguments.more]:
             curve = measured(arguments, Path(folder), name, seed)
             found[name].append(curve)
             lines = curve["steps"]
@@ -251,7 +251,7 @@ def main() -> None:
                 f"{name:<9} seed {seed}: {means} %; {last}{step:.1f} s a step; {arguments.goal:.0%} after {when}",
                 flush=True,
             )
-    sides = [found["Dressage"], found["TRL"]]
+    sides = [found["Levade"], found["TRL"]]
     lasts = [[100 * curve["last"] for curve in side if "last" in curve] for side in sides]
     if all(lasts):
         compare("last models", *lasts)

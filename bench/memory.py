@@ -1,4 +1,4 @@
-"""Peak memory of Dressage against the plan it prints before the start, for several sizes; and a path of 16,384 tokens.
+"""Peak memory of Levade against the plan it prints before the start, for several sizes; and a path of 16,384 tokens.
 
 Each size is a process of its own: a model is loaded with room for micro-batches of `batch` tokens, trained for two steps on a path of `path`
 tokens, and sampled from until its cache is full. Models are made here with random weights, but for the one given with `--model`. The largest
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from turns import dressage, machine, parser
+from turns import levade, machine, parser
 
 #: name, configuration, micro-batch, path, cache in MiB
 SIZES = [
@@ -35,7 +35,7 @@ def main() -> None:
     arguments = p.parse_args()
     print(machine())
     worst = 0.0
-    with tempfile.TemporaryDirectory(prefix="dressage-memory-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="levade-memory-") as scratch:
         sizes = SIZES
         if arguments.long:
             config = AutoConfig.from_pretrained(arguments.model)
@@ -53,7 +53,7 @@ def main() -> None:
 
 def measure(arguments, name: str, folder: Path, batch: int, path: int, cache: int) -> float:
     """Trains and samples; returns how far the peak is from the plan, as a share of it."""
-    peer = dressage(arguments, folder, context=path, batch_tokens=batch, kv_memory_mb=cache)
+    peer = levade(arguments, folder, context=path, batch_tokens=batch, kv_memory_mb=cache)
     rng = random.Random(0)
     vocabulary = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
     tokens = [rng.randrange(vocabulary) for _ in range(path)]

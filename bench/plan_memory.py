@@ -1,10 +1,10 @@
-"""The memory that `dressage plan` says a process of the learner on PyTorch takes, beside its peak in a real step.
+"""The memory that `levade plan` says a process of the learner on PyTorch takes, beside its peak in a real step.
 
 For models of four sizes with random weights: plans a recipe with a learner of two processes, starts these processes (torchrun, gloo, f32), lets them do
 two steps over a micro-batch as large as the recipe allows, and reads the largest resident size that the kernel has seen of each (VmHWM, which counts
 the pages of files that are mapped, too).
 
-    VENV/bin/python bench/plan_memory.py    # an environment with dressage_torch's packages; 10 GiB of memory
+    VENV/bin/python bench/plan_memory.py    # an environment with levade_torch's packages; 10 GiB of memory
 
 Not here: GPUs, adapters, references, critics, other kinds of parallelism; the embedded engine, whose plan `memory.py` checks.
 """
@@ -68,11 +68,11 @@ def made(folder: Path, size: tuple) -> Path:
     return folder
 
 
-def planned(dressage: Path, folder: Path, model: Path, tokens: int) -> tuple[float, str]:
+def planned(levade: Path, folder: Path, model: Path, tokens: int) -> tuple[float, str]:
     """GiB of a process, and what the plan says of its parts."""
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(model=model, tokens=tokens))
-    command = [dressage, "plan", recipe, "--config", model / "config.json"]
+    command = [levade, "plan", recipe, "--config", model / "config.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"processes of PyTorch, each ([\d.]+) GiB", done.stdout)
     if not found:
@@ -97,7 +97,7 @@ def peak(group: Group, tokens: int, vocabulary: int) -> float:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--only", default="", help="the size of this name")
     p.add_argument("--verbose", action="store_true", help="print the parts of each plan")
     a = p.parse_args()
@@ -107,7 +107,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder, tokens = Path(scratch), size[-1]
             model = made(folder / "model", size)
-            said, text = planned(a.dressage, folder, model, tokens)
+            said, text = planned(a.levade, folder, model, tokens)
             options = {"model": model, "tokens": tokens, "no_probe": True}
             with Group(RANKS, folder / "run", Torchrun, **options) as group:
                 found = peak(group, tokens, size[4])

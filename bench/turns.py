@@ -31,21 +31,21 @@ def parser(description: str) -> argparse.ArgumentParser:
     p.add_argument("--model", type=Path, required=True, help="a GGUF file or a Hugging Face folder")
     p.add_argument("--python", default=sys.executable, help="the Python that has torch and transformers")
     p.add_argument(
-        "--dressage",
+        "--levade",
         type=Path,
-        default=os.environ.get("DRESSAGE_BENCH", ROOT / "target/release/examples/bench"),
-        help="the timing binary (env DRESSAGE_BENCH)",
+        default=os.environ.get("LEVADE_BENCH", ROOT / "target/release/examples/bench"),
+        help="the timing binary (env LEVADE_BENCH)",
     )
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="of both sides")
     p.add_argument(
-        "--isa", choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"], help="of Dressage; the best by default"
+        "--isa", choices=["amx", "avx512_bf16", "avx512", "avx2", "portable"], help="of Levade; the best by default"
     )
     p.add_argument(
         "--batch-tokens",
         type=int,
         default=4096,
-        help="that go through Dressage's model at once, if a script has no sizes of its own",
+        help="that go through Levade's model at once, if a script has no sizes of its own",
     )
     p.add_argument("--rounds", type=int, default=7, help="undisturbed rounds to take the median of")
     p.add_argument(
@@ -96,8 +96,8 @@ class Peer:
     def _spawn(command: list) -> subprocess.Popen:
         if not Path(command[0]).is_file():
             sys.exit(
-                f"{command[0]} does not exist. Dressage's timing binary is built with\n"
-                "  cargo build --release -p dressage-engine --example bench"
+                f"{command[0]} does not exist. Levade's timing binary is built with\n"
+                "  cargo build --release -p levade-engine --example bench"
             )
         return subprocess.Popen(
             [str(part) for part in command],
@@ -140,16 +140,16 @@ class Peer:
 def pair(
     arguments: argparse.Namespace, worker: str = "torch_worker.py", model: Path | None = None
 ) -> tuple[Peer, Peer]:
-    """Dressage and a peer (PyTorch unless another is named), both with the model loaded; the peer from another file if need be."""
+    """Levade and a peer (PyTorch unless another is named), both with the model loaded; the peer from another file if need be."""
     theirs = [arguments.python, Path(__file__).with_name(worker)]
     options = {"threads": arguments.threads, "precision": arguments.precision}
-    return dressage(arguments, arguments.model), Peer.start(theirs, model or arguments.model, **options)
+    return levade(arguments, arguments.model), Peer.start(theirs, model or arguments.model, **options)
 
 
-def dressage(arguments: argparse.Namespace, model: Path, **options) -> Peer:
-    """Dressage with a model loaded, with the engine's options that all comparisons have, and others."""
+def levade(arguments: argparse.Namespace, model: Path, **options) -> Peer:
+    """Levade with a model loaded, with the engine's options that all comparisons have, and others."""
     common = {name: getattr(arguments, name) for name in ("threads", "precision", "isa", "batch_tokens")}
-    return Peer.start([arguments.dressage], model, options=common | options)
+    return Peer.start([arguments.levade], model, options=common | options)
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Series:
         return statistics.median(self.ours), statistics.median(self.theirs)
 
     def ratio(self) -> float:
-        """How many times faster Dressage is."""
+        """How many times faster Levade is."""
         ours, theirs = self.medians()
         return theirs / ours
 

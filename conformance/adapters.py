@@ -1,12 +1,12 @@
-"""Low-rank adapters: Dressage against PEFT, f32.
+"""Low-rank adapters: Levade against PEFT, f32.
 
 Checks, for the given model and for every random-weight configuration, with an adapter that PEFT made and saved: logits
 agree to 1e-3, gradients of A and B to 1e-4 per tensor, for cross-entropy and for PPO's clipped loss; after two steps of
-AdamW in Dressage, PEFT loads what it saved and gives the logits that Dressage gives, and transformers does so with the
+AdamW in Levade, PEFT loads what it saved and gives the logits that Levade gives, and transformers does so with the
 adapter merged into the model. Adapters take turns in how they name their modules (ends of names, whole paths, a regular
 expression, all of them, some layers, exclusions), in ranks and alphas of single modules, and in rank-stabilised scaling.
 
-Not checked here: dropout, and variants of LoRA that Dressage refuses (DoRA, biases).
+Not checked here: dropout, and variants of LoRA that Levade refuses (DoRA, biases).
 """
 
 from pathlib import Path
@@ -57,14 +57,14 @@ def logits_agree(report: Report, what: str, model, sequences: list[list[int]], o
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as scratched:
         for number, (name, path) in enumerate(all_models(Path(scratched), arguments.only, arguments.model)):
             folder, out = Path(scratched) / f"adapter-{number}", Path(scratched) / "out"
             model = adapted(path, KINDS[number % len(KINDS)])
             model.save_pretrained(folder)
             sequences = ragged(model.config.vocab_size, seed=4, longest=60)
-            dressage.run("logits", path, out, sequences=sequences, adapter=str(folder))
+            levade.run("logits", path, out, sequences=sequences, adapter=str(folder))
             logits_agree(report, f"{name}: logits", model, sequences, tensors(out))
 
             for kind, loss in {"cross-entropy": CROSS_ENTROPY, "clip, k3": grpo("k3")}.items():
@@ -73,7 +73,7 @@ def main() -> None:
                     off_policy(model, batch, loss, seed=3)
                 model.zero_grad()
                 theirs, magnitude = backward(model, batch, loss)
-                ours = dressage.run("gradients", path, out, batch=batch, loss=loss, adapter=str(folder))["loss"]
+                ours = levade.run("gradients", path, out, batch=batch, loss=loss, adapter=str(folder))["loss"]
                 report.check(f"{name}, {kind}: loss", abs(ours - theirs) / magnitude, 1e-5, f"{theirs:.6f}")
                 found = tensors(out)
                 wanted = {
@@ -86,10 +86,10 @@ def main() -> None:
 
             batch = paths(model.config.vocab_size, seed=6, longest=60)
             step = {"batches": [batch], "loss": CROSS_ENTROPY, "optim": OPTIM}
-            dressage.run("steps", path, out, steps=[step, step], adapter=str(folder))
+            levade.run("steps", path, out, steps=[step, step], adapter=str(folder))
             trained = Path(scratched) / f"trained-{number}"
             (out / "checkpoint").rename(trained)
-            dressage.run("logits", path, out, sequences=sequences, adapter=str(trained))
+            levade.run("logits", path, out, sequences=sequences, adapter=str(trained))
             loaded = PeftModel.from_pretrained(reference(path), trained).eval()
             logits_agree(report, f"{name}: saved, loaded by PEFT", loaded, sequences, tensors(out))
             merged = Path(scratched) / f"merged-{number}"

@@ -1,7 +1,7 @@
-"""bf16: how far Dressage and PyTorch under autocast are from f32.
+"""bf16: how far Levade and PyTorch under autocast are from f32.
 
 Both round the operands of products to bf16 and add up in f32, but autocast also rounds what comes out, so the two do not
-agree with each other to more than a few hundredths. What can be checked is that Dressage is no farther from the f32 result than
+agree with each other to more than a few hundredths. What can be checked is that Levade is no farther from the f32 result than
 autocast is: the loss; the gradient of every tensor, whose error may be at most that of autocast and a quarter more; and the gradients by
 kind of tensor, as the root of the mean square over all layers and two batches, at most that of autocast. The gradient of one norm can be
 all but one number (in SmolLM2 it often is), and how far a single rounded number is off is chance: the second line can fail where the third holds.
@@ -30,7 +30,7 @@ def gradients(model, batch: list[dict], *, autocast: bool) -> tuple[float, dict]
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as folder:
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             model = reference(path)
@@ -41,7 +41,7 @@ def main() -> None:
                 _, theirs = gradients(model, batch, autocast=True)
                 out = Path(folder) / "out"
                 job = {"batch": batch, "loss": CROSS_ENTROPY, "precision": "bf16"}
-                loss = dressage.run("gradients", path, out, **job)["loss"]
+                loss = levade.run("gradients", path, out, **job)["loss"]
                 report.check(f"{name}: loss", abs(loss - exact_loss) / abs(exact_loss), 5e-3, f"{exact_loss:.6f}")
                 ours = tensors(out)
                 # Those that are nothing but rounding have no error of their own.

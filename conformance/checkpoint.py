@@ -1,12 +1,12 @@
-"""Checkpoints: what Dressage saves, transformers loads, and it is the same model.
+"""Checkpoints: what Levade saves, transformers loads, and it is the same model.
 
-Checks, for the given model and for every random-weight configuration, a checkpoint that Dressage writes: transformers
+Checks, for the given model and for every random-weight configuration, a checkpoint that Levade writes: transformers
 finds every tensor it looks for and no other; every weight equals the original to the bit; the logits of
-Dressage and of transformers on the checkpoint agree to 1e-3. For the given model also: AutoTokenizer gives the same
-token ids as on the original for plain texts and for chats (so the chat template is the same), Dressage gives those ids
+Levade and of transformers on the checkpoint agree to 1e-3. For the given model also: AutoTokenizer gives the same
+token ids as on the original for plain texts and for chats (so the chat template is the same), Levade gives those ids
 too, and the ids that end a text are kept.
 
-`--checkpoint FOLDER` checks a folder that `dressage train` wrote instead: it loads in transformers without missing or
+`--checkpoint FOLDER` checks a folder that `levade train` wrote instead: it loads in transformers without missing or
 unknown tensors, logits agree, and its tokenizer agrees with that of `--model`.
 
 Not checked here: the optimiser state beside a checkpoint, crashes while saving.
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common import Dressage, Report, begin, parser, ragged, reference, scratch, source, tensors
+from common import Levade, Report, begin, parser, ragged, reference, scratch, source, tensors
 from models import all_models
 
 TEXTS = [
@@ -41,7 +41,7 @@ CHATS = [
 ]
 
 
-def check_model(report: Report, dressage: Dressage, name: str, checkpoint: Path, out: Path) -> dict:
+def check_model(report: Report, levade: Levade, name: str, checkpoint: Path, out: Path) -> dict:
     """Loads a checkpoint in transformers and compares logits. Returns its weights."""
     model, loading = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -49,7 +49,7 @@ def check_model(report: Report, dressage: Dressage, name: str, checkpoint: Path,
     wrong = {key: sorted(map(str, value)) for key, value in loading.items() if value}
     report.expect(f"{name}: transformers finds every tensor and no other", not wrong, str(wrong or ""))
     sequences = ragged(model.config.vocab_size, seed=4, longest=60)
-    dressage.run("logits", checkpoint, out, sequences=sequences)
+    levade.run("logits", checkpoint, out, sequences=sequences)
     ours, worst = tensors(out), 0.0
     for i, sequence in enumerate(sequences):
         theirs = model.eval()(torch.tensor([sequence])).logits[0]
@@ -63,8 +63,8 @@ def chat_ids(tokenizer, messages: list[dict], prompt: bool) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def check_text(report: Report, dressage: Dressage, name: str, original: Path, checkpoint: Path, out: Path) -> None:
-    """Compares token ids: transformers on both, Dressage on both."""
+def check_text(report: Report, levade: Levade, name: str, original: Path, checkpoint: Path, out: Path) -> None:
+    """Compares token ids: transformers on both, Levade on both."""
     before = AutoTokenizer.from_pretrained(**source(original))
     after = AutoTokenizer.from_pretrained(checkpoint)
     texts = [before(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
@@ -78,38 +78,38 @@ def check_text(report: Report, dressage: Dressage, name: str, original: Path, ch
     report.expect(f"{name}: the token that ends a text", ends[0] == ends[1], str(ends))
     for which, path in (("original", original), ("checkpoint", checkpoint)):
         jobs = [{"messages": messages, "add_generation_prompt": prompt} for messages, prompt in prompts]
-        ours = dressage.run("tokens", path, out, texts=TEXTS, chats=jobs)
+        ours = levade.run("tokens", path, out, texts=TEXTS, chats=jobs)
         for kind, expected in (("texts", texts), ("chats", chats)):
             wrong = [i for i, (a, b) in enumerate(zip(ours[kind], expected, strict=True)) if a != b]
             note = f"{kind} {wrong} differ" if wrong else ""
-            report.expect(f"{name}: Dressage's token ids of {kind}, {which}", not wrong, note)
+            report.expect(f"{name}: Levade's token ids of {kind}, {which}", not wrong, note)
 
 
 def main() -> None:
     p = parser(__doc__)
-    p.add_argument("--checkpoint", type=Path, help="check this folder, written by `dressage train` from --model")
+    p.add_argument("--checkpoint", type=Path, help="check this folder, written by `levade train` from --model")
     arguments = p.parse_args()
     if arguments.checkpoint and not arguments.model:
         p.error("--checkpoint needs --model, the model that the training started from")
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as folder, torch.inference_mode():
         out = Path(folder) / "out"
         if arguments.checkpoint:
             name = arguments.checkpoint.name
-            check_model(report, dressage, name, arguments.checkpoint, out)
-            check_text(report, dressage, name, arguments.model, arguments.checkpoint, out)
+            check_model(report, levade, name, arguments.checkpoint, out)
+            check_text(report, levade, name, arguments.model, arguments.checkpoint, out)
             report.finish()
             return
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             saved = Path(folder) / f"saved-{name}"
-            dressage.run("save", path, saved)
+            levade.run("save", path, saved)
             checkpoint = saved / "checkpoint"
-            weights = check_model(report, dressage, name, checkpoint, out)
+            weights = check_model(report, levade, name, checkpoint, out)
             original = dict(reference(path).named_parameters())
             same = original.keys() == weights.keys() and all(torch.equal(weights[n], original[n]) for n in original)
             report.expect(f"{name}: weights equal the original to the bit", same)
             if path == arguments.model:
-                check_text(report, dressage, name, path, checkpoint, out)
+                check_text(report, levade, name, path, checkpoint, out)
     report.finish()
 
 

@@ -326,7 +326,7 @@ def run(arguments, environment, program, mode, folder):
         if small:
             filled["model_keys"] = TAUGHT.format(url=url)
         (folder / "recipe.toml").write_text(RECIPE.format(**filled))
-        train = [arguments.dressage, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
+        train = [arguments.levade, "train", "recipe.toml", "--log", "info", "--log-file", "log.txt"]
         done = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=3600, env=os.environ)
     return None if done.returncode == 0 else (done.stderr.strip() or done.stdout).splitlines()[-1]
 
@@ -430,12 +430,12 @@ def main():
     p.add_argument("--epochs", type=int, default=30, help="of imitation, for the small model")
     p.add_argument("--keep", action="store_true", help="keep the folders of all runs")
     p.add_argument("--only", default="", help="set-ups whose names contain this")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--check", type=Path, metavar="FOLDER", help="check the run in FOLDER/run, and start nothing")
     arguments = p.parse_args()
     if arguments.check:
         sys.exit(int(report(arguments.check.name, *checked(arguments.check))))
-    for name in ("model", "environments", "folder", "dressage"):
+    for name in ("model", "environments", "folder", "levade"):
         if getattr(arguments, name) is None:
             p.error(f"--{name} is needed")
         setattr(arguments, name, getattr(arguments, name).resolve())

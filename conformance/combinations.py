@@ -2,14 +2,14 @@
 
 Runs the last phase of a recipe from a model that has imitated, once for each combination, with one seed. Checks that each run ends,
 that its success on held-out tasks is not below the 95 % interval of the run on the embedded engine alone (which is the first),
-and that it reports how far sampler and learner differ. With `--kill`, `dressage`, a server and a rank of the learner are killed
-(kill -9) in the middle of each run, which goes on: by itself, or with --resume where `dressage` was killed. Prints the processor
-seconds of Dressage, of the servers and of the learner.
+and that it reports how far sampler and learner differ. With `--kill`, `levade`, a server and a rank of the learner are killed
+(kill -9) in the middle of each run, which goes on: by itself, or with --resume where `levade` was killed. Prints the processor
+seconds of Levade, of the servers and of the learner.
 
 With `--shared`, vLLM and PyTorch have their devices by turns (`placement = "shared"`): on processors vLLM sleeps by the plugin of
 sleep.py, and this script runs in the Python of that.
 
-Needs no packages otherwise; vLLM, SGLang and `dressage_torch` are in environments of their own:
+Needs no packages otherwise; vLLM, SGLang and `levade_torch` are in environments of their own:
 
     python3 conformance/combinations.py --checkpoint runs/calculator/checkpoints/step-000006 --torch TORCH/bin/python \\
         --vllm VLLM/bin/python
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
 # Who a process belongs to, by what its command line has.
 # The learner first: the paths in its command line may name servers.
-PARTS = {"learner": ("dressage_torch", "torchrun", "torch.distributed"), "server": ("vllm", "VLLM", "sglang")}
+PARTS = {"learner": ("levade_torch", "torchrun", "torch.distributed"), "server": ("vllm", "VLLM", "sglang")}
 # On processors vLLM 0.32 dies of requests with a seed whose prompt comes in chunks.
 SERVER = {
     "vllm": ["--enforce-eager", "--dtype", "float32", "--no-enable-chunked-prefill"],
@@ -78,8 +78,8 @@ def below(root: int) -> dict[int, tuple[str, float]]:
 def part_of(pid: int, root: int, words: str) -> str:
     """The part of a run that a process belongs to."""
     if pid == root:
-        return "dressage"
-    return next((part for part, names in PARTS.items() if any(name in words for name in names)), "dressage")
+        return "levade"
+    return next((part for part, names in PARTS.items() if any(name in words for name in names)), "levade")
 
 
 @dataclass
@@ -133,7 +133,7 @@ class Run:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGTERM)
                 log.close()
-            if process.returncode == -signal.SIGKILL and self.killed[-1] == "dressage":
+            if process.returncode == -signal.SIGKILL and self.killed[-1] == "levade":
                 resume = ["--resume"]
                 continue
             if process.returncode:
@@ -144,13 +144,13 @@ class Run:
         """Takes down what processes have spent."""
         for pid, (words, seconds) in below(root).items():
             # Processes that have ended have no command line, for as long as nobody asked for their exit code.
-            part = part_of(pid, root, words) if words else self.spent.get(pid, ("dressage", 0.0))[0]
+            part = part_of(pid, root, words) if words else self.spent.get(pid, ("levade", 0.0))[0]
             self.spent[pid] = part, seconds
 
     def kill(self, root: int, part: str) -> None:
         """Kills the process of a part that has spent the most."""
         found = [(seconds, pid) for pid, (words, seconds) in below(root).items() if part_of(pid, root, words) == part]
-        victim = root if part == "dressage" else max(found)[1]
+        victim = root if part == "levade" else max(found)[1]
         os.kill(victim, signal.SIGKILL)
         self.killed.append(part)
 
@@ -220,10 +220,10 @@ def untied(checkpoint: Path, into: Path) -> Path:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--binary", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--binary", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--recipe", type=Path, default=ROOT / "recipes/calculator")
     p.add_argument("--checkpoint", type=Path, required=True, help="a model that has imitated, safetensors")
-    p.add_argument("--torch", help="Python of the environment that has dressage_torch")
+    p.add_argument("--torch", help="Python of the environment that has levade_torch")
     p.add_argument("--vllm", help="Python of the environment that has vLLM")
     p.add_argument("--sglang", help="Python of the environment that has SGLang")
     p.add_argument("--only", default="", help="combinations whose names have this, and the embedded one")
@@ -272,7 +272,7 @@ def main() -> None:
         run = Run(name, folder, [*command, *(part for key in sets for part in ("--set", key))], options.seconds)
         begun = time.monotonic()
         parts = [
-            "dressage",
+            "levade",
             *(["server"] if sampler != "embedded" else []),
             *(["learner"] if learner != "embedded" else []),
         ]

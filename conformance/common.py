@@ -1,6 +1,6 @@
-"""What the checks share: running Dressage's helper, loading the reference, comparing, reporting.
+"""What the checks share: running Levade's helper, loading the reference, comparing, reporting.
 
-The helper is the example program `conformance` of the crate `dressage-engine`; README.md describes its jobs.
+The helper is the example program `conformance` of the crate `levade-engine`; README.md describes its jobs.
 """
 
 import argparse
@@ -28,29 +28,34 @@ logging.set_verbosity_error()
 logging.disable_progress_bar()
 
 
+def variable(name: str) -> str | None:
+    """A variable of the environment, `LEVADE_NAME`, or `DRESSAGE_NAME` as it was called before the project was."""
+    return os.environ.get(f"LEVADE_{name}") or os.environ.get(f"DRESSAGE_{name}")
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     """The options that all checks have."""
     p = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument(
         "--model",
         type=Path,
-        default=os.environ.get("DRESSAGE_CONFORMANCE_MODEL"),
+        default=variable("CONFORMANCE_MODEL"),
         help="SmolLM2-135M-Instruct, a GGUF file or a Hugging Face folder; without it only the "
-        "random-weight models are checked (env DRESSAGE_CONFORMANCE_MODEL)",
+        "random-weight models are checked (env LEVADE_CONFORMANCE_MODEL)",
     )
     p.add_argument(
-        "--dressage",
+        "--levade",
         type=Path,
-        default=os.environ.get("DRESSAGE_CONFORMANCE", ROOT / "target/release/examples/conformance"),
-        help="the helper binary (env DRESSAGE_CONFORMANCE)",
+        default=variable("CONFORMANCE") or ROOT / "target/release/examples/conformance",
+        help="the helper binary (env LEVADE_CONFORMANCE)",
     )
-    p.add_argument("--threads", type=int, default=2, help="threads of Dressage and of PyTorch")
+    p.add_argument("--threads", type=int, default=2, help="threads of Levade and of PyTorch")
     p.add_argument("--only", default="", help="check only models whose name contains this")
     return p
 
 
 @dataclass
-class Dressage:
+class Levade:
     """Runs jobs on the helper binary."""
 
     binary: Path
@@ -61,8 +66,8 @@ class Dressage:
         if not Path(self.binary).is_file():
             sys.exit(
                 f"{self.binary} does not exist. Build it with\n"
-                "  cargo build --release -p dressage-engine --example conformance\n"
-                "or name it with --dressage."
+                "  cargo build --release -p levade-engine --example conformance\n"
+                "or name it with --levade."
             )
         out.mkdir(parents=True, exist_ok=True)
         head = {"format": FORMAT, "mode": mode, "model": str(model), "out": str(out), "threads": self.threads}
@@ -90,7 +95,7 @@ def source(path: Path) -> dict:
 def reference(path: Path):
     """The model in transformers, f32, with its plainest attention."""
     model = AutoModelForCausalLM.from_pretrained(**source(path), dtype=torch.float32, attn_implementation="eager")
-    # torch keeps the gradient of the padding token's embedding at 0. Dressage never pads, and in some models (SmolLM2)
+    # torch keeps the gradient of the padding token's embedding at 0. Levade never pads, and in some models (SmolLM2)
     # that token also ends a turn: it is a token like any other.
     model.get_input_embeddings().padding_idx = None
     return model.eval()
@@ -162,12 +167,12 @@ class Report:
         print(f"all {self.made} checks passed")
 
 
-def begin(arguments: argparse.Namespace) -> tuple[Dressage, Report]:
+def begin(arguments: argparse.Namespace) -> tuple[Levade, Report]:
     """What every check starts with."""
     torch.set_num_threads(arguments.threads)
-    return Dressage(arguments.dressage, arguments.threads), Report()
+    return Levade(arguments.levade, arguments.threads), Report()
 
 
 def scratch() -> tempfile.TemporaryDirectory:
     """A folder for jobs and models, removed at the end."""
-    return tempfile.TemporaryDirectory(prefix="dressage-conformance-")
+    return tempfile.TemporaryDirectory(prefix="levade-conformance-")

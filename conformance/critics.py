@@ -1,4 +1,4 @@
-"""A critic's value head and its loss: Dressage in f32 on the merged tree against PyTorch in f64 on every sequence alone.
+"""A critic's value head and its loss: Levade in f32 on the merged tree against PyTorch in f64 on every sequence alone.
 
 Checks, for the given model and for every random-weight configuration: the clipped value loss to 1e-5 of its terms, the gradient
 of every tensor of the model and of the head to 1e-4. In f64, because through 30 layers PyTorch's own f32 gradients of this loss are off
@@ -49,7 +49,7 @@ def backward(model, head: dict, batch: list[dict]) -> tuple[float, float, dict]:
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as folder:
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             model = reference(path).double()
@@ -70,7 +70,7 @@ def main() -> None:
             theirs = backward(reference(path), theirs, batch)[2]
             out = Path(folder) / "out"
             job = {"batch": batch, "loss": LOSS, "value_head": str(Path(folder) / "head.safetensors")}
-            ours = dressage.run("gradients", path, out, **job)["loss"]
+            ours = levade.run("gradients", path, out, **job)["loss"]
             report.check(f"{name}: loss", abs(ours - total) / magnitude, 1e-5, f"{total:.6f}")
             gradients = tensors(out) | load_file(out / "value_head.safetensors")
             # The language model's own head has no part in a value.

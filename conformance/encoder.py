@@ -100,17 +100,17 @@ def check(helper: Path, folder: Path, name: str) -> bool:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", type=Path, action="append", default=[], help="folder of an encoder; may be given again")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/examples/encode", help="the helper binary")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/encode", help="the helper binary")
     args = p.parse_args()
-    if not args.dressage.is_file():
-        sys.exit(f"{args.dressage} does not exist: cargo build --release -p dressage-engine --example encode")
+    if not args.levade.is_file():
+        sys.exit(f"{args.levade} does not exist: cargo build --release -p levade-engine --example encode")
     good = True
     for pooling in ("mean", "cls"):
         with tempfile.TemporaryDirectory() as folder:
             random_encoder(Path(folder), pooling)
-            good &= check(args.dressage, Path(folder) / "model", f"random-{pooling}")
+            good &= check(args.levade, Path(folder) / "model", f"random-{pooling}")
     for model in args.model:
-        good &= check(args.dressage, model, model.name)
+        good &= check(args.levade, model, model.name)
     sys.exit(0 if good else 1)
 
 

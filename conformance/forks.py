@@ -1,7 +1,7 @@
 """Conversations of real clients with a model that says given texts: one root for each, and only the forks that are known.
 
 Each client of the table starts once, against the gateway's example `scripted` (build it with
-`cargo build --release -p dressage-gateway --example scripted`). The model calls a calculator beside some text, answers, calls it without text, and
+`cargo build --release -p levade-gateway --example scripted`). The model calls a calculator beside some text, answers, calls it without text, and
 answers again. The client sends its history back in its own way; the example prints how each prompt came about. Compared with the table: roots,
 continued prompts, forks by reason, and replies that were continued although the client had rewritten them.
 
@@ -114,11 +114,11 @@ def environment(base, key):
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_MODEL": "scripted",
-        "DRESSAGE_BASE_URL": base,
-        "DRESSAGE_API_KEY": key,
-        "DRESSAGE_MODEL": "scripted",
-        "DRESSAGE_TASK": task,
-        "DRESSAGE_ATTEMPT": "tried",
+        "LEVADE_BASE_URL": base,
+        "LEVADE_API_KEY": key,
+        "LEVADE_MODEL": "scripted",
+        "LEVADE_TASK": task,
+        "LEVADE_ATTEMPT": "tried",
         "NO_PROXY": "127.0.0.1",
     }
 

@@ -37,7 +37,7 @@ def binaries(profile):
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in built.stdout.splitlines() if line.startswith("{")]
     made = [line for line in lines if line.get("executable")]
-    return {line["target"]["name"].removeprefix("dressage_"): line["executable"] for line in made}
+    return {line["target"]["name"].removeprefix("levade_"): line["executable"] for line in made}
 
 
 def fuzzed(program, crate, test, seconds):

@@ -1,7 +1,7 @@
-"""GGUF files of every type that Dressage reads, against the `gguf` package as transformers uses it.
+"""GGUF files of every type that Levade reads, against the `gguf` package as transformers uses it.
 
 Checks, for small random Llama, Qwen2 and Qwen3 files whose matrices are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K and
-Q6_K: the weights that Dressage saves equal those that transformers reads, to the bit (one rounding at most is needed
+Q6_K: the weights that Levade saves equal those that transformers reads, to the bit (one rounding at most is needed
 for each, so there is one right answer), and the logits agree to 1e-3.
 
 The K types are random blocks with sensible scales, as the package can read but not write them. Not checked here: real
@@ -114,7 +114,7 @@ def write(path: Path, arch: str, kind: Type) -> None:
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as folder, torch.inference_mode():
         for arch in ("llama", "qwen2", "qwen3"):
             for kind in TYPES:
@@ -125,13 +125,13 @@ def main() -> None:
                 write(path, arch, kind)
                 model = reference(path)
                 theirs = dict(model.named_parameters())
-                dressage.run("save", path, out)
+                levade.run("save", path, out)
                 ours = load_file(out / "checkpoint" / "model.safetensors")
                 report.expect(f"{name}: names", ours.keys() == theirs.keys(), str(ours.keys() ^ theirs.keys() or ""))
                 wrong = [n for n in ours.keys() & theirs.keys() if not torch.equal(ours[n].float(), theirs[n])]
                 report.expect(f"{name}: weights, to the bit", not wrong, str(sorted(wrong) or ""))
                 sequence = ragged(len(tokens()), seed=5, longest=40)[0]
-                dressage.run("logits", path, out, sequences=[sequence])
+                levade.run("logits", path, out, sequences=[sequence])
                 logits = model(torch.tensor([sequence])).logits[0]
                 difference = (tensors(out)["logits.0"] - logits).abs().nan_to_num(nan=float("inf"))
                 report.check(f"{name}: logits", difference.max().item(), 1e-3, f"std {logits.std():.1f}")

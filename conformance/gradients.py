@@ -1,11 +1,11 @@
-"""Gradients: Dressage on the merged tree against PyTorch on every sequence alone, f32.
+"""Gradients: Levade on the merged tree against PyTorch on every sequence alone, f32.
 
 Checks, for the given model and for every random-weight configuration: the loss agrees to 1e-5 of its terms, and the
 gradient of every tensor agrees to 1e-4, as ||a − b|| / ||b||; for cross-entropy and for PPO's clipped loss (plain and
 dual clip, terms inside and beyond the bounds) with each KL estimator. Paths are ragged and share prefixes,
 shared tokens are targets of several paths with different terms, one path is trained at another temperature.
 
-Not checked here: the optimiser (optimiser.py), losses that Dressage refuses.
+Not checked here: the optimiser (optimiser.py), losses that Levade refuses.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def compare(report: Report, what: str, ours: dict, model) -> None:
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as folder:
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             model = reference(path)
@@ -54,7 +54,7 @@ def main() -> None:
                 model.zero_grad()
                 theirs, magnitude = backward(model, batch, loss)
                 out = Path(folder) / "out"
-                ours = dressage.run("gradients", path, out, batch=batch, loss=loss)["loss"]
+                ours = levade.run("gradients", path, out, batch=batch, loss=loss)["loss"]
                 report.check(f"{name}, {kind}: loss", abs(ours - theirs) / magnitude, 1e-5, f"{theirs:.6f}")
                 compare(report, f"{name}, {kind}", tensors(out), model)
     report.finish()

@@ -6,7 +6,7 @@ take a random time to answer, so that the order of events differs from run to ru
 
 With `--ahead`, for a recipe whose attempts run ahead of training (`staleness` above 0), what a step takes depends on who ends first, and runs
 differ. Then each run is held against its own ledger: every task is taken by one step alone, from attempts that are recorded, every step is
-measured once, and `dressage replay` arrives at the same weights.
+measured once, and `levade replay` arrives at the same weights.
 
 Not checked here: power failures (what the kernel had accepted survives a killed process).
 """
@@ -48,28 +48,28 @@ PLACES = [
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("recipe", help="a recipe; give --set so that it ends soon, with checkpoints on the way")
-    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `dressage train`")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `levade train`")
     p.add_argument(
         "--folder", type=Path, required=True, help="an empty folder; runs that end as they should are removed from it"
     )
     p.add_argument("--random", type=int, default=5, help="kills at random moments, after those at named places")
     p.add_argument("--seed", type=int, default=0, help="of the random moments")
     p.add_argument("--ahead", action="store_true", help="hold each run against its own ledger")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = p.parse_args()
     changes = [part for change in arguments.set for part in ("--set", change)]
 
     def train(run: Path, resume: bool, crash_at: str | None = None, kill_after: float | None = None) -> int:
         """Trains until the end, or until it dies; returns the exit status."""
         command = [
-            arguments.dressage,
+            arguments.levade,
             "train",
             run if resume else arguments.recipe,
             *(["--resume"] if resume else changes),
         ]
-        environment = {k: v for k, v in os.environ.items() if k != "DRESSAGE_CRASH_AT"}
+        environment = {k: v for k, v in os.environ.items() if k != "LEVADE_CRASH_AT"}
         if crash_at:
-            environment["DRESSAGE_CRASH_AT"] = crash_at
+            environment["LEVADE_CRASH_AT"] = crash_at
         with (arguments.folder / f"{run.name}.log").open("a") as log:
             process = subprocess.Popen(
                 [*command, "--run", run], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -113,7 +113,7 @@ def main() -> None:
         if train(killed, resume=True) != 0:
             sys.exit(f"the last resumption failed; see {killed}.log")
         if arguments.ahead:
-            audit(killed, arguments.dressage)
+            audit(killed, arguments.levade)
         else:
             compare(calm, killed)
         shutil.rmtree(killed)
@@ -154,7 +154,7 @@ def rows(run: Path, query: str) -> list[tuple]:
         return db.execute(query).fetchall()
 
 
-def audit(run: Path, dressage: Path) -> None:
+def audit(run: Path, levade: Path) -> None:
     """Ends the program where a run does not agree with its ledger."""
     places = [
         (phase, place)
@@ -180,7 +180,7 @@ def audit(run: Path, dressage: Path) -> None:
     steps = [(line["phase"], line["step"]) for line in lines if "eval" not in line]
     if steps != sorted(set(steps)) or len(steps) != planned:
         sys.exit(f"{run.name}: {planned} steps were planned, {len(steps)} measured")
-    replayed = subprocess.run([dressage, "replay", run], capture_output=True, text=True)
+    replayed = subprocess.run([levade, "replay", run], capture_output=True, text=True)
     if replayed.returncode != 0:
         sys.exit(f"{run.name} is not done again: {replayed.stdout}{replayed.stderr}")
     print(f"ok    {run.name}: {len(places)} tasks taken once, {len(steps)} steps done again to the bit", flush=True)

@@ -1,4 +1,4 @@
-"""`dressage launch` on real launchers: runs of two machines that are killed in part, and end as if nothing had happened.
+"""`levade launch` on real launchers: runs of two machines that are killed in part, and end as if nothing had happened.
 
 Sets up, on one Linux host, as root, what starts processes: Slurm (munged, slurmctld, two slurmds), Ray (two raylets), two hosts in
 network namespaces with an sshd each, or nothing (`local`). Launches a run of a small model with random weights whose learner is a group
@@ -50,7 +50,7 @@ class Launched:
     def __init__(self, arguments: argparse.Namespace, folder: Path, run: str, on: str, options: list[str]) -> None:
         self.run, self.log = folder / run, folder / f"{run}.log"
         self.command = [
-            str(arguments.dressage),
+            str(arguments.levade),
             "launch",
             str(folder / "recipe.toml"),
             "--on",
@@ -97,7 +97,7 @@ class Launched:
                 case "part":
                     return one.words[1:3] == ("cluster", "join") and here in one.words
                 case _:
-                    rank = one.variable("RANK") if "dressage_torch" in one.words and here in one.words else None
+                    rank = one.variable("RANK") if "levade_torch" in one.words and here in one.words else None
                     return rank == "1" and "torch.distributed.run" not in one.words
 
         return [one for one in processes() if is_one(one)]
@@ -237,7 +237,7 @@ def launched(arguments: argparse.Namespace, report: Report, folder: Path) -> Non
 
 def manifests(arguments: argparse.Namespace, report: Report, folder: Path) -> None:
     """Manifests for Kubernetes."""
-    options = ["--image", "registry/dressage:1", "--claim", f"runs:{folder}", "--namespace", "ml", "--dry-run"]
+    options = ["--image", "registry/levade:1", "--claim", f"runs:{folder}", "--namespace", "ml", "--dry-run"]
     run = Launched(arguments, folder, "k8s", "k8s", options)
     text = said(*run.command)
     rendered = text.split("job.yaml\n", 1)[1].split("\n$ ")[0]
@@ -264,7 +264,7 @@ def main() -> None:
         type=Path,
         help="a folder of a short path to keep all in, one for all launchers; without it, a temporary one",
     )
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--python", default=sys.executable, help="of the learner")
     p.add_argument(
         "--ray", type=Path, default=ROOT / ".ray/bin/ray", help="the program `ray` of an environment with ray[default]"
@@ -281,7 +281,7 @@ def main() -> None:
     if not (folder / "model").exists():
         make_model(folder / "model")
     python = folder / "python"
-    source = ROOT / "python/dressage_torch/src"
+    source = ROOT / "python/levade_torch/src"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={source} PYTHONDONTWRITEBYTECODE=1 exec {arguments.python} "$@"\n')
     python.chmod(0o755)
     (folder / "recipe.toml").write_text(RECIPE.format(model=folder / "model", python=python, steps=arguments.steps))

@@ -1,12 +1,12 @@
-"""lm-evaluation-harness: `dressage serve` scores as transformers does on the same weights.
+"""lm-evaluation-harness: `levade serve` scores as transformers does on the same weights.
 
 Two small tasks of our own, made here from a seed: sums with four choices, by the log-likelihood of each, and sums to be
-written out, greedily. The harness measures both with `hf` (transformers, f32) and through `dressage serve`:
+written out, greedily. The harness measures both with `hf` (transformers, f32) and through `levade serve`:
 `local-completions` (token ids, echo, log-probabilities; once with the tokenizer of transformers, once with the server's
 own) and `local-chat-completions`. Checked: scores are equal; every log-likelihood agrees to 1e-3; which choices are
 greedy agrees; the texts that are written are equal but for a few, where two tokens are as likely as each other.
 
-The weights of transformers are those that it reads from `--model` (`gguf_types.py` checks that they are Dressage's, too).
+The weights of transformers are those that it reads from `--model` (`gguf_types.py` checks that they are Levade's, too).
 Not checked here: the harness's own tasks, which need the network, and sampling above temperature 0.
 """
 
@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from common import ROOT, Report, begin, parser, scratch, source
 
 CHOICE = """
-task: dressage_choice
+task: levade_choice
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
@@ -37,7 +37,7 @@ doc_to_target: label
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
 WRITTEN = """
-task: dressage_written
+task: levade_written
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
@@ -85,7 +85,7 @@ def write_model(model: Path, out: Path) -> None:
 
 @contextmanager
 def served(binary: Path, model: Path, threads: int, log: Path):
-    """`dressage serve` on a free port: its base URL without `/v1`."""
+    """`levade serve` on a free port: its base URL without `/v1`."""
     with log.open("w") as err:
         command = [binary, "serve", f"small={model}", "--port", "0", "--threads", str(threads), "--running", "8"]
         server = subprocess.Popen(command, stderr=err)
@@ -93,7 +93,7 @@ def served(binary: Path, model: Path, threads: int, log: Path):
         deadline = time.monotonic() + 180
         while not (found := re.search(r"serving.* at (http://\S+)/v1", log.read_text())):
             if server.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"dressage serve does not come up:\n{log.read_text()}")
+                sys.exit(f"levade serve does not come up:\n{log.read_text()}")
             time.sleep(0.2)
         yield found.group(1)
     finally:
@@ -154,11 +154,11 @@ def compare_texts(report: Report, name: str, ours: tuple, theirs: tuple) -> None
 
 def main() -> None:
     p = parser(__doc__)
-    p.set_defaults(dressage=ROOT / "target/release/dressage")
+    p.set_defaults(levade=ROOT / "target/release/levade")
     p.add_argument("--items", type=int, default=100, help="items of each task")
     args = p.parse_args()
     if not args.model:
-        sys.exit("Name SmolLM2-135M-Instruct with --model or DRESSAGE_CONFORMANCE_MODEL: random weights write no sums.")
+        sys.exit("Name SmolLM2-135M-Instruct with --model or LEVADE_CONFORMANCE_MODEL: random weights write no sums.")
     _, report = begin(args)
     with scratch() as name:
         folder = Path(name)
@@ -166,10 +166,10 @@ def main() -> None:
         write_tasks(tasks, args.items)
         write_model(args.model, weights)
         hf = {"pretrained": weights, "dtype": "float32"}
-        choices = measured(folder / "hf-choice", tasks, "dressage_choice", "hf", hf, "--batch_size", "8")
+        choices = measured(folder / "hf-choice", tasks, "levade_choice", "hf", hf, "--batch_size", "8")
         chat = ["--apply_chat_template"]
-        texts = measured(folder / "hf-written", tasks, "dressage_written", "hf", hf, "--batch_size", "1", *chat)
-        with served(args.dressage, args.model, args.threads, folder / "serve.log") as base:
+        texts = measured(folder / "hf-written", tasks, "levade_written", "hf", hf, "--batch_size", "1", *chat)
+        with served(args.levade, args.model, args.threads, folder / "serve.log") as base:
             api = {"model": "small", "num_concurrent": 4, "base_url": f"{base}/v1/completions"}
             for tokenizer in ["huggingface", "remote"]:
                 given = api | {"tokenizer_backend": tokenizer}
@@ -177,10 +177,10 @@ def main() -> None:
                     given |= {"tokenizer": weights, "tokenized_requests": True}
                 more = ["--batch_size", "4" if tokenizer == "huggingface" else "1"]
                 out = folder / f"ours-{tokenizer}"
-                ours = measured(out, tasks, "dressage_choice", "local-completions", given, *more)
+                ours = measured(out, tasks, "levade_choice", "local-completions", given, *more)
                 compare_choices(report, f"local-completions, tokenizer {tokenizer}", ours, choices)
             given = api | {"base_url": f"{base}/v1/chat/completions"}
-            ours = measured(folder / "ours-chat", tasks, "dressage_written", "local-chat-completions", given, *chat)
+            ours = measured(folder / "ours-chat", tasks, "levade_written", "local-chat-completions", given, *chat)
             compare_texts(report, "local-chat-completions", ours, texts)
     report.finish()
 

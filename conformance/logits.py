@@ -1,8 +1,8 @@
-"""Logits: Dressage against transformers, f32.
+"""Logits: Levade against transformers, f32.
 
 Checks, for the given model and for random-weight configurations of every family (single and sharded files, f32, f16 and
 bf16 weights, every variant of RoPE scaling, sliding windows, layers without rotary embedding): the logits after every token of ragged sequences
-agree to 1e-3 absolute. Dressage merges the sequences into a tree, transformers runs each alone; some are longer
+agree to 1e-3 absolute. Levade merges the sequences into a tree, transformers runs each alone; some are longer
 than the original context of the RoPE scaling.
 
 Not checked here: sampling (its distribution, its KV cache), gradients, text.
@@ -20,13 +20,13 @@ BOUND = 1e-3
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as folder, torch.inference_mode():
         for name, path in all_models(Path(folder), arguments.only, arguments.model):
             model = reference(path)
             sequences = ragged(model.config.vocab_size, seed=1, longest=200)
             out = Path(folder) / "out"
-            dressage.run("logits", path, out, sequences=sequences)
+            levade.run("logits", path, out, sequences=sequences)
             ours = tensors(out)
             worst, spread, agree, rows = 0.0, 0.0, 0, 0
             for i, sequence in enumerate(sequences):

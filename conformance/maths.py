@@ -13,7 +13,7 @@ fails the run.
 Not checked: other options than the defaults.
 
     uv venv venv && uv pip install --python venv/bin/python 'math-verify[antlr4_13_2]==0.9.0'
-    cargo build --release -p dressage-reward --example grade
+    cargo build --release -p levade-reward --example grade
     venv/bin/python conformance/maths.py [FILE.jsonl …]
 """
 
@@ -311,10 +311,10 @@ def own_pairs(seed: int, rounds: int):
         yield from families.pairs()
 
 
-def graded(dressage: Path, pairs: list[tuple[str, str]]) -> list[dict]:
+def graded(levade: Path, pairs: list[tuple[str, str]]) -> list[dict]:
     """Our scores of (expected, reply)."""
     lines = "".join(json.dumps({"text": reply, "expected": gold}) + "\n" for gold, reply in pairs)
-    ran = subprocess.run([dressage], input=lines, capture_output=True, text=True, check=True)
+    ran = subprocess.run([levade], input=lines, capture_output=True, text=True, check=True)
     scores = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(scores) == len(pairs)
     return scores
@@ -327,13 +327,13 @@ def verified(gold: str, reply: str) -> bool:
         return False
 
 
-def compare_own(dressage: Path, seed: int, rounds: int) -> bool:
+def compare_own(levade: Path, seed: int, rounds: int) -> bool:
     """Scores our own pairs by both; whether ours has no false reward and at least 98 % of the right ones."""
     pairs = list(own_pairs(seed, rounds))
-    ours = [score["value"] == 1 for score in graded(dressage, [pair[1:3] for pair in pairs])]
+    ours = [score["value"] == 1 for score in graded(levade, [pair[1:3] for pair in pairs])]
     theirs = [verified(gold, reply) for _, gold, reply, _ in pairs]
     right = sum(truth for *_, truth in pairs)
-    for name, verdicts in [("dressage", ours), ("math-verify", theirs)]:
+    for name, verdicts in [("levade", ours), ("math-verify", theirs)]:
         hits = sum(verdict == pair[3] for verdict, pair in zip(verdicts, pairs, strict=True))
         false = sum(verdict and not pair[3] for verdict, pair in zip(verdicts, pairs, strict=True))
         lost = sum(pair[3] and not verdict for verdict, pair in zip(verdicts, pairs, strict=True))
@@ -374,7 +374,7 @@ def of_files(paths: list[Path], most: int, r: random.Random):
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("files", nargs="*", type=Path, help="JSON lines with a field `answer`")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/examples/grade", help="the example `grade`")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/examples/grade", help="the example `grade`")
     p.add_argument("--rounds", type=int, default=30, help="pairs of each kind")
     p.add_argument("--own-rounds", type=int, default=15, help="values of each family of our own")
     p.add_argument("--most", type=int, default=150, help="answers of each file")
@@ -385,7 +385,7 @@ def main() -> int:
     pairs = [pair for _ in range(args.rounds) for pair in generator.pairs()]
     pairs += list(of_files(args.files, args.most, random.Random(args.seed)))
 
-    ours = graded(args.dressage, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
+    ours = graded(args.levade, [(f"${a}$", f"\\boxed{{{b}}}") for _, a, b, _ in pairs])
     begun = time.process_time()
     theirs = [verified(a, f"\\boxed{{{b}}}") for _, a, b, _ in pairs]
     seconds = time.process_time() - begun
@@ -405,19 +405,19 @@ def main() -> int:
     for kind, found in sorted(apart.items()):
         print(f"apart  {kind}: {len(found)}")
         for a, b, mine, their, truth in found[: args.show]:
-            print(f"         {a}   {b}   dressage {mine}, math-verify {their}, truth {truth}")
+            print(f"         {a}   {b}   levade {mine}, math-verify {their}, truth {truth}")
     for kind, count in sorted(explained.items()):
         print(f"known  {kind}: {count}  ({EXPLAINED[kind]})")
     counted = total - sum(explained.values())
     share, speed = agree / counted, seconds * 1e6 / sum(our["micros"] for our in ours)
-    print(f"{total} pairs; errors against the truth: dressage {wrong['ours']}, math-verify {wrong['theirs']}")
+    print(f"{total} pairs; errors against the truth: levade {wrong['ours']}, math-verify {wrong['theirs']}")
     print(
         f"agreement {agree}/{counted} = {share:.2%} (bound 98%); with the kinds that are explained {agree / total:.2%}"
     )
     print(
-        f"a pair takes dressage {sum(our['micros'] for our in ours) / total:.1f} us, math-verify {seconds * 1e6 / total:.0f} us: {speed:.0f} x"
+        f"a pair takes levade {sum(our['micros'] for our in ours) / total:.1f} us, math-verify {seconds * 1e6 / total:.0f} us: {speed:.0f} x"
     )
-    own = compare_own(args.dressage, args.seed, args.own_rounds)
+    own = compare_own(args.levade, args.seed, args.own_rounds)
     ok = share >= 0.98 and speed >= 50 and own
     print("ok" if ok else "FAILED")
     return 0 if ok else 1

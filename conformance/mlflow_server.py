@@ -70,12 +70,12 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
 
     def train(resume: bool, crash_at: str | None = None) -> subprocess.Popen:
         command = [
-            arguments.dressage,
+            arguments.levade,
             "train",
             run if resume else arguments.recipe,
             *(["--resume"] if resume else changes),
         ]
-        environment = os.environ | ({"DRESSAGE_CRASH_AT": crash_at} if crash_at else {})
+        environment = os.environ | ({"LEVADE_CRASH_AT": crash_at} if crash_at else {})
         with (folder / "run.log").open("a") as log:
             return subprocess.Popen(
                 [*command, "--run", run], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -137,13 +137,13 @@ def check(kind: str, store: str, folder: Path, arguments: argparse.Namespace) ->
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("recipe", help="a recipe of three steps or more; give --set so that it ends soon")
-    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `dressage train`")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `levade train`")
     p.add_argument("--away-after", type=float, default=3, help="seconds after which the server goes away")
     p.add_argument("--away", type=float, default=10, help="seconds that it is away")
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = p.parse_args()
     for kind in ("database", "files"):
-        with tempfile.TemporaryDirectory(prefix="dressage-mlflow-") as folder:
+        with tempfile.TemporaryDirectory(prefix="levade-mlflow-") as folder:
             store = f"sqlite:///{folder}/store.db" if kind == "database" else f"{folder}/store"
             check(kind, store, Path(folder), arguments)
 

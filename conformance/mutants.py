@@ -40,9 +40,9 @@ SWITCH = """
 #[doc(hidden)]
 pub fn mutant(number: usize) -> bool {{
     use std::{{env::var, fs::File, io::Write, sync::LazyLock, sync::atomic::{{AtomicBool, Ordering}}}};
-    static ON: LazyLock<Option<usize>> = LazyLock::new(|| var("DRESSAGE_MUTANT_{crate}").ok()?.parse().ok());
+    static ON: LazyLock<Option<usize>> = LazyLock::new(|| var("LEVADE_MUTANT_{crate}").ok()?.parse().ok());
     static REACHED: LazyLock<Option<File>> = LazyLock::new(|| {{
-        File::options().append(true).create(true).open(var("DRESSAGE_REACHED_{crate}").ok()?).ok()
+        File::options().append(true).create(true).open(var("LEVADE_REACHED_{crate}").ok()?).ok()
     }});
     static SEEN: [AtomicBool; {last} + 1] = [const {{ AtomicBool::new(false) }}; {last} + 1];
     if let Some(mut file) = REACHED.as_ref()
@@ -99,7 +99,7 @@ def changed_lines(since):
 
 def listed(crate, changed):
     """Returns the mutants of a crate: those of changed functions, and the rest."""
-    command = ["cargo", "mutants", "--list", "--json", "--no-shuffle", "-p", f"dressage-{crate}"]
+    command = ["cargo", "mutants", "--list", "--json", "--no-shuffle", "-p", f"levade-{crate}"]
     found = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
     inside, outside, seen = [], [], Counter()
     for m in found:
@@ -222,7 +222,7 @@ def plant(copy, mutants):
 def built(copy, arguments):
     """Builds the tests. Returns the test binaries by crate, the library's first, and the errors of the compiler."""
     # The binary's crate and `remote` are there for their features: with them, dependencies are those of the workspace's build.
-    crates = {"dressage", "dressage-remote", *(f"dressage-{crate}" for crate in arguments.sample + arguments.all)}
+    crates = {"levade", "levade-remote", *(f"levade-{crate}" for crate in arguments.sample + arguments.all)}
     packages = [word for crate in sorted(crates) for word in ("-p", crate)]
     targets = ["--lib", *(word for name in arguments.tests for word in ("--test", name))]
     command = [*shlex.split(arguments.cargo), "test", "--release", *packages, *targets, "--no-run", "--no-fail-fast"]
@@ -265,7 +265,7 @@ def ran(copy, crate, program, tests, environment, limit):
     folder = copy / "crates" / crate
     environment = (
         os.environ
-        | {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": f"dressage-{crate}"}
+        | {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": f"levade-{crate}"}
         | {"PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
         | environment
     )
@@ -297,7 +297,7 @@ def reaches(copy, crate, programs, pool):
 
     def one(program, test):
         with NamedTemporaryFile() as file:
-            ok, out, seconds = ran(copy, crate, program, [test], {f"DRESSAGE_REACHED_{crate}": file.name}, 600)
+            ok, out, seconds = ran(copy, crate, program, [test], {f"LEVADE_REACHED_{crate}": file.name}, 600)
             return program, test, ok, out, seconds, {int(n) for n in Path(file.name).read_text().split()}
 
     jobs = []
@@ -324,7 +324,7 @@ def judge(copy, m, programs, reached):
             limit = SLOWER * sum(seconds for seconds, _ in chunk) + MORE_SECONDS
             names, again = [test for _, test in chunk], False
             while names:
-                ok, out, _ = ran(copy, m.crate, program, names, {f"DRESSAGE_MUTANT_{m.crate}": str(m.number)}, limit)
+                ok, out, _ = ran(copy, m.crate, program, names, {f"LEVADE_MUTANT_{m.crate}": str(m.number)}, limit)
                 if ok:
                     break
                 failed = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. FAILED", out, re.MULTILINE)

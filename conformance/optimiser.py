@@ -1,4 +1,4 @@
-"""Optimiser: steps of AdamW after clipping, Dressage against PyTorch, f32.
+"""Optimiser: steps of AdamW after clipping, Levade against PyTorch, f32.
 
 Checks, for random-weight configurations: after six steps over two micro-batches each, with a learning rate that
 changes and a norm bound that is active on every other step, the saved weights agree with those of torch.optim.AdamW
@@ -58,14 +58,14 @@ def train(model) -> tuple[list[dict], list[float]]:
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     with scratch() as folder:
         for name, path in all_models(Path(folder), arguments.only, None):
             model = reference(path)
             before = {n: p.detach().clone() for n, p in model.named_parameters()}
             steps, norms = train(model)
             out = Path(folder) / "out"
-            result = dressage.run("steps", path, out, steps=steps)
+            result = levade.run("steps", path, out, steps=steps)
             reported = [step["grad_norm"] for step in result["steps"]]
             drift = max(abs(a / b - 1.0) for a, b in zip(reported, norms, strict=True))
             report.check(f"{name}: gradient norms", drift, 1e-4, f"{norms[0]:.3f} … {norms[-1]:.3f}")

@@ -1,7 +1,7 @@
 """Weights that the PyTorch learner broadcasts straight into the servers' memory (`cluster.samplers.weights = "group"`).
 
-Starts a learner of several ranks (`dressage_torch`, gloo) and real servers, drives them through `Server`, `Router`, `Publishing`
-and `Pushing` (the example `fleet` of the crate `dressage-remote`), and checks, with replies in flight:
+Starts a learner of several ranks (`levade_torch`, gloo) and real servers, drives them through `Server`, `Router`, `Publishing`
+and `Pushing` (the example `fleet` of the crate `levade-remote`), and checks, with replies in flight:
 
 - that weights came over the group, by its own account;
 - that replies end at the tokens that requests name, and go on past those that end texts by the model's files;
@@ -10,12 +10,12 @@ and `Pushing` (the example `fleet` of the crate `dressage-remote`), and checks, 
 - pushes with a server killed (kill -9) in the middle, and pushes with the learner killed in the middle: nothing hangs, no fleet is
   mixed, and the next learner's weights reach all.
 
-It runs in the Python of `dressage_torch`; the servers have their own:
+It runs in the Python of `levade_torch`; the servers have their own:
 
-    cargo build -p dressage-remote --example fleet
+    cargo build -p levade-remote --example fleet
     TORCH/bin/python conformance/push.py --server-python VLLM/bin/python --fleet target/debug/examples/fleet
 
-vLLM gets the plugin `python/dressage_vllm`, which is the gloo twin of its NCCL backend. What it does not check: NCCL, GPUs,
+vLLM gets the plugin `python/levade_vllm`, which is the gloo twin of its NCCL backend. What it does not check: NCCL, GPUs,
 tensor parallelism of servers.
 """
 
@@ -40,7 +40,7 @@ from common import ROOT, Report
 from samplers import CONTEXT, VOCABULARY, Fleet, Vllm, check_reply, make_tokenizer
 from torch_group import Group
 
-PLUGIN = ROOT / "python" / "dressage_vllm"
+PLUGIN = ROOT / "python" / "levade_vllm"
 
 
 # Tokens that end texts by the model's files, which no request asks for.
@@ -270,7 +270,7 @@ class Trial:
         for server in self.servers:
             with urllib.request.urlopen(server.url + route, timeout=60) as answer:
                 labels.append(json.load(answer)["weight_version"])
-        pure = all(label.startswith(f"dressage-{self.version}-") for label in labels)
+        pure = all(label.startswith(f"levade-{self.version}-") for label in labels)
         self.report.expect(f"{what}: no fleet is mixed", pure, f"{labels} {[m['health'] for m in members]}")
 
     def kills_of_servers(self) -> None:
@@ -358,7 +358,7 @@ def main() -> None:
     torch.set_num_threads(1)
     random.seed(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    root = Path(tempfile.mkdtemp(prefix="dressage-push-"))
+    root = Path(tempfile.mkdtemp(prefix="levade-push-"))
     report = Report()
     trial = Trial(options, root, report)
     try:

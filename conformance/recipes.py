@@ -44,7 +44,7 @@ def tried(arguments: argparse.Namespace, name: str, phase: int, environment: dic
     }
     changes = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     run = folder / f"{name}-{phase}"
-    command = [arguments.dressage, "train", recipe, "--run", run, *changes]
+    command = [arguments.levade, "train", recipe, "--run", run, *changes]
     began, found = time.monotonic(), []
     with (folder / f"{name}-{phase}.log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=600, help="longest time for each")
     parser.add_argument("--path", action="append", default=[], help="folders before those of PATH")
-    parser.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage")
+    parser.add_argument("--levade", type=Path, default=ROOT / "target/release/levade")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.recipes if name not in RECIPES]:
         parser.error(f"there is no recipe {unknown[0]} among {', '.join(RECIPES)}")
@@ -81,7 +81,7 @@ def main() -> None:
             subprocess.run([sys.executable, recipe / "prepare.py"], check=True, stdout=subprocess.DEVNULL)
             if name == "search-r1" and not (recipe / "data/index").exists():
                 index = [recipe / "data/made-up-passages.jsonl", "--out", recipe / "data/index"]
-                subprocess.run([arguments.dressage, "search", "index", *index], check=True)
+                subprocess.run([arguments.levade, "search", "index", *index], check=True)
             for phase in RECIPES[name]:
                 found = tried(arguments, name, phase, environment, Path(folder))
                 right = sum(score >= 1.0 for score in found)

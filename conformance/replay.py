@@ -489,7 +489,7 @@ def main():
     )
     arguments = p.parse_args()
     if not arguments.scripted.is_file():
-        sys.exit(f"{arguments.scripted} does not exist; cargo build -p dressage-gateway --example scripted")
+        sys.exit(f"{arguments.scripted} does not exist; cargo build -p levade-gateway --example scripted")
     wrong = calls = continued = 0
     paths = sorted(arguments.recordings.glob("*.json")) if arguments.recordings else []
     for path in paths:

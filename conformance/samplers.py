@@ -1,7 +1,7 @@
-"""Servers of vLLM as samplers: what comes through Dressage, beside transformers on the same weights.
+"""Servers of vLLM as samplers: what comes through Levade, beside transformers on the same weights.
 
 Starts real servers over a small model with random weights, and drives them through `Server` and `Router` (the
-example `fleet` of the crate `dressage-remote`):
+example `fleet` of the crate `levade-remote`):
 
 - log-probabilities of replies, at temperature 1 and others, against transformers (`--bound`, 1e-3 in f32);
 - weights pushed while replies are drawn: the versions of their tokens, and each token's log-probability under
@@ -11,7 +11,7 @@ example `fleet` of the crate `dressage-remote`):
 
 Run it with the Python of an environment that has vLLM (it needs torch, transformers and tokenizers as well):
 
-    cargo build -p dressage-remote --example fleet
+    cargo build -p levade-remote --example fleet
     VLLM/bin/python conformance/samplers.py --fleet target/debug/examples/fleet
 
 What it does not check: GPUs, tensor parallelism, adapters, SGLang.
@@ -268,7 +268,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     random.seed(1)
-    root = Path(tempfile.mkdtemp(prefix="dressage-samplers-"))
+    root = Path(tempfile.mkdtemp(prefix="levade-samplers-"))
     probe = make_tokenizer(root / "tokenizer")
     versions = 1 + options.pushes * len(options.in_flight) + options.kills + 1
     for version in range(versions + 1):
@@ -374,7 +374,7 @@ def main() -> None:
                     break
                 time.sleep(1.0)
             labels = [json.load(urllib.request.urlopen(f"{s.url}/weight_info"))["weight_version"] for s in servers]
-            pure = all(label.startswith(f"dressage-{version}-") for label in labels)
+            pure = all(label.startswith(f"levade-{version}-") for label in labels)
             report("all servers have the newest weights", pure, f"{labels} {[m['health'] for m in members]}")
             fleet.sample(number + 50, asked, version, max_tokens=20, temperature=1.0)
             reply = fleet.hear(options.seconds, reply=number + 50)

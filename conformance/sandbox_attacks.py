@@ -1,4 +1,4 @@
-"""Attacks on the sandbox, by class: over HTTP against `dressage sandbox serve`, as root and as a user of no rights.
+"""Attacks on the sandbox, by class: over HTTP against `levade sandbox serve`, as root and as a user of no rights.
 
 The programs are those of crates/sandbox/tests/escapes/attacks, whose `prelude.py` says how a title states the outcome. This
 script adds what they need of the host (sockets, a pipe, a database, a secret), attacks that only the host can judge (does a
@@ -127,7 +127,7 @@ class Service:
         command = [binary, "sandbox", "serve", "--bind", f"127.0.0.1:{self.port}", "--python", python, "--read", shown]
         command += ["--memory-mb", str(MEMORY), "--max-seconds", "60", "--concurrency", "4", *more]
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = os.environ | {"DRESSAGE_TEST_SECRET": "hush"}
+        environment = os.environ | {"LEVADE_TEST_SECRET": "hush"}
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment)
         for _ in range(600):
             time.sleep(0.1)
@@ -361,7 +361,7 @@ def attack(arguments) -> int:
     """Runs all attacks as the user of this process. Returns how many got through."""
     host, found = Host(), programs()
     through, table = [], {}
-    service = Service(arguments.dressage, arguments.python, host.shown, arguments.more)
+    service = Service(arguments.levade, arguments.python, host.shown, arguments.more)
 
     def count(kind: str, name: str, wrong) -> None:
         row = table.setdefault(kind, [0, 0])
@@ -408,7 +408,7 @@ def attack(arguments) -> int:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage", help="the binary")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
     p.add_argument("--python", help="interpreter of the runs [default: this one; /usr/bin/python3 for nobody]")
     p.add_argument("--only", default="", help="classes or titles with this text")
     p.add_argument("--as", dest="user", choices=["both", "root", "nobody", "self"], default="both")
@@ -424,7 +424,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
         # Nobody may read neither a checkout in a home folder nor what was built there.
         home = Path(home)
-        shutil.copy(arguments.dressage, home / "dressage")
+        shutil.copy(arguments.levade, home / "levade")
         shutil.copytree(ATTACKS, home / "crates/sandbox/tests/escapes/attacks")
         (home / "conformance").mkdir()
         shutil.copy(__file__, home / "conformance/sandbox_attacks.py")
@@ -432,7 +432,7 @@ def main() -> None:
             path.chmod(0o755)
         python = arguments.python or "/usr/bin/python3"
         command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", python]
-        command += [home / "conformance/sandbox_attacks.py", "--as", "self", "--dressage", home / "dressage"]
+        command += [home / "conformance/sandbox_attacks.py", "--as", "self", "--levade", home / "levade"]
         command += ["--python", python, "--only", arguments.only, "--more", *arguments.more]
         environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
         bad = subprocess.run(command, env=environment, cwd="/").returncode != 0 or bad

@@ -1,4 +1,4 @@
-"""The client `sandbox-fusion` of PyPI, unchanged, against `dressage sandbox serve`.
+"""The client `sandbox-fusion` of PyPI, unchanged, against `levade sandbox serve`.
 
 Each verb of the client that a sandbox answers is called, over its synchronous and its asynchronous half: results, files in and
 out, standard input, exit codes, time limits, languages that are not here, cells of notebooks, many calls at once. verl's way of
@@ -121,13 +121,13 @@ def verl(url: str) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--dressage", type=Path, default=ROOT / "target/release/dressage", help="the binary")
+    p.add_argument("--levade", type=Path, default=ROOT / "target/release/levade", help="the binary")
     p.add_argument("--protection", default="full", help="full or best-effort")
     arguments = p.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [arguments.dressage, "sandbox", "serve", "--bind", address, "--protection", arguments.protection]
+    command = [arguments.levade, "sandbox", "serve", "--bind", address, "--protection", arguments.protection]
     server = subprocess.Popen(command)
     url = f"http://{address}"
     try:
@@ -138,7 +138,7 @@ def main() -> None:
             except OSError:
                 time.sleep(0.1)
         else:
-            sys.exit("dressage sandbox serve did not answer within 30 s")
+            sys.exit("levade sandbox serve did not answer within 30 s")
         print(f"sandbox-fusion {version('sandbox-fusion')}")
         fusion.set_sandbox_endpoint(url)
         runs()

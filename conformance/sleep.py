@@ -1,4 +1,4 @@
-"""A real vLLM in its sleep: what Dressage relies on where servers and learner share devices (`placement = "shared"`).
+"""A real vLLM in its sleep: what Levade relies on where servers and learner share devices (`placement = "shared"`).
 
 vLLM refuses `--enable-sleep-mode` on processors. This check gives it one, by a plugin that it loads by itself: a worker that sleeps
 forgets its weights and its cache (they become NaN), and ends when it is to compute without them, as one does on a GPU. Routes,
@@ -56,15 +56,15 @@ def register():
 
 def write_plugin(folder: Path) -> None:
     """A plugin as it would be installed, in a folder that Python looks into."""
-    information = folder / "dressage_sleep-1.0.dist-info"
+    information = folder / "levade_sleep-1.0.dist-info"
     information.mkdir(parents=True)
-    (folder / "dressage_sleep.py").write_text(PLUGIN)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: dressage-sleep\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[vllm.general_plugins]\ndressage_sleep = dressage_sleep:register\n")
+    (folder / "levade_sleep.py").write_text(PLUGIN)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: levade-sleep\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[vllm.general_plugins]\nlevade_sleep = levade_sleep:register\n")
 
 
 class Asked:
-    """A server, asked over its routes as Dressage does it."""
+    """A server, asked over its routes as Levade does it."""
 
     def __init__(self, url: str, seconds: float) -> None:
         self.url, self.seconds = url, seconds
@@ -94,7 +94,7 @@ class Asked:
         """As `crates/remote/src/server/vllm.rs` does it."""
         self.good("POST", "/pause?mode=abort")
         self.good("POST", "/sleep?level=2&mode=abort")
-        self.good("POST", "/update_weight_version", {"new_version": "dressage-asleep"})
+        self.good("POST", "/update_weight_version", {"new_version": "levade-asleep"})
 
     def read(self, folder: Path | None, label: str) -> None:
         """Weights of a folder, or those that it was started with."""
@@ -136,7 +136,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     random.seed(1)
-    root = Path(tempfile.mkdtemp(prefix="dressage-sleep-"))
+    root = Path(tempfile.mkdtemp(prefix="levade-sleep-"))
     probe = make_tokenizer(root / "tokenizer")
     for version in range(3):
         make_model(root / f"v{version}", version, probe)
@@ -172,7 +172,7 @@ def main() -> None:
             asked.sleep()
             if round_ == 1:
                 asked.sleep()
-            report.expect("its label in its sleep", asked.label() == "dressage-asleep", asked.label())
+            report.expect("its label in its sleep", asked.label() == "levade-asleep", asked.label())
             asleep = asked.good("GET", "/is_sleeping")["is_sleeping"]
             report.expect("it tells that it sleeps", asleep is True, str(asleep))
             late = []
@@ -203,7 +203,7 @@ def main() -> None:
         server.start()
         server.wait(options.seconds)
         report.expect(
-            "one that was started again is told by its label", asked.label() != "dressage-asleep", asked.label()
+            "one that was started again is told by its label", asked.label() != "levade-asleep", asked.label()
         )
         check("and draws from what it was started with", 0, "v")
     finally:

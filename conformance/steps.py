@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from common import Report, parser, reference, relative
 from record import Step
 
-# What Dressage adds to a group's deviation.
+# What Levade adds to a group's deviation.
 EPSILON = 1e-6
 # Attempts that go through the model together.
 TOGETHER = 16

@@ -1,8 +1,8 @@
-"""Chat templates: what transformers renders, Dressage renders, to the character.
+"""Chat templates: what transformers renders, Levade renders, to the character.
 
 Renders the snippets of `templates.json`, one for each part of Jinja and of Python that templates use, and every template in
 the folders and files that are given (`*.jinja`: TRL keeps its own in `trl/chat_templates`, llama.cpp the published ones in
-`models/templates`), in the Jinja environment of transformers and by Dressage: with and without system message, tools, calls
+`models/templates`), in the Jinja environment of transformers and by Levade: with and without system message, tools, calls
 and results, reasoning, content in parts, `enable_thinking`, and with and without the beginning of a reply. Both may also
 refuse: a template that raises for a conversation must do so in both, whatever the words.
 
@@ -162,14 +162,14 @@ def difference(a: dict, b: dict) -> str | None:
         return (
             None
             if "error" in a and "error" in b
-            else f"transformers: {str(a)[:160]}\n      Dressage:     {str(b)[:160]}"
+            else f"transformers: {str(a)[:160]}\n      Levade:     {str(b)[:160]}"
         )
     if a["text"] == b["text"]:
         return None
     at = next((i for i, (x, y) in enumerate(zip(a["text"], b["text"], strict=False)) if x != y), None)
     at = min(len(a["text"]), len(b["text"])) if at is None else at
     here = slice(max(0, at - 20), at + 60)
-    return f"transformers: {a['text'][here]!r}\n      Dressage:     {b['text'][here]!r}"
+    return f"transformers: {a['text'][here]!r}\n      Levade:     {b['text'][here]!r}"
 
 
 def compare(name: str, jobs: dict[str, tuple], binary: Path, verbose: bool) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""A group of `dressage_torch` for checks: started by torchrun, asked over HTTP, ended by pid."""
+"""A group of `levade_torch` for checks: started by torchrun, asked over HTTP, ended by pid."""
 
 import contextlib
 import http.client
@@ -18,15 +18,15 @@ import torch
 
 from common import ROOT
 
-SOURCE = ROOT / "python" / "dressage_torch" / "src"
+SOURCE = ROOT / "python" / "levade_torch" / "src"
 sys.path.insert(0, str(SOURCE))
 # For processes that are started from here.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, map(str, [SOURCE, ROOT / "conformance", os.environ.get("PYTHONPATH")]))
 )
 
-from dressage_torch import blocks, wire  # noqa: E402, F401 found through the path above
-from dressage_torch.__main__ import main  # noqa: E402
+from levade_torch import blocks, wire  # noqa: E402, F401 found through the path above
+from levade_torch.__main__ import main  # noqa: E402
 
 TERM = ("weight", "advantage", "returns", "value", "behaviour", "proximal", "reference", "path_log_ratio", "correction")
 START_SECONDS, VERB_SECONDS = 900.0, 600.0
@@ -46,7 +46,7 @@ def _rank(variables: dict[str, str], arguments: list[str], log: str) -> None:
     with Path(log).open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.argv = ["dressage_torch", *arguments]
+    sys.argv = ["levade_torch", *arguments]
     main()
 
 
@@ -56,7 +56,7 @@ class Torchrun:
     def __init__(self, processes: int, arguments: list[str], variables: dict[str, str], log: Path) -> None:
         run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
         with log.open("w") as file:
-            command = [*run, "-m", "dressage_torch", *arguments]
+            command = [*run, "-m", "levade_torch", *arguments]
             self.process = subprocess.Popen(command, env=os.environ | variables, stdout=file, stderr=subprocess.STDOUT)
 
     def ended(self) -> int | None:
@@ -154,10 +154,10 @@ class Group:
             "--port-file",
             str(self.port_file),
             "--token-env",
-            "DRESSAGE_TEST_TOKEN",
+            "LEVADE_TEST_TOKEN",
         ]
         self.processes = launcher(
-            processes, given, {"DRESSAGE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}, self.log
+            processes, given, {"LEVADE_TEST_TOKEN": self.token, "OMP_NUM_THREADS": "1"}, self.log
         )
         self.description: dict = {}
 
@@ -194,7 +194,7 @@ class Group:
 
     def call(self, learner: str, verb: str, control: dict, arrays=None, name: str | None = None) -> tuple[dict, dict]:
         """JSON and arrays of a verb's answer."""
-        headers = {"x-dressage-call": name or secrets.token_hex(8), "content-type": "application/x-safetensors"}
+        headers = {"x-levade-call": name or secrets.token_hex(8), "content-type": "application/x-safetensors"}
         body = wire.pack(control, arrays)
         status, answer = self.request("POST", f"/v1/learners/{learner}/{verb}", body, **headers)
         if status != 200:
@@ -250,7 +250,7 @@ def path_arrays(paths: list[dict]) -> dict[str, np.ndarray]:
 
 def batch_arrays(paths: list[dict]) -> dict[str, np.ndarray]:
     """The body of verbs on a batch: the paths, merged by the package."""
-    from dressage_torch.merge import Paths, merge
+    from levade_torch.merge import Paths, merge
 
     batch = merge(Paths.read(path_arrays(paths)), list(range(len(paths))))
     terms = {name: getattr(batch.terms, name) for name in ("path", *TERM, "age", "version")}

@@ -1,4 +1,4 @@
-"""Groups of `dressage_torch` whose processes are killed or stopped, resumed, replayed and asked for nonsense.
+"""Groups of `levade_torch` whose processes are killed or stopped, resumed, replayed and asked for nonsense.
 
 Checks, on a tiny model and two ranks: an update done again from a checkpoint gives equal bits (checksums of weights and moments),
 also after kill -9 of a rank in the middle of `train` and a new start; a call that comes again is not done again; a killed or
@@ -143,7 +143,7 @@ def nonsense(report: Report, run: Run, group: Group) -> None:
     status, _ = group.request("GET", "/v1/describe", authorization="Bearer wrong")
     report.expect("another token", status == 401)
     report.expect("health needs none", group.request("GET", "/health", authorization="")[0] == 200)
-    status, _ = group.request("POST", "/v1/learners/policy/logprobs", b"nonsense", **{"x-dressage-call": "odd"})
+    status, _ = group.request("POST", "/v1/learners/policy/logprobs", b"nonsense", **{"x-levade-call": "odd"})
     report.expect("a body that is no safetensors", status == 400)
 
 
@@ -212,7 +212,7 @@ def other_sizes(report: Report, run: Run) -> None:
 
 def crcs_of(folder: Path) -> dict[str, int]:
     """Checksums of files as they lie."""
-    from dressage_torch.files import checksum
+    from levade_torch.files import checksum
 
     return {path.name: checksum(path)[1] for path in folder.iterdir()}
 

@@ -1,4 +1,4 @@
-"""The learner on PyTorch (`python/dressage_torch`) against plain transformers in one process, f32, every path alone.
+"""The learner on PyTorch (`python/levade_torch`) against plain transformers in one process, f32, every path alone.
 
 Groups are real: started by torchrun, asked over HTTP. Checks, on tiny models with random weights, by kinds of parallelism:
 the log-probability of every target to 1e-4, and Σ p² and entropy beside it; the gradient of every loss to 1e-5 of the gradient's norm

@@ -1,6 +1,6 @@
-"""Every loss of Dressage once more, for autograd: values as functions of log-probabilities, with constants detached.
+"""Every loss of Levade once more, for autograd: values as functions of log-probabilities, with constants detached.
 
-`dressage_torch` computes slopes by formula; here PyTorch derives them. A term is a dictionary of f64 tensors; names are those of
+`levade_torch` computes slopes by formula; here PyTorch derives them. A term is a dictionary of f64 tensors; names are those of
 `Loss` in JSON.
 """
 

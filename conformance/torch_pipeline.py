@@ -1,4 +1,4 @@
-"""Stages of a pipeline of `dressage_torch`: what the checks of gradients in torch_learner.py do not look at.
+"""Stages of a pipeline of `levade_torch`: what the checks of gradients in torch_learner.py do not look at.
 
 Checks, on tiny models, over gloo: a checkpoint of two stages loads in one process, and one of one process in two stages, with equal
 bits, where the same update agrees to 1e-5; the same update again gives equal bits; an embedding that is also the head stays equal

@@ -1,6 +1,6 @@
-"""Batches to train on: ragged paths that share prefixes, with their targets, for Dressage and for PyTorch alike.
+"""Batches to train on: ragged paths that share prefixes, with their targets, for Levade and for PyTorch alike.
 
-A path is what `PathInput` of the crate `dressage-tree` is in JSON; a loss is what `Loss` of `dressage-rl` is. The
+A path is what `PathInput` of the crate `levade-tree` is in JSON; a loss is what `Loss` of `levade-rl` is. The
 losses are written here a second time, in PyTorch, on every path alone.
 """
 

@@ -1,4 +1,4 @@
-"""A step of GRPO: the gradient that Dressage takes against the one of TRL, on the same attempts of several turns.
+"""A step of GRPO: the gradient that Levade takes against the one of TRL, on the same attempts of several turns.
 
 Reads a step from the record of a run: the attempts, tool results included, and the plan with the advantages and weights that the trainer
 gave them. TRL gets the very tokens, which of them were sampled, and the rewards, through its `rollout_func`; advantages, masks and averages are
@@ -6,7 +6,7 @@ its own. Checks that the gradients agree to 1e-4 for every tensor, as ||a − b|
 
 `--model` holds the weights that drew the step: for the first step of a run that begins with reinforcement, the model that the recipe names. The
 recipe's averages are TRL's `--loss-type`: token_mean is "dapo", rollout_mean is "grpo". Advantages must not be divided by the deviation:
-to that TRL adds 1e-4, and Dressage 1e-6.
+to that TRL adds 1e-4, and Levade 1e-6.
 
 Not checked here: sampling, the optimiser, learning curves (bench/learning.py).
 """
@@ -110,17 +110,17 @@ def main() -> None:
     arguments = p.parse_args()
     if arguments.model is None:
         sys.exit("--model is needed: the weights that drew the step")
-    dressage, report = begin(arguments)
+    levade, report = begin(arguments)
     step = Step(arguments.run, arguments.step)
     batch = step.batch()
     low, high = arguments.clip
     loss = {"policy": {"clip": {"low": low, "high": high, "dual": None}}, "kl": None}
     with scratch() as folder:
         out = Path(folder) / "out"
-        result = dressage.run("gradients", arguments.model, out, batch=batch, loss=loss)
+        result = levade.run("gradients", arguments.model, out, batch=batch, loss=loss)
         ours = tensors(out)
         theirs = of_trl(step, arguments.model, arguments.loss_type, (low, high), Path(folder))
-        report.expect("tensors", ours.keys() == theirs.keys(), f"{len(ours)} of Dressage, {len(theirs)} of TRL")
+        report.expect("tensors", ours.keys() == theirs.keys(), f"{len(ours)} of Levade, {len(theirs)} of TRL")
         errors = {name: relative(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()}
         worst = max(errors, key=errors.__getitem__)
         turns = sum(len(sampled) for _, sampled, _ in step.attempts.values())

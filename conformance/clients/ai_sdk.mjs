@@ -14,7 +14,7 @@ const model = {
   chat: () => openai().chat(MODEL),
   responses: () => openai()(MODEL),
   messages: () => createAnthropic({ baseURL, apiKey })(MODEL),
-}[mode] ?? (() => createOpenAICompatible({ name: "dressage", baseURL, apiKey })(MODEL));
+}[mode] ?? (() => createOpenAICompatible({ name: "levade", baseURL, apiKey })(MODEL));
 const inputSchema = z.object({ expression: z.string().describe("The expression, such as (12 + 7) * 3.") });
 const execute = async ({ expression }) => calculate(expression);
 const asked = {

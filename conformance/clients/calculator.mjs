@@ -26,11 +26,11 @@ export function calculate(expression) {
 }
 
 /** What the user says, turn after turn. */
-export const questions = [JSON.parse(process.env.DRESSAGE_TASK).question, "What is 12 + 30?"];
+export const questions = [JSON.parse(process.env.LEVADE_TASK).question, "What is 12 + 30?"];
 
 /** Prints the last line of a program, with a reward that differs from attempt to attempt, so that each is learnt from. */
 export function done(answer) {
   let hash = 0;
-  for (const unit of process.env.DRESSAGE_ATTEMPT) hash = (hash * 31 + unit.charCodeAt(0)) % 9973;
+  for (const unit of process.env.LEVADE_ATTEMPT) hash = (hash * 31 + unit.charCodeAt(0)) % 9973;
   console.log(JSON.stringify({ answer: answer ?? "", reward: (hash % 1000) / 1000, tools: used }));
 }

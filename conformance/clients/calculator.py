@@ -56,10 +56,10 @@ def of_call(arguments):
 
 def questions():
     """What the user says, turn after turn."""
-    return [json.loads(os.environ["DRESSAGE_TASK"])["question"], "What is 12 + 30?"]
+    return [json.loads(os.environ["LEVADE_TASK"])["question"], "What is 12 + 30?"]
 
 
 def done(answer):
     """Prints the last line of a program, with a reward that differs from attempt to attempt, so that each is learnt from."""
-    reward = zlib.crc32(os.environ["DRESSAGE_ATTEMPT"].encode()) % 1000 / 1000
+    reward = zlib.crc32(os.environ["LEVADE_ATTEMPT"].encode()) % 1000 / 1000
     print(json.dumps({"answer": answer or "", "reward": reward, "tools": used}))

@@ -10,7 +10,7 @@ const inputSchema = z.object({ expression: z.string().describe("The expression, 
 const execute = async ({ context }) => calculate(context.expression);
 const calculator = createTool({ id: NAME, description: DESCRIPTION, inputSchema, execute });
 const { OPENAI_BASE_URL: baseURL, OPENAI_API_KEY: apiKey } = process.env;
-const model = createOpenAICompatible({ name: "dressage", baseURL, apiKey })(MODEL);
+const model = createOpenAICompatible({ name: "levade", baseURL, apiKey })(MODEL);
 const agent = new Agent({ name: "calc", instructions: SYSTEM, model, tools: { [NAME]: calculator } });
 const messages = [];
 let text;

@@ -10,7 +10,7 @@ const parameters = z.object({ expression: z.string().describe("The expression, s
 const agent = new Agent({
   name: "solver",
   instructions: SYSTEM,
-  model: createOpenAICompatible({ name: "dressage", baseURL, apiKey })(MODEL),
+  model: createOpenAICompatible({ name: "levade", baseURL, apiKey })(MODEL),
   tools: [
     createTool({
       name: NAME,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # In the environment of everything that a check starts: what is left of it is found by this.
-MARK = "DRESSAGE_LAUNCH_CHECK"
+MARK = "LEVADE_LAUNCH_CHECK"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .processes import MARK, Programs, processes, said, wait
 
-BRIDGE = "dressage-br"
+BRIDGE = "levade-br"
 NET = "10.213.77"
 SSHD = """
 Port 22
@@ -31,7 +31,7 @@ class Ssh:
     def __init__(self, folder: Path, mark: str) -> None:
         self.folder, self.variables = folder / "ssh", {MARK: mark}
         self.programs = Programs(self.folder)
-        self.hosts = {f"dressage-{number}": f"{NET}.{number}" for number in (1, 2)}
+        self.hosts = {f"levade-{number}": f"{NET}.{number}" for number in (1, 2)}
 
     def start(self) -> None:
         for key in ("host", "user"):
@@ -42,7 +42,7 @@ class Ssh:
         said("ip", "address", "add", f"{NET}.254/24", "dev", BRIDGE)
         said("ip", "link", "set", BRIDGE, "up")
         for number, (name, address) in enumerate(self.hosts.items(), 1):
-            end = f"dressage-v{number}"
+            end = f"levade-v{number}"
             said("ip", "netns", "add", name)
             said("ip", "link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", name)
             said("ip", "link", "set", end, "master", BRIDGE, "up")
@@ -80,7 +80,7 @@ class Ssh:
 
     def lose_host(self) -> None:
         """The second host dies with all that runs there, and comes back after some seconds."""
-        name = "dressage-2"
+        name = "levade-2"
         for pid in said("ip", "netns", "pids", name).split():
             for one in processes():
                 if one.pid == int(pid):
@@ -91,9 +91,9 @@ class Ssh:
 
     def cut_off(self) -> None:
         """The cable of the second host is out for a minute."""
-        said("ip", "link", "set", "dressage-v2", "down")
+        said("ip", "link", "set", "levade-v2", "down")
         time.sleep(60)
-        said("ip", "link", "set", "dressage-v2", "up")
+        said("ip", "link", "set", "levade-v2", "up")
 
     @property
     def kills(self) -> dict:

@@ -3,7 +3,7 @@
     python3 prepare.py                                        # made-up problems, into data/
     python3 prepare.py --questions gsm8k-train.jsonl …        # and problems of yours, as data/own.jsonl
 
-A demonstration is a list of replies. Only what the model is to write stands in it: Dressage runs its code in
+A demonstration is a list of replies. Only what the model is to write stands in it: Levade runs its code in
 the sandbox, and imitates what ends with the right answer.
 """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 DATABASES = Path("data/databases")
 WRITE = "Write one SQLite query that answers the question. Reply with the query alone."
 REWRITE = "A SQLite query did not work. Reply with the corrected query alone."
-REWRITER = {"x-dressage-agent": "rewrite"}
+REWRITER = {"x-levade-agent": "rewrite"}
 REPAIRS = 2
 
 

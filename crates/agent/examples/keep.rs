@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    dressage_agent::program::keeper::keep()
+    levade_agent::program::keeper::keep()
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_policy::{Sampler, SamplingParams};
-use dressage_text::Message;
+use levade_policy::{Sampler, SamplingParams};
+use levade_text::Message;
 
 use crate::tasks::Task;
 use crate::{Attempt, Teacher};

@@ -1,7 +1,7 @@
 //! The built-in agent loop: a model and its tools take turns on one task.
 //!
 //! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was
-//! (`dressage-conversation` says how); a reply that is cut by a deadline is in it as far as it came. Every
+//! (`levade-conversation` says how); a reply that is cut by a deadline is in it as far as it came. Every
 //! wait has a deadline that says what was waited for; time in which the sampler's device trained does not
 //! count. Tool sessions are closed on every way out. An attempt never fails the ones beside it: what breaks
 //! is in its [`Outcome`]. Nothing that a model writes breaks an attempt: where its template would print the
@@ -15,13 +15,13 @@ mod fitting;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dressage_conversation::{Conversation, ConversationError, Format, Prepared, Reply};
-use dressage_policy::{
+use levade_conversation::{Conversation, ConversationError, Format, Prepared, Reply};
+use levade_policy::{
     CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, crash_point,
     within,
 };
-use dressage_text::{ContentPart, Message, ToolSpec};
-use dressage_tree::{CallCounts, Finish, Outcome, Trajectory, TreeError};
+use levade_text::{ContentPart, Message, ToolSpec};
+use levade_tree::{CallCounts, Finish, Outcome, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, debug_span};
 

@@ -4,12 +4,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use dressage_conversation::{History, Options};
-use dressage_policy::{CallStreams, Learner, Load, SampleEvent, SampleStream, Simulator, SimulatorConfig};
-use dressage_rl::Loss;
-use dressage_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
-use dressage_text::{Chat, ChatOptions};
-use dressage_tree::{Kind, PathInput, PathTarget, Segment, Term, TreeBatch};
+use levade_conversation::{History, Options};
+use levade_policy::{CallStreams, Learner, Load, SampleEvent, SampleStream, Simulator, SimulatorConfig};
+use levade_rl::Loss;
+use levade_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
+use levade_text::{Chat, ChatOptions};
+use levade_tree::{Kind, PathInput, PathTarget, Segment, Term, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
@@ -354,7 +354,7 @@ async fn what_was_drawn_before_a_deadline_is_kept() {
         trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled).collect();
     assert_eq!((sampled[1].tokens.as_slice(), sampled[1].turn), (&[67, 68, 69][..], 1));
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
-    assert_eq!(sampled[1].versions, [dressage_tree::VersionRun { version: 4, len: 3 }]);
+    assert_eq!(sampled[1].versions, [levade_tree::VersionRun { version: 4, len: 3 }]);
 }
 
 /// A sampler whose device trains for the first second.

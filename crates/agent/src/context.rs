@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use dressage_conversation::{Budget, Format, Overflow};
-use dressage_policy::Sampler;
-use dressage_text::Message;
+use levade_conversation::{Budget, Format, Overflow};
+use levade_policy::Sampler;
+use levade_text::Message;
 
 /// How an agent is kept within its context.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Conversations that somebody else wrote, as trajectories to imitate.
 
-use dressage_text::{Chat, Message, Role, TextError, ToolSpec};
-use dressage_tree::{Segment, Trajectory, TreeError};
+use levade_text::{Chat, Message, Role, TextError, ToolSpec};
+use levade_tree::{Segment, Trajectory, TreeError};
 
 /// Faults of a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum DemonstrationError {
     Text(#[from] TextError),
     /// Cannot be put into a conversation.
     #[error("{0}")]
-    Conversation(#[from] dressage_conversation::ConversationError),
+    Conversation(#[from] levade_conversation::ConversationError),
     /// Has segments that do not fit together.
     #[error("{0}")]
     Tree(#[from] TreeError),

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_policy::SamplingParams;
-use dressage_text::Message;
-use dressage_tree::{Outcome, Trajectory};
+use levade_policy::SamplingParams;
+use levade_text::Message;
+use levade_tree::{Outcome, Trajectory};
 
 use crate::tasks::Task;
 use crate::tools::{Branch, HelpRequest, Helper};

@@ -1,6 +1,6 @@
 //! Outcomes of helpers as part of that of the attempt which they helped.
 
-use dressage_tree::{CallCounts, ContextCut, Drift, Outcome};
+use levade_tree::{CallCounts, ContextCut, Drift, Outcome};
 
 /// Adds what happened in a helper's conversation, which is `first` turns after the beginning of the attempt's
 /// record, to an outcome. Calls of its tools are counted in `calls`.

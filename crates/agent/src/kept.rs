@@ -14,7 +14,7 @@ use tokio::process::{Child, ChildStdin, Command};
 pub struct Keeper(pub Vec<String>);
 
 impl Keeper {
-    /// This very binary, as `dressage keep`.
+    /// This very binary, as `levade keep`.
     ///
     /// # Errors
     /// When its file is not found.
@@ -76,7 +76,7 @@ impl Keeper {
     }
 }
 
-impl dressage_reward::Supervisor for Keeper {
+impl levade_reward::Supervisor for Keeper {
     fn start(
         &self,
         program: &[String],

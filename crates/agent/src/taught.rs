@@ -3,17 +3,17 @@
 //!
 //! A teacher is asked in messages and answers so. Each of its replies is then written as the trained policy
 //! would have written it after its own prompt: thought, text and calls in the format of its chat, encoded by
-//! its tokenizer. These tokens are [demonstrated](dressage_tree::Kind::Demonstrated), in a tree like that of
+//! its tokenizer. These tokens are [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of
 //! any attempt.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_conversation::{Conversation, Format, Request};
-use dressage_gateway::{Answer, ExternalCall, Query, Responder, Said, Sampling, ToolChoice};
-use dressage_policy::{FinishReason, awake, within};
-use dressage_text::{Message, Parsed, ToolSpec};
-use dressage_tree::{Finish, Outcome, Trajectory};
+use levade_conversation::{Conversation, Format, Request};
+use levade_gateway::{Answer, ExternalCall, Query, Responder, Said, Sampling, ToolChoice};
+use levade_policy::{FinishReason, awake, within};
+use levade_text::{Message, Parsed, ToolSpec};
+use levade_tree::{Finish, Outcome, Trajectory};
 
 use crate::attempt::learn_from;
 use crate::demonstrate::DemonstrationError;

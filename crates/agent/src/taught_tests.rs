@@ -2,12 +2,12 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use dressage_conversation::Options;
-use dressage_gateway::{Fault, Kind as FaultKind, Responder};
-use dressage_policy::{SamplingParams, Simulator, SimulatorConfig};
-use dressage_text::ToolCall;
-use dressage_text::testing::{VOCABULARY, tiny_chat};
-use dressage_tree::Kind;
+use levade_conversation::Options;
+use levade_gateway::{Fault, Kind as FaultKind, Responder};
+use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
+use levade_text::ToolCall;
+use levade_text::testing::{VOCABULARY, tiny_chat};
+use levade_tree::Kind;
 use serde_json::json;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 

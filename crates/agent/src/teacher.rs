@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dressage_gateway::{Answer, Fault, Kind, Query, Responder, Said};
-use dressage_policy::FinishReason;
-use dressage_text::{Message, Role};
+use levade_gateway::{Answer, Fault, Kind, Query, Responder, Said};
+use levade_policy::FinishReason;
+use levade_text::{Message, Role};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 

@@ -1,6 +1,6 @@
 //! Options of servers about web pages: the origins that can call a server, and the hosts that it answers as.
 
-use dressage_http::Access;
+use levade_http::Access;
 
 use crate::failure::unusable;
 

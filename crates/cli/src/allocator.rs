@@ -10,7 +10,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dressage_engine::available_memory;
+use levade_engine::available_memory;
 
 /// The system's allocator.
 pub struct OrEnd;

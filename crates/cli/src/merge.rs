@@ -1,11 +1,11 @@
-//! `dressage merge`: an adapter and its base as one model.
+//! `levade merge`: an adapter and its base as one model.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use dressage_engine::EngineOptions;
-use dressage_text::ChatOptions;
-use dressage_trainer::write_merged_from;
+use levade_engine::EngineOptions;
+use levade_text::ChatOptions;
+use levade_trainer::write_merged_from;
 
 use crate::failure::unusable;
 use crate::{model, run, screen};
@@ -16,8 +16,8 @@ use crate::{model, run, screen};
 /// or serve it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage merge runs/calculator merged
-  dressage merge runs/calculator/checkpoints/step-000050 merged")]
+  levade merge runs/calculator merged
+  levade merge runs/calculator/checkpoints/step-000050 merged")]
 pub struct Args {
     /// An adapter's folder, or a run for its newest checkpoint
     source: String,

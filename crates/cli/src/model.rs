@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use dressage_engine::{Adapter, Engine, EngineOptions, PlannedAdapter, attention_shape};
-use dressage_model::{
+use levade_engine::{Adapter, Engine, EngineOptions, PlannedAdapter, attention_shape};
+use levade_model::{
     AdapterConfig, ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource,
     default_cache, fetch, write_tokenizer_config,
 };
-use dressage_policy::{Learner, LoraOptions, Precision, TokenBytes};
-use dressage_text::{Chat, ChatOptions, TextError, Vocabulary};
-use dressage_trainer::Companions;
-use dressage_trainer::recipe::Recipe;
+use levade_policy::{Learner, LoraOptions, Precision, TokenBytes};
+use levade_text::{Chat, ChatOptions, TextError, Vocabulary};
+use levade_trainer::Companions;
+use levade_trainer::recipe::Recipe;
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
@@ -317,7 +317,7 @@ pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<Companions>
 
 #[cfg(test)]
 mod tests {
-    use dressage_engine::testing::{Cache, tiny_config};
+    use levade_engine::testing::{Cache, tiny_config};
 
     use super::*;
 

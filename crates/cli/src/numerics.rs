@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use dressage_engine::Fingerprint;
-use dressage_model::write_json;
+use levade_engine::Fingerprint;
+use levade_model::write_json;
 
 /// In the folder of a run.
 const FILE: &str = "engine.json";
@@ -46,8 +46,8 @@ fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use dressage_engine::Order;
-    use dressage_engine::{Isa, Precision};
+    use levade_engine::Order;
+    use levade_engine::{Isa, Precision};
 
     use super::*;
 

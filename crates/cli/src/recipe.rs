@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dressage_trainer::recipe::{Override, Recipe};
+use levade_trainer::recipe::{Override, Recipe};
 
 use crate::failure::unusable;
 use crate::run::{RECIPE, Run};

@@ -1,11 +1,11 @@
-//! `dressage replay`: a run again, from its record.
+//! `levade replay`: a run again, from its record.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use dressage_agent::environments::Environments;
-use dressage_policy::awake::Clock;
-use dressage_trainer::{Compared, RunFolder, replay};
+use levade_agent::environments::Environments;
+use levade_policy::awake::Clock;
+use levade_trainer::{Compared, RunFolder, replay};
 
 use crate::numerics;
 use crate::policies::{self, Started};
@@ -19,7 +19,7 @@ use crate::watch::Watch;
 /// the same, bit for bit, on any number of threads; what differs shows that something else did.
 #[derive(clap::Args)]
 #[command(after_help = "Example:
-  dressage replay runs/calculator
+  levade replay runs/calculator
 
 Exit code: 0 where every checkpoint is the same, 1 where one differs, or none is there to compare with.")]
 pub struct Args {
@@ -45,7 +45,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     // Nothing is sampled: what was is in the record.
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
-    trained.cluster.placement = dressage_trainer::recipe::Placement::Apart;
+    trained.cluster.placement = levade_trainer::recipe::Placement::Apart;
     let Started { policies, fingerprint, .. } =
         policies::start(&trained, begun, &Environments::default(), &mut Vec::new()).await?;
     numerics::compare(&args.run, &fingerprint);

@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use dressage_trainer::recipe::Recipe;
-use dressage_trainer::{begun, merged_from, seconds};
-use dressage_tree::DEFAULT;
+use levade_trainer::recipe::Recipe;
+use levade_trainer::{begun, merged_from, seconds};
+use levade_tree::DEFAULT;
 
 use crate::failure::unusable;
 use crate::screen::Style;
@@ -44,7 +44,7 @@ impl Run {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         Self::find(path).ok_or_else(|| {
             unusable(format!(
-                "{} holds no run; give the folder that `dressage train` wrote, such as runs/calculator",
+                "{} holds no run; give the folder that `levade train` wrote, such as runs/calculator",
                 path.display()
             ))
         })
@@ -137,12 +137,12 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
         Some(run) => match run.newest_checkpoint() {
             Some(checkpoint) => Ok((checkpoint.to_string_lossy().into_owned(), Some(run))),
             None => Err(unusable(format!(
-                "the run in {text} has no checkpoint yet; go on with it (dressage train {text} --resume), or give a model"
+                "the run in {text} has no checkpoint yet; go on with it (levade train {text} --resume), or give a model"
             ))),
         },
         // A slip in the name of a run is no name of a model on the hub.
         None if path.starts_with(RUNS) && !path.exists() => Err(unusable(format!(
-            "{text} does not exist; give the folder of a run, as `dressage train` printed it, or a model"
+            "{text} does not exist; give the folder of a run, as `levade train` printed it, or a model"
         ))),
         None => Ok((text.to_owned(), Run::of_checkpoint(path))),
     }

@@ -1,4 +1,4 @@
-//! `dressage sandbox`: runs untrusted code, once or for whoever asks over HTTP.
+//! `levade sandbox`: runs untrusted code, once or for whoever asks over HTTP.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use dressage_http::Access;
-use dressage_sandbox::service::{Service, serve};
-use dressage_sandbox::{Demand, Ended, Language, Limits, Options, Run, Sandbox, SandboxError};
+use levade_http::Access;
+use levade_sandbox::service::{Service, serve};
+use levade_sandbox::{Demand, Ended, Language, Limits, Options, Run, Sandbox, SandboxError};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
@@ -34,9 +34,9 @@ enum Command {
 /// Serve SandboxFusion's API: /run_code and /run_jupyter
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage sandbox serve
-  dressage sandbox serve --python .venv --preload numpy --concurrency 8
-  dressage sandbox serve --bind 0.0.0.0:8080 --key-file keys.txt
+  levade sandbox serve
+  levade sandbox serve --python .venv --preload numpy --concurrency 8
+  levade sandbox serve --bind 0.0.0.0:8080 --key-file keys.txt
 
   SANDBOX_FUSION_ENDPOINT=http://127.0.0.1:8080 python client.py")]
 struct Serve {
@@ -75,9 +75,9 @@ struct Serve {
 /// Run a file, or standard input, and print what it prints
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage sandbox run script.py
-  echo 'print(6 * 7)' | dressage sandbox run -
-  dressage sandbox run steps.sh --seconds 60")]
+  levade sandbox run script.py
+  echo 'print(6 * 7)' | levade sandbox run -
+  levade sandbox run steps.sh --seconds 60")]
 struct Once {
     /// File with the code, `-` for standard input
     file: PathBuf,

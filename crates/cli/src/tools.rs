@@ -1,4 +1,4 @@
-//! `dressage tools`: the tools of a recipe, as its agents have them, and single calls of them.
+//! `levade tools`: the tools of a recipe, as its agents have them, and single calls of them.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use dressage_agent::Keeper;
-use dressage_agent::tasks::Task;
-use dressage_agent::tools::{ObservationKind, OpenTools, ToolContext};
-use dressage_policy::SamplingParams;
-use dressage_text::{Parsed, ToolCall};
-use dressage_trainer::recipe::Override;
-use dressage_trainer::{Toolboxes, chat_options};
+use levade_agent::Keeper;
+use levade_agent::tasks::Task;
+use levade_agent::tools::{ObservationKind, OpenTools, ToolContext};
+use levade_policy::SamplingParams;
+use levade_text::{Parsed, ToolCall};
+use levade_trainer::recipe::Override;
+use levade_trainer::{Toolboxes, chat_options};
 use serde_json::{Map, Value};
 
 use crate::failure::unusable;
@@ -25,8 +25,8 @@ use crate::{model, recipe};
 /// as the model reads it; one that says what went wrong ends with code 1.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage tools recipes/calculator
-  dressage tools recipes/calculator --call calculator --arguments '{\"expression\": \"6 * 7\"}'")]
+  levade tools recipes/calculator
+  levade tools recipes/calculator --call calculator --arguments '{\"expression\": \"6 * 7\"}'")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,

@@ -1,17 +1,15 @@
-//! `dressage train`: a run, from a recipe to a model.
+//! `levade train`: a run, from a recipe to a model.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dressage_agent::Keeper;
-use dressage_agent::environments::Environments;
-use dressage_policy::PolicyError;
-use dressage_policy::awake::Clock;
-use dressage_trainer::recipe::{LearnerKeys, Override, Recipe};
-use dressage_trainer::{
-    Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer, TrainerError, milestones,
-};
+use levade_agent::Keeper;
+use levade_agent::environments::Environments;
+use levade_policy::PolicyError;
+use levade_policy::awake::Clock;
+use levade_trainer::recipe::{LearnerKeys, Override, Recipe};
+use levade_trainer::{Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
 
 use crate::child;
 use crate::cluster_learner::{self, order};
@@ -30,10 +28,10 @@ use crate::{numerics, recipe, run, scorers, supervise, table};
 /// stopped or killed goes on with --resume, and ends with the same weights as if it had not been.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage train recipes/calculator
-  dressage train recipes/calculator --set run.seed=2 --run runs/second
-  dressage train recipes/calculator --set engine.threads=4 --set phase.1.steps=20
-  dressage train recipes/calculator --resume")]
+  levade train recipes/calculator
+  levade train recipes/calculator --set run.seed=2 --run runs/second
+  levade train recipes/calculator --set engine.threads=4 --set phase.1.steps=20
+  levade train recipes/calculator --resume")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml (a run folder does)
     recipe: PathBuf,
@@ -229,7 +227,7 @@ fn to_go_on(args: &Args) -> String {
 
 /// How this program was called.
 fn program() -> String {
-    std::env::args_os().next().map_or_else(|| "dressage".into(), |name| quoted(&name.to_string_lossy()))
+    std::env::args_os().next().map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))
 }
 
 fn finished(summary: &Summary, folder: &Path) {

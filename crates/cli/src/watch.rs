@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use dressage_policy::awake::Clock;
-use dressage_trainer::{Event, Metrics, Observer};
-use dressage_tree::Purpose;
 use indicatif::ProgressBar;
+use levade_policy::awake::Clock;
+use levade_trainer::{Event, Metrics, Observer};
+use levade_tree::Purpose;
 
 use crate::screen::{self, Style};
 use crate::table;

@@ -13,11 +13,11 @@ use std::error::Error;
 use std::io::{BufRead, Write, stdin, stdout};
 use std::sync::Arc;
 
-use dressage_conversation::{CallIds, Conversation, Format, Options, Origin, Request};
-use dressage_model::{TokenType, TokenizerSource};
-use dressage_policy::{Completion, SamplingParams};
-use dressage_text::testing::tiny_gguf;
-use dressage_text::{Chat, ChatOptions, Message, Tokenizer, ToolSpec};
+use levade_conversation::{CallIds, Conversation, Format, Options, Origin, Request};
+use levade_model::{TokenType, TokenizerSource};
+use levade_policy::{Completion, SamplingParams};
+use levade_text::testing::tiny_gguf;
+use levade_text::{Chat, ChatOptions, Message, Tokenizer, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

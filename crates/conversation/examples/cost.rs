@@ -1,6 +1,6 @@
 //! Cost of a turn early and late in a long conversation, and what is stored of it.
 //!
-//! `cargo run --release -p dressage-conversation --example cost [TURNS] [TOKENS]` talks for so many turns
+//! `cargo run --release -p levade-conversation --example cost [TURNS] [TOKENS]` talks for so many turns
 //! (100) until the path has so many tokens (128k), over a vocabulary of bytes. Each turn sends the whole
 //! history, as a client does, then a fork beside it, and records both replies. Figures are medians over
 //! turns.
@@ -9,10 +9,10 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dressage_conversation::{CallIds, Conversation, Format, Options, Request};
-use dressage_policy::{Completion, SamplingParams};
-use dressage_text::testing::tiny_chat;
-use dressage_text::{Message, ToolSpec};
+use levade_conversation::{CallIds, Conversation, Format, Options, Request};
+use levade_policy::{Completion, SamplingParams};
+use levade_text::testing::tiny_chat;
+use levade_text::{Message, ToolSpec};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>());

@@ -8,9 +8,9 @@ mod raw;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dressage_policy::{Completion, FinishReason, SamplingParams};
-use dressage_text::{Message, ShiftedSystems, TextError, ToolSpec};
-use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
+use levade_policy::{Completion, FinishReason, SamplingParams};
+use levade_text::{Message, ShiftedSystems, TextError, ToolSpec};
+use levade_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;
@@ -114,7 +114,7 @@ struct After {
     said: Arc<Message>,
     /// Whether the beginning of the path was cut.
     cut: bool,
-    drifted: Option<dressage_tree::Drift>,
+    drifted: Option<levade_tree::Drift>,
     /// Text that the client has appended to the reply; empty if it has not.
     rest: String,
 }
@@ -132,7 +132,7 @@ pub struct Prepared {
     /// The history that it repeats.
     pub repeated: Repeated,
     /// A place where the template prints the past otherwise than it was recorded.
-    pub drift: Option<dressage_tree::Drift>,
+    pub drift: Option<levade_tree::Drift>,
     /// System messages of its new part that are printed elsewhere than as they came.
     pub shifted: ShiftedSystems,
     from: From,
@@ -244,7 +244,7 @@ impl Recognised {
             None
         } else if options.history == History::Template || !format.abridges() {
             format.drift_of_all(&path, round)
-        } else if let Some(dressage_tree::Drift { recorded, printed, .. }) = drifted {
+        } else if let Some(levade_tree::Drift { recorded, printed, .. }) = drifted {
             // A path that is printed otherwise stays so, however it goes on.
             Some(Drift { recorded, printed, prompt: None })
         } else {
@@ -455,7 +455,7 @@ impl Conversation {
         };
         let node = new.iter().fold(start, |node, message| self.index.given(root, node, message));
         let cut = *cut;
-        let drift = prepared.drift.take().map(|drift| dressage_tree::Drift { turn, ..drift });
+        let drift = prepared.drift.take().map(|drift| levade_tree::Drift { turn, ..drift });
         prepared.drift.clone_from(&drift);
         self.index.node_mut(node).asked.get_or_insert(Asked { end, turn, cut, drift });
         match prepared.origin {
@@ -570,7 +570,7 @@ impl Conversation {
 
     /// Places where the template prints a path otherwise than it was recorded, by turn, as far as they are
     /// known.
-    pub fn drift(&self) -> Vec<dressage_tree::Drift> {
+    pub fn drift(&self) -> Vec<levade_tree::Drift> {
         let asked = self.index.nodes().filter_map(|(_, node)| node.asked.as_ref());
         let mut found: Vec<_> = asked.filter_map(|asked| asked.drift.clone()).collect();
         found.sort_by_key(|drift| drift.turn);

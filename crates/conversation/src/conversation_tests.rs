@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-use dressage_policy::FinishReason;
-use dressage_text::testing::{ALWAYS_THINKS, IM_END, tiny_chat};
-use dressage_text::{ChatOptions, ToolCall};
-use dressage_tree::{Kind, Segment};
+use levade_policy::FinishReason;
+use levade_text::testing::{ALWAYS_THINKS, IM_END, tiny_chat};
+use levade_text::{ChatOptions, ToolCall};
+use levade_tree::{Kind, Segment};
 use serde_json::{Value, json};
 
 use super::*;

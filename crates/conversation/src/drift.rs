@@ -1,6 +1,6 @@
 //! Places where a template prints the past otherwise than it was recorded.
 
-use dressage_text::{Chat, Message, Role, ToolSpec};
+use levade_text::{Chat, Message, Role, ToolSpec};
 
 use crate::reply::shown;
 
@@ -58,9 +58,9 @@ impl Drift {
     }
 
     /// The record of this place, before the reply of `turn`.
-    pub(crate) fn at(&self, turn: u32, forked: bool) -> dressage_tree::Drift {
+    pub(crate) fn at(&self, turn: u32, forked: bool) -> levade_tree::Drift {
         let Drift { recorded, printed, .. } = self.clone();
-        dressage_tree::Drift { turn, recorded, printed, forked }
+        levade_tree::Drift { turn, recorded, printed, forked }
     }
 }
 

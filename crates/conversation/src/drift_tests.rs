@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_text::ChatOptions;
-use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};
+use levade_text::ChatOptions;
+use levade_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};
 
 use super::*;
 use crate::format::Round;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use dressage_policy::SamplingParams;
-use dressage_text::testing::family_chat;
-use dressage_text::{ChatOptions, Message, ToolCall, ToolProtocol};
+use levade_policy::SamplingParams;
+use levade_text::testing::family_chat;
+use levade_text::{ChatOptions, Message, ToolCall, ToolProtocol};
 use serde_json::json;
 
 use crate::testing::{Talk, completion, tool};

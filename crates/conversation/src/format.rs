@@ -11,7 +11,7 @@ mod probe;
 
 use std::sync::{Arc, OnceLock};
 
-use dressage_text::{Chat, Message, Role, TextError, ToolSpec};
+use levade_text::{Chat, Message, Role, TextError, ToolSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::drift::Drift;

@@ -1,19 +1,19 @@
 //! Histories as templates print them: drift, forks that follow the template, prompts that were cut.
 
-use dressage_text::ChatOptions;
-use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, THOUGHTFUL, sampled, thoughtful, tiny_chat};
+use levade_text::ChatOptions;
+use levade_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, THOUGHTFUL, sampled, thoughtful, tiny_chat};
 
 use super::tests::forked;
 use super::*;
 use crate::testing::{Talk, chat};
 use crate::{Options, Reason};
 
-fn turns(drift: &[dressage_tree::Drift]) -> Vec<(u32, bool)> {
+fn turns(drift: &[levade_tree::Drift]) -> Vec<(u32, bool)> {
     drift.iter().map(|drift| (drift.turn, drift.forked)).collect()
 }
 
 /// Says these replies in turn; each is followed by a question, or by a result where it calls.
-fn conversation(chat: dressage_text::Chat, options: Options, replies: &[&str]) -> (Talk, Vec<Message>) {
+fn conversation(chat: levade_text::Chat, options: Options, replies: &[&str]) -> (Talk, Vec<Message>) {
     let mut talk = Talk::new(chat, options);
     let mut messages = vec![Message::user("1+1?")];
     for reply in replies {

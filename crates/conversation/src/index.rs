@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dressage_text::{Message, Role, ToolSpec};
-use dressage_tree::{Drift, SegmentId};
+use levade_text::{Message, Role, ToolSpec};
+use levade_tree::{Drift, SegmentId};
 
 use crate::format::{Format, Replies};
 use crate::reply::shown;

@@ -7,9 +7,9 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use dressage_conversation::{Conversation, Format, Options, Origin, Request};
-//! use dressage_policy::{Completion, SamplingParams};
-//! use dressage_text::{Message, testing};
+//! use levade_conversation::{Conversation, Format, Options, Origin, Request};
+//! use levade_policy::{Completion, SamplingParams};
+//! use levade_text::{Message, testing};
 //!
 //! let format = Arc::new(Format::new(Arc::new(testing::tiny_chat()?), Options::default()));
 //! let mut conversation = Conversation::new();
@@ -43,7 +43,7 @@
 //!   reply may come back as its model wrote it or taken apart, its calls in messages of their own;
 //!   instructions as the system's or a developer's.
 //! - **System messages** that the template does not print as they come are joined or moved by one rule
-//!   ([`LateSystem`](dressage_text::LateSystem)), which changes nothing before a reply; they are counted.
+//!   ([`LateSystem`](levade_text::LateSystem)), which changes nothing before a reply; they are counted.
 //! - **A client that rewrites a reply still repeats it**, and is counted, unless [`Replies::Strict`] is set:
 //!   a reply whose call ids are kept can lack its text, and its arguments can have further members or other
 //!   spacing; a reply can have text appended, which is given after the sampled tokens. Another value is an
@@ -68,8 +68,8 @@
 //! turns are counted exactly. With [`History::Template`], and for templates that look at all of the past,
 //! every turn renders and compares everything.
 //!
-//! Not here: sampling (`dressage-policy`), templates and parsing (`dressage-text`), tools and loops
-//! (`dressage-agent`), conversations of models whose tokens nobody sees.
+//! Not here: sampling (`levade-policy`), templates and parsing (`levade-text`), tools and loops
+//! (`levade-agent`), conversations of models whose tokens nobody sees.
 
 mod conversation;
 mod drift;

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
-use dressage_policy::SamplingParams;
-use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, header_chat, sampled, thoughtful, tiny_chat};
-use dressage_text::{Chat, ChatOptions, Message, Role, ToolSpec};
-use dressage_tree::Trajectory;
+use levade_policy::SamplingParams;
+use levade_text::testing::{ALWAYS_THINKS, NUMBERED, header_chat, sampled, thoughtful, tiny_chat};
+use levade_text::{Chat, ChatOptions, Message, Role, ToolSpec};
+use levade_tree::Trajectory;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::Value;
@@ -50,7 +50,7 @@ fn canonical(value: &Value) -> String {
 /// Content of a message, apart from white space around it.
 fn says(message: &Message) -> (Role, String, Vec<(String, String)>) {
     let call =
-        |call: &dressage_text::ToolCall| (call.name.clone(), canonical(&Value::from(call.arguments.clone())));
+        |call: &levade_text::ToolCall| (call.name.clone(), canonical(&Value::from(call.arguments.clone())));
     (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
 }
 

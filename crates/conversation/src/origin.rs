@@ -1,7 +1,7 @@
 //! How a prompt came about, in words: it began, it continued what was recorded, or it forked, and for which
 //! reason.
 
-use dressage_text::{Message, Role};
+use levade_text::{Message, Role};
 use serde::{Deserialize, Serialize};
 
 use crate::index::{Hit, Index, NodeId, Party, Root, Said};

@@ -1,8 +1,8 @@
 //! A reply, read: its thought, its content, its calls.
 
-use dressage_policy::FinishReason;
-use dressage_text::{Message, Parsed};
-use dressage_tree::SegmentId;
+use levade_policy::FinishReason;
+use levade_text::{Message, Parsed};
+use levade_tree::SegmentId;
 
 /// A reply that was recorded.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,7 +8,7 @@
 //! **An edit is none of these.** Another value, another function, another number or order of calls, and text
 //! that differs from the recorded text make another reply.
 
-use dressage_text::ToolCall;
+use levade_text::ToolCall;
 use serde_json::{Map, Value};
 
 /// Returns whether a client's calls are the recorded ones: the same functions in the same order, whose

@@ -1,8 +1,8 @@
 //! Replies that clients rewrite: without their text, with other arguments, with text appended.
 
-use dressage_text::testing::tiny_chat;
-use dressage_text::{ChatOptions, ToolCall};
-use dressage_tree::Kind;
+use levade_text::testing::tiny_chat;
+use levade_text::{ChatOptions, ToolCall};
+use levade_tree::Kind;
 use serde_json::json;
 
 use super::tests::forked;

@@ -7,7 +7,7 @@
 //! calls and other fields do not count. A form is computed in one pass over the message, and compared as a
 //! hash of 128 bits.
 
-use dressage_text::{Chat, Message, Role, ToolCall, ToolSpec, canonical_number};
+use levade_text::{Chat, Message, Role, ToolCall, ToolSpec, canonical_number};
 use serde_json::{Number, Value};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -211,7 +211,7 @@ impl Hash {
 
 #[cfg(test)]
 mod tests {
-    use dressage_text::testing::tiny_chat;
+    use levade_text::testing::tiny_chat;
     use serde_json::json;
 
     use super::*;

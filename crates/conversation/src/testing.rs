@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use dressage_policy::{Completion, SamplingParams};
-use dressage_text::testing::{sampled, tiny_tokenizer};
-use dressage_text::{Chat, ChatOptions, Message, ToolSpec};
+use levade_policy::{Completion, SamplingParams};
+use levade_text::testing::{sampled, tiny_tokenizer};
+use levade_text::{Chat, ChatOptions, Message, ToolSpec};
 use serde_json::json;
 
 use crate::{Conversation, Format, Options, Prepared, Reply, Request};

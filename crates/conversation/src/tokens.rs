@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use dressage_tree::{Segment, SegmentId, Trajectory, TreeError};
+use levade_tree::{Segment, SegmentId, Trajectory, TreeError};
 
 /// A place in a trajectory: after so many tokens of a segment, at least one, save where the segment has none.
 pub(crate) type Place = (SegmentId, u32);

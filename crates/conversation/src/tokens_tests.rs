@@ -1,4 +1,4 @@
-use dressage_tree::Kind;
+use levade_tree::Kind;
 use proptest::prelude::*;
 
 use super::*;
@@ -7,7 +7,7 @@ const OWNER: Owner<'static> = Owner { party: 0, agent: "a", policy: "p" };
 
 fn reply(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32]) -> SegmentId {
     let given = Segment::given(parent, tokens.to_vec(), 9);
-    let versions = vec![dressage_tree::VersionRun { version: 0, len: tokens.len() as u32 }];
+    let versions = vec![levade_tree::VersionRun { version: 0, len: tokens.len() as u32 }];
     let segment = Segment { kind: Kind::Sampled, logprobs: vec![0.0; tokens.len()], versions, ..given };
     trajectory.push(segment).unwrap()
 }

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use dressage_text::{Message, Role, ToolSpec};
+use levade_text::{Message, Role, ToolSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::origin::Reason;
@@ -251,7 +251,7 @@ pub(crate) fn transcript(before: Option<&str>, messages: &[Message], most: usize
 
 #[cfg(test)]
 mod tests {
-    use dressage_text::ToolCall;
+    use levade_text::ToolCall;
 
     use super::*;
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use dressage_engine::{Engine, EngineOptions};
-use dressage_model::ModelFiles;
-use dressage_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams, uniform};
-use dressage_rl::{Loss, PolicyLoss};
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_engine::{Engine, EngineOptions};
+use levade_model::ModelFiles;
+use levade_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams, uniform};
+use levade_rl::{Loss, PolicyLoss};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ async fn main() -> Result<()> {
                 let files = ModelFiles::open(&model)?;
                 let started = engine.insert(Engine::start(&files, &options, None)?);
                 let (fingerprint, plan) = (started.fingerprint(), started.memory_plan());
-                let name = format!("dressage ({}, {:?})", fingerprint.precision, fingerprint.isa);
+                let name = format!("levade ({}, {:?})", fingerprint.precision, fingerprint.isa);
                 json!({ "name": name, "planned": plan.total(), "plan": plan.to_string() })
             }
             Request::Train { tokens } => {

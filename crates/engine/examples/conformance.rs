@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use dressage_engine::testing::{
+use levade_engine::testing::{
     Blocks, Buffer, Compute, Inference, Learning, Limits, Packing, Rows, Transformer, Unit, ValueHead,
     Weights, check,
 };
-use dressage_engine::{Adapter, Engine, EngineOptions, Isa, attention_shape};
-use dressage_model::{AdapterConfig, ModelFiles, write_json, write_safetensors, write_tokenizer_config};
-use dressage_policy::{Learner, OptimParams, Precision};
-use dressage_rl::Loss;
-use dressage_text::{Chat, ChatOptions, Message, Rendering, Tokenizer};
-use dressage_tree::{PathInput, TreeBatch};
+use levade_engine::{Adapter, Engine, EngineOptions, Isa, attention_shape};
+use levade_model::{AdapterConfig, ModelFiles, write_json, write_safetensors, write_tokenizer_config};
+use levade_policy::{Learner, OptimParams, Precision};
+use levade_rl::Loss;
+use levade_text::{Chat, ChatOptions, Message, Rendering, Tokenizer};
+use levade_tree::{PathInput, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

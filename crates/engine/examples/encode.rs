@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use dressage_engine::TextEncoder;
-use dressage_model::EncoderFiles;
-use dressage_policy::{Embedder, TextRole};
-use dressage_text::EncoderTokenizer;
+use levade_engine::TextEncoder;
+use levade_model::EncoderFiles;
+use levade_policy::{Embedder, TextRole};
+use levade_text::EncoderTokenizer;
 use serde_json::Value;
 
 #[tokio::main(flavor = "current_thread")]

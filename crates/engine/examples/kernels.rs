@@ -10,8 +10,8 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use dressage_engine::testing::{Buffer, Compute, Matrix, Mode, Packed, Right, Scratch, product};
-use dressage_engine::{Isa, Precision};
+use levade_engine::testing::{Buffer, Compute, Matrix, Mode, Packed, Right, Scratch, product};
+use levade_engine::{Isa, Precision};
 
 const THREADS: usize = 2;
 /// Rounds of a loop over registers: some hundredths of a second, more with AMX.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use dressage_engine::testing::parity;
+use levade_engine::testing::parity;
 
 #[tokio::main]
 async fn main() -> Result<()> {

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use dressage_model::{AdapterConfig, MERGE, ModelConfig, ModelError, Parameter, SafetensorsFile, write_json};
-use dressage_policy::{LoraOptions, uniform};
+use levade_model::{AdapterConfig, MERGE, ModelConfig, ModelError, Parameter, SafetensorsFile, write_json};
+use levade_policy::{LoraOptions, uniform};
 use serde_json::json;
 
 use crate::buffer::Buffer;

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use dressage_model::{Family, ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
-use dressage_policy::{Content, crash_point};
+use levade_model::{Family, ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
+use levade_policy::{Content, crash_point};
 
 use crate::learning::Learning;
 use crate::optimiser::Optimiser;

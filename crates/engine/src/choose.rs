@@ -1,6 +1,6 @@
 //! Choosing a token from a row of logits.
 
-use dressage_policy::{SamplingParams, TokenSet, TopLogprobs};
+use levade_policy::{SamplingParams, TokenSet, TopLogprobs};
 
 use crate::ops::softmax::{Distribution, Normaliser, argmax, exponentiate, scale};
 use crate::simd::Isa;
@@ -124,7 +124,7 @@ fn draw_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> O
 
 #[cfg(test)]
 mod tests {
-    use dressage_policy::uniform;
+    use levade_policy::uniform;
 
     use super::*;
 
@@ -227,7 +227,7 @@ mod tests {
         let logits: Vec<f32> = (0..70).map(|i| (6.0 * uniform(3, 1, i) - 3.0) as f32).collect();
         let allowed: TokenSet = [3, 40, 69].into_iter().collect();
         let plain = SamplingParams {
-            grammar: Some(dressage_policy::Grammar::JsonObject),
+            grammar: Some(levade_policy::Grammar::JsonObject),
             stop_ids: vec![69],
             ..SamplingParams::default()
         };

@@ -3,7 +3,7 @@
 
 use std::sync::PoisonError;
 
-use dressage_policy::{PolicyError, uniform};
+use levade_policy::{PolicyError, uniform};
 
 use crate::buffer::Shared;
 use crate::choose::{Chosen, choose, score};

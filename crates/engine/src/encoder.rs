@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use dressage_model::{EncoderFiles, ModelError, Pooling};
-use dressage_policy::{Embedder, PolicyError, TextIds, TextRole};
+use levade_model::{EncoderFiles, ModelError, Pooling};
+use levade_policy::{Embedder, PolicyError, TextIds, TextRole};
 
 use crate::Compute;
 use crate::buffer::Buffer;

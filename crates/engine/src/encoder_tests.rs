@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use dressage_model::{EncoderConfig, Parameter, write_safetensors};
+use levade_model::{EncoderConfig, Parameter, write_safetensors};
 use serde_json::json;
 
 use super::*;

@@ -10,14 +10,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_model::{ModelConfig, ModelFiles};
-use dressage_policy::{
+use levade_model::{ModelConfig, ModelFiles};
+use levade_policy::{
     DeviceStats, ForwardBackward, Grammars, Learner, Load, LoraOptions, Manifest, OptimParams, OptimReport,
     PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TokenBytes, WeightsAt, WeightsRef,
     constrain,
 };
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 

@@ -4,9 +4,9 @@
 //! A row of the head is a predictor (a token whose hidden state predicts others) at one temperature; where
 //! the tree branches, one row has several targets. Rows that predict no target are never computed.
 
-use dressage_policy::ForwardBackward;
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_policy::ForwardBackward;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 
 use crate::buffer::{Buffer, Shared};
 use crate::ops::{for_rows, norm, softmax};

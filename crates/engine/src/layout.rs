@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use dressage_model::ModelConfig;
+use levade_model::ModelConfig;
 
 use crate::ops::kv::{Shape, Sight};
 use crate::tensors::Tensors;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use dressage_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError, Predictions};
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError, Predictions};
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 
 use crate::activations::Activations;
 use crate::backward::{Above, Backward, Gradients};

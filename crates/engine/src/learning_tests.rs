@@ -1,8 +1,8 @@
 //! Loss and gradients of small models of every family, against f64 and against themselves.
 
-use dressage_policy::{LoraOptions, uniform};
-use dressage_rl::{KlEstimator, KlPenalty, PolicyLoss};
-use dressage_tree::{PathInput, PathTarget, Term};
+use levade_policy::{LoraOptions, uniform};
+use levade_rl::{KlEstimator, KlPenalty, PolicyLoss};
+use levade_tree::{PathInput, PathTarget, Term};
 
 use super::*;
 use crate::adapter::Adapter;
@@ -42,7 +42,7 @@ fn paths(vocabulary: usize) -> Vec<PathInput> {
         .collect()
 }
 
-fn model(config: &dressage_model::ModelConfig, threads: usize) -> Transformer {
+fn model(config: &levade_model::ModelConfig, threads: usize) -> Transformer {
     let compute = Compute::new(threads);
     let weights = random_weights(&compute, config, 5);
     Transformer::new(compute, weights, config.context)

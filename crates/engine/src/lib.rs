@@ -1,7 +1,7 @@
 //! The embedded engine: kernels, transformer, sampling and training on this machine.
 //!
 //! [`Engine::start`] loads a model and runs it on a thread of its own; the handle is both a
-//! [`Sampler`](dressage_policy::Sampler) and a [`Learner`](dressage_policy::Learner) over the same weights in
+//! [`Sampler`](levade_policy::Sampler) and a [`Learner`](levade_policy::Learner) over the same weights in
 //! the same memory.
 //!
 //! Guarantees:
@@ -16,13 +16,13 @@
 //!   number of threads.
 //!
 //! An [`Encoder`] runs models that turn texts into vectors; with their tokenizer, as [`TextEncoder`], it is
-//! an [`Embedder`](dressage_policy::Embedder).
+//! an [`Embedder`](levade_policy::Embedder).
 //!
 //! From the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (everything else that a
 //! transformer computes), `transformer` (forward), `head` and `learning` (loss, backward, optimiser), `cache`
 //! and `scheduler` (sampling), `engine` and `service` (the handle and its thread). None of these can be seen
 //! from outside, but for what the feature `testing` shows to tests and examples. Not here: text, files
-//! (`dressage-model`) and what a loss is (`dressage-rl`).
+//! (`levade-model`) and what a loss is (`levade-rl`).
 
 mod activations;
 mod adapter;
@@ -83,7 +83,7 @@ use compute::Compute;
 pub enum EngineError {
     /// The model's files.
     #[error(transparent)]
-    Model(#[from] dressage_model::ModelError),
+    Model(#[from] levade_model::ModelError),
     /// An option out of range, or one that contradicts the model.
     #[error("{0}")]
     Options(String),

@@ -1,6 +1,6 @@
 //! Memory that an engine will need, computed before it starts.
 
-use dressage_model::ModelConfig;
+use levade_model::ModelConfig;
 
 use crate::adapter::AdapterLayout;
 use crate::layout::{Layout, Map, attention_shape};

@@ -100,7 +100,7 @@ pub fn add_column_sums(compute: &Compute, rows: usize, x: &[f32], sums: &mut [f3
 pub(crate) mod testing {
     /// Reproducible values in ±`scale`/2.
     pub fn noise(len: usize, seed: u64, scale: f32) -> Vec<f32> {
-        (0..len as u64).map(|i| (dressage_policy::uniform(seed, 9, i) as f32 - 0.5) * scale).collect()
+        (0..len as u64).map(|i| (levade_policy::uniform(seed, 9, i) as f32 - 0.5) * scale).collect()
     }
 
     /// Same, in f64.

@@ -1,6 +1,6 @@
 //! Gradient, moments, and the step that uses them.
 
-use dressage_policy::{OptimParams, OptimReport};
+use levade_policy::{OptimParams, OptimReport};
 
 use crate::Compute;
 use crate::buffer::Buffer;

@@ -1,6 +1,6 @@
 //! How an engine is to run.
 
-use dressage_policy::LoraOptions;
+use levade_policy::LoraOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::available_memory;

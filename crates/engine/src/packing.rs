@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use dressage_policy::PolicyError;
-use dressage_tree::TreeBatch;
+use levade_policy::PolicyError;
+use levade_tree::TreeBatch;
 
 use crate::ops::attention_backward::PathRows;
 use crate::ops::kv::{BLOCK, Span};
@@ -203,7 +203,7 @@ pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::PathInput;
+    use levade_tree::PathInput;
 
     use super::*;
 

@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_change_reaches_every_parameter_and_its_copy() {
         for (tied, precision) in [(true, Precision::F32), (false, Precision::Bf16)] {
-            let config = dressage_model::ModelConfig { tied, qkv_bias: true, ..tiny_config() };
+            let config = levade_model::ModelConfig { tied, qkv_bias: true, ..tiny_config() };
             let compute = Compute::with(2, Isa::detect(), precision);
             let mut weights = Weights::zeroed(&config, precision);
             let places = weights.layout.tensors.places.clone();

@@ -8,7 +8,7 @@
 //! Operands lie in memory as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the
 //! earlier one in the low half. Words are kept in arrays of f32 and only moved.
 
-pub use dressage_policy::Precision;
+pub use levade_policy::Precision;
 
 use serde::{Deserialize, Serialize};
 

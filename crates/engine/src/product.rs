@@ -324,7 +324,7 @@ mod tests {
     use crate::precision::{Precision, rounded};
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
-        (0..len as u64).map(|i| dressage_policy::uniform(seed, 0, i) as f32 - 0.5).collect()
+        (0..len as u64).map(|i| levade_policy::uniform(seed, 0, i) as f32 - 0.5).collect()
     }
 
     /// The definition: the sum of every block, the blocks added in order.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dressage_model::{Activation, ModelConfig};
+use levade_model::{Activation, ModelConfig};
 
 use crate::layout::Layout;
 use crate::weights::Weights;

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dressage_policy::{
+use levade_policy::{
     Constraint, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, TokenBytes,
     crash_point,
 };

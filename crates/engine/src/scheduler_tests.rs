@@ -1,4 +1,4 @@
-use dressage_policy::{Allowed, Grammar, SampleStream, SamplingParams, TopLogprobs, uniform};
+use levade_policy::{Allowed, Grammar, SampleStream, SamplingParams, TopLogprobs, uniform};
 
 use super::*;
 use crate::Compute;
@@ -187,7 +187,7 @@ async fn sequences_that_queue_again_end_one_way_or_the_other() {
 #[tokio::test]
 async fn a_sequence_that_is_not_finite_ends_alone() {
     const BAD: u32 = 299;
-    let config = dressage_model::ModelConfig { tied: false, ..tiny_config() };
+    let config = levade_model::ModelConfig { tied: false, ..tiny_config() };
     for precision in [Precision::F32, Precision::Bf16] {
         let compute = Compute::with(2, crate::Isa::detect(), precision);
         let mut weights = random_weights(&compute, &config, 3);

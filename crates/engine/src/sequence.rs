@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use dressage_policy::{
+use levade_policy::{
     Constraint, FinishReason, PolicyError, SampleEvent, SampleRequest, SamplingParams, TokenBytes,
     TopLogprobs,
 };

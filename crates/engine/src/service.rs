@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use dressage_model::ModelError;
-use dressage_policy::{
+use levade_model::ModelError;
+use levade_policy::{
     Constraint, DeviceStats, ForwardBackward, Load, LoraOptions, Manifest, OptimParams, OptimReport,
     PolicyError, Predictions, SampleRequest,
 };
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 use tokio::sync::{oneshot, watch};
 use tracing::debug;
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 
-use dressage_model::{ModelError, Parameter, SafetensorsFile, write_safetensors_with};
+use levade_model::{ModelError, Parameter, SafetensorsFile, write_safetensors_with};
 
 /// A tensor's place.
 #[derive(Debug, Clone, PartialEq, Eq)]

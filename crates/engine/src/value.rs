@@ -1,7 +1,7 @@
 //! Values of a critic, by its [`ValueHead`]: forward, loss and backward over the targets of a unit.
 
-use dressage_policy::ForwardBackward;
-use dressage_tree::TreeBatch;
+use levade_policy::ForwardBackward;
+use levade_tree::TreeBatch;
 
 use crate::buffer::Buffer;
 use crate::head::HeadGradient;

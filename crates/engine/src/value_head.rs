@@ -4,7 +4,7 @@
 //! V(s) = w · norm(x) + b. A target's value is that of its predictor: the state before the token. Weights
 //! start at zero.
 
-use dressage_model::Parameter;
+use levade_model::Parameter;
 
 use crate::buffer::Buffer;
 use crate::parameters::Parameters;

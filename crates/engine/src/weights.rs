@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use dressage_model::{ModelConfig, ModelError, ModelFiles};
+use levade_model::{ModelConfig, ModelError, ModelFiles};
 
 use crate::Compute;
 use crate::buffer::Buffer;

@@ -1,4 +1,4 @@
-//! The vectors of losses in `dressage-rl`, once more through the engine in f32: to 1e-5.
+//! The vectors of losses in `levade-rl`, once more through the engine in f32: to 1e-5.
 //!
 //! A model is made for each case whose heads give the log-probabilities (or values) of the case: blocks that
 //! add nothing, a state for each token that no other token has, and a head that knows of each state only the
@@ -18,11 +18,11 @@ mod losses_of_others;
 #[path = "../../rl/tests/verl/losses.rs"]
 mod losses_of_verl;
 
-use dressage_engine::testing::{Compute, Learning, Limits, Transformer, ValueHead, Weights, tiny_config};
-use dressage_engine::{Isa, Precision};
-use dressage_model::ModelConfig;
-use dressage_rl::{Loss, Point};
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_engine::testing::{Compute, Learning, Limits, Transformer, ValueHead, Weights, tiny_config};
+use levade_engine::{Isa, Precision};
+use levade_model::ModelConfig;
+use levade_rl::{Loss, Point};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 const TOLERANCE: f64 = 1e-5;
 

@@ -1,7 +1,7 @@
 //! Serves a model that says given texts, so that clients can be tried without a model:
 //!
 //! ```sh
-//! cargo run -p dressage-gateway --example scripted -- 127.0.0.1:8123 'Hello.' '<think>Hm</think>Yes.'
+//! cargo run -p levade-gateway --example scripted -- 127.0.0.1:8123 'Hello.' '<think>Hm</think>Yes.'
 //! ```
 //!
 //! Each call is answered with the next text, and the first again after the last. Tools are called in the tags
@@ -14,13 +14,13 @@ mod scripted;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_conversation::{Format, Options as History};
-use dressage_gateway::{
+use levade_conversation::{Format, Options as History};
+use levade_gateway::{
     Backend, Gateway, Model, Options, Route, RouteContext, SessionLimits, SessionOptions, TokenModel, When,
     serve,
 };
-use dressage_policy::SamplingParams;
-use dressage_text::testing::{IM_END, tiny_chat};
+use levade_policy::SamplingParams;
+use levade_text::testing::{IM_END, tiny_chat};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

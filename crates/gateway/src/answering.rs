@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_policy::SamplingParams;
-use dressage_text::Chat;
+use levade_policy::SamplingParams;
+use levade_text::Chat;
 
 use crate::batch::Batch;
 use crate::call::{Call, Input};

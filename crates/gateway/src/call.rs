@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use dressage_policy::SamplingParams;
-use dressage_text::{Message, ToolSpec};
+use levade_policy::SamplingParams;
+use levade_text::{Message, ToolSpec};
 
 /// Input of a model.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use dressage_conversation::{Conversation, Format, Judged, Overflow, Prepared, Request};
-use dressage_text::{Message, ToolSpec};
+use levade_conversation::{Conversation, Format, Judged, Overflow, Prepared, Request};
+use levade_text::{Message, ToolSpec};
 
 use crate::answering::{Answering, Caller};
 use crate::blocking::blocking;

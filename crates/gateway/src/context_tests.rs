@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use dressage_conversation::{Budget, Fork, Origin, Overflow, Reason};
+use levade_conversation::{Budget, Fork, Origin, Overflow, Reason};
 use serde_json::{Value, json};
 
 use crate::route::{RouteContext, Summary};

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dressage_conversation::{Conversation, Origin};
-use dressage_policy::{
+use futures_util::FutureExt;
+use levade_conversation::{Conversation, Origin};
+use levade_policy::{
     CallStreams, Completion, FinishReason, Grammar, SampleEvent, SampleRequest, SampleStream, SamplingParams,
     TopLogprobs, within,
 };
-use dressage_text::{Message, Piece, ToolSpec};
-use futures_util::FutureExt;
+use levade_text::{Message, Piece, ToolSpec};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::answering::{Answering, Caller};
@@ -224,7 +224,7 @@ impl Gateway {
         };
         let context = drawn.context;
         if ids.len() >= context {
-            return Err(dressage_policy::PolicyError::PromptTooLong { prompt: ids.len(), context }.into());
+            return Err(levade_policy::PolicyError::PromptTooLong { prompt: ids.len(), context }.into());
         }
         params.max_tokens = params.max_tokens.min(context - ids.len());
         let (seed, streams, least_version) = match &caller.session {
@@ -519,7 +519,7 @@ impl Exchange {
     ) -> Result<(Vec<Piece>, End), Fault> {
         let (finish, tokens) = (completion.finish, completion.tokens.len());
         let version = completion.versions.last().map(|run| run.version);
-        let failed = |error: dressage_tree::TreeError| Fault::new(Kind::Internal, error.to_string());
+        let failed = |error: levade_tree::TreeError| Fault::new(Kind::Internal, error.to_string());
         let origin = match &prompt {
             Prompt::Chat(prepared) => Some(prepared.origin),
             Prompt::Ids(_) => None,

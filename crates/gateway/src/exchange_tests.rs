@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
-use dressage_conversation::{Fork, Origin, Reason};
-use dressage_text::testing::IM_END;
-use dressage_tree::Kind;
+use levade_conversation::{Fork, Origin, Reason};
+use levade_text::testing::IM_END;
+use levade_tree::Kind;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
@@ -73,7 +73,7 @@ async fn a_stream_says_what_the_whole_says() {
 
 #[test]
 fn tokens_of_text_are_told_apart_from_those_of_thoughts_and_calls() {
-    let chat = Arc::new(dressage_text::testing::tiny_chat().unwrap());
+    let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
     let turn = Turn { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };
     let mut reading = Reading::chat(&turn, &[], "");
     let reply = format!("<think>Hm.</think>One{CALL}Two");

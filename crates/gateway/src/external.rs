@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use dressage_policy::FinishReason;
-use dressage_text::{Message, ToolSpec};
+use levade_policy::FinishReason;
+use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 use xxhash_rust::xxh3::xxh3_128_with_seed;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use dressage_conversation::ConversationError;
-use dressage_policy::PolicyError;
-use dressage_text::TextError;
+use levade_conversation::ConversationError;
+use levade_policy::PolicyError;
+use levade_text::TextError;
 
 /// Kinds of faults. Each API has a status and names of its own for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_policy::Grammar;
-use dressage_text::{LeftOut, ToolSpec, followed_schema};
+use levade_policy::Grammar;
+use levade_text::{LeftOut, ToolSpec, followed_schema};
 
 use crate::blocking::blocking;
 use crate::call::{Call, Constraint, ToolChoice};

@@ -55,7 +55,7 @@ async fn keywords_without_a_grammar_are_left_out_or_refused_by_name() {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
     assert_eq!(served.gateway.unknown_fields()["tools.parameters.uniqueItems"], 1);
     let metrics = served.send("GET", "/metrics", "", "").await.text;
-    assert!(metrics.contains("dressage_schema_keywords_left_out_total 1\n"), "{metrics}");
+    assert!(metrics.contains("levade_schema_keywords_left_out_total 1\n"), "{metrics}");
     let answer = served.post("/v1/chat/completions", &required(tools(json!(true)))).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
     for part in ["\"odd\"", "/properties/v", "uniqueItems"] {

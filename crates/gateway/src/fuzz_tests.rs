@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
-use dressage_text::testing::IM_END;
+use levade_text::testing::IM_END;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Value, json};
@@ -541,7 +541,7 @@ proptest! {
             let bearer = if scheme == "authorization" { "Bearer " } else { "" };
             let mut request = Request::builder().method(method).uri(&uri).header(scheme, format!("{bearer}{}", keys[key]));
             if let Some(agent) = agent {
-                request = request.header("x-dressage-agent", agent.as_bytes());
+                request = request.header("x-levade-agent", agent.as_bytes());
             }
             if let Some(retries) = retries {
                 request = request.header("x-stainless-retry-count", retries);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dressage_http::Access;
+use levade_http::Access;
 use tokio::sync::Semaphore;
 
 use crate::fault::{Fault, Kind};

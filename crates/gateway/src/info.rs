@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use dressage_policy::{SampleRequest, SamplingParams, within};
+use levade_policy::{SampleRequest, SamplingParams, within};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -3,7 +3,9 @@
 use sha2::{Digest, Sha256};
 
 /// Beginning of every key of an attempt.
-const PREFIX: &str = "dressage-";
+const PREFIX: &str = "levade-";
+/// What keys began with before the project was called Levade.
+const EARLIER: &str = "dressage-";
 
 /// A key of an attempt: its name and 128 random bits.
 pub(crate) struct Key {
@@ -46,7 +48,8 @@ fn hash(text: &str) -> [u8; 32] {
 
 /// The attempt that a key names, true or not; `None` for keys of another form.
 pub(crate) fn attempt_of(key: &str) -> Option<&str> {
-    let (attempt, secret) = key.strip_prefix(PREFIX)?.rsplit_once('-')?;
+    let (attempt, secret) =
+        key.strip_prefix(PREFIX).or_else(|| key.strip_prefix(EARLIER))?.rsplit_once('-')?;
     let is_secret = secret.len() == 32 && secret.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_secret && !attempt.is_empty()).then_some(attempt)
 }
@@ -60,7 +63,9 @@ mod tests {
         let (one, other) = (Key::new("a-1"), Key::new("a-1"));
         assert!(one.is(one.text()) && !one.is(other.text()) && one.text() != other.text());
         assert_eq!(attempt_of(one.text()), Some("a-1"));
-        for foreign in ["sk-test", "", "dressage-", "dressage-a", "dressage-a-xyz", "dressage--"] {
+        let older = one.text().replacen("levade-", "dressage-", 1);
+        assert_eq!(attempt_of(&older), Some("a-1"));
+        for foreign in ["sk-test", "", "levade-", "levade-a", "levade-a-xyz", "levade--"] {
             assert_eq!(attempt_of(foreign), None, "{foreign}");
         }
     }

@@ -5,7 +5,7 @@
 //! written into a transcript of events, from which the dialect writes its answer, as a whole or as a stream.
 //!
 //! A call that bears the key of a [`Session`] belongs to an attempt: its conversation is recognised and goes
-//! on with its exact ids (`dressage-conversation`), its stream of random numbers is that of its prompt, and
+//! on with its exact ids (`levade-conversation`), its stream of random numbers is that of its prompt, and
 //! when the session is closed all of its tokens are in a trajectory. Any other call stands for itself.
 //!
 //! Guarantees:
@@ -18,8 +18,8 @@
 //!   client that waits gets a sign of life meanwhile.
 //! - **Errors** are in the shape of the API that was called, and name the field, its value and the way out.
 //!
-//! Not here: sampling (`dressage-policy` and what implements it), starting programs (`dressage-agent`), and
-//! what a reward is worth (`dressage-trainer`).
+//! Not here: sampling (`levade-policy` and what implements it), starting programs (`levade-agent`), and
+//! what a reward is worth (`levade-trainer`).
 
 mod answering;
 mod anthropic;

@@ -71,47 +71,43 @@ impl Metrics {
         let mut out = String::new();
         let running = self.running.load(Ordering::Relaxed);
         for (name, help, value) in [
-            ("dressage_calls_running", "Calls being answered.", running),
-            ("dressage_calls_waiting", "Calls waiting for their turn.", waiting),
+            ("levade_calls_running", "Calls being answered.", running),
+            ("levade_calls_waiting", "Calls waiting for their turn.", waiting),
         ] {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}");
         }
         for (name, help, counter) in [
-            ("dressage_calls_total", "Calls that were admitted.", &self.calls),
-            ("dressage_calls_failed_total", "Calls that failed or were refused.", &self.failed),
-            ("dressage_calls_aborted_total", "Calls whose client went away for good.", &self.aborted),
-            ("dressage_calls_rejoined_total", "Calls that a client asked for again.", &self.rejoined),
-            ("dressage_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
-            ("dressage_drawn_tokens_total", "Tokens that were sampled.", &self.drawn_tokens),
-            ("dressage_forks_total", "Prompts that left what was recorded.", &self.forked),
-            ("dressage_context_cuts_total", "Prompts that a context policy made shorter.", &self.cut),
+            ("levade_calls_total", "Calls that were admitted.", &self.calls),
+            ("levade_calls_failed_total", "Calls that failed or were refused.", &self.failed),
+            ("levade_calls_aborted_total", "Calls whose client went away for good.", &self.aborted),
+            ("levade_calls_rejoined_total", "Calls that a client asked for again.", &self.rejoined),
+            ("levade_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
+            ("levade_drawn_tokens_total", "Tokens that were sampled.", &self.drawn_tokens),
+            ("levade_forks_total", "Prompts that left what was recorded.", &self.forked),
+            ("levade_context_cuts_total", "Prompts that a context policy made shorter.", &self.cut),
+            ("levade_context_summaries_total", "Summaries that a context policy asked for.", &self.summaries),
             (
-                "dressage_context_summaries_total",
-                "Summaries that a context policy asked for.",
-                &self.summaries,
-            ),
-            (
-                "dressage_system_messages_joined_total",
+                "levade_system_messages_joined_total",
                 "Leading system messages that were joined, since the template takes one.",
                 &self.systems_joined,
             ),
             (
-                "dressage_system_messages_moved_total",
+                "levade_system_messages_moved_total",
                 "Late system messages that were printed elsewhere, since the template does not print them.",
                 &self.systems_moved,
             ),
             (
-                "dressage_schema_keywords_left_out_total",
+                "levade_schema_keywords_left_out_total",
                 "Keywords of tools' schemas that the grammar of a call left out.",
                 &self.keywords_left_out,
             ),
-            ("dressage_drift_total", "Prompts whose past the template prints otherwise.", &self.drifted),
+            ("levade_drift_total", "Prompts whose past the template prints otherwise.", &self.drifted),
         ] {
             let value = counter.load(Ordering::Relaxed);
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
         }
-        self.first_token.write("dressage_first_token_seconds", "Time to the first token.", &mut out);
-        self.whole.write("dressage_call_seconds", "Time of whole calls.", &mut out);
+        self.first_token.write("levade_first_token_seconds", "Time to the first token.", &mut out);
+        self.whole.write("levade_call_seconds", "Time of whole calls.", &mut out);
         out
     }
 }

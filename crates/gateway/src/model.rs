@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_conversation::Format;
-use dressage_policy::{Sampler, SamplingParams};
+use levade_conversation::Format;
+use levade_policy::{Sampler, SamplingParams};
 
 use crate::external::Responder;
 use crate::fault::Fault;

@@ -4,7 +4,7 @@
 //! text cannot read ends no attempt if a tool returned it: a line names it, as the built-in loop does for
 //! results of MCP servers, and the gateway counts it.
 
-use dressage_text::{Content, ContentPart};
+use levade_text::{Content, ContentPart};
 
 use crate::gateway::Gateway;
 

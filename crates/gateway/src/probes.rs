@@ -15,8 +15,8 @@
 
 use std::collections::BTreeSet;
 
-use dressage_text::{Message, Role, ToolSpec};
-use dressage_tree::{SegmentId, Trajectory};
+use levade_text::{Message, Role, ToolSpec};
+use levade_tree::{SegmentId, Trajectory};
 
 /// Returns the name of the agent that the probes of an agent belong to.
 pub fn probe_agent(agent: &str) -> String {
@@ -87,7 +87,7 @@ impl Probes {
 mod tests {
     use std::time::Duration;
 
-    use dressage_tree::Kind;
+    use levade_tree::Kind;
     use serde_json::{Value, json};
 
     use crate::testing::Served;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_conversation::{Format, Prepared};
-use dressage_text::{Message, ToolSpec};
+use levade_conversation::{Format, Prepared};
+use levade_text::{Message, ToolSpec};
 
 use crate::answering::{Answering, Caller};
 use crate::blocking::blocking;

@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use dressage_conversation::Reply;
-use dressage_policy::FinishReason;
-use dressage_text::{Chat, Message, Piece, ReplyStream, StreamDecoder, ToolCall, ToolSpec};
+use levade_conversation::Reply;
+use levade_policy::FinishReason;
+use levade_text::{Chat, Message, Piece, ReplyStream, StreamDecoder, ToolCall, ToolSpec};
 
 use crate::transcript::{End, parts_of};
 

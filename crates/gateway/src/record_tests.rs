@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
-use dressage_conversation::Origin;
+use levade_conversation::Origin;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

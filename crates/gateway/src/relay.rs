@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use dressage_policy::{FinishReason, awake};
-use dressage_text::{Message, Piece, ToolSpec};
+use levade_policy::{FinishReason, awake};
+use levade_text::{Message, Piece, ToolSpec};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::answering::{Answering, Caller};

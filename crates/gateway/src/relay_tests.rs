@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use axum::http::StatusCode;
-use dressage_text::ToolCall;
+use levade_text::ToolCall;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_conversation::Budget;
-use dressage_policy::SamplingParams;
+use levade_conversation::Budget;
+use levade_policy::SamplingParams;
 use regex::Regex;
 
 use crate::call::{Call, Input};

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler};
+use levade_policy::{FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler};
 
 /// Says texts in their order, one to a call, over a vocabulary of bytes; the first again after the last.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use dressage_conversation::{Conversation, Counts, Origin};
-use dressage_policy::{CallStreams, FinishReason};
-use dressage_tree::Trajectory;
+use levade_conversation::{Conversation, Counts, Origin};
+use levade_policy::{CallStreams, FinishReason};
+use levade_tree::Trajectory;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
@@ -107,7 +107,7 @@ pub struct Recorded {
     /// Every token.
     pub trajectory: Trajectory,
     /// Places where the template prints the past otherwise than it was recorded.
-    pub drift: Vec<dressage_tree::Drift>,
+    pub drift: Vec<levade_tree::Drift>,
     /// Prompts by how they came about.
     pub counts: Counts,
     /// The calls, in the order of their ends.

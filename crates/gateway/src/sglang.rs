@@ -7,8 +7,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use dressage_policy::FinishReason;
-use dressage_text::{Chat, Piece};
+use levade_policy::FinishReason;
+use levade_text::{Chat, Piece};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
-use dressage_conversation::{Format, Options as History, Origin};
-use dressage_policy::{Sampler, SamplingParams, Simulator, SimulatorConfig};
-use dressage_text::Vocabulary;
-use dressage_text::testing::{IM_END, VOCABULARY, tiny_chat};
+use levade_conversation::{Format, Options as History, Origin};
+use levade_policy::{Sampler, SamplingParams, Simulator, SimulatorConfig};
+use levade_text::Vocabulary;
+use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
 use serde_json::Value;
 use tower::ServiceExt;
 

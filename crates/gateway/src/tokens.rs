@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use dressage_text::{Message, ToolSpec};
+use levade_text::{Message, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

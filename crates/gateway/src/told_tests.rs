@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use dressage_conversation::{Format, Options as History, Origin};
-use dressage_text::testing::{family_chat, tiny_tokenizer};
-use dressage_text::{Chat, ChatOptions, ToolProtocol};
+use levade_conversation::{Format, Options as History, Origin};
+use levade_text::testing::{family_chat, tiny_tokenizer};
+use levade_text::{Chat, ChatOptions, ToolProtocol};
 use serde_json::{Value, json};
 
 use crate::testing::{STRANGER, Served};

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_conversation::{Format, Options as History};
-use dressage_policy::{
+use levade_conversation::{Format, Options as History};
+use levade_policy::{
     FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
 };
-use dressage_text::testing::{IM_END, tiny_chat};
-use dressage_tree::Kind;
+use levade_text::testing::{IM_END, tiny_chat};
+use levade_tree::Kind;
 use serde_json::{Value, json};
 
 use crate::testing::{CONTEXT, LIMITS, STRANGER, Served};

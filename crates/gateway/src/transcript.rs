@@ -5,9 +5,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dressage_conversation::Origin;
-use dressage_policy::{FinishReason, TopLogprobs};
-use dressage_text::{Message, Piece};
+use levade_conversation::Origin;
+use levade_policy::{FinishReason, TopLogprobs};
+use levade_text::{Message, Piece};
 use tokio::sync::watch;
 
 use crate::fault::{Fault, Kind};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use dressage_text::Chat;
+use levade_text::Chat;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -133,7 +133,7 @@ impl Writer {
     fn end(&self, choice: &mut Value, end: &End, last: Option<u32>) {
         choice["finish_reason"] = openai::finish(end).into();
         choice["stop_reason"] = match last.filter(|last| self.stop_ids.contains(last)) {
-            Some(id) if end.finish == dressage_policy::FinishReason::StopId => id.into(),
+            Some(id) if end.finish == levade_policy::FinishReason::StopId => id.into(),
             _ => openai::stop_reason(end),
         };
     }

@@ -1,5 +1,5 @@
 use axum::http::StatusCode;
-use dressage_text::testing::IM_END;
+use levade_text::testing::IM_END;
 use serde_json::{Value, json};
 
 use crate::testing::{STRANGER, Served};

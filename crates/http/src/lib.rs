@@ -11,13 +11,13 @@
 //! Not here: who is asked, in which format, and when to ask again.
 //!
 //! ```
-//! use dressage_http::Hosts;
+//! use levade_http::Hosts;
 //!
 //! let hosts = Hosts::only(["api.example.org", "*.wikipedia.org"])?;
-//! assert!(hosts.check("https://en.wikipedia.org/wiki/Dressage").is_ok());
+//! assert!(hosts.check("https://en.wikipedia.org/wiki/Levade").is_ok());
 //! let error = hosts.check("http://169.254.169.254/latest/meta-data").unwrap_err();
 //! assert!(error.to_string().contains("169.254.169.254 is not an allowed host"));
-//! # Ok::<(), dressage_http::HttpError>(())
+//! # Ok::<(), levade_http::HttpError>(())
 //! ```
 
 mod access;

@@ -150,7 +150,7 @@ impl AdapterConfig {
     /// The modules of a base that the adapter is on, in the order of the base's parameters.
     ///
     /// # Errors
-    /// When it is on none, or on one that Dressage adapts nothing of, or a rank or alpha is impossible.
+    /// When it is on none, or on one that Levade adapts nothing of, or a rank or alpha is impossible.
     pub fn modules(&self, base: &ModelConfig) -> Result<Vec<AdaptedModule>, ModelError> {
         let unsupported = |what: String| Err(ModelError::unsupported(&self.path, what, MERGE));
         let others = ["model.embed_tokens", "lm_head"];
@@ -246,7 +246,7 @@ fn regex(keys: &Keys, key: &str, pattern: &str) -> Result<Regex, ModelError> {
     Regex::new(pattern).map_err(|error| {
         ModelError::unsupported(
             keys.path,
-            format!("{key} is not a regular expression that Dressage reads: {error}"),
+            format!("{key} is not a regular expression that Levade reads: {error}"),
             way_out,
         )
     })

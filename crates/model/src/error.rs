@@ -46,7 +46,7 @@ pub enum ModelError {
         /// Which part, and what was found there.
         what: String,
     },
-    /// A sound file asks for something that Dressage does not do.
+    /// A sound file asks for something that Levade does not do.
     #[error("{}: {what}\n{way_out}", path.display())]
     Unsupported {
         /// The file.

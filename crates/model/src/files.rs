@@ -51,7 +51,7 @@ impl ModelFiles {
     /// a `.gguf` file.
     ///
     /// # Errors
-    /// When a file is missing, damaged or of a kind that Dressage does not run, or when the configuration
+    /// When a file is missing, damaged or of a kind that Levade does not run, or when the configuration
     /// contradicts the weights; the message names the file and the tensor or key.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let model = if path.is_dir() {
@@ -175,7 +175,7 @@ impl ModelFiles {
     /// A parameter by its Hugging Face name.
     ///
     /// # Errors
-    /// When the model has no such tensor, or it is stored in a way that Dressage does not read.
+    /// When the model has no such tensor, or it is stored in a way that Levade does not read.
     pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
         let shape = self.shape(name).ok_or_else(|| self.missing(name, &[]))?.to_vec();
         let mut data = vec![0.0; shape.iter().product()];

@@ -19,7 +19,7 @@ use crate::keys::{Keys, token_ids};
 use crate::{Family, ModelConfig, ModelError};
 
 /// The way out for a key that is not known.
-const UNKNOWN: &str = "Dressage does not know this key, and cannot tell whether the model computes otherwise because of it: if it does not, remove it from config.json";
+const UNKNOWN: &str = "Levade does not know this key, and cannot tell whether the model computes otherwise because of it: if it does not, remove it from config.json";
 
 /// Contents of a `config.json`.
 pub(crate) struct Parsed {
@@ -81,7 +81,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         "gemma3_text" => Family::Gemma3,
         "smollm3" => Family::SmolLm3,
         _ => {
-            let way_out = "Dressage runs the model types llama (Llama 2 and 3, SmolLM2), mistral, qwen2, qwen3, \
+            let way_out = "Levade runs the model types llama (Llama 2 and 3, SmolLM2), mistral, qwen2, qwen3, \
                            gemma3_text (gemma3 without its images) and smollm3";
             return Err(keys.unsupported("model_type", way_out));
         }
@@ -147,7 +147,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     if keys.read("qkv_bias", "true or false", Value::as_bool)?.is_some_and(|flag| flag != config.qkv_bias) {
         return Err(keys.unsupported(
             "qkv_bias",
-            "Dressage runs Qwen2 with these biases, and other families by attention_bias",
+            "Levade runs Qwen2 with these biases, and other families by attention_bias",
         ));
     }
     if let Some(what) = config.contradiction() {
@@ -156,7 +156,7 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let mut notes = keys.settle_rest(known::is_without_effect, UNKNOWN)?;
     for key in known::DROPOUTS {
         if let Some(share) = keys.float(key)?.filter(|share| *share != 0.0) {
-            notes.push(format!("{}: {key} is {share}; Dressage trains without dropout", path.display()));
+            notes.push(format!("{}: {key} is {share}; Levade trains without dropout", path.display()));
         }
     }
     Ok((config, notes))
@@ -180,11 +180,11 @@ fn kv_heads(keys: &Keys, defaults: &Defaults, heads: usize) -> Result<usize, Mod
 fn refuse_other_code(keys: &Keys) -> Result<(), ModelError> {
     keys.refuse(
         "quantization_config",
-        "Dressage reads F32, F16 and BF16 folders: take the version of the model that is not quantised, or a GGUF file",
+        "Levade reads F32, F16 and BF16 folders: take the version of the model that is not quantised, or a GGUF file",
     )?;
     keys.refuse(
         "auto_map",
-        "Dressage does not run a model's own code: where its blocks are those of its model_type, remove the key from config.json",
+        "Levade does not run a model's own code: where its blocks are those of its model_type, remove the key from config.json",
     )
 }
 
@@ -192,21 +192,21 @@ fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError>
     refuse_other_code(keys)?;
     if family == Family::Gemma3 {
         for key in ["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"] {
-            keys.refuse(key, "Dressage runs Gemma 3 as published, without this")?;
+            keys.refuse(key, "Levade runs Gemma 3 as published, without this")?;
         }
     }
     for key in ["hidden_act", "hidden_activation"] {
         // Two names of one function.
         let (known, way_out): (&[&str], &str) = match family {
-            Family::Gemma3 => (&["gelu_pytorch_tanh"], "Dressage runs Gemma 3 with gelu_pytorch_tanh"),
-            _ => (&["silu", "swish"], "Dressage runs the activation silu in this family"),
+            Family::Gemma3 => (&["gelu_pytorch_tanh"], "Levade runs Gemma 3 with gelu_pytorch_tanh"),
+            _ => (&["silu", "swish"], "Levade runs the activation silu in this family"),
         };
         if keys.text(key)?.is_some_and(|activation| !known.contains(&activation)) {
             return Err(keys.unsupported(key, way_out));
         }
     }
     if keys.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", "Dressage rotates heads whole"));
+        return Err(keys.unsupported("partial_rotary_factor", "Levade rotates heads whole"));
     }
     for key in ["qk_norm", "use_qk_norm"] {
         if keys
@@ -215,7 +215,7 @@ fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError>
         {
             return Err(keys.unsupported(
                 key,
-                "Dressage runs Qwen3 and Gemma 3 with norms on queries and keys, and other families without",
+                "Levade runs Qwen3 and Gemma 3 with norms on queries and keys, and other families without",
             ));
         }
     }
@@ -223,7 +223,7 @@ fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError>
         keys.refuse_unless(
             key,
             &value,
-            "Dressage does not run this change of the blocks: choose a model without it",
+            "Levade does not run this change of the blocks: choose a model without it",
         )?;
     }
     Ok(())

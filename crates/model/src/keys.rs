@@ -166,7 +166,7 @@ impl<'a> Keys<'a> {
                 return Err(self.unsupported(key, way_out));
             }
             notes.push(format!(
-                "{}: {}{key} is {}, which Dressage does not know; it is taken for a remark",
+                "{}: {}{key} is {}, which Levade does not know; it is taken for a remark",
                 self.path.display(),
                 self.outer,
                 shown(value)

@@ -31,7 +31,7 @@ pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     if facts.len() == 0 {
         return Err(ModelError::damaged(path, "it is empty"));
     }
-    // SAFETY: the map is private and read-only. Nothing in Dressage writes to a weight file in place (files
+    // SAFETY: the map is private and read-only. Nothing in Levade writes to a weight file in place (files
     // are written under another name and renamed); another program that shrinks the file meanwhile would end
     // the process with a bus error, as it would for every program that maps its weights.
     let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
@@ -149,7 +149,7 @@ impl SafetensorsFile {
             Some(entry) => Err(ModelError::unsupported(
                 &self.path,
                 format!("tensor {name} is stored as {}", entry.dtype),
-                "Dressage reads F32, F16, BF16 and F64: take a version of the model that is not quantised",
+                "Levade reads F32, F16, BF16 and F64: take a version of the model that is not quantised",
             )),
         }
     }

@@ -16,7 +16,7 @@ pub enum Source {
     Pypi {
         /// The package, in its normal form: lower case, words joined by `-`.
         name: String,
-        /// The version; `None` takes the one Dressage knows, or else the newest.
+        /// The version; `None` takes the one Levade knows, or else the newest.
         version: Option<String>,
     },
     /// A model on the Hugging Face hub.

@@ -1,4 +1,4 @@
-//! A tokenizer as model files carry it, before `dressage-text` makes it work.
+//! A tokenizer as model files carry it, before `levade-text` makes it work.
 
 use std::collections::BTreeMap;
 use std::io::Write;

@@ -1,13 +1,15 @@
 //! Named places at which a process can be told to die, so that tests can show that dying there loses nothing.
 //!
-//! `DRESSAGE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the place `name` for the
+//! `LEVADE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the place `name` for the
 //! `count`-th time (`:count` may be left out and is then 1). Without the variable a place costs one load.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::environment::own;
+
 /// The variable that names the place.
-pub const CRASH_AT: &str = "DRESSAGE_CRASH_AT";
+pub const CRASH_AT: &str = "LEVADE_CRASH_AT";
 
 struct Wanted {
     name: String,
@@ -17,7 +19,7 @@ struct Wanted {
 /// Dies here when told to.
 pub fn crash_point(name: &str) {
     static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
-    let wanted = WANTED.get_or_init(|| std::env::var(CRASH_AT).ok().map(|text| parse(&text)));
+    let wanted = WANTED.get_or_init(|| own(CRASH_AT).map(|text| parse(&text.to_string_lossy())));
     if let Some(wanted) = wanted
         && wanted.name == name
         && wanted.left.fetch_sub(1, Ordering::SeqCst) == 1
@@ -65,7 +67,7 @@ mod tests {
     #[cfg(unix)]
     fn dies_at_the_count() {
         use std::os::unix::process::ExitStatusExt;
-        const CHILD: &str = "DRESSAGE_TEST_CRASH_CHILD";
+        const CHILD: &str = "LEVADE_TEST_CRASH_CHILD";
         if std::env::var(CHILD).is_ok() {
             for passage in 1..=4 {
                 println!("\npassage {passage}");

@@ -3,7 +3,7 @@
 //! A learner says how it would cut an update, that is recorded, and then it trains so or refuses: the same
 //! update in the same cut has the same bits, also when it is done again after a kill.
 
-use dressage_tree::{PathInput, Tokens, TreeBatch};
+use levade_tree::{PathInput, Tokens, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;

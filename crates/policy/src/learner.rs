@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_rl::{Evaluated, Loss};
-use dressage_tree::{PathInput, Term, TreeBatch};
+use levade_rl::{Evaluated, Loss};
+use levade_tree::{PathInput, Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::{Cut, Manifest, PolicyError, Uncut, WeightsRef};

@@ -18,7 +18,7 @@
 //! Deadlines go by the time in which the process [runs](awake), here and in every room above. Libraries that
 //! panic over damaged files are called through [`caught()`].
 //!
-//! Not here: prompts as text (`dressage-text`), and any model.
+//! Not here: prompts as text (`levade-text`), and any model.
 
 mod adjust;
 mod adopt;

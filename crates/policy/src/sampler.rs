@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_tree::{Kind, Segment, SegmentId, VersionRun};
+use levade_tree::{Kind, Segment, SegmentId, VersionRun};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 

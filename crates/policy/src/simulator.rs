@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
 use crate::crash::crash_point;
@@ -351,7 +351,7 @@ impl Learner for Simulator {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         self.take(&batch).await?;
         let state = self.state();
-        let logprob = |target: &dressage_tree::Target| {
+        let logprob = |target: &levade_tree::Target| {
             let row = self.config.row(&history(&batch, target.predictor, self.config.order));
             let row = self.config.softmax(&state.weights, row, target.temperature);
             row.logprobs[batch.tokens[target.token as usize] as usize] as f32

@@ -1,7 +1,7 @@
 //! Tests of the simulator: it must keep the contracts that engines are held to.
 
-use dressage_rl::PolicyLoss;
-use dressage_tree::{PathInput, PathTarget, Term};
+use levade_rl::PolicyLoss;
+use levade_tree::{PathInput, PathTarget, Term};
 
 use super::*;
 use crate::{

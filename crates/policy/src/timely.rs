@@ -12,8 +12,8 @@ use crate::{
     Predictions, SampleRequest, SampleStream, Sampler, TrainRequest, Trained, Uncut, WeightsRef,
 };
 use async_trait::async_trait;
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
 /// A policy whose calls all end within `longest`, or fail with [`PolicyError::Deadline`] and what was waited

@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dressage_policy::awake;
+use levade_policy::awake;
 
 /// Tells the test that it is the process that is stopped.
-const CHILD: &str = "DRESSAGE_TEST_IS_STOPPED";
+const CHILD: &str = "LEVADE_TEST_IS_STOPPED";
 const LIMIT: Duration = Duration::from_secs(3);
 const STOPPED: Duration = Duration::from_secs(5);
 

@@ -14,15 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_policy::{
+use levade_policy::{
     Completion, Content, Learner, Manifest, OptimParams, SampleRequest, Sampler, WeightsAt, WeightsRef,
 };
-use dressage_remote::{
+use levade_remote::{
     Expected, GroupBackend, InFlight, LearnerOptions, Publishing, Pushing, RemoteLearner, Router,
     RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe,
 };
-use dressage_rl::{Loss, PolicyLoss};
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_rl::{Loss, PolicyLoss};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

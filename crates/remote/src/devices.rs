@@ -1,7 +1,7 @@
 //! Sides of devices that a learner and samplers have by turns.
 
 use async_trait::async_trait;
-use dressage_policy::PolicyError;
+use levade_policy::PolicyError;
 use serde::{Deserialize, Serialize};
 
 /// Account of a move between the memory of devices and that of the host.

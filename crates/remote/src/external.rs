@@ -27,9 +27,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_policy::awake::sleep;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use levade_policy::awake::sleep;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 

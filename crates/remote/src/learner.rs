@@ -19,12 +19,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_policy::{
+use levade_policy::{
     Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Place, PolicyError, Predictions,
     TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
 };
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 

@@ -1,17 +1,17 @@
 //! Samplers that are elsewhere, or many; learners that are elsewhere.
 //!
-//! A [`Router`] is one [`Sampler`](dressage_policy::Sampler) over several of one policy: replicas of an
+//! A [`Router`] is one [`Sampler`](levade_policy::Sampler) over several of one policy: replicas of an
 //! engine, servers on other machines. It decides which of them draws a reply, goes on at another one when one
 //! fails, sends new weights to all, and tells callers to come back when there is too much to do. So whatever
 //! asks a sampler asks a router in the same way.
 //!
 //! ```
 //! use std::{sync::Arc, time::Duration};
-//! use dressage_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
-//! use dressage_remote::{Health, Router, RouterOptions};
+//! use levade_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
+//! use levade_remote::{Health, Router, RouterOptions};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), dressage_policy::PolicyError> {
+//! # async fn main() -> Result<(), levade_policy::PolicyError> {
 //! let replica = || Arc::new(Simulator::new(SimulatorConfig::default())) as Arc<dyn Sampler>;
 //! let members = vec![("east".into(), replica()), ("west".into(), replica())];
 //! let router = Router::new(members, RouterOptions { most_running: 64, ..RouterOptions::default() })?;
@@ -35,7 +35,7 @@
 //!
 //! A [`Service`] is asked in JSON and answers in JSON, as one that scores does.
 //!
-//! A [`RemoteLearner`] is a [`Learner`](dressage_policy::Learner) in other processes, such as a group of
+//! A [`RemoteLearner`] is a [`Learner`](levade_policy::Learner) in other processes, such as a group of
 //! PyTorch's: it is asked for every verb over HTTP, and does what it is asked once, although an answer may
 //! get lost.
 //!

@@ -1,6 +1,6 @@
 //! Opponents and judges drawn from several policies.
 
-use dressage_policy::{PolicyError, uniform};
+use levade_policy::{PolicyError, uniform};
 
 /// Several policies, each with a weight. Which one plays a role of an attempt depends on the run's seed, the
 /// attempt's stream and the role, and on nothing else: it is the same when the attempt is made again, and two

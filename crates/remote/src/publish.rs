@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{
+use levade_policy::{
     Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Place, PolicyError, Predictions,
     SavedFile, TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
 };
-use dressage_rl::Loss;
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_rl::Loss;
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 use crate::push::Pushing;
 use crate::server::{PROBE, ProbeFile};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use dressage_policy::PolicyError;
+use levade_policy::PolicyError;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -202,7 +202,7 @@ impl Turn<'_> {
     ) -> Result<(Opening, Opened), PolicyError> {
         let number = self.pushing.groups.fetch_add(1, Ordering::Relaxed);
         let opening = Opening {
-            group: format!("dressage-{}-{number}", std::process::id()),
+            group: format!("levade-{}-{number}", std::process::id()),
             version: self.version,
             backend: self.pushing.backend,
             rendezvous,

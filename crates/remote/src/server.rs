@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
+use levade_policy::{Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::warn;

@@ -23,8 +23,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::awake::{sleep, within};
-use dressage_policy::{PolicyError, Sampler, WeightsRef};
+use levade_policy::awake::{sleep, within};
+use levade_policy::{PolicyError, Sampler, WeightsRef};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;

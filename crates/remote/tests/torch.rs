@@ -1,11 +1,11 @@
-//! A real group of `dressage_torch` behind the wire.
+//! A real group of `levade_torch` behind the wire.
 //!
 //! ```sh
 //! export LEARNER_TOKEN=0123456789abcdef LEARNER_ROOT=/tmp/root LEARNER_MODEL=/tmp/model
-//! torchrun --nproc-per-node 2 -m dressage_torch --model $LEARNER_MODEL --critic $LEARNER_MODEL \
+//! torchrun --nproc-per-node 2 -m levade_torch --model $LEARNER_MODEL --critic $LEARNER_MODEL \
 //!     --reference $LEARNER_MODEL --run-root $LEARNER_ROOT --token-env LEARNER_TOKEN --port 29700 \
 //!     --device cpu --dtype f32 --export-dtype f32 &
-//! LEARNER_URL=http://127.0.0.1:29700 cargo test -p dressage-remote --test torch -- --ignored
+//! LEARNER_URL=http://127.0.0.1:29700 cargo test -p levade-remote --test torch -- --ignored
 //! ```
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::{Cut, Learner, OptimParams, PolicyError, TrainRequest, Uncut, WeightsAt};
-use dressage_remote::{CRITIC, Expected, LearnerOptions, REFERENCE, RemoteLearner};
-use dressage_rl::{Loss, PolicyLoss};
-use dressage_tree::{PathInput, PathTarget, Target, Term, TreeBatch};
+use levade_policy::{Cut, Learner, OptimParams, PolicyError, TrainRequest, Uncut, WeightsAt};
+use levade_remote::{CRITIC, Expected, LearnerOptions, REFERENCE, RemoteLearner};
+use levade_rl::{Loss, PolicyLoss};
+use levade_tree::{PathInput, PathTarget, Target, Term, TreeBatch};
 
 const LOSS: Loss = Loss::of(PolicyLoss::CrossEntropy);
 const ADAM: OptimParams = OptimParams {
@@ -84,7 +84,7 @@ async fn connect() -> RemoteLearner {
 }
 
 #[tokio::test]
-#[ignore = "needs a group of dressage_torch, named in the environment"]
+#[ignore = "needs a group of levade_torch, named in the environment"]
 async fn every_verb_is_understood() {
     let (policy, root) = (connect().await, PathBuf::from(variable("LEARNER_ROOT")));
     let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());

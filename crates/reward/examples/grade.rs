@@ -2,7 +2,7 @@
 //! to standard output one line each, `{"value": …, "extracted": …, "micros": …}`.
 //!
 //! ```sh
-//! cargo run --release -p dressage-reward --example grade -- '{"maths": {"place": "boxed"}}' < answers.jsonl
+//! cargo run --release -p levade-reward --example grade -- '{"maths": {"place": "boxed"}}' < answers.jsonl
 //! ```
 //!
 //! The argument is a scorer with its options, as JSON: `maths` or `numeric`. Without it, `maths` is used.
@@ -11,7 +11,7 @@ use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::time::Instant;
 
-use dressage_reward::{MathsScorer, ScorerKind};
+use levade_reward::{MathsScorer, ScorerKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

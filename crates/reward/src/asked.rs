@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use dressage_tree::Component;
+use levade_tree::Component;
 use serde_json::Value;
 
 use crate::{Evidence, ScoreError, Scorer};

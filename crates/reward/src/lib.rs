@@ -11,12 +11,12 @@
 //! queries; a [`SchemaScorer`] looks at JSON.
 //!
 //! ```
-//! use dressage_reward::NumericScorer;
+//! use levade_reward::NumericScorer;
 //!
 //! let scorer = NumericScorer::default();
 //! let score = scorer.grade("She sold 48 + 24 = 72 clips.", &"72".into())?;
 //! assert_eq!((score.value, score.extracted.as_deref()), (1.0, Some("72")));
-//! # Ok::<(), dressage_reward::ScoreError>(())
+//! # Ok::<(), levade_reward::ScoreError>(())
 //! ```
 //!
 //! Also here is [`Rational`], the exact arithmetic that comparing answers and computing them share.
@@ -68,10 +68,10 @@ pub use asked::{Chat, ChatText, Service};
 pub use choice::ChoiceScorer;
 pub use code::{CodeKeys, CodeScorer, Passing, Program, ProgramEnd, Ran, Runner, Walls};
 pub use command::{CommandKeys, CommandScorer};
-pub use dressage_tree::Component;
 pub use form::FormScorer;
 pub use http::{HttpKeys, HttpScorer};
 pub use judge::{Group, JudgeEndpoint, JudgeKeys, JudgeScorer, Verdict};
+pub use levade_tree::Component;
 pub use maths::{MathsPlace, MathsScorer, Percent, Units};
 pub use numeric::{Extract, NumericScorer, Tolerance};
 pub use process::Supervisor;

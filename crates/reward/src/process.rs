@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::process::{ExitStatus, Output, Stdio};
 
-use dressage_policy::environment::passed;
+use levade_policy::environment::passed;
 #[cfg(unix)]
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};

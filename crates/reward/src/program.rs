@@ -1,7 +1,7 @@
 //! Rewards that an agent's own program gives: those that it posts, or the one in its last line.
 
 use async_trait::async_trait;
-use dressage_tree::{Component, Earner};
+use levade_tree::{Component, Earner};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -58,11 +58,9 @@ impl Scorer for ProgramScorer {
         let program = evidence.handed().get("program").unwrap_or(&Value::Null);
         match self.from {
             Said::LastLine => last_line(evidence, &program["last_line"]),
-            Said::Posted => posted(
-                evidence,
-                &program["rewards"],
-                "the program has posted no reward to DRESSAGE_REWARD_URL",
-            ),
+            Said::Posted => {
+                posted(evidence, &program["rewards"], "the program has posted no reward to LEVADE_REWARD_URL")
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_tree::{AttemptId, Component, Outcome, Trajectory};
+use levade_tree::{AttemptId, Component, Outcome, Trajectory};
 use serde_json::{Map, Value};
 
 use crate::{Score, ScoreError};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dressage_tree::{AttemptId, Outcome, Trajectory};
+use levade_tree::{AttemptId, Outcome, Trajectory};
 use serde_json::Value;
 
 use crate::Evidence;

@@ -1,16 +1,16 @@
 //! Vectors of every loss at random terms, and of merging, as JSON on stdout: what learners in other languages
-//! are held against (`python/dressage_torch/tests/vectors.json`).
+//! are held against (`python/levade_torch/tests/vectors.json`).
 //!
-//! `cargo run -p dressage-rl --example loss_vectors > python/dressage_torch/tests/vectors.json`
+//! `cargo run -p levade-rl --example loss_vectors > python/levade_torch/tests/vectors.json`
 
 #![allow(clippy::unwrap_used)]
 
-use dressage_rl::correction::Bound;
-use dressage_rl::{
+use levade_rl::correction::Bound;
+use levade_rl::{
     Divergence, Interpolated, Interpolation, KeepGradient, KlEstimator, KlPenalty, Loss, PolicyLoss,
     TrustRegion,
 };
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use serde_json::{Value, json};
 
 /// Numbers in [0, 1), by SplitMix64 (Steele et al. 2014).

@@ -1,6 +1,6 @@
 //! Advantages, losses and group statistics of reinforcement learning: pure functions, no I/O.
 //!
-//! A loss is a plain sum over [`Term`](dressage_tree::Term)s: every normaliser (per token, per sequence, per
+//! A loss is a plain sum over [`Term`](levade_tree::Term)s: every normaliser (per token, per sequence, per
 //! rollout, global) is folded into the terms' explicit weights before a learner sees them, so gradients do
 //! not depend on packing, micro-batch size or the number of workers. [`Loss::evaluate`] gives one term's
 //! value and its derivative with respect to the token's log-probability; that is all a learner needs to know
@@ -11,7 +11,7 @@
 //! wrong the default is right, and a named option reproduces what it does.
 //!
 //! ```
-//! use dressage_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
+//! use levade_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
 //!
 //! // Three rollouts of one task, the first of which succeeded; each token gets advantage and weight.
 //! let rollout = |score, tokens: usize| Rollout {
@@ -25,7 +25,7 @@
 //! let weights = Normaliser::TokenMean.weights(&rollouts);
 //! assert!((advantages[0][0].advantages[3] - 2.0 / 3.0).abs() < 1e-15);
 //! assert_eq!(weights, [0.02, 0.02, 0.02]);
-//! # Ok::<(), dressage_rl::RlError>(())
+//! # Ok::<(), levade_rl::RlError>(())
 //! ```
 
 mod advantage;

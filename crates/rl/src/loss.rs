@@ -5,7 +5,7 @@
 //! first (the ratio of a path, tokens to be marked or dropped) is worked out by [`prepare`](crate::prepare)
 //! and stands in the terms: a learner only ever sees sums over tokens.
 
-use dressage_tree::{Term, TreeBatch};
+use levade_tree::{Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::RlError;

@@ -1,7 +1,7 @@
 //! Decoupled PPO without a forward pass for the proximal policy: guessed at each token as the loss is
 //! evaluated.
 
-use dressage_tree::Term;
+use levade_tree::Term;
 use serde::{Deserialize, Serialize};
 
 use crate::correction::Bound;

@@ -1,6 +1,6 @@
 //! Intervals of differences over clusters of unequal size.
 
-use dressage_rl::{Paired, paired_difference};
+use levade_rl::{Paired, paired_difference};
 
 /// Every other cluster has nine pairs that differ by 1, the others have one pair that does not differ. The
 /// mean over pairs is 0.9, the mean over the means of clusters would be 0.5.

@@ -1,5 +1,5 @@
 //! Runs code many times over, and looks for what is left: `cargo run --release --example many -p
-//! dressage-sandbox -- 10000`.
+//! levade-sandbox -- 10000`.
 //!
 //! Arguments: how many runs [10000], how many at once [2]. Of every seven runs five end well, one dies of a
 //! signal, and one leaves detached processes behind. Prints the rate, the times of runs one after the other,
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use dressage_sandbox::{Demand, Language, Options, Run, Sandbox};
+use levade_sandbox::{Demand, Language, Options, Run, Sandbox};
 
 const CODES: [(&str, i32); 7] = [
     ("print(sum(range(10)))", 0),

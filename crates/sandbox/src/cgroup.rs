@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::limits::Limits;
 
 /// Prefix of the directories that this module creates; the process id follows.
-const PREFIX: &str = "dressage-sandbox-";
+const PREFIX: &str = "levade-sandbox-";
 
 /// Memory of a run beyond its limits, in bytes: the pages that its keeper writes to.
 const KEEPER: u64 = 16 << 20;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::time::Duration;
 
-use dressage_policy::awake;
+use levade_policy::awake;
 use rustix::process::{Signal, pidfd_send_signal};
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;

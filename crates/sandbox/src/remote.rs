@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Bytes;
-use dressage_policy::awake;
+use levade_policy::awake;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

@@ -283,7 +283,7 @@ impl Outcome {
 /// A folder through which a user of no rights gets to its own.
 fn scratch() -> std::io::Result<tempfile::TempDir> {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::Builder::new().prefix("dressage-sandbox-").tempdir()?;
+    let folder = tempfile::Builder::new().prefix("levade-sandbox-").tempdir()?;
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
     Ok(folder)
 }

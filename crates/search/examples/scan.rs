@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use dressage_search::{Index, VectorWriter, Vectors};
+use levade_search::{Index, VectorWriter, Vectors};
 use serde_json::{Value, json};
 
 type Error = Box<dyn std::error::Error>;
@@ -66,7 +66,7 @@ impl MadeUp {
 
 fn vectors(count: usize, dimensions: usize, threads: usize) -> Result<(), Error> {
     let mut made_up = MadeUp(1);
-    let folder = std::env::temp_dir().join(format!("dressage-scan-{}", std::process::id()));
+    let folder = std::env::temp_dir().join(format!("levade-scan-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
     let mut writer = VectorWriter::create(&folder, dimensions)?;
     let begun = Instant::now();

@@ -8,7 +8,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dressage_policy::{Embedder, PolicyError, TextRole, awake, crash_point};
+use levade_policy::{Embedder, PolicyError, TextRole, awake, crash_point};
 use tokio::runtime::Handle;
 
 use crate::corpus::Corpus;

@@ -57,8 +57,8 @@ fn another_schema_is_refused_with_the_way_out() {
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 3, \"unknown\": []")).unwrap();
     let error = Index::open(&made.index, false).err().unwrap().to_string();
-    assert!(error.contains("an index of schema 3, and this version of Dressage reads schema 2"), "{error}");
-    assert!(error.ends_with("dressage search index CORPUS --out FOLDER"), "{error}");
+    assert!(error.contains("an index of schema 3, and this version of Levade reads schema 2"), "{error}");
+    assert!(error.ends_with("levade search index CORPUS --out FOLDER"), "{error}");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn names_of_files_never_lead_out_of_the_folder() {
 #[cfg(unix)]
 fn a_killed_indexing_leaves_no_index_that_opens() {
     use std::os::unix::process::ExitStatusExt;
-    const CHILD: &str = "DRESSAGE_TEST_SEARCH_CHILD";
+    const CHILD: &str = "LEVADE_TEST_SEARCH_CHILD";
     let corpus_of = |folder: &Path| folder.join("c.jsonl");
     if let Ok(folder) = std::env::var(CHILD) {
         let folder = Path::new(&folder);
@@ -188,7 +188,7 @@ fn a_killed_indexing_leaves_no_index_that_opens() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "build::tests::a_killed_indexing_leaves_no_index_that_opens"])
             .env(CHILD, folder.path())
-            .env(dressage_policy::CRASH_AT, place)
+            .env(levade_policy::CRASH_AT, place)
             .output()
             .unwrap();
         assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{place}");

@@ -5,12 +5,12 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_http::{Client as Http, Hosts};
-use dressage_policy::awake;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Body;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::{Method, Request, StatusCode, Uri};
+use levade_http::{Client as Http, Hosts};
+use levade_policy::awake;
 use serde_json::{Value, json};
 
 use crate::{Hit, Passage, SearchError};

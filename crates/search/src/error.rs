@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dressage_policy::PolicyError;
+use levade_policy::PolicyError;
 
 /// Errors of indices and searches.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ pub enum SearchError {
     #[error("another process is building {}; wait for its end, or give another folder", .0.display())]
     Locked(PathBuf),
     /// A folder is no index.
-    #[error("{} {why}; build an index with `dressage search index CORPUS --out FOLDER`", path.display())]
+    #[error("{} {why}; build an index with `levade search index CORPUS --out FOLDER`", path.display())]
     NotAnIndex {
         /// The folder.
         path: PathBuf,
@@ -63,8 +63,8 @@ pub enum SearchError {
     },
     /// An index of another version.
     #[error(
-        "{} is an index of schema {found}, and this version of Dressage reads schema {wanted}\n\
-         build it again from its corpus: dressage search index CORPUS --out FOLDER",
+        "{} is an index of schema {found}, and this version of Levade reads schema {wanted}\n\
+         build it again from its corpus: levade search index CORPUS --out FOLDER",
         path.display()
     )]
     Schema {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use dressage_policy::caught;
+use levade_policy::caught;
 use serde::{Deserialize, Serialize};
 use tantivy::collector::TopDocs;
 use tantivy::indexer::NoMergePolicy;
@@ -24,7 +24,7 @@ use tantivy::{
 use crate::words::Words;
 use crate::{Passage, SearchError};
 
-/// Name of the analyzer within the inverted index.
+/// Name of the analyzer within the inverted index: the one that indices have had since the project had this name.
 const ANALYZER: &str = "dressage";
 /// Bytes of postings that are held before they are written, a segment each time.
 const MEMORY: usize = 256 << 20;

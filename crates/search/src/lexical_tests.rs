@@ -88,6 +88,16 @@ proptest! {
 }
 
 #[test]
+fn analyzer_name_is_that_of_stored_indices() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = LexicalWriter::create(folder.path(), Analyzer::Plain).unwrap();
+    writer.add(&passage("a", "", "words")).unwrap();
+    writer.finish().unwrap();
+    let schema = std::fs::read_to_string(folder.path().join("meta.json")).unwrap();
+    assert!(schema.contains(r#""tokenizer": "dressage""#), "{schema}");
+}
+
+#[test]
 fn words_are_stemmed_and_stop_words_left_out() {
     assert_eq!(Analyzer::English.terms("The Movies were released"), ["movi", "were", "releas"]);
     assert_eq!(Analyzer::Plain.terms("The Movies, RELEASED"), ["the", "movies", "released"]);

@@ -9,8 +9,8 @@
 //! are not those that were written. Results are a function of index and query: equal scores are in the order
 //! of the corpus, and vectors are compared exactly, not approximately.
 //!
-//! Not here: models that embed (`dressage-engine`), and the tool that an agent searches with
-//! (`dressage-agent`).
+//! Not here: models that embed (`levade-engine`), and the tool that an agent searches with
+//! (`levade-agent`).
 
 mod build;
 mod client;

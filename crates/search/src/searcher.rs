@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::{Embedder, PolicyError, TextRole, awake};
+use levade_policy::{Embedder, PolicyError, TextRole, awake};
 use tokio::sync::Semaphore;
 
 use crate::fuse::fuse;

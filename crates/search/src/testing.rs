@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_policy::{Embedder, PolicyError, TextRole};
+use levade_policy::{Embedder, PolicyError, TextRole};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 

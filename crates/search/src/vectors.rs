@@ -212,7 +212,7 @@ impl Vectors {
         let mapped = |name: &str, width: usize| {
             let path = folder.join(name);
             let file = File::open(&path).map_err(SearchError::io("open", &path))?;
-            // SAFETY: the map is private and read-only, and Dressage never writes to a file of an index in
+            // SAFETY: the map is private and read-only, and Levade never writes to a file of an index in
             // place; another program that shrinks one meanwhile would end the process with a bus error, as it
             // would for every program that maps its files.
             let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;

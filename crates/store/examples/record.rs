@@ -2,7 +2,7 @@
 //! attempt costs.
 //!
 //! ```sh
-//! cargo run --release -p dressage-store --features testing --example record
+//! cargo run --release -p levade-store --features testing --example record
 //! ```
 //!
 //! Of the two, `-- ends` alone has 64 attempts of 8k tokens end at once, `-- long` makes an attempt of 100
@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use dressage_store::testing::wait;
-use dressage_store::{Attempt, Begun, Memory, Sqlite, Status, Store};
-use dressage_tree::{
+use levade_store::testing::wait;
+use levade_store::{Attempt, Begun, Memory, Sqlite, Status, Store};
+use levade_tree::{
     AttemptId, Kind, Outcome, Part, PathInput, Placement, Purpose, RunId, Segment, SegmentId, Trajectory,
     TreeBatch, VersionRun,
 };

@@ -1,6 +1,6 @@
 //! Rules of the record that hold whatever the backend.
 
-use dressage_tree::{AttemptId, Placement, RunId, Segment, SegmentId, Trajectory};
+use levade_tree::{AttemptId, Placement, RunId, Segment, SegmentId, Trajectory};
 
 use crate::error::Failure;
 use crate::{Attempt, Begun, Earned, End, PerToken, PlannedPath, Recorded, Status, StepPlan};

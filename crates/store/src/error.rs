@@ -75,14 +75,14 @@ pub enum StoreError {
         key: String,
     },
     /// The file is an SQLite database of another program.
-    #[error("{place} is not a Dressage record (application id {found:#x}); name another file")]
+    #[error("{place} is not a Levade record (application id {found:#x}); name another file")]
     Foreign {
         /// The place of the record.
         place: String,
         /// The application id it carries.
         found: i32,
     },
-    /// The file was written by another version of Dressage.
+    /// The file was written by another version of Levade.
     #[error(
         "the record {place} has schema version {found}, but this build reads version {expected}; use the build that \
          wrote it, or start a new run folder"

@@ -34,8 +34,8 @@
 //! Not here: what a task or an evaluation means. They are JSON to this room.
 //!
 //! ```
-//! use dressage_store::{EvalKey, Memory, Recorded, Store};
-//! use dressage_tree::RunId;
+//! use levade_store::{EvalKey, Memory, Recorded, Store};
+//! use levade_tree::RunId;
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 //! let store: std::sync::Arc<dyn Store> = std::sync::Arc::new(Memory::new(RunId("run".into())));
@@ -43,7 +43,7 @@
 //! assert_eq!(store.record_eval(key, &"first".into()).await?, Recorded::Now);
 //! assert_eq!(store.record_eval(key, &"first".into()).await?, Recorded::Before);
 //! assert!(store.record_eval(key, &"other".into()).await.is_err());
-//! # Ok::<_, dressage_store::StoreError>(()) }).unwrap();
+//! # Ok::<_, levade_store::StoreError>(()) }).unwrap();
 //! ```
 
 mod checks;
@@ -66,4 +66,4 @@ pub use record::{
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;
 
-pub use dressage_tree::Earner;
+pub use levade_tree::Earner;

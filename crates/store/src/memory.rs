@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
-use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment, SegmentId};
+use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment, SegmentId};
 
 use crate::checks;
 use crate::error::{Code, Failure};

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use dressage_policy::Cut;
-use dressage_tree::{AttemptId, Earner, Outcome, Placement, SegmentId, Trajectory};
+use levade_policy::Cut;
+use levade_tree::{AttemptId, Earner, Outcome, Placement, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
 /// Whether an attempt came to its end.

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment};
+use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment};
 
 use crate::{
     Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, StepPlan, StoreError, Tries,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::thread;
 
-use dressage_tree::{AttemptId, Purpose};
+use levade_tree::{AttemptId, Purpose};
 
 use crate::{AttemptSummary, Status, StepPlan, Store, StoreError};
 

@@ -9,17 +9,17 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use dressage_policy::Cut;
-use dressage_store::{
+use levade_policy::Cut;
+use levade_store::{
     Attempt, Begun, PerToken, PlannedPath, PolicyPlan, Sqlite, Status, StepPlan, Store, Update,
 };
-use dressage_tree::{
+use levade_tree::{
     AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
 use serde_json::json;
 use tokio::task::JoinSet;
 
-const FILE: &str = "DRESSAGE_TEST_RECORD";
+const FILE: &str = "LEVADE_TEST_RECORD";
 
 fn run() -> RunId {
     RunId("killed".into())

@@ -5,7 +5,7 @@
 use std::io::{BufRead, Write, stdin, stdout};
 
 use anyhow::Result;
-use dressage_text::{ChatTemplate, Rendering};
+use levade_text::{ChatTemplate, Rendering};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

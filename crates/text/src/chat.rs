@@ -16,7 +16,7 @@
 
 use std::collections::BTreeSet;
 
-use dressage_model::{ModelFiles, SpecialTokens};
+use levade_model::{ModelFiles, SpecialTokens};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

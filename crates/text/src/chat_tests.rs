@@ -1,8 +1,8 @@
-//! Conversations in tokens, over templates shaped like those of the model families that Dressage trains.
+//! Conversations in tokens, over templates shaped like those of the model families that Levade trains.
 
 use crate::testing::{HEADERS, IM_END, IM_START, header_chat, sampled, tiny_chat, tiny_tokenizer};
 use crate::{Chat, ChatOptions, Message, TextError, ToolCall, ToolPrompt, ToolProtocol, ToolSpec};
-use dressage_model::SpecialTokens;
+use levade_model::SpecialTokens;
 use serde_json::json;
 
 /// Prints a system message of its own where none is given, and any role by its name.

@@ -1,6 +1,6 @@
 //! Tokenizers of encoders, which read whole texts: WordPiece, and whatever else a `tokenizer.json` has.
 
-use dressage_policy::{PolicyError, TextIds, caught};
+use levade_policy::{PolicyError, TextIds, caught};
 use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
 
 use crate::TextError;

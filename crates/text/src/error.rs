@@ -36,7 +36,7 @@ pub enum TextError {
     },
     /// The template prints tools, but asks for calls in a format that is not understood here.
     #[error(
-        "the chat template asks for calls in a format of its own that is none of those that Dressage reads; set the \
+        "the chat template asks for calls in a format of its own that is none of those that Levade reads; set the \
          tool protocol to \"hermes\" to describe tools in the system prompt instead, or, where one of the others \
          fits, to \"qwen_xml\", \"llama\", \"mistral\", \"deepseek\", \"glm\", \"kimi\", \"minimax\" or \"harmony\""
     )]

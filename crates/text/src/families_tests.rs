@@ -560,7 +560,7 @@ fn values_between_tags_may_hold_tags_of_parameters() {
 
 #[test]
 fn calls_of_every_family_keep_to_schemas_with_references() {
-    use dressage_policy::{Grammar, Grammars};
+    use levade_policy::{Grammar, Grammars};
 
     let parameters = json!({
         "type": "object",

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use dressage_model::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
+use levade_model::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
 use serde_json::{Map, Value, json};
 
 use crate::TextError;

@@ -1,6 +1,6 @@
 //! Tests of schemas in the form that a grammar can follow.
 
-use dressage_policy::{Grammar, Grammars};
+use levade_policy::{Grammar, Grammars};
 
 use super::*;
 use crate::Vocabulary;

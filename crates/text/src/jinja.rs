@@ -38,7 +38,7 @@ pub(crate) use from_json::from_fields;
 pub(crate) use limits::STEPS;
 
 /// The variable that tells filters the guard character of a rendering.
-pub(crate) const GUARD: &str = "__dressage_guard";
+pub(crate) const GUARD: &str = "__levade_guard";
 
 /// The only template of an environment.
 pub(crate) const NAME: &str = "chat";

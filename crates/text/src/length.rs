@@ -100,7 +100,7 @@ impl Longest {
 
 #[cfg(test)]
 mod tests {
-    use dressage_model::TokenizerSource;
+    use levade_model::TokenizerSource;
     use proptest::prelude::*;
 
     use super::*;

@@ -4,7 +4,7 @@
 //! see them; a [`Chat`] joins the two with a tool protocol and speaks of conversations in tokens.
 //!
 //! ```
-//! use dressage_text::{Message, ToolSpec, testing};
+//! use levade_text::{Message, ToolSpec, testing};
 //!
 //! let chat = testing::tiny_chat()?;
 //! let question = [Message::user("What is 2 + 3?")];
@@ -22,7 +22,7 @@
 //! let given = chat.continuation(&question, &sampled, &[Message::tool("5")], &[])?;
 //! let text = chat.tokenizer().decode_with_special(&given);
 //! assert_eq!(text, "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n");
-//! # Ok::<(), dressage_text::TextError>(())
+//! # Ok::<(), levade_text::TextError>(())
 //! ```
 //!
 //! A [`Message`] is read from what clients of OpenAI's API send and written back in that shape. A template is
@@ -38,8 +38,8 @@
 //! hold a reply to a form.
 //!
 //! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from
-//! their text; a reply of any shape parses. Not here: drawing tokens (`dressage-policy`), running tools
-//! (`dressage-agent`), reading model files (`dressage-model`).
+//! their text; a reply of any shape parses. Not here: drawing tokens (`levade-policy`), running tools
+//! (`levade-agent`), reading model files (`levade-model`).
 
 mod alphabet;
 mod bare;
@@ -91,10 +91,10 @@ pub use chat::{Chat, ChatOptions};
 pub use content::{Content, ContentPart};
 pub use decimal::canonical_number;
 pub use describe::ToolPrompt;
-pub use dressage_model::TokenizerSource;
 pub use encoder::EncoderTokenizer;
 pub use error::TextError;
 pub use grammar_schema::{LeftOut, followed_schema};
+pub use levade_model::TokenizerSource;
 pub use message::{Arguments, Message, Role, ToolCall, ToolSpec};
 pub use must_call::CallGrammar;
 pub use protocol::ToolProtocol;

@@ -39,7 +39,7 @@ impl Chat {
 
 #[cfg(test)]
 mod tests {
-    use dressage_policy::{Grammar, Grammars};
+    use levade_policy::{Grammar, Grammars};
     use serde_json::{Value, json};
 
     use crate::testing::{family_chat, tiny_chat};

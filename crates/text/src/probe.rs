@@ -11,9 +11,9 @@ use crate::systems::{LateSystem, SystemForm};
 use crate::thought::{REASONING, Thoughts};
 use crate::{Chat, Message, Parsed, Role, TextError, ToolCall, ToolProtocol, ToolSpec};
 
-const PROBE_TOOL: &str = "dressage_probe_tool";
-const PROBE_TEXT: &str = "DressageProbeText";
-const PROBE_THOUGHT: &str = "DressageProbeThought";
+const PROBE_TOOL: &str = "levade_probe_tool";
+const PROBE_TEXT: &str = "LevadeProbeText";
+const PROBE_THOUGHT: &str = "LevadeProbeThought";
 
 /// A tool with a text and a number.
 fn probe_tool() -> ToolSpec {
@@ -106,7 +106,7 @@ impl Chat {
 
     /// Whether the template prints what this role says after a reply, and behind it.
     pub(crate) fn prints_later(&self, role: Role) -> bool {
-        const REPLY: &str = "DressageProbeReply";
+        const REPLY: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
         let mut said = json!({ "role": role.as_str(), "content": PROBE_TEXT });
         let reply = match self.takes_calls().filter(|_| role == Role::Tool) {
@@ -145,7 +145,7 @@ impl Chat {
     /// Finds how the template is shown calls whose arguments are no JSON object: in the first form in which
     /// it prints their text as it is, else in the first one in which it prints the text escaped.
     pub(crate) fn probe_unreadable(&mut self) {
-        const CUT: &str = "{\"text\": \"DressageProbeThought";
+        const CUT: &str = "{\"text\": \"LevadeProbeThought";
         let id = probe_id(self.format);
         let call = ToolCall { id: id.clone(), name: PROBE_TOOL.into(), arguments: Value::from(CUT).into() };
         let result =
@@ -169,8 +169,8 @@ impl Chat {
 
     /// Finds which messages of instructions the template prints.
     pub(crate) fn probe_systems(&self, unprinted: LateSystem) -> SystemForm {
-        const TEXTS: [&str; 2] = ["DressageProbeFirst", "DressageProbeSecond"];
-        const REPLY: &str = "DressageProbeReply";
+        const TEXTS: [&str; 2] = ["LevadeProbeFirst", "LevadeProbeSecond"];
+        const REPLY: &str = "LevadeProbeReply";
         let said = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
         let [first, second] = TEXTS.map(|text| said(Role::System, text));
         let (user, reply) = (said(Role::User, "Hi"), said(Role::Assistant, REPLY));

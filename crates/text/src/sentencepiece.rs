@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use dressage_model::{GgufTokenizer, TokenType};
+use levade_model::{GgufTokenizer, TokenType};
 use serde_json::{Value, json};
 
 use crate::TextError;
@@ -86,7 +86,7 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     if source.add_space_prefix {
         return Err(TextError::Tokenizer(
             "the GGUF file's tokenizer puts a space before every text (tokenizer.ggml.add_space_prefix), as Llama 2 and the \
-             first Mistral do; Dressage reads SentencePiece vocabularies without it, such as Gemma's"
+             first Mistral do; Levade reads SentencePiece vocabularies without it, such as Gemma's"
                 .into(),
         ));
     }
@@ -147,8 +147,8 @@ fn merges(source: &GgufTokenizer) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
-    use dressage_model::TokenizerSource;
-    use dressage_policy::TokenBytes;
+    use levade_model::TokenizerSource;
+    use levade_policy::TokenBytes;
 
     use super::*;
     use crate::Tokenizer;

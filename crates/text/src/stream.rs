@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dressage_policy::TokenBytes;
+use levade_policy::TokenBytes;
 
 use crate::reader::{Found, Part, Reader, thought_of};
 use crate::{Chat, Malformed, Tokenizer, ToolCall, ToolSpec};

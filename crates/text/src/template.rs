@@ -11,7 +11,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dressage_policy::caught;
+use levade_policy::caught;
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
 

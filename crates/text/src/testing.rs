@@ -5,8 +5,8 @@
 
 mod families;
 
-use dressage_model::{GgufTokenizer, TokenType};
 pub use families::family_chat;
+use levade_model::{GgufTokenizer, TokenType};
 
 use crate::{Chat, ChatOptions, TextError, Tokenizer, TokenizerSource, alphabet};
 

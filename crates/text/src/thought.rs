@@ -28,8 +28,8 @@ const CALLS: [&str; 2] = ["</tool_call>", "</minimax:tool_call>"];
 /// Fields of a message that published templates read reasoning from.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
-const THOUGHT: &str = "DressageProbeThought";
-const SPEECH: &str = "DressageProbeSpeech";
+const THOUGHT: &str = "LevadeProbeThought";
+const SPEECH: &str = "LevadeProbeSpeech";
 
 /// The tags of a model's thoughts.
 #[derive(Debug, Clone, Default)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dressage_model::TokenType;
+use levade_model::TokenType;
 use proptest::prelude::*;
 
 use super::*;

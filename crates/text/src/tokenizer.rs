@@ -13,8 +13,8 @@
 
 use std::collections::HashMap;
 
-use dressage_model::{AddedToken, GgufTokenizer, SpecialTokens, TokenizerSource, added_tokens};
-use dressage_policy::{TokenBytes, caught};
+use levade_model::{AddedToken, GgufTokenizer, SpecialTokens, TokenizerSource, added_tokens};
+use levade_policy::{TokenBytes, caught};
 use tokenizers::{DecoderWrapper, ModelWrapper};
 
 use crate::length::Longest;
@@ -377,7 +377,7 @@ impl Tokenizer {
     }
 
     /// A `tokenizer.json` that other programs load to get the same ids;
-    /// `dressage_model::write_tokenizer_config` writes what goes with it.
+    /// `levade_model::write_tokenizer_config` writes what goes with it.
     ///
     /// # Errors
     /// When it cannot be written as JSON.

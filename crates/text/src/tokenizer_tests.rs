@@ -15,7 +15,7 @@ fn merging(pre: &str) -> GgufTokenizer {
     source.pre = pre.into();
     for rule in ["h e", "l l", "he ll", "hell o", "Ġ w", "1 2", "Ċ Ċ", "Ġ Ġ"] {
         source.tokens.push(rule.replace(' ', ""));
-        source.types.push(dressage_model::TokenType::Normal);
+        source.types.push(levade_model::TokenType::Normal);
         source.merges.push(rule.into());
     }
     source
@@ -103,7 +103,7 @@ fn pre_tokenizers_have_many_names() {
 fn user_defined_tokens_are_text_and_control_tokens_are_not() {
     let mut source = testing::tiny_gguf();
     source.tokens.push("<tool_call>".into());
-    source.types.push(dressage_model::TokenType::UserDefined);
+    source.types.push(levade_model::TokenType::UserDefined);
     let tokenizer = Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap();
     assert_eq!(tokenizer.encode("<tool_call>"), [259]);
     assert_eq!(tokenizer.decode(&[259]), "<tool_call>");
@@ -168,7 +168,7 @@ fn bad_files_are_named() {
             .contains("no merge rules")
     );
     assert!(
-        message(GgufTokenizer { types: vec![dressage_model::TokenType::Normal], ..tiny() })
+        message(GgufTokenizer { types: vec![levade_model::TokenType::Normal], ..tiny() })
             .contains("1 token types")
     );
     let mut twice = tiny();

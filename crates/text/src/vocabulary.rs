@@ -6,7 +6,7 @@
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread;
 
-use dressage_policy::{Allowed, Constraint, Grammar, Grammars, PolicyError, TokenBytes, TokenSet, caught};
+use levade_policy::{Allowed, Constraint, Grammar, Grammars, PolicyError, TokenBytes, TokenSet, caught};
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};

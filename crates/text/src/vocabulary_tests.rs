@@ -1,6 +1,6 @@
 //! Tests of grammars over the tiny tokenizer: replies are drawn at random from what is allowed.
 
-use dressage_policy::uniform;
+use levade_policy::uniform;
 use serde_json::{Value, json};
 
 use super::*;

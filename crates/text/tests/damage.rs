@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
-use dressage_model::{GgufTokenizer, TokenType, TokenizerSource};
-use dressage_text::{TextError, Tokenizer};
+use levade_model::{GgufTokenizer, TokenType, TokenizerSource};
+use levade_text::{TextError, Tokenizer};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_agent::tasks::Task;
-use dressage_agent::tools::{ToolSet, Used};
-use dressage_agent::{
+use levade_agent::tasks::Task;
+use levade_agent::tools::{ToolSet, Used};
+use levade_agent::{
     Agent, AgentLoop, Attempt, AttemptContext, HelperAgent, Limits, Pick, Summariser, Teacher,
 };
-use dressage_policy::{Sampler, SamplingParams};
-use dressage_text::Chat;
-use dressage_tree::DEFAULT;
+use levade_policy::{Sampler, SamplingParams};
+use levade_text::Chat;
+use levade_tree::DEFAULT;
 
 use crate::TrainerError;
 use crate::policies::Policies;

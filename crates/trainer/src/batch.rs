@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dressage_store::{PerToken, PlannedPath};
+use levade_store::{PerToken, PlannedPath};
 
 #[cfg(test)]
-use dressage_tree::DEFAULT;
-use dressage_tree::{Masked, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
+use levade_tree::DEFAULT;
+use levade_tree::{Masked, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
 
 /// A leaf of a trajectory and what is trained on its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -215,7 +215,7 @@ impl<'a> Paths<'a> {
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::{AttemptId, Kind, VersionRun};
+    use levade_tree::{AttemptId, Kind, VersionRun};
     use proptest::prelude::*;
 
     use super::*;

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use dressage_rl::Interval;
+use levade_rl::Interval;
 
 use crate::evaluate::EvalResult;
 

@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use dressage_policy::{Learner, Manifest, Place, SavedFile, checksum, crash_point};
+use levade_policy::{Learner, Manifest, Place, SavedFile, checksum, crash_point};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -379,7 +379,7 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
 
 #[cfg(test)]
 mod tests {
-    use dressage_policy::{Simulator, SimulatorConfig};
+    use levade_policy::{Simulator, SimulatorConfig};
 
     use super::*;
 

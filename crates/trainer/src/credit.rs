@@ -4,9 +4,9 @@
 //! that of the action itself, of the action that an observation answers, or of an agent's part of a path.
 //! What no action came before stays with the outcome, which belongs to the end of every path.
 
-use dressage_rl::Rollout;
-use dressage_store::{Earned, Earner};
-use dressage_tree::{SegmentId, Trajectory};
+use levade_rl::Rollout;
+use levade_store::{Earned, Earner};
+use levade_tree::{SegmentId, Trajectory};
 
 use crate::batch::TrainedPath;
 use crate::recipe::GroupBy;
@@ -173,7 +173,7 @@ impl Earnings {
             };
             // Where a path was cut its last token is the one that was.
             let is_last = tokens.last().is_some_and(|token| token + 1 == paths[path].tokens());
-            dressage_rl::Path {
+            levade_rl::Path {
                 turns_before: paths[path].turns_before,
                 turns: mine().map(|action| action.tokens()).collect(),
                 masked: masked.collect(),
@@ -182,7 +182,7 @@ impl Earnings {
                 cut: signals.cut.filter(|_| is_last).map(f64::from),
                 behaviour: of_tokens(&signals.logprobs),
                 concentration: of_tokens(&signals.concentrations),
-                ..dressage_rl::Path::default()
+                ..levade_rl::Path::default()
             }
         };
         let added =
@@ -198,7 +198,7 @@ impl Earnings {
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::{Kind, Segment, VersionRun};
+    use levade_tree::{Kind, Segment, VersionRun};
 
     use super::*;
     use crate::batch::{Targets, trained_paths};

@@ -3,16 +3,16 @@
 use std::io;
 use std::path::PathBuf;
 
-use dressage_agent::DemonstrationError;
-use dressage_agent::environments::EnvironmentError;
-use dressage_agent::tasks::TaskError;
-use dressage_agent::tools::ToolError;
-use dressage_policy::PolicyError;
-use dressage_reward::ScoreError;
-use dressage_rl::RlError;
-use dressage_store::StoreError;
-use dressage_text::TextError;
-use dressage_tree::{AttemptId, Placement, TreeError};
+use levade_agent::DemonstrationError;
+use levade_agent::environments::EnvironmentError;
+use levade_agent::tasks::TaskError;
+use levade_agent::tools::ToolError;
+use levade_policy::PolicyError;
+use levade_reward::ScoreError;
+use levade_rl::RlError;
+use levade_store::StoreError;
+use levade_text::TextError;
+use levade_tree::{AttemptId, Placement, TreeError};
 
 use crate::recipe::{Difference, RecipeError};
 
@@ -62,7 +62,7 @@ pub enum TrainerError {
     /// The recipe does not continue the run.
     #[error(
         "the recipe differs from that of the run in {0}: {difference}. Put it back, go on by the run's own recipe \
-         (dressage train {0} --resume), or start another run in a folder named with --run",
+         (levade train {0} --resume), or start another run in a folder named with --run",
         folder.display()
     )]
     Differs {

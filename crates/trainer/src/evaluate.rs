@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use dressage_agent::tasks::Task;
-use dressage_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
-use dressage_store::{Attempt, EvalKey, Status, Store};
-use dressage_tree::{Kind, Outcome, Placement, Purpose};
+use levade_agent::tasks::Task;
+use levade_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
+use levade_store::{Attempt, EvalKey, Status, Store};
+use levade_tree::{Kind, Outcome, Placement, Purpose};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -38,7 +38,7 @@ pub struct EvalResult {
 /// A first reply after which no tool answered a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uncalled {
-    /// The attempt, as `dressage inspect` names it.
+    /// The attempt, as `levade inspect` names it.
     pub attempt: String,
     /// The whole reply.
     pub reply: String,
@@ -410,8 +410,8 @@ pub async fn evaluate(
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::Memory;
-    use dressage_tree::{AttemptId, Finish, RunId, Trajectory};
+    use levade_store::Memory;
+    use levade_tree::{AttemptId, Finish, RunId, Trajectory};
     use serde_json::json;
 
     use super::*;

@@ -18,10 +18,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use dressage_agent::tasks::Task;
-use dressage_policy::SamplingParams;
-use dressage_store::{Attempt, Status};
-use dressage_tree::{Placement, Purpose};
+use levade_agent::tasks::Task;
+use levade_policy::SamplingParams;
+use levade_store::{Attempt, Status};
+use levade_tree::{Placement, Purpose};
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;

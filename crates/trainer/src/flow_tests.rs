@@ -1,6 +1,6 @@
 //! Tests of which attempts make a group.
 
-use dressage_tree::{AttemptId, Outcome, RunId, Trajectory};
+use levade_tree::{AttemptId, Outcome, RunId, Trajectory};
 use serde_json::Value;
 
 use super::*;

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use dressage_policy::{Cut, ForwardBackward, Learner, OptimParams, TrainRequest, Trained, crash_point};
-use dressage_rl::correction::Mismatch;
-use dressage_rl::{Loss, PolicyLoss, explained_variance};
-use dressage_store::{PlannedPath, PolicyPlan, StepPlan, Update};
-use dressage_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
+use levade_policy::{Cut, ForwardBackward, Learner, OptimParams, TrainRequest, Trained, crash_point};
+use levade_rl::correction::Mismatch;
+use levade_rl::{Loss, PolicyLoss, explained_variance};
+use levade_store::{PlannedPath, PolicyPlan, StepPlan, Update};
+use levade_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
 use crate::apart::Apart;

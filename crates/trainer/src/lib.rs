@@ -16,7 +16,7 @@
 //!   sums.
 //! - *Honest numbers.* Evaluations are greedy, on held-out tasks, and count the score alone, without shaping.
 //!
-//! Places where a test can make the process die (see [`crash_point`](dressage_policy::crash_point)):
+//! Places where a test can make the process die (see [`crash_point`](levade_policy::crash_point)):
 //! `sampling`, `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`,
 //! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
 //! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
@@ -61,10 +61,10 @@ mod under_way;
 pub use agents::{AgentParts, Agents, MixtureParts, NamedAgent};
 pub use best::Best;
 pub use checkpoint::{Checkpoint, Position};
-pub use dressage_rl::Interval;
 pub use error::TrainerError;
 pub use evaluate::{AtK, EvalResult, Gain, SliceResult, Uncalled, evaluate, milestones};
 pub use folder::RunFolder;
+pub use levade_rl::Interval;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};
 pub use origin::{begun, matching, merged_from, seconds, write_merged_from};

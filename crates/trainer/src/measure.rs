@@ -1,6 +1,6 @@
 //! Evaluations in the course of a run: when one is due, its record, and the checkpoint that it chooses.
 
-use dressage_store::EvalKey;
+use levade_store::EvalKey;
 use serde_json::json;
 use tracing::info;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dressage_tree::Purpose;
+use levade_tree::Purpose;
 use tokio::sync::Notify;
 
 use crate::evaluate::EvalResult;

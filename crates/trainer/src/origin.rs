@@ -6,10 +6,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dressage_agent::tasks::Matching;
-use dressage_policy::checksum;
-use dressage_store::Store;
-use dressage_tree::Purpose;
+use levade_agent::tasks::Matching;
+use levade_policy::checksum;
+use levade_store::Store;
+use levade_tree::Purpose;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -33,7 +33,7 @@ pub(crate) struct Origin {
     schema: u32,
     /// Seconds since 1970: what its chat template takes for now, whenever it goes on.
     begun: u64,
-    /// The version of Dressage.
+    /// The version of Levade.
     version: String,
     /// Files of tasks and of the model, and lists of tasks that environments gave.
     files: Vec<Input>,
@@ -269,7 +269,7 @@ impl Origin {
         let mut notes = Vec::new();
         if self.version != now.version {
             notes.push(format!(
-                "this run began with Dressage {} and goes on with {}",
+                "this run began with Levade {} and goes on with {}",
                 self.version, now.version
             ));
         }

@@ -6,10 +6,10 @@
 
 use std::collections::HashMap;
 
-use dressage_policy::Uncut;
-use dressage_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
-use dressage_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
-use dressage_tree::{
+use levade_policy::Uncut;
+use levade_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
+use levade_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
+use levade_tree::{
     AttemptId, Component, Finish, Kind, PathInput, Placement, Segment, SegmentId, Tokens, Trajectory,
 };
 
@@ -89,7 +89,7 @@ impl<'a> Rollout<'a> {
         let Some(kl) = keys.kl.filter(|kl| kl.apply_to == Charge::Reward) else {
             return (vec![Vec::new(); self.paths.len()], 0.0);
         };
-        let penalty = dressage_rl::KlPenalty { coefficient, ..kl.penalty() };
+        let penalty = levade_rl::KlPenalty { coefficient, ..kl.penalty() };
         let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
         let (mut rewards, mut found) = (Vec::new(), Vec::new());
         for way in &self.paths {
@@ -247,7 +247,7 @@ struct Gathered<'a> {
     /// Samples that each rollout is to the estimator, in order: one or several.
     samples: Vec<Vec<Sample>>,
     /// All samples.
-    described: Vec<dressage_rl::Rollout>,
+    described: Vec<levade_rl::Rollout>,
     /// Charge on each rollout for leaving the reference.
     divergences: Vec<f64>,
     /// Numbers of the groups of agents.
@@ -316,7 +316,7 @@ impl<'a> Gathered<'a> {
         for sample in &samples {
             let group = self.number(keys.group_by, group, sample);
             let described = earnings.rollout(sample, group, &paths, &charged, &signals, masked);
-            self.described.push(dressage_rl::Rollout { rival, ..described });
+            self.described.push(levade_rl::Rollout { rival, ..described });
         }
         self.samples.push(samples);
         self.divergences.push(divergence);

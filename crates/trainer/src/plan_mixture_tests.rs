@@ -112,7 +112,7 @@ fn groups_of_another_policy_do_not_count() {
     let step = plan_of(&all, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
     let alone = plan_of(&all[2..], &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
     assert_eq!(step.updates, alone.updates);
-    let (estimator, apply_to, adaptive) = (dressage_rl::KlEstimator::K1, Charge::Reward, None);
+    let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K1, Charge::Reward, None);
     let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
     let kl =
         Some(KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive });

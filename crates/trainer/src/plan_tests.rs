@@ -1,9 +1,9 @@
 //! Tests of plans.
 
-use dressage_policy::{Simulator, SimulatorConfig};
-use dressage_rl::{Estimator, GroupBaseline};
-use dressage_store::{Earned, Earner, Status, testing::wait};
-use dressage_tree::{Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
+use levade_policy::{Simulator, SimulatorConfig};
+use levade_rl::{Estimator, GroupBaseline};
+use levade_store::{Earned, Earner, Status, testing::wait};
+use levade_tree::{Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -113,7 +113,7 @@ fn a_step_by_hand() {
     let dropped = plan_of(&groups(), &RlKeys { uniform_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
-    let (estimator, apply_to, adaptive) = (dressage_rl::KlEstimator::K3, Charge::Loss, None);
+    let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K3, Charge::Loss, None);
     let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
     let kl = KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
@@ -418,7 +418,7 @@ fn a_divergence_charged_to_the_reward() {
     let groups = [vec![turns(0, 1, 1.0)]];
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let kl = Some(KlKeys {
-        estimator: dressage_rl::KlEstimator::K1,
+        estimator: levade_rl::KlEstimator::K1,
         coefficient: 9.0,
         importance_weighted: false,
         reference_every: 0,
@@ -456,7 +456,7 @@ fn parts_of_a_score_are_normalised_one_by_one() {
     let advantage = Some(Estimator::Gdpo {
         weights: vec![1.0, 0.0, 2.0],
         baseline,
-        counting: dressage_rl::Counting::Exact,
+        counting: levade_rl::Counting::Exact,
         recentre: false,
     });
     // The first answers right, with a call that could not be read; the second does neither.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::Samplers;
-use dressage_policy::{Learner, Sampler, adopt_all};
+use levade_agent::Samplers;
+use levade_policy::{Learner, Sampler, adopt_all};
 
 use crate::TrainerError;
 use crate::recipe::{EngineKeys, Phase, RlKeys};

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
-use dressage_policy::{Learner, uniform};
-use dressage_rl::correction::Mismatch;
-use dressage_rl::{Counting, Loss, Point, PolicyLoss, prepare};
-use dressage_tree::{PathInput, PathTarget, Term};
+use levade_policy::{Learner, uniform};
+use levade_rl::correction::Mismatch;
+use levade_rl::{Counting, Loss, Point, PolicyLoss, prepare};
+use levade_tree::{PathInput, PathTarget, Term};
 
 use crate::TrainerError;
 use crate::apart::Apart;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use dressage_policy::{
+use levade_policy::{
     Content, Cut, ForwardBackward, Manifest, OptimParams, OptimReport, PolicyError, WeightsAt, WeightsRef,
 };
-use dressage_rl::Loss;
-use dressage_store::{PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
-use dressage_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
+use levade_rl::Loss;
+use levade_store::{PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
+use levade_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
 
 use super::*;
 use crate::batch::Targets;
@@ -441,7 +441,7 @@ async fn the_critic_learns_from_all_tokens_alike() {
     // Each learns by its own loss, rate and bound of the gradient's norm.
     assert_eq!(*policy.steps.lock().unwrap(), [(1.0, 1.0); 2]);
     assert_eq!(*critic.steps.lock().unwrap(), [(0.5, 0.25); 2]);
-    let clipped = Loss::of(dressage_rl::PolicyLoss::Value { clip: Some(0.2) });
+    let clipped = Loss::of(levade_rl::PolicyLoss::Value { clip: Some(0.2) });
     assert!(critic.losses.lock().unwrap().iter().all(|loss| *loss == clipped));
     assert!(policy.losses.lock().unwrap().iter().all(|loss| *loss != clipped));
     let learnt = critic.learnt.lock().unwrap();

@@ -1,7 +1,7 @@
 //! Streams and orders: every random choice of a run is a function of its seed and of what the choice is for.
 
-use dressage_policy::uniform;
-use dressage_tree::Placement;
+use levade_policy::uniform;
+use levade_tree::Placement;
 use sha2::{Digest, Sha256};
 
 /// The stream of random numbers for something in a run: the first 8 bytes of the SHA-256 of its name and
@@ -37,7 +37,7 @@ pub(crate) fn order(seed: u64, name: &str, numbers: &[u32], n: usize) -> Vec<u32
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::Purpose;
+    use levade_tree::Purpose;
 
     use super::*;
 

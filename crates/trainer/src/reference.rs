@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use dressage_policy::Learner;
+use levade_policy::Learner;
 
 use crate::TrainerError;
 use crate::folder::file_error;

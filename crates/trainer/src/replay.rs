@@ -10,8 +10,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dressage_store::{Sqlite, Store};
-use dressage_tree::{AttemptId, Trajectory};
+use levade_store::{Sqlite, Store};
+use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::Targets;
@@ -197,7 +197,7 @@ impl Scratch {
             Some(_) => std::path::absolute(run).map_err(|source| file_error("find", run, source))?,
             None => std::env::temp_dir(),
         };
-        let path = path.join(format!("dressage-replay-{}-{number}", std::process::id()));
+        let path = path.join(format!("levade-replay-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).map_err(|source| file_error("create", &path, source))?;
         Ok(Scratch(path))
     }

@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dressage_agent::tasks::Task;
-use dressage_rl::{Interval, mean_score, wilson};
-use dressage_store::{Attempt, Begun};
-use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use futures_util::stream::{self, StreamExt};
+use levade_agent::tasks::Task;
+use levade_rl::{Interval, mean_score, wilson};
+use levade_store::{Attempt, Begun};
+use levade_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
 
 use crate::TrainerError;
@@ -103,7 +103,7 @@ async fn score_group(scorers: &Scorers, group: Vec<(usize, Attempt)>) -> Vec<(us
 
 #[cfg(test)]
 mod tests {
-    use dressage_store::Status;
+    use levade_store::Status;
 
     use super::*;
     use crate::recipe::RewardKeys;

@@ -8,11 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use dressage_agent::tasks::Task;
-use dressage_agent::{AgentLoop, AttemptContext, Samplers};
-use dressage_policy::{SamplingParams, crash_point};
-use dressage_store::{Attempt, Begun, End, Status, Store, StoreError, Tries};
-use dressage_tree::{AttemptId, Finish, Placement, Purpose, Trouble};
+use levade_agent::tasks::Task;
+use levade_agent::{AgentLoop, AttemptContext, Samplers};
+use levade_policy::{SamplingParams, crash_point};
+use levade_store::{Attempt, Begun, End, Status, Store, StoreError, Tries};
+use levade_tree::{AttemptId, Finish, Placement, Purpose, Trouble};
 use serde_json::json;
 
 use crate::TrainerError;
@@ -259,9 +259,9 @@ impl Place {
     }
 
     /// The attempt that was made there, not scored yet.
-    fn attempt(self, task: &Task, made: dressage_agent::Attempt) -> Attempt {
+    fn attempt(self, task: &Task, made: levade_agent::Attempt) -> Attempt {
         let Place { id, placement, number } = self;
-        let dressage_agent::Attempt { trajectory, outcome } = made;
+        let levade_agent::Attempt { trajectory, outcome } = made;
         Attempt {
             id,
             placement,
@@ -287,10 +287,10 @@ impl std::fmt::Display for Place {
 }
 
 /// Makes an attempt; one that panics is a broken one.
-async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> dressage_agent::Attempt {
+async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
     let made = alone(async move { agent.run(context).await }).await;
-    made.unwrap_or_else(|panic| dressage_agent::Attempt::broken("attempt", panic))
+    made.unwrap_or_else(|panic| levade_agent::Attempt::broken("attempt", panic))
 }
 
 /// Scorers that are away, each told of once.

@@ -1,5 +1,5 @@
 use async_trait::async_trait;
-use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment, Trajectory};
+use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment, Trajectory};
 use serde_json::json;
 
 use super::*;

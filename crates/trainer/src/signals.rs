@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use dressage_store::Attempt;
-use dressage_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
+use levade_store::Attempt;
+use levade_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::{Targets, trained_paths};
@@ -92,7 +92,7 @@ impl Heard {
     /// Asks the critic what the states are worth in which attempts were cut.
     async fn bootstrap(
         &mut self,
-        critic: &dyn dressage_policy::Learner,
+        critic: &dyn levade_policy::Learner,
         targets: Targets<'_>,
         groups: &[&[Attempt]],
         context: usize,
@@ -135,7 +135,7 @@ fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, P
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::{Kind, Segment, VersionRun};
+    use levade_tree::{Kind, Segment, VersionRun};
 
     use super::*;
 

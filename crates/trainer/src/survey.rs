@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dressage_policy::{Learner, Predictions};
-use dressage_tree::{AttemptId, PathInput, SegmentId, TreeBatch};
+use levade_policy::{Learner, Predictions};
+use levade_tree::{AttemptId, PathInput, SegmentId, TreeBatch};
 
 use crate::TrainerError;
 
@@ -105,7 +105,7 @@ fn by_path(batch: &TreeBatch, numbers: &[f32], paths: usize) -> Vec<Vec<f32>> {
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::{PathTarget, Term};
+    use levade_tree::{PathTarget, Term};
 
     use super::*;
 

@@ -2,17 +2,17 @@
 
 use std::collections::HashSet;
 
-use dressage_agent::Truncation;
-use dressage_agent::environments::{Environments, Listed};
-use dressage_agent::tasks::{
+use levade_agent::Truncation;
+use levade_agent::environments::{Environments, Listed};
+use levade_agent::tasks::{
     Arithmetic, FileOptions, FileTasks, HeldOutQuestions, Matching, QuestionKey, Split, Task, seen_among,
 };
-use dressage_agent::tools::ToolContext;
-use dressage_conversation::Overflow;
-use dressage_policy::SamplingParams;
-use dressage_store::Store;
-use dressage_text::ChatOptions;
-use dressage_tree::Purpose;
+use levade_agent::tools::ToolContext;
+use levade_conversation::Overflow;
+use levade_policy::SamplingParams;
+use levade_store::Store;
+use levade_text::ChatOptions;
+use levade_tree::Purpose;
 use serde_json::json;
 
 use crate::TrainerError;

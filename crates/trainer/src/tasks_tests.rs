@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use dressage_agent::environments::Environments;
-use dressage_agent::tasks::ArithmeticOptions;
-use dressage_text::Message;
+use levade_agent::environments::Environments;
+use levade_agent::tasks::ArithmeticOptions;
+use levade_text::Message;
 use tempfile::TempDir;
 
 use super::*;
@@ -239,18 +239,18 @@ fn penalty_for_length_lies_below_the_limit_of_the_agent() {
         fs::write(&file, recipe).unwrap();
         let recipe = Recipe::load(&file, &[]).unwrap();
         let tasks = tasks_of(&recipe).unwrap();
-        let chat = std::sync::Arc::new(dressage_text::testing::tiny_chat().unwrap());
+        let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
         let parts: Vec<AgentParts> = ["default", "writer"]
             .map(|name| AgentParts {
                 name: name.into(),
                 chat: chat.clone(),
-                tools: dressage_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
+                tools: levade_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
                 custom: None,
                 mixture: None,
             })
             .into();
-        let sampler: std::sync::Arc<dyn dressage_policy::Sampler> =
-            std::sync::Arc::new(dressage_policy::Simulator::new(Default::default()));
+        let sampler: std::sync::Arc<dyn levade_policy::Sampler> =
+            std::sync::Arc::new(levade_policy::Simulator::new(Default::default()));
         let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
         let scorers = Scorers::new(&recipe.reward, Default::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dressage_agent::Keeper;
-use dressage_agent::tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
-use dressage_text::Chat;
+use levade_agent::Keeper;
+use levade_agent::tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
+use levade_text::Chat;
 
 use crate::TrainerError;
 use crate::recipe::{AgentKeys, Outage, ToolKeys};
@@ -76,9 +76,9 @@ impl Toolboxes {
 
 #[cfg(test)]
 mod tests {
-    use dressage_agent::tasks::Task;
-    use dressage_agent::tools::ToolContext;
-    use dressage_text::{Parsed, ToolCall};
+    use levade_agent::tasks::Task;
+    use levade_agent::tools::ToolContext;
+    use levade_text::{Parsed, ToolCall};
     use serde_json::json;
 
     use super::*;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     fn set(recipe: &Recipe) -> Result<ToolSet, String> {
-        let chat = Arc::new(dressage_text::testing::tiny_chat().unwrap());
+        let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
         let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
         toolboxes.of(&recipe.agent, &chat).map_err(|error| error.to_string())
     }
@@ -130,7 +130,7 @@ mod tests {
             "[agent]\ntools = ['calculator']\n[[tool]]\nkind = 'calculator'\nmax_characters = 4\ntruncate = 'right'\n\
              calls_per_second = 2",
         );
-        let chat = Arc::new(dressage_text::testing::tiny_chat().unwrap());
+        let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
         let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
         let attempt = ToolContext {
             attempt: "a".into(),

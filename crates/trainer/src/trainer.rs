@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dressage_agent::Teacher;
-use dressage_agent::environments::Environments;
-use dressage_agent::tasks::Matching;
-use dressage_policy::{Learner, crash_point};
-use dressage_store::{Attempt, Sqlite, Store};
+use levade_agent::Teacher;
+use levade_agent::environments::Environments;
+use levade_agent::tasks::Matching;
+use levade_policy::{Learner, crash_point};
+use levade_store::{Attempt, Sqlite, Store};
 use serde_json::json;
 use tracing::{Instrument, info, info_span};
 

@@ -9,9 +9,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::{awake, crash_point};
-use dressage_store::{Attempt, Status, Store, StoreError};
-use dressage_tree::Purpose;
+use levade_policy::{awake, crash_point};
+use levade_store::{Attempt, Status, Store, StoreError};
+use levade_tree::Purpose;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 use crate::TrainerError;

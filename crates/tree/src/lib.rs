@@ -12,7 +12,7 @@
 //! goes through the model once; each token that some path trains carries one [`Term`] per such path.
 //!
 //! ```
-//! use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+//! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 //!
 //! // Two paths share the tokens 1 2 3; each trains its own last token.
 //! let term = |path| Term { path, weight: 1.0, ..Term::default() };
@@ -23,11 +23,11 @@
 //! let batch = TreeBatch::merge(&[path(0, &[1, 2, 3, 4]), path(1, &[1, 2, 3, 5])])?;
 //! assert_eq!(batch.tokens, [1, 2, 3, 4, 5]);
 //! assert_eq!(batch.nodes.len(), 3);
-//! # Ok::<(), dressage_tree::TreeError>(())
+//! # Ok::<(), levade_tree::TreeError>(())
 //! ```
 //!
 //! Guarantees: plain data, no I/O; a batch built twice from the same paths is the same batch; given tokens
-//! are never targets. Not here: rewards and advantages (`dressage-rl`), and anything that knows text.
+//! are never targets. Not here: rewards and advantages (`levade-rl`), and anything that knows text.
 
 mod batch;
 mod component;

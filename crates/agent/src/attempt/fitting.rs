@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use dressage_conversation::{Conversation, ConversationError, Judged, Origin, Prepared, Request};
-use dressage_policy::{CallStreams, SampleRequest, SamplingParams};
-use dressage_text::{Message, TextError};
-use dressage_tree::ContextCut;
+use levade_conversation::{Conversation, ConversationError, Judged, Origin, Prepared, Request};
+use levade_policy::{CallStreams, SampleRequest, SamplingParams};
+use levade_text::{Message, TextError};
+use levade_tree::ContextCut;
 
 use super::{AttemptRequest, Broken, Run};
 use crate::{Agent, Summariser};

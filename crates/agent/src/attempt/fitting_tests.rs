@@ -1,5 +1,5 @@
-use dressage_conversation::{Budget, Overflow};
-use dressage_tree::{Kind, Segment};
+use levade_conversation::{Budget, Overflow};
+use levade_tree::{Kind, Segment};
 
 use super::super::tests::{CALL, bench, says};
 use super::*;
@@ -80,7 +80,7 @@ async fn without_a_policy_the_budget_ends_the_attempt() {
     let most = opening().await + 300;
     let replies = [CALL, CALL, CALL, CALL, "It is 5."];
     let (Attempt { outcome, .. }, asked) = made(&replies, policy(Overflow::Fail, most), 9).await;
-    assert_eq!((outcome.finish, outcome.error), (dressage_tree::Finish::Context, None));
+    assert_eq!((outcome.finish, outcome.error), (levade_tree::Finish::Context, None));
     assert!(asked.len() < replies.len() && outcome.cuts.is_empty());
     let (Attempt { outcome, .. }, asked) = made(&["5"], policy(Overflow::DropOldest, 20), 9).await;
     let error = outcome.error.unwrap();

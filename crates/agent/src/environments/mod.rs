@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dressage_policy::awake;
+use levade_policy::awake;
 use serde_json::{Value, json};
 
 use crate::Keeper;

@@ -1,8 +1,8 @@
 //! Scores that environments give.
 
 use async_trait::async_trait;
-use dressage_reward::{Evidence, ProgramScorer, Said, ScoreError, Scorer};
-use dressage_tree::Component;
+use levade_reward::{Evidence, ProgramScorer, Said, ScoreError, Scorer};
+use levade_tree::Component;
 use serde_json::{Value, json};
 
 use super::{Environment, EnvironmentOptions, Environments};

@@ -1,7 +1,7 @@
 //! Environment variables of a program.
 
-use dressage_gateway::Session;
-use dressage_policy::environment::passed;
+use levade_gateway::Session;
+use levade_policy::environment::passed;
 use serde_json::{Value, json};
 
 use super::Program;
@@ -39,17 +39,23 @@ impl Program {
             ("ANTHROPIC_BASE_URL", &base),
             ("ANTHROPIC_API_KEY", key),
             ("ANTHROPIC_MODEL", model),
-            ("DRESSAGE_BASE_URL", &base),
-            ("DRESSAGE_API_KEY", key),
-            ("DRESSAGE_MODEL", model),
-            ("DRESSAGE_ATTEMPT", &context.name),
-            ("DRESSAGE_TASK", if task.len() <= LONGEST { &task } else { "" }),
+            ("LEVADE_BASE_URL", &base),
+            ("LEVADE_API_KEY", key),
+            ("LEVADE_MODEL", model),
+            ("LEVADE_ATTEMPT", &context.name),
+            ("LEVADE_TASK", if task.len() <= LONGEST { &task } else { "" }),
         ];
         variables.extend(ours.map(|(name, value)| (name.to_owned(), value.to_owned())));
         if self.rewards {
-            variables.push(("DRESSAGE_REWARD_URL".into(), format!("{base}/reward")));
-            variables.push(("DRESSAGE_REWARD_KEY".into(), session.reward_key().to_owned()));
+            variables.push(("LEVADE_REWARD_URL".into(), format!("{base}/reward")));
+            variables.push(("LEVADE_REWARD_KEY".into(), session.reward_key().to_owned()));
         }
+        // Agents that were written before the project was called Levade read these.
+        let earlier = |(name, value): &(String, String)| {
+            Some((format!("DRESSAGE_{}", name.strip_prefix("LEVADE_")?), value.clone()))
+        };
+        let earlier: Vec<_> = variables.iter().filter_map(earlier).collect();
+        variables.extend(earlier);
         variables
     }
 }

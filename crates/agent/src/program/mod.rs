@@ -8,7 +8,7 @@
 //! comes (see [`keeper`]). What it prints is read to the end and kept in part, so no output blocks it or
 //! fills the memory. An attempt never fails the ones beside it: what breaks is in its outcome.
 //!
-//! Not here: HTTP (`dressage-gateway`), and what a reward is worth.
+//! Not here: HTTP (`levade-gateway`), and what a reward is worth.
 
 mod environment;
 pub mod keeper;
@@ -23,12 +23,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_conversation::Format;
-use dressage_gateway::{
+use levade_conversation::Format;
+use levade_gateway::{
     Backend, Gateway, Model, Recorded, Responder, Route, RouteContext, Session, SessionLimits,
     SessionOptions, Summary, TokenModel, When,
 };
-use dressage_policy::{Sampler, SamplingParams, within};
+use levade_policy::{Sampler, SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
 pub use launch::Launch;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use dressage_conversation::{Fork, Origin};
-use dressage_gateway::{Called, Recorded};
-use dressage_policy::FinishReason;
-use dressage_tree::{ContextCut, Finish, Outcome};
+use levade_conversation::{Fork, Origin};
+use levade_gateway::{Called, Recorded};
+use levade_policy::FinishReason;
+use levade_tree::{ContextCut, Finish, Outcome};
 use serde_json::{Value, json};
 
 use super::Program;
@@ -188,7 +188,7 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
-    use dressage_gateway::{Gateway, Options};
+    use levade_gateway::{Gateway, Options};
 
     use super::*;
     use crate::{Limits, Truncation};

@@ -1,7 +1,7 @@
 //! A first start of a program, to see whether it loads and calls the model.
 
-use dressage_gateway::Recorded;
-use dressage_policy::within;
+use levade_gateway::Recorded;
+use levade_policy::within;
 
 use super::process::{self, Ended};
 use super::{Opened, PATIENCE, Program, environment, workers};

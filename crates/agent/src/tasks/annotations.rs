@@ -5,7 +5,7 @@
 //! with `#### 24`. The result is always what our calculator prints, so a demonstration never shows something
 //! that the tool would not say.
 
-use dressage_reward::Rational;
+use levade_reward::Rational;
 
 use super::{DemonstratedCall, Demonstration};
 use crate::tools::{Calculator, Number, evaluate};

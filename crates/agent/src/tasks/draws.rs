@@ -1,6 +1,6 @@
 //! Random draws that depend on what they are for, never on what was drawn before.
 
-use dressage_policy::uniform;
+use levade_policy::uniform;
 
 /// Purpose of a stream of draws; keeps streams of one seed apart.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Tests of leaks: both that held-out questions are found and that other questions are not.
 
-use dressage_text::Message;
+use levade_text::Message;
 use serde_json::json;
 
 use super::*;

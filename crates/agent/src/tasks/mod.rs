@@ -5,7 +5,7 @@
 //! worked solution with tool calls, to learn from before there is any reward; every result in it is what the
 //! tool itself answers.
 //!
-//! Not here: prompts around the question (the recipe's), and scoring (`dressage-reward`).
+//! Not here: prompts around the question (the recipe's), and scoring (`levade-reward`).
 
 mod annotations;
 mod arithmetic;
@@ -20,7 +20,7 @@ mod spelling;
 mod term;
 mod wording;
 
-use dressage_text::{Message, ToolCall};
+use levade_text::{Message, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Whether two tasks ask the same, and which of them are held out: by what is asked, never by the position of
 //! its row.
 
-use dressage_text::{Message, Role};
+use levade_text::{Message, Role};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;

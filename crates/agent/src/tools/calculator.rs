@@ -1,7 +1,7 @@
 //! The calculator tool.
 
 use async_trait::async_trait;
-use dressage_text::{ToolCall, ToolSpec};
+use levade_text::{ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox, expression};

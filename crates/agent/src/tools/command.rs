@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_text::ToolSpec;
+use levade_text::ToolSpec;
 use serde_json::{Map, Value};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -137,7 +137,7 @@ impl CommandTool {
     /// # Errors
     /// When it cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
-        let mut keeper = self.keeper.start(dressage_policy::environment::passed(&self.options.passes))?;
+        let mut keeper = self.keeper.start(levade_policy::environment::passed(&self.options.passes))?;
         // Open for as long as the program may live: where this is given up, the keeper ends it.
         let mut line = keeper.stdin.take();
         let order = kept::order(command, &self.options.folder, Some(input));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_text::{ContentPart, ToolSpec};
+use levade_text::{ContentPart, ToolSpec};
 use serde_json::{Map, Value};
 
 use super::helper::{Asking, HelperSlot};

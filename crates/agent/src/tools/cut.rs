@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_text::{Chat, ContentPart};
+use levade_text::{Chat, ContentPart};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

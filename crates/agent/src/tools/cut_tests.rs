@@ -4,7 +4,7 @@ use super::*;
 use crate::tools::CallError;
 
 fn chat() -> Arc<Chat> {
-    Arc::new(dressage_text::testing::tiny_chat().unwrap())
+    Arc::new(levade_text::testing::tiny_chat().unwrap())
 }
 
 fn by_characters(most: usize, side: Side) -> Cut {

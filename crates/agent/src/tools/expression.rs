@@ -17,7 +17,7 @@
 
 use std::fmt;
 
-use dressage_reward::Rational;
+use levade_reward::Rational;
 
 /// Longest expression, in characters.
 pub const MAX_LENGTH: usize = 1000;

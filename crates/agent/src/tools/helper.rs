@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{CallStreams, SamplingParams};
+use levade_policy::{CallStreams, SamplingParams};
 use tokio::time::Instant;
 
 use super::ToolContext;

@@ -13,9 +13,9 @@
 //!
 //! Nothing that a model writes is an error of the program: a call that cannot be read, names no tool, has
 //! wrong arguments, fails or takes too long becomes an [`Observation`] that the model sees, and a counter in
-//! [`CallCounts`](dressage_tree::CallCounts).
+//! [`CallCounts`](levade_tree::CallCounts).
 //!
-//! Not here: reading calls from text (`dressage-text`), and the loop that alternates sampling and calling.
+//! Not here: reading calls from text (`levade-text`), and the loop that alternates sampling and calling.
 
 mod arguments;
 mod calculator;
@@ -45,8 +45,8 @@ mod wrapped;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::SamplingParams;
-use dressage_text::ToolSpec;
+use levade_policy::SamplingParams;
+use levade_text::ToolSpec;
 use serde_json::{Map, Value};
 
 use crate::tasks::Task;
@@ -56,10 +56,10 @@ pub use command::{CommandOptions, CommandTool};
 pub use condensed::{Condensed, Condensing};
 pub use cut::{Cut, Shortened, Side};
 pub use delayed::Delayed;
-pub use dressage_sandbox::Demand;
-pub use dressage_search::Retries;
 pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
 pub use helper::{HelpRequest, Helper, HelperSlot};
+pub use levade_sandbox::Demand;
+pub use levade_search::Retries;
 pub use limited::{CallLimits, Limited};
 pub use mcp::{Mcp, McpServer, Prolonged};
 pub(crate) use observation::COUNTED;

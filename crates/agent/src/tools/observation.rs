@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dressage_text::{Message, ToolCall};
-use dressage_tree::CallCounts;
+use levade_text::{Message, ToolCall};
+use levade_tree::CallCounts;
 
 use super::{Branch, CallError, Cut, ToolOutput};
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dressage_text::ToolSpec;
+use levade_text::ToolSpec;
 
 use super::ToolError;
 use crate::tasks::Task;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dressage_text::ContentPart;
-use dressage_tree::{Outcome, Trajectory};
+use levade_text::ContentPart;
+use levade_tree::{Outcome, Trajectory};
 
 /// An answer to one call.
 #[derive(Debug, Clone, PartialEq, Default)]

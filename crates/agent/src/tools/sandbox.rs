@@ -1,13 +1,13 @@
-//! The tool `python`: code that the model writes, run behind the walls of `dressage-sandbox`, or of a
+//! The tool `python`: code that the model writes, run behind the walls of `levade-sandbox`, or of a
 //! service.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_sandbox::service::{CellAnswer, CommandStatus, JupyterAnswer, RunJupyter};
-use dressage_sandbox::{Cell, Ended, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions};
-use dressage_text::ToolSpec;
+use levade_sandbox::service::{CellAnswer, CommandStatus, JupyterAnswer, RunJupyter};
+use levade_sandbox::{Cell, Ended, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions};
+use levade_text::ToolSpec;
 use serde_json::{Map, Value, json};
 use tokio::sync::{Mutex, OnceCell};
 
@@ -87,7 +87,7 @@ impl CodeTool {
         Ok(self.started.get_or_try_init(start).await?.as_ref())
     }
 
-    fn session(&self, sandbox: &Sandbox) -> Result<dressage_sandbox::Session, SandboxError> {
+    fn session(&self, sandbox: &Sandbox) -> Result<levade_sandbox::Session, SandboxError> {
         sandbox.session(SessionOptions { limits: self.options.limits, ..SessionOptions::default() })
     }
 }
@@ -135,7 +135,7 @@ impl Toolbox for CodeTool {
 struct Open {
     tool: CodeTool,
     /// The interpreter, where it persists.
-    kept: Mutex<Option<dressage_sandbox::Session>>,
+    kept: Mutex<Option<levade_sandbox::Session>>,
     remote: Option<Remote>,
 }
 

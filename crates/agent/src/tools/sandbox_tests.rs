@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dressage_sandbox::Demand;
-use dressage_sandbox::service::{Service, serve};
+use levade_sandbox::Demand;
+use levade_sandbox::service::{Service, serve};
 
 use super::*;
 use crate::tasks::Task;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use async_trait::async_trait;
-use dressage_search::{Client, Hit, Index, LONGEST_QUERY, Mode, Retries, SearchError, Searcher};
-use dressage_text::ToolSpec;
+use levade_search::{Client, Hit, Index, LONGEST_QUERY, Mode, Retries, SearchError, Searcher};
+use levade_text::ToolSpec;
 use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use dressage_search::{Analyzer, HttpOptions, build, serve};
+use levade_search::{Analyzer, HttpOptions, build, serve};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 

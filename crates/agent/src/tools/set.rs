@@ -5,13 +5,13 @@ use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dressage_policy::awake::within;
-use dressage_policy::crash_point;
-use dressage_text::{Parsed, ToolCall, ToolSpec};
-use dressage_tree::CallCounts;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
+use levade_policy::awake::within;
+use levade_policy::crash_point;
+use levade_text::{Parsed, ToolCall, ToolSpec};
+use levade_tree::CallCounts;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tracing::{debug, trace};

@@ -72,7 +72,7 @@ async fn every_way_a_call_can_go_is_observed_and_counted() {
         assert_eq!((observation.text.as_str(), observation.kind), (text, kind));
         assert_eq!(observation.trouble.as_deref(), is_trouble.then_some(text));
     }
-    let malformed = dressage_text::Malformed { why: "it is not JSON".into(), raw: String::new() };
+    let malformed = levade_text::Malformed { why: "it is not JSON".into(), raw: String::new() };
     let malformed = Parsed { calls: vec![Err(malformed)], bare: true, ..reply(&[]) };
     let observed = open.answer(&malformed, false).await;
     assert_eq!(observed[0].text, "Error: the tool call cannot be read: it is not JSON");

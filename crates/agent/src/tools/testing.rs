@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_text::{Parsed, ToolCall, ToolSpec};
+use levade_text::{Parsed, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_text::ToolSpec;
+use levade_text::ToolSpec;
 use serde_json::{Map, Value};
 
 use super::{HelperSlot, Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};

@@ -8,14 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dressage_agent::Keeper;
-use dressage_agent::environments::{
+use levade_agent::Keeper;
+use levade_agent::environments::{
     DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, Listed, ReasoningGymOptions,
     VerifiersOptions, WorkerOptions,
 };
-use dressage_agent::tasks::Task;
-use dressage_reward::{Evidence, ScoreError, Scorer};
-use dressage_tree::{AttemptId, Component, Outcome, Trajectory};
+use levade_agent::tasks::Task;
+use levade_reward::{Evidence, ScoreError, Scorer};
+use levade_tree::{AttemptId, Component, Outcome, Trajectory};
 use serde_json::{Map, json};
 use tempfile::TempDir;
 
@@ -68,7 +68,7 @@ fn folder() -> TempDir {
 fn keeper() -> Keeper {
     let test = std::env::current_exe().unwrap();
     let keeper = test.ancestors().nth(2).unwrap().join("examples/keep");
-    assert!(keeper.exists(), "first build it: cargo build -p dressage-agent --example keep");
+    assert!(keeper.exists(), "first build it: cargo build -p levade-agent --example keep");
     Keeper(vec![keeper.display().to_string()])
 }
 
@@ -207,8 +207,8 @@ async fn what_cannot_be_used_is_refused_before_anything_is_sampled() {
 /// Actions in replies, by the worker's own code: of a world that stands for gymnasium's.
 const ACTIONS: &str = r#"
 import re, sys, types
-package = types.ModuleType("dressage_worker")
-sys.modules["dressage_worker"] = package
+package = types.ModuleType("levade_worker")
+sys.modules["levade_worker"] = package
 for name in ("numbers", "episode"):
     setattr(package, name, types.ModuleType(name))
 package.episode.NoAction = ValueError

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use dressage_agent::tools::{CommandOptions, CommandTool, ObservationKind};
+use levade_agent::tools::{CommandOptions, CommandTool, ObservationKind};
 use serde_json::json;
 
 use super::*;

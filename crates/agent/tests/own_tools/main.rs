@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::Keeper;
-use dressage_agent::tasks::Task;
-use dressage_agent::tools::{
+use levade_agent::Keeper;
+use levade_agent::tasks::Task;
+use levade_agent::tools::{
     Observation, OpenTools, PythonOptions, PythonTools, ToolContext, ToolSet, Toolbox,
 };
-use dressage_text::{Parsed, ToolCall};
+use levade_text::{Parsed, ToolCall};
 use serde_json::{Map, Value};
 
 /// The keeper, which is an example of this crate.
 fn keeper() -> Keeper {
     let test = std::env::current_exe().unwrap();
     let keeper = test.ancestors().nth(2).unwrap().join("examples/keep");
-    assert!(keeper.exists(), "first build it: cargo build -p dressage-agent --example keep");
+    assert!(keeper.exists(), "first build it: cargo build -p levade-agent --example keep");
     Keeper(vec![keeper.display().to_string()])
 }
 

@@ -1,6 +1,6 @@
 //! Classes of a Python file whose methods are tools.
 
-use dressage_agent::tools::ObservationKind;
+use levade_agent::tools::ObservationKind;
 use serde_json::json;
 
 use super::*;

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dressage_agent::environments::Environments;
-use dressage_trainer::recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
-use dressage_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
+use levade_agent::environments::Environments;
+use levade_trainer::recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
+use levade_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
 use tokio::sync::Notify;
 
 use super::report::Report;
@@ -41,7 +41,7 @@ fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
 
 /// Measures of the first step.
 async fn measured(mut recipe: Recipe, environments: Environments) -> anyhow::Result<Metrics> {
-    let folder = tempfile::Builder::new().prefix("dressage-check-").tempdir()?;
+    let folder = tempfile::Builder::new().prefix("levade-check-").tempdir()?;
     recipe.run.folder = folder.path().join("run");
     let begun = run::begun_or_now(&recipe.run.folder)?;
     let Started { policies, agents, model_files, teachers, .. } =

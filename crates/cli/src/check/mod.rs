@@ -1,4 +1,4 @@
-//! `dressage check`: everything about a recipe that would fail later, found in seconds.
+//! `levade check`: everything about a recipe that would fail later, found in seconds.
 //!
 //! Nothing is trained, and nothing is left behind. Models are opened and not loaded; tools are started, and
 //! called where that can have no effects; each scorer is asked once. A program that is an agent is started
@@ -16,17 +16,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use dressage_agent::Keeper;
-use dressage_agent::environments::Environments;
-use dressage_agent::tasks::Task;
-use dressage_policy::{Sampler, Simulator, SimulatorConfig};
-use dressage_text::Chat;
-use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{
+use levade_agent::Keeper;
+use levade_agent::environments::Environments;
+use levade_agent::tasks::Task;
+use levade_policy::{Sampler, Simulator, SimulatorConfig};
+use levade_text::Chat;
+use levade_trainer::recipe::{Override, Recipe};
+use levade_trainer::{
     AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
     rehearse,
 };
-use dressage_tree::Component;
+use levade_tree::Component;
 
 use crate::policies::Planned;
 use crate::run::RECIPE;
@@ -42,9 +42,9 @@ use report::Report;
 /// where something would fail.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage check recipes/calculator
-  dressage check recipes/calculator --measure
-  dressage check my/recipe.toml --call --set engine.memory_mb=4000")]
+  levade check recipes/calculator
+  levade check recipes/calculator --measure
+  levade check my/recipe.toml --call --set engine.memory_mb=4000")]
 pub struct Args {
     /// A TOML file, or a folder that holds recipe.toml
     recipe: PathBuf,

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::program::{Rehearsal, Replies};
-use dressage_agent::tasks::Task;
-use dressage_agent::{AttemptContext, ProgramAgent, Samplers};
-use dressage_policy::{Sampler, SamplingParams};
-use dressage_text::Chat;
-use dressage_trainer::recipe::{AgentKeys, AgentKind, Recipe};
+use levade_agent::program::{Rehearsal, Replies};
+use levade_agent::tasks::Task;
+use levade_agent::{AttemptContext, ProgramAgent, Samplers};
+use levade_policy::{Sampler, SamplingParams};
+use levade_text::Chat;
+use levade_trainer::recipe::{AgentKeys, AgentKind, Recipe};
 
 use super::report::Report;
 use super::scripted::Scripted;

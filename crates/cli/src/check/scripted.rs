@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use dressage_policy::{
+use levade_policy::{
     FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler, TopLogprobs,
 };
-use dressage_text::Chat;
+use levade_text::Chat;
 use tokio::sync::Notify;
 
 /// The reply.

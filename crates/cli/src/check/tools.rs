@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::tasks::Task;
-use dressage_agent::tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolSet};
-use dressage_policy::SamplingParams;
-use dressage_text::{Chat, Parsed, ToolCall, ToolSpec};
-use dressage_trainer::Toolboxes;
-use dressage_trainer::recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
+use levade_agent::tasks::Task;
+use levade_agent::tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolSet};
+use levade_policy::SamplingParams;
+use levade_text::{Chat, Parsed, ToolCall, ToolSpec};
+use levade_trainer::Toolboxes;
+use levade_trainer::recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
 use serde_json::{Map, Value, json};
 
 use super::report::Report;

@@ -1,4 +1,4 @@
-//! `dressage cluster join`: a further machine of a learner's group.
+//! `levade cluster join`: a further machine of a learner's group.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
-use dressage_policy::awake::{Stopwatch, sleep};
+use levade_policy::awake::{Stopwatch, sleep};
 
 use crate::cluster_learner::order::{self, Order};
 use crate::cluster_learner::{FOLDER, torchrun};
@@ -86,7 +86,7 @@ impl Run {
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     if args.node == 0 {
-        return Err(unusable("--node 0 is the machine that trains (`dressage train`); others count from 1"));
+        return Err(unusable("--node 0 is the machine that trains (`levade train`); others count from 1"));
     }
     crate::runtime()?.block_on(join(args))
 }
@@ -169,7 +169,7 @@ async fn next(run: &Run, last: Option<&Order>, args: &Args) -> anyhow::Result<Ne
         }
         if watch.elapsed() > longest {
             anyhow::bail!(
-                "waited {longest:?} for the run to start its learner (in {}); is `dressage train` running, with this \
+                "waited {longest:?} for the run to start its learner (in {}); is `levade train` running, with this \
                  very folder?",
                 run.folder.display()
             );

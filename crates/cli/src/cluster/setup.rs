@@ -1,4 +1,4 @@
-//! `dressage cluster setup`: an environment for the learner on PyTorch.
+//! `levade cluster setup`: an environment for the learner on PyTorch.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,18 +12,18 @@ use crate::screen::{self, Style};
 
 /// Make a Python environment with the learner on PyTorch, in a folder of its own
 ///
-/// Installs `dressage_torch` with the versions of PyTorch and transformers that it was tried with, by uv
+/// Installs `levade_torch` with the versions of PyTorch and transformers that it was tried with, by uv
 /// where it is there, else by venv and pip. Nothing else of the machine changes.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage cluster setup --into envs/torch                     for the processors of this machine
-  dressage cluster setup --into envs/torch --torch-index https://download.pytorch.org/whl/cu130")]
+  levade cluster setup --into envs/torch                     for the processors of this machine
+  levade cluster setup --into envs/torch --torch-index https://download.pytorch.org/whl/cu130")]
 pub struct Args {
     /// The folder of the environment
     #[arg(long, value_name = "FOLDER")]
     into: PathBuf,
 
-    /// The folder of the package: python/dressage_torch of Dressage's source
+    /// The folder of the package: python/levade_torch of Levade's source
     #[arg(long, value_name = "FOLDER")]
     from: Option<PathBuf>,
 
@@ -41,7 +41,7 @@ pub struct Args {
 }
 
 /// Where the package is in a checkout.
-const PACKAGE: &str = "python/dressage_torch";
+const PACKAGE: &str = "python/levade_torch";
 
 pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let from = package(args.from.as_deref())?;
@@ -92,7 +92,7 @@ async fn make(args: &Args, from: &Path, into: &Path) -> anyhow::Result<()> {
     }
     install.push(&package);
     run(&install).await?;
-    let look = "import dressage_torch, torch, transformers; print('PyTorch', torch.__version__, \
+    let look = "import levade_torch, torch, transformers; print('PyTorch', torch.__version__, \
                 'transformers', transformers.__version__, 'CUDA', torch.cuda.is_available())";
     run(&[&interpreter, "-c", look]).await
 }
@@ -124,7 +124,7 @@ fn package(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     };
     let found = found.ok_or_else(|| {
         unusable(format!(
-            "{} holds no package; give the folder {PACKAGE} of Dressage's source with --from",
+            "{} holds no package; give the folder {PACKAGE} of Levade's source with --from",
             given.map_or_else(|| PACKAGE.into(), |folder| folder.display().to_string())
         ))
     })?;
@@ -139,7 +139,7 @@ mod tests {
     fn the_package_is_found_or_named() {
         let folder = tempfile::tempdir().unwrap();
         let error = package(Some(folder.path())).unwrap_err().to_string();
-        assert!(error.contains("holds no package; give the folder python/dressage_torch"), "{error}");
+        assert!(error.contains("holds no package; give the folder python/levade_torch"), "{error}");
         std::fs::write(folder.path().join("pyproject.toml"), "").unwrap();
         assert_eq!(package(Some(folder.path())).unwrap(), folder.path());
     }

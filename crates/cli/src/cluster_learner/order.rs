@@ -43,7 +43,7 @@ impl Order {
 
     /// The whole environment of a machine's processes.
     pub fn whole_environment(&self) -> Vec<(String, String)> {
-        let mut all = dressage_policy::environment::passed(&self.environment);
+        let mut all = levade_policy::environment::passed(&self.environment);
         all.extend(self.variables.iter().cloned());
         all
     }

@@ -1,4 +1,4 @@
-//! A group of `dressage_torch` under torchrun, which lives as long as the run: kill this process, and it
+//! A group of `levade_torch` under torchrun, which lives as long as the run: kill this process, and it
 //! ends.
 
 use std::fmt::Display;
@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use dressage_agent::{Keeper, KeptProcess};
-use dressage_policy::LoraOptions;
-use dressage_policy::awake::{Stopwatch, sleep};
-use dressage_remote::Processes;
-use dressage_trainer::recipe::{Recipe, TorchKeys};
+use levade_agent::{Keeper, KeptProcess};
+use levade_policy::LoraOptions;
+use levade_policy::awake::{Stopwatch, sleep};
+use levade_policy::environment::own;
+use levade_remote::Processes;
+use levade_trainer::recipe::{Recipe, TorchKeys};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -24,13 +25,13 @@ use crate::{child, gpus};
 /// The file in which rank 0 says where it listens.
 const PORT: &str = "port";
 /// The environment variable in which it finds its token.
-pub const TOKEN: &str = "DRESSAGE_LEARNER_TOKEN";
+pub const TOKEN: &str = "LEVADE_LEARNER_TOKEN";
 /// How often files are looked at.
 const LOOK: Duration = Duration::from_millis(200);
 /// Bytes of the end of a log that are looked at for the reason why processes ended.
 const END_OF_LOG: u64 = 16 << 10;
 /// The name by which other machines reach this one.
-pub const HEAD: &str = "DRESSAGE_HEAD";
+pub const HEAD: &str = "LEVADE_HEAD";
 
 /// A group that listens.
 pub struct Group {
@@ -56,7 +57,7 @@ pub async fn start(
     order::clear(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
     let port = folder.join(PORT);
     let _ = fs::remove_file(&port);
-    let told = std::env::var(HEAD).ok().filter(|head| !head.is_empty());
+    let told = own(HEAD).map(|head| head.to_string_lossy().into_owned());
     let head = match (told, keys.nodes) {
         (Some(head), _) => head,
         (None, 1) => "127.0.0.1".into(),
@@ -129,7 +130,7 @@ fn command(
     add("--master-port", &master);
     // The group is restarted as a whole, from a checkpoint, by the run.
     add("--max-restarts", &0);
-    add("-m", &"dressage_torch");
+    add("-m", &"levade_torch");
     add("--model", &model.display());
     add("--run-root", &root.display());
     add("--token-env", &TOKEN);
@@ -210,17 +211,17 @@ pub fn last_words(log: &Path) -> String {
     let end = child::end_of(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
     // Of torchrun's own summary nothing says why, nor does what a rank says of itself while all is well.
-    let passing = ["ChildFailedError", "SignalException", "dressage_torch: listens", "dressage_torch: ready"];
+    let passing = ["ChildFailedError", "SignalException", "levade_torch: listens", "levade_torch: ready"];
     let says_why = |line: &&str| {
-        let starts = ["dressage_torch:", "error:"].iter().any(|start| line.starts_with(start));
+        let starts = ["levade_torch:", "error:"].iter().any(|start| line.starts_with(start));
         let raised = line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"));
         (starts || raised || line.contains(": No module named "))
             && !passing.iter().any(|passing| line.contains(passing))
     };
     let line = lines().rfind(says_why).or_else(|| lines().next_back());
     match line {
-        Some(line) if line.ends_with("No module named dressage_torch") => format!(
-            "{line}; `dressage cluster setup` makes an environment that has it, and `pip install python/dressage_torch` \
+        Some(line) if line.ends_with("No module named levade_torch") => format!(
+            "{line}; `levade cluster setup` makes an environment that has it, and `pip install python/levade_torch` \
              adds it to one (log: {})",
             log.display()
         ),
@@ -250,18 +251,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         assert!(last_words(&log).starts_with("nothing was printed"));
-        const END: &str = "dressage_torch: listens on 127.0.0.1:1\n  File x\nValueError: no such model\n\n\
+        const END: &str = "levade_torch: listens on 127.0.0.1:1\n  File x\nValueError: no such model\n\n\
             torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n\
-            dressage_torch FAILED\n  exitcode  : 1 (pid: 7)\n=====\n";
+            levade_torch FAILED\n  exitcode  : 1 (pid: 7)\n=====\n";
         fs::write(&log, END).unwrap();
         assert!(last_words(&log).starts_with("ValueError: no such model (log: "));
         fs::write(&log, "hello\nKilled\n\n").unwrap();
         assert!(last_words(&log).starts_with("Killed (log: "));
-        fs::write(&log, "envs/bin/python: No module named dressage_torch\nTraceback:\n  f()\n=====\n")
-            .unwrap();
+        fs::write(&log, "envs/bin/python: No module named levade_torch\nTraceback:\n  f()\n=====\n").unwrap();
         let words = last_words(&log);
-        assert!(words.starts_with("envs/bin/python: No module named dressage_torch; "), "{words}");
-        assert!(words.contains("dressage cluster setup"), "{words}");
+        assert!(words.starts_with("envs/bin/python: No module named levade_torch; "), "{words}");
+        assert!(words.contains("levade cluster setup"), "{words}");
     }
 
     #[test]

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dressage_agent::Keeper;
-use dressage_policy::Precision;
-use dressage_policy::environment::passed;
-use dressage_remote::GroupBackend;
-use dressage_trainer::recipe::SamplersKeys;
+use levade_agent::Keeper;
+use levade_policy::Precision;
+use levade_policy::environment::passed;
+use levade_remote::GroupBackend;
+use levade_trainer::recipe::SamplersKeys;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
@@ -19,7 +19,7 @@ use crate::failure::unusable;
 use crate::{child, gpus, screen};
 
 /// The name of the model at servers that are started.
-const SERVED: &str = "dressage";
+const SERVED: &str = "levade";
 /// A server that has run for so long has begun well: what ends it then is no fault of its arguments.
 const SETTLED: Duration = Duration::from_secs(5 * 60);
 /// Longest wait before one that dies again and again is started again.

@@ -1,9 +1,9 @@
-//! Lists of `dressage inspect`: steps, attempts, failed attempts.
+//! Lists of `levade inspect`: steps, attempts, failed attempts.
 
 use std::fmt::Write as _;
 
-use dressage_store::{AttemptSummary, FailedAttempt, Status, Store};
-use dressage_tree::{AttemptId, Placement};
+use levade_store::{AttemptSummary, FailedAttempt, Status, Store};
+use levade_tree::{AttemptId, Placement};
 
 use super::Args;
 use crate::failure::unusable;
@@ -130,7 +130,7 @@ pub fn attempts(summaries: &[AttemptSummary]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::Purpose;
+    use levade_tree::Purpose;
 
     use super::*;
 

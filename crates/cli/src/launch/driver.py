@@ -35,7 +35,7 @@ class Machine:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "DRESSAGE_HEAD": ray.util.get_node_ip_address()},
+                env={**os.environ, "LEVADE_HEAD": ray.util.get_node_ip_address()},
                 start_new_session=True,
             )
         # The keeper ends its part when this process is gone, and so the other end of this line.

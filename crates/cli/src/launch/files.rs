@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dressage_trainer::recipe::Recipe;
+use levade_trainer::recipe::Recipe;
 
 use crate::failure::unusable;
 use crate::run::RECIPE;
@@ -45,7 +45,7 @@ impl Job {
         }
         let fits = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
         let name: String = name.chars().map(fits).take(40).collect();
-        let name = format!("dressage-{}", name.trim_matches('-'));
+        let name = format!("levade-{}", name.trim_matches('-'));
         let name = name.trim_end_matches('-').to_owned();
         let folder = root.join("launch");
         Ok(Job { name, root, folder, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
@@ -97,8 +97,8 @@ mod tests {
     #[test]
     fn names_are_those_that_launchers_take() {
         let name = |name: &str| Job::new(name, "/r".into(), "/b".into()).unwrap().name;
-        assert_eq!(name("Calculator 2_x"), "dressage-calculator-2-x");
-        assert_eq!(name("-é-"), "dressage");
+        assert_eq!(name("Calculator 2_x"), "levade-calculator-2-x");
+        assert_eq!(name("-é-"), "levade");
         assert!(Job::new("x", "/a\nb".into(), "/b".into()).is_err());
     }
 

@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dressage_policy::awake::{Clock, sleep, within};
+use levade_policy::awake::{Clock, sleep, within};
 
 use super::{Ended, LOOK};
 use crate::failure::INTERRUPTED;

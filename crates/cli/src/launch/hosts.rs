@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use dressage_agent::{Keeper, KeptProcess};
+use levade_agent::{Keeper, KeptProcess};
 
 use super::files::Job;
 use super::follow::Growing;
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     fn job(nodes: u32) -> Job {
-        Job { nodes, ..Job::new("x", "/runs/my run".into(), "/opt/dressage".into()).unwrap() }
+        Job { nodes, ..Job::new("x", "/runs/my run".into(), "/opt/levade".into()).unwrap() }
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(
             hosts.commands()[1],
             "ssh -p2222 -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 west \
-             'env DRESSAGE_HEAD=east /opt/dressage keep'  # then: sh '/runs/my run/launch/node.sh' 1"
+             'env LEVADE_HEAD=east /opt/levade keep'  # then: sh '/runs/my run/launch/node.sh' 1"
         );
         let why = |nodes, hosts: &[&str]| {
             let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();

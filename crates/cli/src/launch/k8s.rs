@@ -17,7 +17,7 @@ use crate::screen::quoted;
 #[derive(clap::Args)]
 #[group(id = "k8s")]
 pub struct Options {
-    /// Image with dressage and the learner's environment, for --on k8s
+    /// Image with levade and the learner's environment, for --on k8s
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
 
@@ -50,7 +50,7 @@ pub struct Manifests {
 pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     let Options { image, claims, namespace, memory } = options;
     let image =
-        image.as_ref().ok_or_else(|| unusable("--on k8s needs --image: one that has dressage in it"))?;
+        image.as_ref().ok_or_else(|| unusable("--on k8s needs --image: one that has levade in it"))?;
     let (mut volumes, mut mounts, mut holds_run) = (Vec::new(), Vec::new(), false);
     for (number, claim) in claims.iter().enumerate() {
         let (of, folder) = claim
@@ -77,7 +77,7 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
         limits["nvidia.com/gpu"] = json!(job.gpus);
     }
     let name = &job.name;
-    let labels = json!({ "app.kubernetes.io/name": "dressage", "dressage/run": name });
+    let labels = json!({ "app.kubernetes.io/name": "levade", "levade/run": name });
     let script = format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script().display()));
     // Kubernetes fills in `$(NAME)`, and reads `$$` as one.
     let script = script.replace('$', "$$");
@@ -127,7 +127,7 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
             "clusterIP": "None",
             // Pods find each other before they are ready.
             "publishNotReadyAddresses": true,
-            "selector": { "dressage/run": name },
+            "selector": { "levade/run": name },
     });
     let (workload, service) = (of("batch/v1", "Job", of_job), of("v1", "Service", of_service));
     // YAML holds all of JSON.
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn manifests_need_an_image_and_the_folder_of_the_run() {
-        let job = Job::new("calc", "/runs/a".into(), "/opt/dressage".into()).unwrap();
+        let job = Job::new("calc", "/runs/a".into(), "/opt/levade".into()).unwrap();
         let job = Job { nodes: 2, gpus: 8, ..job };
         let options = |image: Option<&str>, claim: &str| Options {
             image: image.map(str::to_owned),
@@ -289,13 +289,13 @@ mod tests {
         assert_eq!(parts[1]["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"][0], 2);
         let container = &parts[1]["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(container["resources"]["limits"]["nvidia.com/gpu"], 8);
-        assert_eq!(container["env"][0]["value"], "dressage-calc-0.dressage-calc");
+        assert_eq!(container["env"][0]["value"], "levade-calc-0.levade-calc");
         assert_eq!(parts[0]["spec"]["clusterIP"], "None");
     }
 
     #[test]
     fn kubernetes_fills_in_nothing_of_a_path() {
-        let job = Job::new("calc", "/runs/$(HOSTNAME)$$".into(), "/opt/dressage".into()).unwrap();
+        let job = Job::new("calc", "/runs/$(HOSTNAME)$$".into(), "/opt/levade".into()).unwrap();
         let options = Options {
             image: Some("i".into()),
             claims: vec!["runs:/runs".into()],

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use dressage_http::{Ask, Bounds, Client, Hosts};
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
+use levade_http::{Ask, Bounds, Client, Hosts};
 use serde_json::{Value, json};
 
 use super::files::Job;
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_driver_is_told_of_the_job() {
-        let job = Job::new("calc", "/runs/it's".into(), "/opt/dressage".into()).unwrap();
+        let job = Job::new("calc", "/runs/it's".into(), "/opt/levade".into()).unwrap();
         let options = Options { address: "http://h:8265/".into(), ray_python: "python3".into() };
         let Plan::Ray(ray) = plan(&Job { nodes: 2, ..job }, &options).unwrap() else { panic!() };
         assert!(

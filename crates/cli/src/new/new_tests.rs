@@ -1,4 +1,4 @@
-use dressage_trainer::recipe::{Phase, TaskSource};
+use levade_trainer::recipe::{Phase, TaskSource};
 use serde_json::json;
 
 use super::*;
@@ -37,8 +37,8 @@ fn every_choice_gives_a_recipe_that_loads() {
                 {
                     assert_eq!(options.path.first().display().to_string(), *path);
                 }
-                assert!(text::readme(&chosen, Path::new("folder")).contains("dressage check folder"));
-                assert!(text::readme(&chosen, Path::new("a folder")).contains("dressage train 'a folder'"));
+                assert!(text::readme(&chosen, Path::new("folder")).contains("levade check folder"));
+                assert!(text::readme(&chosen, Path::new("a folder")).contains("levade train 'a folder'"));
             }
         }
     }

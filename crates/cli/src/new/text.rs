@@ -43,7 +43,7 @@ pub fn recipe(chosen: &Chosen) -> String {
     };
     add(&format!(
         r#"
-# Written by `dressage new recipe`. All keys, with their defaults: docs/recipe.md.
+# Written by `levade new recipe`. All keys, with their defaults: docs/recipe.md.
 
 [run]
 name = {}
@@ -217,9 +217,9 @@ pub fn readme(chosen: &Chosen, folder: &Path) -> String {
         "# {name}\n\n\
          | | |\n|---|---|\n| model | `{model}` |\n| tasks | {tasks} |\n| tools | {tools} |\n| scorer | {scorer} |\n\
          | algorithm | {algorithm} |\n\n\
-         ```sh\ndressage check {folder}      # everything that would fail, in seconds\n\
-         dressage train {folder}      # --resume goes on with a run that was stopped\n\
-         dressage inspect runs/{name} --worst\n```\n\n\
+         ```sh\nlevade check {folder}      # everything that would fail, in seconds\n\
+         levade train {folder}      # --resume goes on with a run that was stopped\n\
+         levade inspect runs/{name} --worst\n```\n\n\
          ## What it gives\n\nSuccess on held-out tasks before and after, n and interval, as `train` prints it at the end.\n"
     )
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dressage_model::ModelConfig;
+use levade_model::ModelConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -69,13 +69,13 @@ impl Shape {
             outer.extend(inner);
         }
         if !config["kv_lora_rank"].is_null() {
-            return Err("it has latent attention (kv_lora_rank), which `dressage plan` does not know".into());
+            return Err("it has latent attention (kv_lora_rank), which `levade plan` does not know".into());
         }
         let kinds = config["layer_types"].as_array().into_iter().flatten().filter_map(Value::as_str);
         if let Some(odd) =
             kinds.into_iter().find(|kind| !kind.ends_with("_attention") || *kind == "linear_attention")
         {
-            return Err(format!("it has layers of {odd}, which `dressage plan` does not know"));
+            return Err(format!("it has layers of {odd}, which `levade plan` does not know"));
         }
         serde_json::from_value(config).map_err(|error| error.to_string())
     }
@@ -232,7 +232,7 @@ mod tests {
     /// of which 3.3 B for a token.
     #[test]
     fn a_model_on_this_machine_has_the_shape_of_its_configuration() {
-        let config = dressage_engine::testing::tiny_config();
+        let config = levade_engine::testing::tiny_config();
         let read = Shape::read(&config.to_hf_json().to_string()).unwrap();
         let of = Shape::of(&config);
         assert_eq!(Shape { head_dim: of.head_dim, kv_heads: of.kv_heads, ..read }, of);

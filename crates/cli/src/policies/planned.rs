@@ -3,9 +3,9 @@
 
 use std::fmt::Write as _;
 
-use dressage_engine::{Engine, MemoryPlan};
-use dressage_model::ModelFiles;
-use dressage_trainer::recipe::Recipe;
+use levade_engine::{Engine, MemoryPlan};
+use levade_model::ModelFiles;
+use levade_trainer::recipe::Recipe;
 
 use super::{Model, Whole, models};
 use crate::failure::unusable;
@@ -134,7 +134,7 @@ impl Planned {
             changed.engine.memory_mb = memory_mb;
             self.plans(&changed, None).is_ok_and(|plans| fit(&plans))
         };
-        let free = dressage_engine::available_memory().map_or(1 << 30, |bytes| (bytes >> 20) as usize);
+        let free = levade_engine::available_memory().map_or(1 << 30, |bytes| (bytes >> 20) as usize);
         let (mut short, mut enough) = (recipe.engine.memory_mb, free);
         if short == 0 || short >= enough || !fits(enough) {
             return None;

@@ -19,7 +19,7 @@ const ADAPTER: [&str; 6] = [
 fn success(place: &Place, model: &str, precision: &str) -> Value {
     let precision = format!("engine.precision={precision}");
     let eval = ["eval", "recipe.toml", "--json", "--model", model, "--set", &precision];
-    let output = place.dressage().args(eval).output().unwrap();
+    let output = place.levade().args(eval).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     serde_json::from_str::<Value>(&stdout(&output)).unwrap()["overall"].take()
 }
@@ -50,21 +50,21 @@ fn an_adapter_is_trained_measured_and_merged() {
         assert_eq!(measured["sampled_tokens"], trained["eval/response_length/mean"]);
 
         let chat = ["chat", "run", "--temperature", "0"];
-        let output = place.dressage().args(chat).write_stdin("What is 1 + 2?\n").output().unwrap();
+        let output = place.levade().args(chat).write_stdin("What is 1 + 2?\n").output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
 
         if precision == "f32" {
             its_base_can_be_named(&place, &last, &stdout(&output));
         }
 
-        let output = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
+        let output = place.levade().args(["merge", "run", "merged"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert_eq!(stdout(&output), "merged\n");
         assert!(place.path("merged/tokenizer.json").is_file());
         if precision == "f32" {
             assert_eq!(success(&place, "merged", precision)["correct"], measured["correct"]);
         }
-        let again = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
+        let again = place.levade().args(["merge", "run", "merged"]).output().unwrap();
         assert_eq!(again.status.code(), Some(2), "{}", stderr(&again));
     }
 }
@@ -83,7 +83,7 @@ fn its_base_can_be_named(place: &Place, checkpoint: &Path, reply: &str) {
     fs::write(&config, json.to_string()).unwrap();
     let chat = |more: &[&str]| {
         let chat = ["chat", "moved", "--recipe", "recipe.toml", "--temperature", "0"];
-        place.dressage().args(chat).args(more).write_stdin("What is 1 + 2?\n").output().unwrap()
+        place.levade().args(chat).args(more).write_stdin("What is 1 + 2?\n").output().unwrap()
     };
     let refused = chat(&[]);
     assert_eq!(refused.status.code(), Some(2));
@@ -103,10 +103,9 @@ fn an_adapter_goes_on_to_the_bit() {
     };
     let output = whole.train().args(ADAPTER).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let output =
-        stopped.train().args(ADAPTER).env("DRESSAGE_CRASH_AT", "after_optim_step:3").output().unwrap();
+    let output = stopped.train().args(ADAPTER).env("LEVADE_CRASH_AT", "after_optim_step:3").output().unwrap();
     assert!(!output.status.success());
-    let output = stopped.dressage().args(["train", "run", "--resume"]).output().unwrap();
+    let output = stopped.levade().args(["train", "run", "--resume"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(adapter(&whole) == adapter(&stopped));
 }
@@ -125,7 +124,7 @@ fn adapters_that_cannot_be_are_refused() {
         assert!(stderr(&output).contains(says), "{set}: {}", stderr(&output));
         assert!(!place.path("run").exists(), "{set}");
     }
-    let output = place.dressage().args(["merge", "model", "merged"]).output().unwrap();
+    let output = place.levade().args(["merge", "model", "merged"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("without adapter"), "{}", stderr(&output));
 }

@@ -4,8 +4,8 @@
 use std::fs;
 use std::process::Output;
 
-use dressage_engine::testing::{Compute, random_weights};
-use dressage_model::ModelConfig;
+use levade_engine::testing::{Compute, random_weights};
+use levade_model::ModelConfig;
 
 use crate::support::{Place, config, stderr, stdout, write_model};
 
@@ -39,7 +39,7 @@ fn refused(place: &Place, args: &[&str], parts: &[&str]) {
 fn a_reader_of_standard_error_that_is_gone_changes_no_end() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_dressage"));
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_levade"));
     let status = command.args(["train", "/nowhere", "--log", "trace"]).stderr(writer).status().unwrap();
     assert_eq!(status.code(), Some(2));
 }
@@ -68,7 +68,7 @@ fn recipes_with_mistakes() {
     for (name, part) in
         [("nowhere.toml", "nowhere.toml does not exist"), ("model", "model holds no recipe.toml")]
     {
-        let output = place.dressage().args(["train", name]).output().unwrap();
+        let output = place.levade().args(["train", name]).output().unwrap();
         assert_says(&error(&output), &[part, "TOML file"]);
     }
 }
@@ -138,7 +138,7 @@ fn models_that_cannot_be_talked_to() {
     place.replace("model/tokenizer_config.json", "\"chat_template\"", "\"no_template\"");
     let parts = ["model", "has no chat template", "chat_template.jinja"];
     refused(&place, &[], &parts);
-    let chat = place.dressage().args(["chat", "model"]).write_stdin("Hi\n").output().unwrap();
+    let chat = place.levade().args(["chat", "model"]).write_stdin("Hi\n").output().unwrap();
     assert_says(&error(&chat), &parts);
     place.write("model/chat_template.jinja", "{% for message in messages %}{{ message.content }}");
     refused(&place, &[], &["model", "chat template: "]);
@@ -235,13 +235,13 @@ fn runs_that_cannot_go_on() {
 fn questions_about_what_is_not_there() {
     let place = Place::new();
     let ask = |args: &[&str], parts: &[&str]| {
-        let output = place.dressage().args(args).write_stdin("Hi\n").output().unwrap();
+        let output = place.levade().args(args).write_stdin("Hi\n").output().unwrap();
         assert_says(&error(&output), parts);
     };
-    ask(&["inspect", "model"], &["model holds no run", "dressage train"]);
-    ask(&["replay", "model"], &["model holds no run", "dressage train"]);
-    ask(&["chat", "runs/nowhere"], &["runs/nowhere does not exist", "dressage train"]);
-    ask(&["merge", "runs/nowhere", "merged"], &["runs/nowhere does not exist", "dressage train"]);
+    ask(&["inspect", "model"], &["model holds no run", "levade train"]);
+    ask(&["replay", "model"], &["model holds no run", "levade train"]);
+    ask(&["chat", "runs/nowhere"], &["runs/nowhere does not exist", "levade train"]);
+    ask(&["merge", "runs/nowhere", "merged"], &["runs/nowhere does not exist", "levade train"]);
     ask(&["chat", "model", "--top-p", "2"], &["top_p = 2", "(0, 1]"]);
     ask(&["chat", "model", "--tool", "abacus"], &["\"abacus\"", "there is calculator"]);
     ask(&["eval", "recipe.toml", "--tasks", "0", "--set", "eval.unseen_wordings=0"], &["give --tasks N"]);
@@ -252,7 +252,7 @@ fn questions_about_what_is_not_there() {
     let output = place.train().args(["--set", "phase=[]"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     ask(&["inspect", "run"], &["no attempts for train", "--eval"]);
-    ask(&["inspect", "run", "--attempt", "eval/0/0/99/0"], &["no eval/0/0/99/0", "dressage inspect run"]);
+    ask(&["inspect", "run", "--attempt", "eval/0/0/99/0"], &["no eval/0/0/99/0", "levade inspect run"]);
     ask(&["inspect", "run", "--attempt", "99"], &["PURPOSE/PHASE/STEP/GROUP/SAMPLE"]);
     ask(&["chat", "run"], &["has no checkpoint yet", "--resume"]);
     // The model that is named counts, not that of the run.
@@ -337,7 +337,7 @@ fn a_checkpoint_that_was_damaged_is_passed_over() {
     let weights = place.weights("run");
     let last = place.checkpoints("run").pop().unwrap().join("model.safetensors");
     fs::write(&last, &weights[..1000]).unwrap();
-    let output = place.dressage().args(["chat", "run"]).write_stdin("").output().unwrap();
+    let output = place.levade().args(["chat", "run"]).write_stdin("").output().unwrap();
     assert_says(&error(&output), &["model.safetensors is damaged, cut short"]);
     let output =
         place.train().args(["--resume", "--set", "run.keep=9", "--set", "eval.tasks=0"]).output().unwrap();

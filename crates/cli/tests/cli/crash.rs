@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
-use dressage_store::{AttemptSummary, Sqlite, StepPlan, Store};
-use dressage_tree::Purpose;
+use levade_store::testing::{undisturbed, undisturbed_plan, wait};
+use levade_store::{AttemptSummary, Sqlite, StepPlan, Store};
+use levade_tree::Purpose;
 
 use crate::support::{Place, stderr};
 
@@ -81,7 +81,7 @@ fn uninterrupted() -> &'static Trace {
 
 /// A run begins, or goes on where there is one.
 fn command(place: &Place) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dressage"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
     command.current_dir(place.path("")).args(["train", "recipe.toml", "--set", "engine.threads=1"]);
     if Path::new(&place.path("run/recipe.toml")).exists() {
         command.arg("--resume");
@@ -93,7 +93,7 @@ fn command(place: &Place) -> Command {
 fn dies_at_and_goes_on(points: &[&str]) {
     for point in points {
         let place = Place::with_trained_model();
-        let status = command(&place).env("DRESSAGE_CRASH_AT", point).output().unwrap();
+        let status = command(&place).env("LEVADE_CRASH_AT", point).output().unwrap();
         assert_eq!(status.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&status));
         let output = command(&place).output().unwrap();
         assert!(output.status.success(), "{point}: {}", stderr(&output));

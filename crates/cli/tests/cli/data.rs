@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use dressage_agent::tasks::{QuestionKey, Task};
-use dressage_store::testing::wait;
-use dressage_store::{Sqlite, Store};
-use dressage_tree::Purpose;
+use levade_agent::tasks::{QuestionKey, Task};
+use levade_store::testing::wait;
+use levade_store::{Sqlite, Store};
+use levade_tree::Purpose;
 use serde_json::{Value, json};
 
 use crate::support::{Place, stderr, stdout};
@@ -65,7 +65,7 @@ fn no_held_out_task_is_trained_on() {
     assert!(trained.is_disjoint(&measured[0]));
 
     let eval = |args: &[&str]| {
-        let output = place.dressage().arg("eval").args(args).output().unwrap();
+        let output = place.levade().arg("eval").args(args).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
@@ -100,13 +100,13 @@ fn a_merged_model_was_trained_on_what_its_run_was() {
     let adapter = ["--set", "model.lora={ rank = 2 }", "--set", "eval.tasks=0"];
     let output = place.train().args(adapter).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let output = place.dressage().args(["merge", "run", "merged"]).output().unwrap();
+    let output = place.levade().args(["merge", "run", "merged"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let eval = || {
         let sources = "tasks=[{ kind = 'file', path = 'rows.jsonl', held_out = 'all' }]";
         let set = ["--set", sources, "--set", "phase=[]"];
         let output =
-            place.dressage().args(["eval", "recipe.toml", "--model", "merged"]).args(set).output().unwrap();
+            place.levade().args(["eval", "recipe.toml", "--model", "merged"]).args(set).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
@@ -138,7 +138,7 @@ fn rows_of_every_kind_are_asked_as_they_are() {
     let output = place.train().args(untrained).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let inspect = |run: &str| {
-        let output = place.dressage().args(["inspect", run, "--attempt", "eval/0/0/0/0"]).output().unwrap();
+        let output = place.levade().args(["inspect", run, "--attempt", "eval/0/0/0/0"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
@@ -160,7 +160,7 @@ fn rows_of_every_kind_are_asked_as_they_are() {
 fn score_finds_tasks_by_id_and_by_row() {
     let place = Place::new();
     let eval = ["eval", "recipe.toml", "--tasks", "3", "--out", "replies.jsonl"];
-    let output = place.dressage().args(eval).output().unwrap();
+    let output = place.levade().args(eval).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let lines = |name: &str| -> Vec<Value> {
         let text = std::fs::read_to_string(place.path(name)).unwrap();
@@ -177,7 +177,7 @@ fn score_finds_tasks_by_id_and_by_row() {
     let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
     place.write("changed.jsonl", text);
     let score = ["score", "changed.jsonl", "--recipe", "recipe.toml"];
-    let output = place.dressage().args(score).args(["--out", "scored.jsonl"]).output().unwrap();
+    let output = place.levade().args(score).args(["--out", "scored.jsonl"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let scored = lines("scored.jsonl");
     assert_eq!(scored.len(), rows.len());
@@ -191,7 +191,7 @@ fn score_finds_tasks_by_id_and_by_row() {
     }
     assert!(stdout(&output).contains(&format!(" right of {} ", rows.len())), "{}", stdout(&output));
 
-    let output = place.dressage().args(score).args(["--reply", "said"]).output().unwrap();
+    let output = place.levade().args(score).args(["--reply", "said"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("has no reply in said; its fields are id, "), "{}", stderr(&output));
 }
@@ -228,11 +228,10 @@ fn score_matches_ids_by_question_and_counts_equal_replies() {
         let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
         place.write("replies.jsonl", &text);
         let output =
-            place.dressage().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
+            place.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
         assert!(stdout(&output).starts_with(share), "{text}{}{}", stdout(&output), stderr(&output));
     }
     place.write("replies.jsonl", "{\"question\": \"?\", \"output\": \"1\"}\n");
-    let output =
-        place.dressage().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
+    let output = place.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
     assert!(stderr(&output).contains("has no reply in reply, "), "{}", stderr(&output));
 }

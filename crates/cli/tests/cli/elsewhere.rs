@@ -9,10 +9,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use dressage_model::{SpecialTokens, write_tokenizer_config};
-use dressage_store::testing::wait;
-use dressage_store::{EvalKey, Sqlite, Store};
-use dressage_tree::{Purpose, RunId};
+use levade_model::{SpecialTokens, write_tokenizer_config};
+use levade_store::testing::wait;
+use levade_store::{EvalKey, Sqlite, Store};
+use levade_tree::{Purpose, RunId};
 use tempfile::TempDir;
 
 use crate::support::{Place, config, stderr, stdout};
@@ -22,7 +22,7 @@ const NOBODY: u32 = 65534;
 
 /// Lets everybody read what lies under a folder, and nobody write it.
 fn for_reading_only(path: &Path) {
-    let mode = if path.is_dir() || path.ends_with("dressage") { 0o555 } else { 0o444 };
+    let mode = if path.is_dir() || path.ends_with("levade") { 0o555 } else { 0o444 };
     if path.is_dir() {
         fs::read_dir(path).unwrap().for_each(|entry| for_reading_only(&entry.unwrap().path()));
     }
@@ -40,9 +40,9 @@ fn for_writing(path: &Path) {
 
 /// A subcommand by somebody who may write nothing there.
 fn read(place: &Place, arguments: &[&str]) -> Output {
-    let binary = place.path("dressage");
+    let binary = place.path("levade");
     if !binary.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_dressage"), &binary).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_levade"), &binary).unwrap();
     }
     for_reading_only(&place.path(""));
     // Somewhere to write after all, whatever this test's own folder for temporary files allows.
@@ -66,7 +66,7 @@ fn a_run_is_read_where_nothing_can_be_written() {
     let place = Place::new();
     let eval = ["--eval", "--phase", "1"];
     let inspect = |more: &[&str]| stdout(&read(&place, &[&["inspect", "run"], more].concat()));
-    let output = place.train().env("DRESSAGE_CRASH_AT", "ledger_written:3").output().unwrap();
+    let output = place.train().env("LEVADE_CRASH_AT", "ledger_written:3").output().unwrap();
     assert!(!output.status.success());
     // The log of a process that was killed holds what the database does not.
     assert!(fs::metadata(place.path("run/run.db-wal")).unwrap().len() > 0);
@@ -82,7 +82,7 @@ fn a_run_is_read_where_nothing_can_be_written() {
     assert!(!place.path("run/run.db-wal").exists());
     let whole = inspect(&[]);
     assert!(whole.starts_with(&steps) && whole.lines().count() == 3, "{whole}");
-    let own = place.dressage().args(["inspect", "run", "--best"]).output().unwrap();
+    let own = place.levade().args(["inspect", "run", "--best"]).output().unwrap();
     assert_eq!(inspect(&["--best"]), stdout(&own));
     read(&place, &["chat", "run"]);
     assert!(stdout(&read(&place, &["eval", "run"])).contains("held-out tasks"));
@@ -107,7 +107,7 @@ fn a_run_that_goes_on_later_has_not_grown_older() {
     let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
     let settings = place.path("model/tokenizer_config.json");
     write_tokenizer_config(&settings, &special, Some(dated), config().context).unwrap();
-    let output = place.train().env("DRESSAGE_CRASH_AT", "ledger_written:3").output().unwrap();
+    let output = place.train().env("LEVADE_CRASH_AT", "ledger_written:3").output().unwrap();
     assert!(!output.status.success());
     std::thread::sleep(Duration::from_millis(1100));
     let output = place.train().arg("--resume").output().unwrap();
@@ -135,7 +135,7 @@ fn without_memory_there_is_an_error() {
     let output = Command::new("sh")
         .current_dir(place.path(""))
         .args(["-c", "ulimit -v 900000; exec \"$0\" chat model --threads 1 < /dev/zero"])
-        .arg(env!("CARGO_BIN_EXE_dressage"))
+        .arg(env!("CARGO_BIN_EXE_levade"))
         .output()
         .unwrap();
     let message = stderr(&output);
@@ -152,7 +152,7 @@ fn without_memory_there_is_an_error() {
 fn what_is_said_need_not_be_utf_8() {
     let place = Place::new();
     let chat = |input: &[u8]| {
-        let mut command = place.dressage();
+        let mut command = place.levade();
         command.args(["chat", "model", "--max-tokens", "3"]).write_stdin(input).output().unwrap()
     };
     let output = chat(b"caf\xe9 hello\nhello again\n");
@@ -169,7 +169,7 @@ fn what_is_said_need_not_be_utf_8() {
 
     // What cannot be read at all is an error.
     let folder = fs::File::open(place.path("")).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_dressage"))
+    let output = Command::new(env!("CARGO_BIN_EXE_levade"))
         .current_dir(place.path(""))
         .args(["chat", "model"])
         .stdin(folder)

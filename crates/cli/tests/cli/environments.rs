@@ -136,7 +136,7 @@ fn an_environment_that_hangs_is_ended_with_the_attempt() {
 #[test]
 fn a_check_leaves_the_score_to_the_environment_that_leads() {
     let place = corridor();
-    let output = place.dressage().args(["check", "recipe.toml"]).output().unwrap();
+    let output = place.levade().args(["check", "recipe.toml"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
     assert!(stdout(&output).contains("not asked"), "{}", stdout(&output));
 }

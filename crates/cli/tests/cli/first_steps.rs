@@ -3,14 +3,14 @@
 use std::fs;
 use std::process::Output;
 
-use dressage_model::ModelConfig;
+use levade_model::ModelConfig;
 use serde_json::json;
 
 use crate::support::{Place, config, stderr, stdout, write_model};
 
 /// Lines of a check, and its exit code.
 fn check(place: &Place, arguments: &[&str]) -> (String, Option<i32>) {
-    let output: Output = place.dressage().arg("check").args(arguments).output().unwrap();
+    let output: Output = place.levade().arg("check").args(arguments).output().unwrap();
     (stdout(&output), output.status.code().or_else(|| panic!("{}", stderr(&output))))
 }
 
@@ -67,7 +67,7 @@ fn a_recipe_is_checked_item_by_item_and_nothing_is_left() {
 fn a_plan_starts_nothing_and_says_what_a_run_takes() {
     let place = Place::new();
     let plan =
-        |arguments: &[&str]| place.dressage().args(["plan", "recipe.toml"]).args(arguments).output().unwrap();
+        |arguments: &[&str]| place.levade().args(["plan", "recipe.toml"]).args(arguments).output().unwrap();
     let said = stdout(&plan(&["--device", "h100", "--fleet", "1,8", "--tool", "2", "--price", "2"]));
     for part in
         ["this machine: ", "devices", "sampling", "first at its end:", "a core of the gateway", "cost"]
@@ -168,10 +168,10 @@ fn a_new_recipe_is_whole_checked_and_never_overwritten() {
     let place = Place::new();
     // Room for the whole description of a tool, at a token for each byte.
     write_model(&place.path("wide"), &ModelConfig { context: 2048, ..config() });
-    let new = |arguments: &[&str]| place.dressage().args(["new", "recipe"]).args(arguments).output().unwrap();
+    let new = |arguments: &[&str]| place.levade().args(["new", "recipe"]).args(arguments).output().unwrap();
     let output = new(&["sums", "--model", "./wide", "--tools", "calculator", "--algorithm", "rloo"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stdout(&output).contains("dressage check sums"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("levade check sums"), "{}", stdout(&output));
     let recipe = fs::read_to_string(place.path("sums/recipe.toml")).unwrap();
     assert!(recipe.contains("algorithm = \"rloo\"") && recipe.contains("# Longest sequence"), "{recipe}");
     assert!(fs::read_to_string(place.path("sums/README.md")).unwrap().contains("| algorithm | rloo |"));
@@ -188,7 +188,7 @@ fn a_new_recipe_is_whole_checked_and_never_overwritten() {
         "--set",
         "eval.tasks=2",
     ];
-    let output = place.dressage().args(["train", "sums"]).args(short).output().unwrap();
+    let output = place.levade().args(["train", "sums"]).args(short).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 
     let again = new(&["sums", "--model", "./model"]);

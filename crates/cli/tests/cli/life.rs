@@ -46,7 +46,7 @@ fn it_is_not_run_twice(place: &Place) {
     assert!(message.contains("already holds a run") && message.contains("--resume"), "{message}");
     assert!(message.contains("--run"), "{message}");
     // The folder of a run holds its recipe.
-    let output = place.dressage().args(["train", "run", "--resume"]).output().unwrap();
+    let output = place.levade().args(["train", "run", "--resume"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("after grpo "), "{}", stdout(&output));
     assert_eq!(place.weights("run"), weights);
@@ -58,7 +58,7 @@ fn it_is_measured_alike(place: &Place) {
     let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
     assert_eq!(last["eval"], "after grpo");
     let measure = |recipe: &str, model: &[&str]| {
-        let output = place.dressage().args(["eval", recipe, "--json"]).args(model).output().unwrap();
+        let output = place.levade().args(["eval", recipe, "--json"]).args(model).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_str::<Value>(&stdout(&output)).unwrap()
     };
@@ -78,7 +78,7 @@ fn it_is_measured_alike(place: &Place) {
     // The recipe's own model, and fewer tasks.
     assert_eq!(eval(&["--tasks", "2"])["overall"]["tasks"], 2);
     let output = place
-        .dressage()
+        .levade()
         .args(["eval", "recipe.toml", "--model", "run/checkpoints/step-000001"])
         .output()
         .unwrap();
@@ -91,7 +91,7 @@ fn it_is_measured_alike(place: &Place) {
 
 fn it_can_be_talked_to(place: &Place) {
     let chat = |args: &[&str], input: &str| {
-        let output = place.dressage().arg("chat").args(args).write_stdin(input).output().unwrap();
+        let output = place.levade().arg("chat").args(args).write_stdin(input).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         (stdout(&output), stderr(&output))
     };
@@ -117,7 +117,7 @@ fn it_can_be_talked_to(place: &Place) {
 
 fn it_can_be_looked_into(place: &Place) {
     let inspect = |args: &[&str]| {
-        let output = place.dressage().args(["inspect", "run"]).args(args).output().unwrap();
+        let output = place.levade().args(["inspect", "run"]).args(args).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
@@ -158,7 +158,7 @@ fn a_run_that_was_copied_or_moved_goes_on_there() {
     copy_folder(&place.path("run"), &place.path("copy"));
     let left = || (fs::read(place.path("run/metrics.jsonl")).unwrap(), place.weights("run"));
     let before = left();
-    let train = |arguments: &[&str]| place.dressage().arg("train").args(arguments).output().unwrap();
+    let train = |arguments: &[&str]| place.levade().arg("train").args(arguments).output().unwrap();
     let output = train(&["copy"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("/copy already holds a run"), "{}", stderr(&output));
@@ -180,7 +180,7 @@ fn a_run_that_was_copied_or_moved_goes_on_there() {
 fn a_run_is_done_again() {
     let place = Place::with_trained_model();
     assert!(place.train().args(["--set", "eval.tasks=0"]).output().unwrap().status.success());
-    let replay = || place.dressage().args(["replay", "run"]).output().unwrap();
+    let replay = || place.levade().args(["replay", "run"]).output().unwrap();
     let output = replay();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("the same, bit for bit"), "{}", stdout(&output));
@@ -251,7 +251,7 @@ fn a_penalty_needs_a_second_model() {
 #[test]
 fn pull_says_where_a_model_is_and_what() {
     let place = Place::new();
-    let output = place.dressage().args(["pull", "model"]).output().unwrap();
+    let output = place.levade().args(["pull", "model"]).output().unwrap();
     assert!(output.status.success());
     assert_eq!(stdout(&output), "model\n");
     assert!(stderr(&output).contains("llama, 49.5 k parameters, 2 layers of 48, 259 tokens, context 640"));
@@ -261,11 +261,11 @@ fn pull_says_where_a_model_is_and_what() {
 #[test]
 fn help_and_version() {
     let place = Place::new();
-    let help = stdout(&place.dressage().arg("--help").output().unwrap());
+    let help = stdout(&place.levade().arg("--help").output().unwrap());
     for part in ["train", "eval", "chat", "inspect", "pull", "Examples:", "Exit codes:"] {
         assert!(help.contains(part), "no {part:?} in\n{help}");
     }
-    let version = stdout(&place.dressage().arg("--version").output().unwrap());
-    assert_eq!(version, format!("dressage {}\n", env!("CARGO_PKG_VERSION")));
-    assert_eq!(place.dressage().output().unwrap().status.code(), Some(2));
+    let version = stdout(&place.levade().arg("--version").output().unwrap());
+    assert_eq!(version, format!("levade {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(place.levade().output().unwrap().status.code(), Some(2));
 }

@@ -13,17 +13,17 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
     assert!(!stderr(&output).contains("DEBUG") && !stdout(&output).contains("DEBUG"));
     let log = fs::read_to_string(place.path("run.log")).unwrap();
     let events = [
-        (" INFO dressage_trainer::trainer: run begins ", 1),
-        ("dressage_trainer::trainer: step done phase=1 ", 1),
-        ("dressage_trainer::checkpoint: checkpoint written ", 2),
-        ("dressage_agent::attempt: attempt begun ", 8),
-        ("dressage_agent::attempt: reply turn=0 ", 8),
-        ("dressage_agent::attempt: attempt ended ", 8),
-        ("dressage_engine::service: request accepted ", 8),
-        ("dressage_engine::sequence: first token ", 8),
-        ("dressage_engine::sequence: request finished ", 8),
+        (" INFO levade_trainer::trainer: run begins ", 1),
+        ("levade_trainer::trainer: step done phase=1 ", 1),
+        ("levade_trainer::checkpoint: checkpoint written ", 2),
+        ("levade_agent::attempt: attempt begun ", 8),
+        ("levade_agent::attempt: reply turn=0 ", 8),
+        ("levade_agent::attempt: attempt ended ", 8),
+        ("levade_engine::service: request accepted ", 8),
+        ("levade_engine::sequence: first token ", 8),
+        ("levade_engine::sequence: request finished ", 8),
         ("learner is done policy=0 command=\"optim_step\" ", 2),
-        ("dressage_store::sqlite: recorded key=plan of phase 1/step 0 ", 1),
+        ("levade_store::sqlite: recorded key=plan of phase 1/step 0 ", 1),
     ];
     for (event, least) in events {
         let found = log.matches(event).count();
@@ -34,7 +34,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
 
     // The next process adds to the file, and only what is asked for.
     let inspect = |arguments: &[&str]| {
-        let output = place.dressage().args(["inspect", "run"]).args(arguments).output().unwrap();
+        let output = place.levade().args(["inspect", "run"]).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
@@ -42,16 +42,16 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
     assert_eq!(fs::read_to_string(place.path("run.log")).unwrap(), log);
     assert_eq!(inspect(&["--log", "info,store=trace", "--log-file", "run.log"]), "");
     let longer = fs::read_to_string(place.path("run.log")).unwrap();
-    assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE dressage_store::sqlite: read "));
+    assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE levade_store::sqlite: read "));
     // Without a file, and by the environment; the option counts for more.
     assert_eq!(inspect(&[]), "");
     let by_environment = |arguments: &[&str]| {
         let command = ["inspect", "run"];
         let output =
-            place.dressage().env("DRESSAGE_LOG", "trace").args(command).args(arguments).output().unwrap();
+            place.levade().env("LEVADE_LOG", "trace").args(command).args(arguments).output().unwrap();
         stderr(&output)
     };
-    assert!(by_environment(&[]).contains("TRACE dressage_store::sqlite: read "));
+    assert!(by_environment(&[]).contains("TRACE levade_store::sqlite: read "));
     assert_eq!(by_environment(&["--log", "info"]), "");
 }
 

@@ -33,7 +33,7 @@ fn kill(pid: &str) {
 
 /// A run under way.
 fn start(place: &Place) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_dressage"))
+    Command::new(env!("CARGO_BIN_EXE_levade"))
         .current_dir(place.path(""))
         .args(["train", "recipe.toml"])
         .stdout(Stdio::piped())

@@ -77,8 +77,8 @@ kl = { estimator = "k3", coefficient = 0.01 }
 
 /// A run begins, or goes on where there is one.
 fn command(place: &Place) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_dressage"));
-    command.current_dir(place.path("")).args(["train", "recipe.toml"]).env_remove("DRESSAGE_CRASH_AT");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
+    command.current_dir(place.path("")).args(["train", "recipe.toml"]).env_remove("LEVADE_CRASH_AT");
     if place.path("run/recipe.toml").exists() {
         command.arg("--resume");
     }
@@ -119,13 +119,13 @@ fn two_adapters_learn_in_one_run_as_each_would_alone() {
     );
     assert_ne!(both[0], both[1]);
 
-    let replay = place.dressage().args(["replay", "run"]).output().unwrap();
+    let replay = place.levade().args(["replay", "run"]).output().unwrap();
     assert!(replay.status.success(), "{}", stderr(&replay));
     assert!(stdout(&replay).contains("the same, bit for bit"), "{}", stdout(&replay));
 
     // One model is measured; whose, has to be said where agents ask several.
     let eval = |arguments: &[&str]| {
-        place.dressage().args(["eval", "run", "--json", "--tasks", "60"]).args(arguments).output().unwrap()
+        place.levade().args(["eval", "run", "--json", "--tasks", "60"]).args(arguments).output().unwrap()
     };
     let held_out = ["--set", "tasks.0.held_out=all"];
     let output = eval(&held_out);
@@ -149,7 +149,7 @@ fn two_adapters_learn_in_one_run_as_each_would_alone() {
         ["attempt_recorded:9", "ledger_written:2", "micro_batch:3", "after_optim_step:3", "weights_saved:3"]
     {
         let place = self::place();
-        let killed = command(&place).env("DRESSAGE_CRASH_AT", point).output().unwrap();
+        let killed = command(&place).env("LEVADE_CRASH_AT", point).output().unwrap();
         assert_eq!(killed.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&killed));
         let output = command(&place).output().unwrap();
         assert!(output.status.success(), "{point}: {}", stderr(&output));

@@ -66,10 +66,8 @@ fn a_program_without_packages_is_recorded_and_trained() {
 
 #[test]
 fn the_openai_package_is_recorded_and_trained() {
-    let Some(folder) = std::env::var_os("DRESSAGE_CLIENTS") else {
-        eprintln!(
-            "skipped: DRESSAGE_CLIENTS names no environment with the openai package; .ci/run makes one"
-        );
+    let Some(folder) = std::env::var_os("LEVADE_CLIENTS") else {
+        eprintln!("skipped: LEVADE_CLIENTS names no environment with the openai package; .ci/run makes one");
         return;
     };
     let python = Path::new(&folder).join("bin/python");
@@ -87,7 +85,7 @@ fn the_openai_package_is_recorded_and_trained() {
 /// A keeper of a shell's script, with the line to it held open, on which `input` comes or what `asks` it to
 /// end.
 fn keeper_with(script: &str, input: Option<&str>, asks: bool) -> Child {
-    let mut keeper = Command::new(env!("CARGO_BIN_EXE_dressage"))
+    let mut keeper = Command::new(env!("CARGO_BIN_EXE_levade"))
         .arg("keep")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

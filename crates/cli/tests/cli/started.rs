@@ -35,7 +35,7 @@ fn killed_trainer_leaves_nothing(scorer: &str) {
              open('pids', 'w').write(f'{os.getpid()}\\n{child.pid}\\n')\n    \
              time.sleep(300)\n",
     );
-    let mut run = Command::new(env!("CARGO_BIN_EXE_dressage"))
+    let mut run = Command::new(env!("CARGO_BIN_EXE_levade"))
         .current_dir(place.path(""))
         .args(["train", "recipe.toml"])
         .stdout(Stdio::null())
@@ -70,7 +70,7 @@ fn checked(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
     place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]\ntool_prompt = \"compact\"\n", agent);
     let scorer = "[reward]\nscorer = { kind = \"program\", from = \"last_line\" }\n";
     place.replace("recipe.toml", "[reward]\n", scorer);
-    let output = place.dressage().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+    let output = place.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
     let text = stdout(&output);
     let from = text.lines().position(|line| line.contains(" program ")).expect(&text);
     let line =
@@ -93,6 +93,13 @@ fn calling(rest: &str) -> String {
 #[test]
 fn check_starts_program_against_scripted_reply() {
     let (line, code) = checked(&calling("print(json.dumps({'reward': len(text)}))"), &[]);
+    assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
+    assert_eq!(code, Some(0), "{line}");
+    // Programs of before the project was called Levade read the older names of its variables.
+    let older = "ours = {name: value for name, value in os.environ.items() if name.startswith('LEVADE_')}\n\
+         assert 'LEVADE_TASK' in ours and all(os.environ['DRESSAGE' + name[6:]] == ours[name] for name in ours)\n\
+         print(json.dumps({'reward': len(text)}))";
+    let (line, code) = checked(&calling(older), &[]);
     assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
     assert_eq!(code, Some(0), "{line}");
     // One that goes on is stopped.
@@ -130,7 +137,7 @@ fn check_opens_each_tool_once() {
                  tools = [\"shop\", \"run\"]";
     place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tools);
     let check = |arguments: &[&str]| {
-        let output = place.dressage().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+        let output = place.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
         (stdout(&output), output.status.code())
     };
     let (text, code) = check(&[]);

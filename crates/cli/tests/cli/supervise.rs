@@ -12,8 +12,7 @@ fn a_run_that_dies_is_started_again() {
 
     // Four checkpoints in all: only the first process comes to a third.
     let mut command = place.train();
-    let output =
-        command.args(["--restarts", "1"]).env("DRESSAGE_CRASH_AT", "after_rename:3").output().unwrap();
+    let output = command.args(["--restarts", "1"]).env("LEVADE_CRASH_AT", "after_rename:3").output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{notes}");
     assert!(notes.contains("the run was killed (signal 9: ") && notes.contains("(1 of 1)"), "{notes}");
@@ -25,8 +24,7 @@ fn a_run_that_dies_is_started_again() {
 fn a_run_that_always_dies_is_given_up() {
     let place = Place::with_trained_model();
     let mut command = place.train();
-    let output =
-        command.args(["--restarts=1"]).env("DRESSAGE_CRASH_AT", "ledger_written:1").output().unwrap();
+    let output = command.args(["--restarts=1"]).env("LEVADE_CRASH_AT", "ledger_written:1").output().unwrap();
     let notes = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{notes}");
     assert_eq!(notes.matches("starting it again").count(), 1, "{notes}");

@@ -11,15 +11,15 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use assert_cmd::Command;
-use dressage_engine::testing::{Compute, random_weights, tiny_config};
-use dressage_model::{ModelConfig, SpecialTokens, write_json, write_tokenizer_config};
-use dressage_text::testing::{END_OF_TEXT, IM_END, VOCABULARY, tiny_chat};
+use levade_engine::testing::{Compute, random_weights, tiny_config};
+use levade_model::{ModelConfig, SpecialTokens, write_json, write_tokenizer_config};
+use levade_text::testing::{END_OF_TEXT, IM_END, VOCABULARY, tiny_chat};
 use tempfile::TempDir;
 
 /// The binary, told nothing by the environment of the one who runs the tests.
-pub fn dressage() -> Command {
-    let mut command = Command::cargo_bin("dressage").unwrap();
-    for name in ["DRESSAGE_CRASH_AT", "DRESSAGE_CACHE", "NO_COLOR"] {
+pub fn levade() -> Command {
+    let mut command = Command::cargo_bin("levade").unwrap();
+    for name in ["LEVADE_CRASH_AT", "LEVADE_CACHE", "NO_COLOR"] {
         command.env_remove(name);
     }
     // Whatever hangs is ended with a name.
@@ -100,15 +100,15 @@ impl Place {
     }
 
     /// The binary, at work in this folder.
-    pub fn dressage(&self) -> Command {
-        let mut command = dressage();
+    pub fn levade(&self) -> Command {
+        let mut command = levade();
         command.current_dir(self.folder.path());
         command
     }
 
     /// A training run, from `recipe.toml` to `run`.
     pub fn train(&self) -> Command {
-        let mut command = self.dressage();
+        let mut command = self.levade();
         command.args(["train", "recipe.toml"]);
         command
     }
@@ -117,7 +117,7 @@ impl Place {
     /// error.
     #[cfg(unix)]
     pub fn train_until_signal(&self, signal: &str, arguments: &[&str]) -> Output {
-        let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_dressage"))
+        let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_levade"))
             .current_dir(self.path(""))
             .args(["train", "recipe.toml", "--set", "phase.1.steps=12"])
             .args(arguments)
@@ -231,7 +231,7 @@ fn trained_model() -> &'static Path {
         let folder = tempfile::tempdir().unwrap();
         write_model(&folder.path().join("model"), &config());
         fs::write(folder.path().join("recipe.toml"), SCHOOL).unwrap();
-        let output = dressage().current_dir(folder.path()).args(["train", "recipe.toml"]).output().unwrap();
+        let output = levade().current_dir(folder.path()).args(["train", "recipe.toml"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         let mut checkpoints: Vec<PathBuf> =
             fs::read_dir(folder.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();

@@ -103,7 +103,7 @@ fn no_file_is_too_long() {
 
 /// Rooms that a manifest names as dependencies, but for those of tests, which may borrow from anywhere.
 fn known(manifest: &str) -> BTreeSet<String> {
-    let name = |line: &str| Some(line.strip_prefix("dressage-")?.split(['.', ' ', '=']).next()?.to_owned());
+    let name = |line: &str| Some(line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?.to_owned());
     let mut found = BTreeSet::new();
     let mut lists = false;
     for line in manifest.lines() {
@@ -161,10 +161,10 @@ fn the_architecture_has_the_same_list() {
 
 #[test]
 fn manifests_are_read_in_all_their_forms() {
-    let manifest = "[package]\nname = \"dressage-x\"\n[dependencies]\n\
-        dressage-a.workspace = true\nserde = \"1\"\n\
-        dressage-b = { path = \"../b\" }\n[target.'cfg(unix)'.dependencies]\ndressage-c.workspace = true\n\
-        [dependencies.dressage-d]\nworkspace = true\n[dev-dependencies]\ndressage-e.workspace = true\n";
+    let manifest = "[package]\nname = \"levade-x\"\n[dependencies]\n\
+        levade-a.workspace = true\nserde = \"1\"\n\
+        levade-b = { path = \"../b\" }\n[target.'cfg(unix)'.dependencies]\nlevade-c.workspace = true\n\
+        [dependencies.levade-d]\nworkspace = true\n[dev-dependencies]\nlevade-e.workspace = true\n";
     assert_eq!(known(manifest).into_iter().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
 }
 

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
-use dressage_tree::Trajectory;
+use levade_tree::Trajectory;
 
 use super::Conversation;
 use crate::drift::Drift;
@@ -18,7 +18,7 @@ impl Conversation {
     /// newest reply. Turns are then counted exactly: from the first one at which the whole is printed
     /// otherwise. Takes as long as the template does for a few whole conversations; of forks, as many are
     /// looked at as take a few times the work of the longest path, the longest first.
-    pub fn finish(&mut self) -> Vec<dressage_tree::Drift> {
+    pub fn finish(&mut self) -> Vec<levade_tree::Drift> {
         let ends = ends(&self.index);
         let depths = ends.iter().map(|&id| self.index.node(id).depth);
         let count = affordable(depths, self.index.nodes().count());

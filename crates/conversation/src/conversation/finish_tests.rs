@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, LazyLock};
 
-use dressage_text::testing::thoughtful;
-use dressage_text::{ChatOptions, Message};
+use levade_text::testing::thoughtful;
+use levade_text::{ChatOptions, Message};
 
 use super::*;
 use crate::testing::{Talk, chat};
@@ -11,7 +11,7 @@ use crate::{Format, Options};
 
 const THINKS: &str = "<think>\nhm\n</think>\n\nadd";
 
-fn turns(drift: &[dressage_tree::Drift]) -> Vec<u32> {
+fn turns(drift: &[levade_tree::Drift]) -> Vec<u32> {
     drift.iter().map(|drift| drift.turn).collect()
 }
 

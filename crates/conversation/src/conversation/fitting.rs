@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use dressage_text::{Message, ToolSpec};
+use levade_text::{Message, ToolSpec};
 
 use super::{Conversation, Prepared, Request};
 use crate::origin::{Fork, Origin};

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use dressage_text::testing::tiny_chat;
-use dressage_text::{Message, Role, ToolCall};
+use levade_text::testing::tiny_chat;
+use levade_text::{Message, Role, ToolCall};
 use proptest::prelude::*;
 
 use super::*;

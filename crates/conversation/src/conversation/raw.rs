@@ -1,7 +1,7 @@
 //! Prompts in token ids, of clients that write conversations down themselves.
 
-use dressage_policy::{Completion, SamplingParams};
-use dressage_tree::{SegmentId, TreeError};
+use levade_policy::{Completion, SamplingParams};
+use levade_tree::{SegmentId, TreeError};
 
 use super::Conversation;
 use crate::index::Party;
@@ -68,7 +68,7 @@ impl Conversation {
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::Kind;
+    use levade_tree::Kind;
 
     use super::*;
 

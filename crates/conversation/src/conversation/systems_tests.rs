@@ -1,8 +1,8 @@
 //! System messages that a template does not print as they come, and calls of the past without readable
 //! arguments.
 
-use dressage_text::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, tiny_chat};
-use dressage_text::{ChatOptions, LateSystem, Role};
+use levade_text::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, tiny_chat};
+use levade_text::{ChatOptions, LateSystem, Role};
 use serde_json::json;
 
 use super::tests::forked;

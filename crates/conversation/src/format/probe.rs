@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dressage_text::{Message, ToolSpec};
+use levade_text::{Message, ToolSpec};
 use serde_json::json;
 
 use super::{Format, Round, abridged, whole};

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use dressage_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, header_chat, thoughtful, tiny_chat};
-use dressage_text::{Chat, ChatOptions};
+use levade_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, header_chat, thoughtful, tiny_chat};
+use levade_text::{Chat, ChatOptions};
 
 use crate::testing::{ROUNDS, chat};
 use crate::{Format, Options};

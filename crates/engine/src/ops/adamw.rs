@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov & Hutter 2019) over flat arrays, and the gradient's global norm.
 
-use dressage_policy::{OptimParams, crash_point};
+use levade_policy::{OptimParams, crash_point};
 
 use crate::Compute;
 use crate::buffer::Shared;
@@ -94,7 +94,7 @@ pub fn step(
 
 #[cfg(test)]
 mod tests {
-    use dressage_model::Parameter;
+    use levade_model::Parameter;
 
     use super::super::testing::{close, noise, wide};
     use super::*;

@@ -1,7 +1,7 @@
 //! The gated feed-forward activation (Shazeer 2020): h = f(g) · u with f = silu or gelu, with g and u side by
 //! side in one row.
 
-use dressage_model::Activation;
+use levade_model::Activation;
 
 use super::{ROWS_PER_TASK, for_groups, for_rows};
 use crate::Compute;

@@ -5,7 +5,7 @@
 //! of radians rounded differently is a different model; cosine and sine of that f32 angle are then exact to
 //! rounding.
 
-use dressage_model::{Rope, RopeScaling};
+use levade_model::{Rope, RopeScaling};
 
 use super::for_rows;
 use super::norm::Heads;

@@ -213,7 +213,7 @@ mod tests {
             let row = Distribution::of(isa, &row);
             let mut counts = [0; 3];
             for i in 0..4000 {
-                let token = row.draw(isa, dressage_policy::uniform(1, 2, i));
+                let token = row.draw(isa, levade_policy::uniform(1, 2, i));
                 let place = [5, 2500, 2999].iter().position(|t| *t == token);
                 counts[place.expect("only these have probability")] += 1;
             }

@@ -3,8 +3,8 @@
 
 pub mod parity;
 
-use dressage_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
-use dressage_policy::uniform;
+use levade_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
+use levade_policy::uniform;
 
 pub use crate::buffer::Buffer;
 pub use crate::cache::Cache;

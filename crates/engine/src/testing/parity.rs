@@ -11,13 +11,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
-use dressage_policy::{
+use levade_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
+use levade_policy::{
     FinishReason, Learner, LoraOptions, PolicyError, Precision, SampleRequest, Sampler, SamplingParams,
     uniform,
 };
-use dressage_rl::{Loss, PolicyLoss};
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_rl::{Loss, PolicyLoss};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -394,7 +394,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
 
 const CROSS_ENTROPY: Loss = Loss::of(PolicyLoss::CrossEntropy);
 
-const OPTIM: dressage_policy::OptimParams = dressage_policy::OptimParams {
+const OPTIM: levade_policy::OptimParams = levade_policy::OptimParams {
     learning_rate: 0.01,
     beta1: 0.9,
     beta2: 0.99,

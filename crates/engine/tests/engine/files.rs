@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use dressage_engine::testing::{Compute, random_weights, tiny_config};
-use dressage_engine::{Engine, EngineOptions};
-use dressage_model::{ModelConfig, Rope, RopeScaling, SafetensorsFile, write_safetensors};
-use dressage_policy::{Learner, LoraOptions, SampleRequest, Sampler, SamplingParams};
+use levade_engine::testing::{Compute, random_weights, tiny_config};
+use levade_engine::{Engine, EngineOptions};
+use levade_model::{ModelConfig, Rope, RopeScaling, SafetensorsFile, write_safetensors};
+use levade_policy::{Learner, LoraOptions, SampleRequest, Sampler, SamplingParams};
 use serde_json::{Value, json};
 
 fn start(config: &ModelConfig, seed: u64) -> Engine {

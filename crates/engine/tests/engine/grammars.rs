@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_engine::testing::{Compute, random_weights, tiny_config};
-use dressage_engine::{Engine, EngineOptions};
-use dressage_policy::{
+use levade_engine::testing::{Compute, random_weights, tiny_config};
+use levade_engine::{Engine, EngineOptions};
+use levade_policy::{
     Allowed, Completion, Constraint, FinishReason, Grammar, Grammars, PolicyError, SampleEvent,
     SampleRequest, Sampler, SamplingParams, uniform,
 };
-use dressage_text::testing::{END_OF_TEXT, IM_END, tiny_tokenizer};
-use dressage_text::{Tokenizer, Vocabulary};
+use levade_text::testing::{END_OF_TEXT, IM_END, tiny_tokenizer};
+use levade_text::{Tokenizer, Vocabulary};
 use serde_json::{Value, json};
 
 const DEADLINE: Duration = Duration::from_secs(60);

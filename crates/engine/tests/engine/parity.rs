@@ -1,6 +1,6 @@
 //! Sampling and training agree to the bit, in random cases. `examples/parity.rs` runs as many as one likes.
 
-use dressage_engine::testing::parity;
+use levade_engine::testing::parity;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sampling_and_training_agree_in_random_cases() {

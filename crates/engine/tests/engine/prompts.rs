@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_engine::testing::{Compute, random_weights, tiny_config};
-use dressage_engine::{Engine, EngineOptions, Isa, Precision};
-use dressage_policy::{
+use levade_engine::testing::{Compute, random_weights, tiny_config};
+use levade_engine::{Engine, EngineOptions, Isa, Precision};
+use levade_policy::{
     Completion, FinishReason, Learner, LoraOptions, SampleRequest, Sampler, SamplingParams, uniform,
 };
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_engine::testing::{Compute, random_weights, tiny_config};
-use dressage_engine::{Engine, EngineOptions};
-use dressage_policy::{
+use levade_engine::testing::{Compute, random_weights, tiny_config};
+use levade_engine::{Engine, EngineOptions};
+use levade_policy::{
     Completion, Content, Cut, Learner, LoraOptions, OptimParams, Place, PolicyError, SampleRequest, Sampler,
     SamplingParams, SavedFile, TrainRequest, Uncut, WeightsAt, WeightsRef, uniform,
 };
-use dressage_rl::{Loss, PolicyLoss};
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_rl::{Loss, PolicyLoss};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const LOSS: Loss = Loss::of(PolicyLoss::CrossEntropy);
@@ -25,7 +25,7 @@ const ADAM: OptimParams = OptimParams {
 
 fn start() -> Engine {
     let options = EngineOptions { kv_memory_mb: 8, batch_tokens: 512, ..EngineOptions::default() };
-    let compute = Compute::with(1, dressage_engine::Isa::Portable, options.precision);
+    let compute = Compute::with(1, levade_engine::Isa::Portable, options.precision);
     let weights = random_weights(&compute, &tiny_config(), 3);
     Engine::start_with(compute, weights, &options, None).unwrap()
 }

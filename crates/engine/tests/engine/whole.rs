@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_engine::testing::{Compute, Kernel, family_configs, random_weights, tiny_config};
-use dressage_engine::{Engine, EngineOptions, Isa, Order, Precision};
-use dressage_model::ModelConfig;
-use dressage_policy::{
+use levade_engine::testing::{Compute, Kernel, family_configs, random_weights, tiny_config};
+use levade_engine::{Engine, EngineOptions, Isa, Order, Precision};
+use levade_model::ModelConfig;
+use levade_policy::{
     Completion, DeviceStats, FinishReason, Learner, LoraOptions, OptimParams, PolicyError, SampleEvent,
     SampleRequest, SampleStream, Sampler, SamplingParams, TokenBytes, uniform,
 };
-use dressage_rl::{Loss, PolicyLoss};
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_rl::{Loss, PolicyLoss};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const CROSS_ENTROPY: Loss = Loss::of(PolicyLoss::CrossEntropy);

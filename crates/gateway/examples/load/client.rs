@@ -190,8 +190,8 @@ async fn running(address: &str) -> Result<usize> {
     let request = Request::get("/metrics").header("host", address).body(Full::default())?;
     let body = client.sender.send_request(request).await?.into_body().collect().await?.to_bytes();
     let text = String::from_utf8_lossy(&body);
-    let line = text.lines().find_map(|line| line.strip_prefix("dressage_calls_running "));
-    Ok(line.ok_or("no dressage_calls_running among the metrics")?.parse()?)
+    let line = text.lines().find_map(|line| line.strip_prefix("levade_calls_running "));
+    Ok(line.ok_or("no levade_calls_running among the metrics")?.parse()?)
 }
 
 /// Resident memory of a process, in MiB.

@@ -19,14 +19,14 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dressage_conversation::{Format, Options as History};
-use dressage_gateway::{
+use levade_conversation::{Format, Options as History};
+use levade_gateway::{
     Backend, Call, Caller, Event, Gateway, Input, Model, Options, Route, RouteContext, SessionLimits,
     SessionOptions, TokenModel, When, serve,
 };
-use dressage_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
-use dressage_text::Message;
-use dressage_text::testing::{IM_END, VOCABULARY, tiny_chat};
+use levade_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
+use levade_text::Message;
+use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
 use serde_json::{Value, json};
 
 /// Most tokens of a reply.

@@ -1,7 +1,7 @@
 //! Anthropic's endpoints as their clients see them.
 
 use axum::http::StatusCode;
-use dressage_conversation::Origin;
+use levade_conversation::Origin;
 use serde_json::{Value, json};
 
 use crate::testing::{ODD, STRANGER, Served, UNREADABLE};

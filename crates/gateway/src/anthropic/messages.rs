@@ -1,6 +1,6 @@
 //! Messages of content blocks, read into messages of text and calls.
 
-use dressage_text::{Arguments, Message, Role, ToolCall};
+use levade_text::{Arguments, Message, Role, ToolCall};
 use serde_json::Value;
 
 use crate::fault::Fault;

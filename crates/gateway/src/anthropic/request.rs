@@ -1,6 +1,6 @@
 //! Requests for messages, read into calls.
 
-use dressage_text::ToolSpec;
+use levade_text::ToolSpec;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -1,7 +1,7 @@
 //! Answers in Anthropic's shape.
 
-use dressage_policy::FinishReason;
-use dressage_text::{Piece, ToolCall};
+use levade_policy::FinishReason;
+use levade_text::{Piece, ToolCall};
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{FromRequest, RawPathParams, Request};
 use axum::http::{HeaderMap, header};
 use bytes::Bytes;
-use dressage_http::Unpack;
+use levade_http::Unpack;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use xxhash_rust::xxh3::Xxh3;
@@ -14,8 +14,8 @@ use crate::answering::Caller;
 use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 
-/// Header that names the agent.
-const AGENT: &str = "x-dressage-agent";
+/// Headers that name the agent; the second is that of before the project was called Levade.
+const AGENT: [&str; 2] = ["x-levade-agent", "x-dressage-agent"];
 /// Headers that say how often a client has asked before.
 const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 
@@ -92,7 +92,7 @@ fn unpacked(headers: &HeaderMap, body: Bytes, max: usize) -> Result<Bytes, Fault
         };
     };
     let encoding = encoding.to_str().unwrap_or_default();
-    dressage_http::unpack(encoding, body, max).map_err(|why| match why {
+    levade_http::unpack(encoding, body, max).map_err(|why| match why {
         Unpack::Unknown => packed(&format!("{encoding:?}")),
         Unpack::Broken => Fault::new(
             Kind::Invalid,
@@ -167,7 +167,7 @@ fn caller(
             ));
         }
     }
-    let agent = param("agent").or_else(|| header(AGENT)).map(str::to_owned);
+    let agent = param("agent").or_else(|| AGENT.iter().find_map(|name| header(name))).map(str::to_owned);
     let retries = RETRIES.iter().any(|name| header(name).is_some_and(|count| count.trim() != "0"));
     Ok(Caller { session, agent, body: None, retries })
 }

@@ -11,7 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
-use dressage_http::{Access, Rejection, Verdict};
+use levade_http::{Access, Rejection, Verdict};
 use tokio::net::TcpListener;
 
 use super::answer::failed;

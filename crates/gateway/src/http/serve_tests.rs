@@ -205,3 +205,17 @@ async fn long_prompt_is_rejected_by_its_bytes() {
     }
     assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
 }
+
+#[tokio::test]
+async fn agent_header_is_read_under_both_names() {
+    let served = Served::scripted(&["Yes."]);
+    let key = format!("Bearer {}", served.session.key());
+    for name in ["x-levade-agent", "x-dressage-agent"] {
+        for (agent, expected) in [("default", StatusCode::OK), ("nobody", StatusCode::NOT_FOUND)] {
+            let headers =
+                [("content-type", "application/json"), ("authorization", key.as_str()), (name, agent)];
+            let (status, ..) = send(&served.gateway, ("POST", CHAT), &headers, body()).await;
+            assert_eq!(status, expected, "{name}: {agent}");
+        }
+    }
+}

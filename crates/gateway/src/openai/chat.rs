@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use dressage_text::{Chat, Message, Piece, Role, ToolCall, ToolSpec};
+use levade_text::{Chat, Message, Piece, Role, ToolCall, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

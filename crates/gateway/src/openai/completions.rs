@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use dressage_text::{Chat, Piece};
+use levade_text::{Chat, Piece};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -15,7 +15,7 @@ fn describe(model: &Model) -> Value {
         "id": model.name,
         "object": "model",
         "created": model.created,
-        "owned_by": "dressage",
+        "owned_by": "levade",
         "root": model.name,
         "max_model_len": model.tokens().ok().map(|model| model.context),
     })

@@ -2,8 +2,8 @@
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use dressage_policy::FinishReason;
-use dressage_text::Chat;
+use levade_policy::FinishReason;
+use levade_text::Chat;
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};

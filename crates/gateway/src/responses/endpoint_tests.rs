@@ -1,7 +1,7 @@
 //! The Responses API as its clients see it.
 
 use axum::http::StatusCode;
-use dressage_conversation::Origin;
+use levade_conversation::Origin;
 use serde_json::{Value, json};
 
 use crate::testing::{ODD, STRANGER, Served, UNREADABLE};

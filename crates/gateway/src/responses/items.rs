@@ -4,7 +4,7 @@
 //! of two turns follow each other, the ids that they were given tell them apart, or else the order that the
 //! items of a turn have.
 
-use dressage_text::{Arguments, Message, ToolCall};
+use levade_text::{Arguments, Message, ToolCall};
 use serde_json::Value;
 
 use super::memory::response_of;
@@ -17,7 +17,9 @@ use crate::parts::PartsText;
 pub(super) const API: &str = "responses";
 
 /// Beginning of the "encrypted" content of a thought, which is the thought.
-const THOUGHT: &str = "dressage:";
+const THOUGHT: &str = "levade:";
+/// What it began with before the project was called Levade: clients still send such items back.
+const EARLIER: &str = "dressage:";
 
 /// A thought as clients keep it that store nothing here.
 pub(super) fn encrypted(thought: &str) -> String {
@@ -176,7 +178,7 @@ impl Reading<'_> {
 }
 
 fn developer(text: String) -> Message {
-    Message { role: dressage_text::Role::Developer, ..Message::system(text) }
+    Message { role: levade_text::Role::Developer, ..Message::system(text) }
 }
 
 /// A field of an item that must be a text.
@@ -242,7 +244,9 @@ fn thought(item: &Value) -> String {
     let texts = |field: &str| -> Vec<&str> {
         item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
     };
-    let kept = item["encrypted_content"].as_str().and_then(|text| text.strip_prefix(THOUGHT));
+    let kept = item["encrypted_content"]
+        .as_str()
+        .and_then(|text| text.strip_prefix(THOUGHT).or_else(|| text.strip_prefix(EARLIER)));
     let content = || Some(texts("content").concat()).filter(|text| !text.is_empty());
     kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
 }
@@ -332,6 +336,8 @@ mod tests {
         assert_eq!(thought(&item), "all of it");
         item["encrypted_content"] = encrypted(" exactly ").into();
         assert_eq!(thought(&item), " exactly ");
+        item["encrypted_content"] = "dressage: as before ".into();
+        assert_eq!(thought(&item), " as before ");
         item["encrypted_content"] = "gAAAA".into();
         assert_eq!(thought(&item), "all of it");
         // One that holds nothing readable is a turn without a thought.

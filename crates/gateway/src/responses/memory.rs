@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use dressage_text::Message;
+use levade_text::Message;
 use serde_json::Value;
 
 /// Most responses that are remembered.

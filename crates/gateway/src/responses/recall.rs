@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use dressage_text::Message;
+use levade_text::Message;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 

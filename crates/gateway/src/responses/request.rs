@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dressage_text::{Chat, Message};
+use levade_text::{Chat, Message};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

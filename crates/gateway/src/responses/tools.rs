@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use dressage_text::{Arguments, ToolCall, ToolSpec};
+use levade_text::{Arguments, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use crate::call::ToolChoice;

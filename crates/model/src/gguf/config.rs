@@ -30,7 +30,7 @@ pub(super) fn model(
             return Err(ModelError::unsupported(
                 path,
                 format!("general.architecture is {other:?}"),
-                "Dressage runs the architectures llama (Llama 2 and 3, SmolLM2), qwen2, qwen3, gemma3 and smollm3",
+                "Levade runs the architectures llama (Llama 2 and 3, SmolLM2), qwen2, qwen3, gemma3 and smollm3",
             ));
         }
     };
@@ -42,7 +42,7 @@ pub(super) fn model(
         return Err(ModelError::unsupported(
             path,
             format!("{} is {experts}", key("expert_count")),
-            "Dressage does not run mixtures of experts: choose a dense model",
+            "Levade does not run mixtures of experts: choose a dense model",
         ));
     }
     let (hidden, heads, context) =
@@ -62,7 +62,7 @@ pub(super) fn model(
             return Err(ModelError::unsupported(
                 path,
                 format!("{} is {width}, but a head has {head_dim} channels", key(name)),
-                "Dressage runs models whose keys and values have one width and are rotated whole",
+                "Levade runs models whose keys and values have one width and are rotated whole",
             ));
         }
     }
@@ -83,7 +83,7 @@ pub(super) fn model(
     for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if let Some(cap) = metadata.float(&key(name))?.filter(|cap| *cap != 0.0) {
             let what = format!("{} is {cap}", key(name));
-            return Err(ModelError::unsupported(path, what, "Dressage runs models without caps on logits"));
+            return Err(ModelError::unsupported(path, what, "Levade runs models without caps on logits"));
         }
     }
     let scaling = match rope_factors {
@@ -119,7 +119,7 @@ pub(super) fn model(
         return Err(ModelError::config(path, what));
     }
     if metadata.bool(&key("attention.causal"))? == Some(false) {
-        let way_out = "Dressage runs models whose tokens see those before them alone";
+        let way_out = "Levade runs models whose tokens see those before them alone";
         return Err(ModelError::unsupported(path, format!("{} is false", key("attention.causal")), way_out));
     }
     metadata.settle_rest(architecture, |name, number| {
@@ -159,7 +159,7 @@ fn pattern(
         (_, Some(window)) if window < context => Err(ModelError::unsupported(
             metadata.path(),
             format!("{} is {window}", key("attention.sliding_window")),
-            "Dressage runs GGUF files with sliding windows of the architecture gemma3 alone: use the model's Hugging Face folder",
+            "Levade runs GGUF files with sliding windows of the architecture gemma3 alone: use the model's Hugging Face folder",
         )),
         (Family::SmolLm3, _) => {
             let rotated = but_every(UNROTATED);
@@ -246,7 +246,7 @@ fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<Ro
         (other, _) => Err(ModelError::unsupported(
             metadata.path(),
             format!("{} is {other:?}", key("type")),
-            "Dressage runs the rotary scalings none, linear, yarn and Llama 3's",
+            "Levade runs the rotary scalings none, linear, yarn and Llama 3's",
         )),
     }
 }

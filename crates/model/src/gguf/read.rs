@@ -95,7 +95,7 @@ impl Directory {
             _ => {
                 return Err(ModelError::unsupported(
                     path,
-                    format!("its GGUF version is {version}; Dressage reads versions 2 and 3"),
+                    format!("its GGUF version is {version}; Levade reads versions 2 and 3"),
                     "convert the model again with a current converter",
                 ));
             }
@@ -379,7 +379,7 @@ impl Metadata {
             None => Ok(()),
             Some((key, value)) => Err(ModelError::unsupported(
                 &self.path,
-                format!("{key} is {}, which Dressage does not know", value.describe()),
+                format!("{key} is {}, which Levade does not know", value.describe()),
                 "it cannot tell whether the model computes otherwise because of it: use the model's Hugging Face folder",
             )),
         }

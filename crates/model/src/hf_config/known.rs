@@ -40,7 +40,7 @@ const WITHOUT_EFFECT: [&[&str]; 8] = [
         "return_dict_in_generate",
         "use_return_dict",
     ],
-    // Where training began, and noise that is added in it (Dressage adds none).
+    // Where training began, and noise that is added in it (Levade adds none).
     &[
         "attention_dropout",
         "attention_probs_dropout_prob",

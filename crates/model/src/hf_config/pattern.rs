@@ -62,7 +62,7 @@ fn windows(
     let is_on = match family {
         Family::Llama => {
             let windows =
-                "Dressage runs Llama without sliding windows, which its class in transformers lacks, too";
+                "Levade runs Llama without sliding windows, which its class in transformers lacks, too";
             if switched == Some(true) {
                 return Err(keys.unsupported("use_sliding_window", windows));
             }
@@ -101,7 +101,7 @@ fn windows(
 fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, ModelError> {
     let Some(types) = keys.read("layer_types", "a list", Value::as_array)? else { return Ok(None) };
     if types.iter().any(|kind| kind != FULL && kind != SLIDING) {
-        let way_out = "Dressage runs layers of the types full_attention and sliding_attention";
+        let way_out = "Levade runs layers of the types full_attention and sliding_attention";
         return Err(keys.unsupported("layer_types", way_out));
     }
     if types.len() != layers {

@@ -70,7 +70,7 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     let older = keys.text("type")?;
     let kind = keys.text("rope_type")?.or(older).unwrap_or("default");
     if keys.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", "Dressage rotates heads whole"));
+        return Err(keys.unsupported("partial_rotary_factor", "Levade rotates heads whole"));
     }
     match kind {
         "default" => {
@@ -90,7 +90,7 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
         "yarn" => yarn(keys, context),
         _ => Err(keys.unsupported(
             if keys.get("rope_type").is_some() { "rope_type" } else { "type" },
-            "Dressage runs the rotary scalings default, linear, llama3 and yarn; for short contexts, removing the \
+            "Levade runs the rotary scalings default, linear, llama3 and yarn; for short contexts, removing the \
              entry from config.json gives the unscaled model",
         )),
     }
@@ -98,7 +98,7 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
 
 fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     if !keys.flag("truncate", true)? {
-        return Err(keys.unsupported("truncate", "Dressage runs YaRN with whole-numbered bounds only"));
+        return Err(keys.unsupported("truncate", "Levade runs YaRN with whole-numbered bounds only"));
     }
     let original_context = keys.size("original_max_position_embeddings")?.unwrap_or(context);
     let factor = match keys.float("factor")? {

@@ -347,7 +347,7 @@ fn what_changes_nothing_is_let_be() {
 fn what_nobody_knows_and_training_leaves_out_is_told() {
     for (key, value, expected) in [
         ("license", json!("mit"), "license is \"mit\""),
-        ("attention_dropout", json!(0.1), "attention_dropout is 0.1; Dressage trains without"),
+        ("attention_dropout", json!(0.1), "attention_dropout is 0.1; Levade trains without"),
     ] {
         let (config, notes) = read_with_notes(&with("llama", key, value)).unwrap();
         assert_eq!(config, read(&least("llama")).unwrap());

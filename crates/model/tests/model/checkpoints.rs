@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use dressage_model::{Family, ModelConfig, ModelFiles, TokenizerSource};
+use levade_model::{Family, ModelConfig, ModelFiles, TokenizerSource};
 use serde_json::json;
 
 use crate::support::{assert_all, encode, open_error, safetensors, tiny, weights, write_folder};

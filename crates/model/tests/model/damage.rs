@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use dressage_model::{AdapterConfig, Family, ModelConfig, ModelFiles, SafetensorsFile};
+use levade_model::{AdapterConfig, Family, ModelConfig, ModelFiles, SafetensorsFile};
 use proptest::prelude::*;
 use serde_json::json;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dressage_model::{
+use levade_model::{
     Family, ModelConfig, ModelFiles, RopeScaling, SpecialTokens, TokenType, TokenizerSource, write_json,
     write_safetensors, write_tokenizer_config,
 };

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use dressage_text::{Message, ToolSpec};
+use levade_text::{Message, ToolSpec};
 
 use super::testing::*;
 use super::*;

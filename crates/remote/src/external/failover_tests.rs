@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use dressage_text::Message;
+use levade_text::Message;
 
 use super::testing::*;
 use super::*;

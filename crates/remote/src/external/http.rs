@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use dressage_http::{Client, Hosts, HttpError, causes};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
 use hyper::{Method, Request, Response, StatusCode};
+use levade_http::{Client, Hosts, HttpError, causes};
 use serde_json::Value;
 
 use super::endpoint::Server;

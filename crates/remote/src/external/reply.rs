@@ -1,6 +1,6 @@
 //! Replies of a chat API, from what servers send whole or in pieces.
 
-use dressage_text::{Content, Message, ToolCall};
+use levade_text::{Content, Message, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! Requests to a chat API.
 
-use dressage_text::{Message, ToolSpec};
+use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dressage_policy::awake::{Stopwatch, within};
+use levade_policy::awake::{Stopwatch, within};
 
 use super::error::ExternalError;
 

@@ -1,7 +1,7 @@
 //! Batches, paths and updates as arrays.
 
-use dressage_policy::Uncut;
-use dressage_tree::{PathInput, Term, Tokens, TreeBatch};
+use levade_policy::Uncut;
+use levade_tree::{PathInput, Term, Tokens, TreeBatch};
 
 use super::wire::Body;
 
@@ -78,7 +78,7 @@ fn put_terms(body: &mut Body, terms: &[Term]) {
 pub(super) mod reading {
     //! The other direction, for the learner of the tests.
 
-    use dressage_tree::{Node, PathTarget, Target};
+    use levade_tree::{Node, PathTarget, Target};
 
     use super::*;
 
@@ -187,7 +187,7 @@ pub(super) mod reading {
 
 #[cfg(test)]
 mod tests {
-    use dressage_tree::PathTarget;
+    use levade_tree::PathTarget;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dressage_policy::PolicyError;
+use levade_policy::PolicyError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -154,7 +154,7 @@ impl Description {
         if self.protocol != PROTOCOL {
             return refused(format!(
                 "it speaks version {} of the protocol, this build version {PROTOCOL}; make its environment anew \
-                 with `dressage cluster setup` of this build",
+                 with `levade cluster setup` of this build",
                 self.protocol
             ));
         }

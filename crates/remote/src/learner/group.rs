@@ -5,19 +5,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_http::{Ask, Bounds, HttpError};
-use dressage_policy::PolicyError;
-use dressage_policy::awake::{sleep, within};
 use hyper::Method;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use levade_http::{Ask, Bounds, HttpError};
+use levade_policy::PolicyError;
+use levade_policy::awake::{sleep, within};
 
 use super::description::{Description, Expected, POLICY};
 use super::link::{LOOK, LearnerOptions, Link, Miss, Processes};
 use super::wait::{Limits, Wait};
 use super::wire::Body;
 
-const CALL: HeaderName = HeaderName::from_static("x-dressage-call");
-const STEP: HeaderName = HeaderName::from_static("x-dressage-step");
+const CALL: HeaderName = HeaderName::from_static("x-levade-call");
+const STEP: HeaderName = HeaderName::from_static("x-levade-step");
 const SAFETENSORS: HeaderValue = HeaderValue::from_static("application/x-safetensors");
 
 /// Most bytes of an answer: numbers of the tokens of a batch.

@@ -2,9 +2,9 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use dressage_policy::{Simulator, SimulatorConfig};
-use dressage_rl::PolicyLoss;
-use dressage_tree::{PathInput, PathTarget, Term};
+use levade_policy::{Simulator, SimulatorConfig};
+use levade_rl::PolicyLoss;
+use levade_tree::{PathInput, PathTarget, Term};
 
 use super::testing::{Fault, TOKEN, TestGroup};
 use super::*;

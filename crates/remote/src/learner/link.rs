@@ -5,11 +5,11 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_http::{Ask, Bounds, Client, Hosts, Reply};
-use dressage_policy::PolicyError;
-use dressage_policy::awake::{sleep, within};
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
+use levade_http::{Ask, Bounds, Client, Hosts, Reply};
+use levade_policy::PolicyError;
+use levade_policy::awake::{sleep, within};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;

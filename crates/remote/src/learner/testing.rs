@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_policy::{Content, Learner, Manifest, OptimParams, PolicyError, Simulator, SimulatorConfig};
-use dressage_policy::{Cut, TrainRequest, WeightsAt, WeightsRef};
-use dressage_rl::Loss;
+use levade_policy::{Content, Learner, Manifest, OptimParams, PolicyError, Simulator, SimulatorConfig};
+use levade_policy::{Cut, TrainRequest, WeightsAt, WeightsRef};
+use levade_rl::Loss;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -168,7 +168,7 @@ impl Shared {
                 let found = faults.iter().position(|(of, _)| *of == verb);
                 found.map(|at| faults.remove(at).1)
             };
-            let id = headers["x-dressage-call"].clone();
+            let id = headers["x-levade-call"].clone();
             match fault {
                 Some(Fault::Break) => return,
                 Some(Fault::Hang) => {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dressage_policy::PolicyError;
-use dressage_policy::awake::Stopwatch;
+use levade_policy::PolicyError;
+use levade_policy::awake::Stopwatch;
 use serde::Deserialize;
 
 /// How far a learner is, as it tells.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dressage_policy::awake::within;
-use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
+use levade_policy::awake::within;
+use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::gate::Ticket;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dressage_policy::PolicyError;
-use dressage_policy::awake::within;
+use levade_policy::PolicyError;
+use levade_policy::awake::within;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dressage_policy::awake::{sleep, within};
-use dressage_policy::{PolicyError, Sampler};
+use levade_policy::awake::{sleep, within};
+use levade_policy::{PolicyError, Sampler};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::time::Instant;

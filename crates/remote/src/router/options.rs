@@ -13,7 +13,7 @@ pub struct RouterOptions {
     pub choice: Choice,
     /// Most calls that run at once; 0 for any number.
     pub most_running: usize,
-    /// Most calls that wait until fewer run; more are refused with [`Busy`](dressage_policy::PolicyError).
+    /// Most calls that wait until fewer run; more are refused with [`Busy`](levade_policy::PolicyError).
     pub most_waiting: usize,
     /// Most members that one call is tried on: a request that makes members fail is not to take all down.
     pub tries: usize,

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dressage_policy::awake::within;
-use dressage_policy::{Completion, PolicyError, SampleRequest, Sampler, SamplingParams, WeightsRef};
+use levade_policy::awake::within;
+use levade_policy::{Completion, PolicyError, SampleRequest, Sampler, SamplingParams, WeightsRef};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};

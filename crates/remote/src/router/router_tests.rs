@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering;
 
-use dressage_policy::{Completion, FinishReason, SampleEvent, SamplingParams};
+use levade_policy::{Completion, FinishReason, SampleEvent, SamplingParams};
 use tokio::time::{Instant, sleep};
 
 use super::testing::*;
@@ -83,7 +83,7 @@ async fn a_reply_ends_where_it_should_although_its_member_failed_after_the_last_
 async fn members_that_fail_at_random_change_no_reply() {
     let mut asked = 0;
     for seed in 0..40u64 {
-        let chance = |counter| dressage_policy::uniform(seed, 9, counter);
+        let chance = |counter| levade_policy::uniform(seed, 9, counter);
         let (router, members) = router(3, RouterOptions { tries: 12, ..in_turn() });
         for (i, member) in (0..).zip(&members) {
             let after = (chance(2 * i) * 20.0) as usize;
@@ -311,7 +311,7 @@ async fn a_member_that_comes_back_while_newer_weights_are_published_gets_these()
 
 #[tokio::test(start_paused = true)]
 async fn a_member_that_waits_for_weights_is_not_blamed() {
-    use dressage_policy::{Learner, Simulator};
+    use levade_policy::{Learner, Simulator};
     let simulator = Arc::new(Simulator::new(config(Duration::from_millis(10))));
     let router = Router::new(vec![("a".into(), simulator.clone() as Arc<dyn Sampler>)], in_turn()).unwrap();
     let stream = router.sample(SampleRequest { least_version: 1, ..request(1, 4) }).await.unwrap();

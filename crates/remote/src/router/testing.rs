@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{
+use levade_policy::{
     Completion, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream,
     Sampler, SamplingParams, Simulator, SimulatorConfig, Timing, WeightsAt, WeightsRef,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::{DeviceStats, Load, PolicyError};
+use levade_policy::{DeviceStats, Load, PolicyError};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 

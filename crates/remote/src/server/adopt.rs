@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::{PolicyError, WeightsAt, WeightsRef};
+use levade_policy::{PolicyError, WeightsAt, WeightsRef};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -52,7 +52,9 @@ pub(super) struct Joined<'a> {
 }
 
 /// The beginning of labels, by which weights are known as this program's.
-const LABEL: &str = "dressage";
+const LABEL: &str = "levade";
+/// What they began with before the project was called Levade: servers that still run may have such weights.
+const EARLIER: &str = "dressage";
 
 pub(super) fn label_of(version: u64, sum: u32) -> String {
     format!("{LABEL}-{version}-{sum:08x}")
@@ -60,7 +62,8 @@ pub(super) fn label_of(version: u64, sum: u32) -> String {
 
 /// The version in a label of this program's.
 pub(super) fn version_of(label: &str) -> Option<u64> {
-    let (version, sum) = label.strip_prefix(LABEL)?.strip_prefix('-')?.split_once('-')?;
+    let rest = label.strip_prefix(LABEL).or_else(|| label.strip_prefix(EARLIER))?;
+    let (version, sum) = rest.strip_prefix('-')?.split_once('-')?;
     (sum.len() == 8).then(|| version.parse().ok())?
 }
 
@@ -328,9 +331,8 @@ mod tests {
     #[test]
     fn a_label_holds_its_version_and_others_none() {
         assert_eq!(version_of(&label_of(7, 0xab)), Some(7));
-        for other in
-            ["default", "42", "dressage-7", "dressage-7-ab", "dressage-x-000000ab", "1-dressage-00000000"]
-        {
+        assert_eq!(version_of("dressage-7-000000ab"), Some(7));
+        for other in ["default", "42", "levade-7", "levade-7-ab", "levade-x-000000ab", "1-levade-00000000"] {
             assert_eq!(version_of(other), None, "{other}");
         }
     }

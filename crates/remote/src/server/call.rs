@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use dressage_policy::awake::within;
-use dressage_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
+use levade_policy::awake::within;
+use levade_policy::{FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
@@ -182,7 +182,7 @@ impl Call {
     /// Seed of what is left: another one for every part of a reply.
     fn seed(&self) -> u64 {
         let SampleRequest { seed, stream, params, .. } = &self.request;
-        (dressage_policy::uniform(*seed, *stream, params.drawn_before as u64) * (u64::MAX as f64)) as u64
+        (levade_policy::uniform(*seed, *stream, params.drawn_before as u64) * (u64::MAX as f64)) as u64
     }
 
     /// Asks once, and hands out what comes.

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use hyper::Method;
+use levade_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use serde_json::{Map, Value, json};
 
 use super::http::Http;
@@ -208,7 +208,13 @@ pub(super) trait Dialect: Receives {
 }
 
 /// The label of weights that a server has forgotten in its sleep.
-pub(super) const ASLEEP: &str = "dressage-asleep";
+pub(super) const ASLEEP: &str = "levade-asleep";
+
+/// Returns whether a server's label says that its weights are forgotten. Servers that still run may have the label of
+/// before the project was called Levade.
+pub(super) fn says_asleep(label: &Value) -> bool {
+    label == ASLEEP || label == "dressage-asleep"
+}
 
 /// A part of the memory of a server's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -387,6 +393,12 @@ mod tests {
         ] {
             assert!(spans_of(&bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn sleeping_label_is_read_under_both_names() {
+        assert!(says_asleep(&json!(ASLEEP)) && says_asleep(&json!("dressage-asleep")));
+        assert!(!says_asleep(&json!("levade-7-000000ab")) && !says_asleep(&Value::Null));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dressage_model::{AdapterConfig, ModelError, ModelFiles, SafetensorsFile};
-use dressage_policy::{Content, Manifest, Place, PolicyError};
+use levade_model::{AdapterConfig, ModelError, ModelFiles, SafetensorsFile};
+use levade_policy::{Content, Manifest, Place, PolicyError};
 use serde::{Deserialize, Serialize};
 
 /// The file with log-probabilities of the learner, by which a server is checked.
@@ -95,7 +95,7 @@ type Stamp = (u64, u64, i64, i64);
 fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
     use std::os::unix::fs::MetadataExt;
     let Place::Local(folder) = &manifest.place else { return None };
-    let of = |file: &dressage_policy::SavedFile| {
+    let of = |file: &levade_policy::SavedFile| {
         let found = std::fs::metadata(folder.join(&file.name)).ok()?;
         Some((found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
     };

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_http::{Ask, Bounds, Client, Hosts, HttpError, causes};
-use dressage_policy::PolicyError;
-use dressage_policy::awake::within;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
+use levade_http::{Ask, Bounds, Client, Hosts, HttpError, causes};
+use levade_policy::PolicyError;
+use levade_policy::awake::within;
 use serde_json::Value;
 
 use crate::external::{Decoder, MOST_ERROR_BYTES, Server as Endpoint, cut, message_of, plain_uri};
@@ -98,7 +98,7 @@ impl Http {
     ) -> Result<Answer, PolicyError> {
         let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
         let ask = Ask { method, url: format!("{}{path}", self.base), headers: self.headers(), body };
-        // By the clock of this process, which `dressage_http` does not know: the bound there is only a net.
+        // By the clock of this process, which `levade_http` does not know: the bound there is only a net.
         let bounds = Bounds { deadline: deadline * 4, bytes: MOST_BYTES, redirects: 0 };
         let answer = within(deadline, self.client.ask(ask, bounds)).await;
         let late = || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));

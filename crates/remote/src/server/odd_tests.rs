@@ -1,6 +1,6 @@
 //! Servers that lie, folders that change, and ends of replies across a change of weights.
 
-use dressage_policy::{Completion, FinishReason, SampleEvent};
+use levade_policy::{Completion, FinishReason, SampleEvent};
 use tempfile::TempDir;
 
 use super::testing::*;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::TokenBytes;
+use levade_policy::TokenBytes;
 use serde::{Deserialize, Serialize};
 
 use super::folder::FolderChecks;

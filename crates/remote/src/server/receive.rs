@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::PolicyError;
+use levade_policy::PolicyError;
 use serde_json::Value;
 
 use super::http::Http;

@@ -1,4 +1,4 @@
-use dressage_policy::{
+use levade_policy::{
     Completion, FinishReason, Grammar, Manifest, PolicyError, SampleEvent, SamplingParams, WeightsAt,
 };
 use tempfile::TempDir;
@@ -334,7 +334,7 @@ async fn adapters_are_loaded_beside_each_other_and_dropped() {
             });
             std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
             let names = ["adapter_config.json", "adapter_model.safetensors", PROBE].map(str::to_owned);
-            let content = dressage_policy::Content::Adapter { base: "m".into() };
+            let content = levade_policy::Content::Adapter { base: "m".into() };
             WeightsRef { version, at: WeightsAt::Manifest(Manifest::of(&folder, content, &names).unwrap()) }
         };
         server.adopt(&adapter(3)).await.unwrap();
@@ -528,7 +528,7 @@ async fn never_mixed(pushes: bool) {
         for (member, fake) in router.members().iter().zip(&fakes) {
             if member.health == Health::Serving {
                 assert!(
-                    fake.label().starts_with(&format!("dressage-{version}-")),
+                    fake.label().starts_with(&format!("levade-{version}-")),
                     "{member:?} {}",
                     fake.label()
                 );
@@ -543,7 +543,7 @@ async fn never_mixed(pushes: bool) {
         check(&completion, &[3, 1, 4]);
     }
     all_serve().await;
-    assert!(fakes.iter().all(|fake| fake.label().starts_with("dressage-13-")));
+    assert!(fakes.iter().all(|fake| fake.label().starts_with("levade-13-")));
     assert!(fakes.iter().all(|fake| fake.half() == 0));
     let (sent, missed) = pushing.counts();
     assert_eq!((sent > 8, missed > 3), (pushes, pushes), "{sent} {missed}");

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use hyper::Method;
+use levade_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use serde_json::{Value, json};
 
 use super::dialect::{
     ASLEEP, Chunk, Dialect, End, Facts, Loading, Part, Scored, Under, bias_of, compare_context,
-    compare_tokens, id_of, logprob_of, most_likely, spans_of, unload, unservable,
+    compare_tokens, id_of, logprob_of, most_likely, says_asleep, spans_of, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -258,7 +258,7 @@ impl Dialect for Sglang {
     }
 
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
-        Ok(http.get("/model_info", within).await?["weight_version"] == ASLEEP)
+        Ok(says_asleep(&http.get("/model_info", within).await?["weight_version"]))
     }
 
     async fn read_first(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {

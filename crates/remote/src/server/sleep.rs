@@ -6,9 +6,9 @@
 
 use std::sync::{PoisonError, Weak};
 
-use dressage_policy::awake::within;
-use dressage_policy::{PolicyError, WeightsRef};
 use hyper::Method;
+use levade_policy::awake::within;
+use levade_policy::{PolicyError, WeightsRef};
 use tokio::time::Instant;
 use tracing::{info, warn};
 

@@ -1,6 +1,6 @@
 //! Stop strings, found in the bytes of tokens as they come: servers that are asked in tokens know no text.
 
-use dressage_policy::TokenBytes;
+use levade_policy::TokenBytes;
 
 /// Looks for the end of a reply.
 pub(super) struct Stops<'a> {

@@ -18,7 +18,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use dressage_policy::{SampleRequest, SamplingParams, TokenBytes, WeightsAt, WeightsRef};
+use levade_policy::{SampleRequest, SamplingParams, TokenBytes, WeightsAt, WeightsRef};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use hyper::{Method, StatusCode};
+use levade_policy::{Load, PolicyError, SampleRequest, SamplingParams, TopLogprobs};
 use serde_json::{Value, json};
 
 use super::dialect::{
     ASLEEP, Chunk, Dialect, End, Facts, Loading, Part, Scored, Under, bias_of, compare_context,
-    compare_tokens, id_of, logprob_of, most_likely, spans_of, unload, unservable,
+    compare_tokens, id_of, logprob_of, most_likely, says_asleep, spans_of, unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -300,7 +300,7 @@ impl Dialect for Vllm {
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
         let info = http.ask(Method::GET, "/weight_info", None, within).await?;
         match info.status.is_success() {
-            true => Ok(info.value["weight_version"] == ASLEEP),
+            true => Ok(says_asleep(&info.value["weight_version"])),
             false => Ok(http.get("/is_sleeping", within).await?["is_sleeping"] == true),
         }
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{
+use levade_policy::{
     Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, PolicyError, Predictions,
     TrainRequest, Trained, Uncut, WeightsRef,
 };
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 
 use super::Turns;
 

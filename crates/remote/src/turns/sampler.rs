@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
+use levade_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
 
 use super::Turns;
 use crate::router::Router;

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dressage_policy::{
+use levade_policy::{
     Completion, Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Sampler, Uncut,
 };
-use dressage_rl::Loss;
-use dressage_tree::TreeBatch;
+use levade_rl::Loss;
+use levade_tree::TreeBatch;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
@@ -131,7 +131,7 @@ impl Learner for Trainee {
 
     async fn save(&self, folder: &Path, _: bool) -> Result<Manifest, PolicyError> {
         self.verb("save")?;
-        Manifest::of(folder, dressage_policy::Content::Whole, &[])
+        Manifest::of(folder, levade_policy::Content::Whole, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {

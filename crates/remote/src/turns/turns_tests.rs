@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering;
 
-use dressage_policy::Completion;
+use levade_policy::Completion;
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
@@ -107,7 +107,7 @@ async fn a_request_waits_for_a_verb_and_one_under_way_goes_on_after_it() {
         let mut stream = shared.sampler.sample(under_way.clone()).await.unwrap();
         let mut begun = Completion::default();
         while begun.tokens.len() < 4 {
-            if let dressage_policy::SampleEvent::Tokens { tokens, logprobs, version, .. } =
+            if let levade_policy::SampleEvent::Tokens { tokens, logprobs, version, .. } =
                 stream.next().await.unwrap().unwrap()
             {
                 begun.extend(&tokens, &logprobs, version);
@@ -354,7 +354,7 @@ async fn no_order_of_deaths_has_a_server_asked_in_its_sleep_or_awake_beside_the_
         }
         let serve = async {
             let serves = |member: &crate::MemberStatus| member.health == Health::Serving;
-            let is_new = |fake: &Fake| fake.label().starts_with("dressage-13-");
+            let is_new = |fake: &Fake| fake.label().starts_with("levade-13-");
             while !(shared.router.members().iter().all(serves) && shared.fakes.iter().all(is_new)) {
                 sleep(Duration::from_millis(20)).await;
             }

@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use dressage_tree::{AttemptId, Finish};
+use levade_tree::{AttemptId, Finish};
 
 use super::*;
 use crate::asked::ChatText;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::awake::within;
+use levade_policy::awake::within;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-"""Runs a scoring function of the user's, call after call. Started by Dressage, never by hand.
+"""Runs a scoring function of the user's, call after call. Started by Levade, never by hand.
 
 Arguments: the file, the name of the function, as JSON the names of the recipe's own arguments, and the form of
 completions. The first line back says that the file is loaded, with the columns that the function must get, or `error`.

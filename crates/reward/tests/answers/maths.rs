@@ -1,6 +1,6 @@
 //! Metamorphic pairs for `maths`: values, written in other ways and changed, in sentences.
 
-use dressage_reward::MathsScorer;
+use levade_reward::MathsScorer;
 use serde_json::Value;
 
 use super::{Item, Random, Tally, grouped, next_to};

@@ -1,6 +1,6 @@
 //! Metamorphic pairs for `numeric`: numbers, written in other ways and changed, in sentences.
 
-use dressage_reward::{Extract, NumericScorer, Tolerance};
+use levade_reward::{Extract, NumericScorer, Tolerance};
 use serde_json::Value;
 
 use super::{Item, Random, Tally, grouped, next_to};

@@ -1,6 +1,6 @@
 //! Pairs that were written by hand, class by class; `conformance/maths.py` runs them beside math-verify.
 
-use dressage_reward::{Extract, MathsScorer, NumericScorer, Tolerance};
+use levade_reward::{Extract, MathsScorer, NumericScorer, Tolerance};
 use serde_json::Value;
 
 #[test]

@@ -1,7 +1,7 @@
 //! Losses.
 
-use dressage_rl::correction::{Bound, Correction, Level, Over, Rejection, Statistic};
-use dressage_rl::*;
+use levade_rl::correction::{Bound, Correction, Level, Over, Rejection, Statistic};
+use levade_rl::*;
 
 use crate::common::{Vectors, close, near};
 use crate::evaluate;

@@ -1,7 +1,7 @@
 //! Advantages, guesses, shaping; and slime's formulas.
 
-use dressage_rl::correction::{Bound, Correction, Level};
-use dressage_rl::*;
+use levade_rl::correction::{Bound, Correction, Level};
+use levade_rl::*;
 
 use crate::common::{Vectors, close, near};
 

@@ -1,6 +1,6 @@
 //! Reading the vectors: nested numbers under the reference's own keys.
 
-use dressage_rl::{Loss, Point};
+use levade_rl::{Loss, Point};
 use serde_json::Value;
 
 pub struct Vectors(Value);

@@ -1,6 +1,6 @@
 //! Advantages and returns.
 
-use dressage_rl::*;
+use levade_rl::*;
 
 use crate::common::{close, near};
 use crate::fixture::{Fixture, SCORE, pick, vectors};

@@ -1,7 +1,7 @@
 //! Importance weights, rejection, and how far policies are apart.
 
-use dressage_rl::correction::{Bound, Correction, Level, Mismatch, Over, Rejection, Statistic};
-use dressage_rl::*;
+use levade_rl::correction::{Bound, Correction, Level, Mismatch, Over, Rejection, Statistic};
+use levade_rl::*;
 
 use crate::common::{close, near};
 use crate::fixture::Fixture;

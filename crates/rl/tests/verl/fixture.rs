@@ -1,6 +1,6 @@
 //! The fixture, and how results are compared with the vectors.
 
-use dressage_rl::*;
+use levade_rl::*;
 
 use crate::common::{Vectors, close};
 use crate::evaluate;

@@ -1,6 +1,6 @@
 //! Losses, divergences, and how they are averaged.
 
-use dressage_rl::*;
+use levade_rl::*;
 
 use crate::common::close;
 use crate::evaluate;

@@ -20,7 +20,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use dressage_http::{Access, Verdict};
+use levade_http::{Access, Verdict};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;

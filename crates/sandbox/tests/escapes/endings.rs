@@ -1,6 +1,6 @@
 //! Programs end in the sandbox as they do in a fresh interpreter, and what honest programs need still works.
 
-use dressage_sandbox::{Ended, Language, Limits, Run, SessionOptions};
+use levade_sandbox::{Ended, Language, Limits, Run, SessionOptions};
 
 use super::{full, limits, python};
 

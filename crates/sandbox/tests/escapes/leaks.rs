@@ -32,7 +32,7 @@ impl Held {
             processes,
             descriptors,
             mounts: fs::read_to_string("/proc/self/mountinfo").unwrap(),
-            files: files.filter(|name| name.starts_with("dressage-sandbox-")).collect(),
+            files: files.filter(|name| name.starts_with("levade-sandbox-")).collect(),
         }
     }
 

@@ -13,9 +13,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use dressage_sandbox::{
-    Ended, Language, Limits, Options, Outcome, Run, Sandbox, SandboxError, SessionOptions,
-};
+use levade_sandbox::{Ended, Language, Limits, Options, Outcome, Run, Sandbox, SandboxError, SessionOptions};
 
 use leaks::Held;
 
@@ -97,7 +95,7 @@ impl Host {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("secret"), "hush").unwrap();
-        let name = format!("dressage-test-{}-{:p}", std::process::id(), &folder);
+        let name = format!("levade-test-{}-{:p}", std::process::id(), &folder);
         let abstracted = SocketAddr::from_abstract_name(&name).unwrap();
         let shown_folder = tempfile::tempdir_in("/var/tmp").unwrap();
         let shown = shown_folder.path();
@@ -170,7 +168,7 @@ async fn without_a_sandbox_attempts_succeed() {
         let output = command
             .args(["-c", &code])
             .current_dir(folder.path())
-            .env("DRESSAGE_TEST_SECRET", "hush")
+            .env("LEVADE_TEST_SECRET", "hush")
             .output()
             .unwrap();
         let out = String::from_utf8_lossy(&output.stdout);
@@ -217,10 +215,10 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
 #[tokio::test]
 async fn every_attempt_is_contained_and_leaves_nothing() {
     // SAFETY: no other thread of this test reads the environment yet.
-    unsafe { std::env::set_var("DRESSAGE_TEST_SECRET", "hush") };
+    unsafe { std::env::set_var("LEVADE_TEST_SECRET", "hush") };
     let host = Host::new();
     let Some((sandbox, _alone)) = full_with(vec![host.shown()]).await else { return };
-    let only = std::env::var("DRESSAGE_ATTEMPT").unwrap_or_default();
+    let only = std::env::var("LEVADE_ATTEMPT").unwrap_or_default();
     let (mut count, mut wrong) = (0, Vec::new());
     python(&sandbox, "pass").await;
     let before = Held::settled().await;
@@ -453,7 +451,7 @@ async fn shells_run_and_python_is_in_their_path() {
 /// Without namespaces: a process that is root but may do nothing, as in most containers.
 #[test]
 fn less_protection_is_refused_by_name_or_used_where_asked_for() -> ExitCode {
-    let inner = std::env::var("DRESSAGE_INNER").is_ok();
+    let inner = std::env::var("LEVADE_INNER").is_ok();
     if !inner {
         let test = "less_protection_is_refused_by_name_or_used_where_asked_for";
         let _alone = ALONE.blocking_lock();
@@ -463,7 +461,7 @@ fn less_protection_is_refused_by_name_or_used_where_asked_for() -> ExitCode {
             .arg("sh")
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
-            .env("DRESSAGE_INNER", "1")
+            .env("LEVADE_INNER", "1")
             .status();
         return match status {
             Ok(status) if status.success() => ExitCode::SUCCESS,
@@ -480,7 +478,7 @@ fn less_protection_is_refused_by_name_or_used_where_asked_for() -> ExitCode {
         for part in ["user-namespace", "mount-namespace", "unshare", "Way out", "best-effort"] {
             assert!(error.contains(part), "{error}");
         }
-        let options = Options { protection: dressage_sandbox::Demand::BestEffort, ..Options::default() };
+        let options = Options { protection: levade_sandbox::Demand::BestEffort, ..Options::default() };
         let sandbox = Sandbox::start(options).await.unwrap();
         let protection = sandbox.protection();
         for name in ["landlock", "seccomp", "no-new-privileges", "resource-limits", "memory-watch"] {

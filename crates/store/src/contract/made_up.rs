@@ -1,7 +1,7 @@
 //! Attempts and plans for the contract.
 
-use dressage_policy::{Cut, uniform};
-use dressage_tree::{
+use levade_policy::{Cut, uniform};
+use levade_tree::{
     AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
 use serde_json::json;

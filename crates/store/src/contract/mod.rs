@@ -11,8 +11,8 @@ mod tries;
 
 use std::sync::Arc;
 
-use dressage_policy::{Cut, uniform};
-use dressage_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
+use levade_policy::{Cut, uniform};
+use levade_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
 use serde_json::json;
 
 use crate::{

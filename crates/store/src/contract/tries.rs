@@ -1,6 +1,6 @@
 //! The contract about tries: which of them counts, and which broke.
 
-use dressage_tree::{Outcome, Purpose};
+use levade_tree::{Outcome, Purpose};
 
 use super::made_up::{again, attempt, beginning, place};
 use super::{Tested, grow, refused};

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use dressage_tree::{AttemptId, Kind, Placement, Purpose, RunId, Segment};
+use levade_tree::{AttemptId, Kind, Placement, Purpose, RunId, Segment};
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
 use super::segments;

@@ -1,7 +1,7 @@
 //! The write-ahead ledger: what each step trains on, written before it runs.
 
-use dressage_policy::Cut;
-use dressage_tree::{AttemptId, SegmentId};
+use levade_policy::Cut;
+use levade_tree::{AttemptId, SegmentId};
 use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 

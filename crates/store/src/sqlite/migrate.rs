@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use dressage_policy::Cut;
-use dressage_tree::{AttemptId, DEFAULT, Outcome, Placement, Purpose, RunId, SegmentId};
+use levade_policy::Cut;
+use levade_tree::{AttemptId, DEFAULT, Outcome, Placement, Purpose, RunId, SegmentId};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use serde::Deserialize;
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub(super) fn is_known(version: i32) -> bool {
 /// A copy of a record, in a folder that is gone with the value.
 pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
     let unwritable = |source| StoreError::Unwritable { place: file.display().to_string(), source };
-    let folder = TempDir::with_prefix("dressage-record-").map_err(unwritable)?;
+    let folder = TempDir::with_prefix("levade-record-").map_err(unwritable)?;
     let place = folder.path().join("run.db");
     let copied = from.execute("VACUUM INTO ?1", [place.to_string_lossy()]);
     copied.map_err(|source| opening(file, source))?;

@@ -1,6 +1,6 @@
 //! Random runs as schema 3 wrote them, brought up to date.
 
-use dressage_tree::{Kind, VersionRun};
+use levade_tree::{Kind, VersionRun};
 use proptest::prelude::*;
 use rusqlite::Connection;
 use serde_json::json;

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use dressage_policy::awake;
-use dressage_tree::{AttemptId, Placement, Purpose, RunId, Segment};
+use levade_policy::awake;
+use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment};
 use rusqlite::Connection;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -99,7 +99,7 @@ impl Sqlite {
     /// When the file is missing or cannot be opened, belongs to another program, or has a schema version
     /// that this build cannot read.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
-        let (reader, run) = started(file, "dressage-read", opening::open_existing, worker::read).await?;
+        let (reader, run) = started(file, "levade-read", opening::open_existing, worker::read).await?;
         Ok(Self::of(file, run, None, reader))
     }
 
@@ -107,8 +107,8 @@ impl Sqlite {
         file: &Path,
         open: impl FnOnce(&Path) -> Result<Opened, StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let (writer, run) = started(file, "dressage-store", open, worker::write).await?;
-        let (reader, _) = started(file, "dressage-read", opening::beside_the_writer, worker::read).await?;
+        let (writer, run) = started(file, "levade-store", open, worker::write).await?;
+        let (reader, _) = started(file, "levade-read", opening::beside_the_writer, worker::read).await?;
         Ok(Self::of(file, run, Some(writer), reader))
     }
 

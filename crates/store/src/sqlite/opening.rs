@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dressage_tree::RunId;
+use levade_tree::RunId;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::schema::{APPLICATION_ID, EXISTING, SCHEMA_VERSION, TABLES, connect, identity, is_empty, opening};

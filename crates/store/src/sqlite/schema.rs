@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use dressage_tree::RunId;
+use levade_tree::RunId;
 use rusqlite::{Connection, OpenFlags};
 
 use super::code_of;

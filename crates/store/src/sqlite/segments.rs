@@ -1,6 +1,6 @@
 //! Segments of attempts. What an attempt begins with is kept once, however many begin with it.
 
-use dressage_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
+use levade_tree::{Kind, Segment, SegmentId, Trajectory, VersionRun};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use sha2::{Digest, Sha256};
 

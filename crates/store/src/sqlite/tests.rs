@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use dressage_tree::{Kind, Outcome, SegmentId, Trajectory, VersionRun};
+use levade_tree::{Kind, Outcome, SegmentId, Trajectory, VersionRun};
 use serde_json::json;
 
 use super::*;

@@ -33,7 +33,7 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
         let opened = Connection::open_with_flags(immutable(file)?, flags);
         return opened.map(|connection| (connection, None)).map_err(io::Error::other);
     }
-    let folder = TempDir::with_prefix("dressage-record-")?;
+    let folder = TempDir::with_prefix("levade-record-")?;
     let copy = folder.path().join("run.db");
     for _ in 0..TRIES {
         let before = (state(file)?, state(&log)?);
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::testing::wait;
     use crate::{EvalKey, Sqlite, Store};
-    use dressage_tree::RunId;
+    use levade_tree::RunId;
 
     /// Both ways around the index, whatever the name of the folder; the command is tested with a user who may
     /// not write.

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use dressage_policy::awake;
+use levade_policy::awake;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 

@@ -178,7 +178,7 @@ impl<'a> Expression<'a> {
             let right = self.sum()?;
             pairs.push(match found {
                 0..=2 => format!("{left}{operator}{right}"),
-                _ => called("__dressage_order", &[&format!("\"{}\"", operator.trim()), &left, &right]),
+                _ => called("__levade_order", &[&format!("\"{}\"", operator.trim()), &left, &right]),
             });
             left = right;
         }
@@ -193,7 +193,7 @@ impl<'a> Expression<'a> {
         let mut left = self.concatenation()?;
         loop {
             if self.take("+").is_some() {
-                left = called("__dressage_add", &[&left, &self.concatenation()?]);
+                left = called("__levade_add", &[&left, &self.concatenation()?]);
             } else if let Some(minus) = self.take("-") {
                 left = format!("{left}{minus}{}", self.concatenation()?);
             } else {
@@ -208,7 +208,7 @@ impl<'a> Expression<'a> {
             parts.push(self.product()?);
         }
         if parts.len() > 1 {
-            return Ok(called("__dressage_concat", &parts));
+            return Ok(called("__levade_concat", &parts));
         }
         Ok(parts.remove(0))
     }
@@ -217,9 +217,9 @@ impl<'a> Expression<'a> {
         let mut left = self.power()?;
         loop {
             if self.take("*").is_some() {
-                left = called("__dressage_mul", &[&left, &self.power()?]);
+                left = called("__levade_mul", &[&left, &self.power()?]);
             } else if self.take("%").is_some() {
-                left = called("__dressage_mod", &[&left, &self.power()?]);
+                left = called("__levade_mod", &[&left, &self.power()?]);
             } else if let Some(operator) = self.take("/").or_else(|| self.take("//")) {
                 left = format!("{left}{operator}{}", self.power()?);
             } else {
@@ -231,7 +231,7 @@ impl<'a> Expression<'a> {
     fn power(&mut self) -> Translated {
         let mut left = self.unary(true)?;
         while self.take("**").is_some() {
-            left = called("__dressage_pow", &[&left, &self.unary(true)?]);
+            left = called("__levade_pow", &[&left, &self.unary(true)?]);
         }
         Ok(left)
     }
@@ -335,7 +335,7 @@ impl<'a> Expression<'a> {
                 of = match name.and_then(|name| self.macros.get(name)) {
                     Some(names) => {
                         let names: String = names.iter().map(|name| format!("\"{name}\", ")).collect();
-                        format!("{of}{open}**__dressage_bind(({names}),{arguments}){close}")
+                        format!("{of}{open}**__levade_bind(({names}),{arguments}){close}")
                     }
                     None => format!("{of}{open}{arguments}{close}"),
                 };
@@ -369,7 +369,7 @@ impl<'a> Expression<'a> {
         }
         parts.resize(3, None);
         let bound = |part: &Option<String>| part.clone().unwrap_or_else(|| "none".into());
-        Ok(called("__dressage_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
+        Ok(called("__levade_slice", &[of, bound(&parts[0]), bound(&parts[1]), bound(&parts[2])]))
     }
 
     /// Arguments between the parentheses of a call.

@@ -142,7 +142,7 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
         ValueKind::String => size.bytes += value.as_str().map_or(0, str::len),
         ValueKind::Map => {
             if depth > 0 && is_namespace(state, value) {
-                return Err(failure("it puts a namespace into another value, which Dressage does not allow"));
+                return Err(failure("it puts a namespace into another value, which Levade does not allow"));
             }
             for (key, item) in pairs(value) {
                 walk(state, &key, depth + 1, size)?;
@@ -168,7 +168,7 @@ pub(crate) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
 pub(crate) fn keep(state: &mut State, value: Value) -> Result<Value, Error> {
     if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         if is_namespace(state, &value) {
-            return Err(failure("it puts a namespace into another value, which Dressage does not allow"));
+            return Err(failure("it puts a namespace into another value, which Levade does not allow"));
         }
         let size = measure(state, &value)?;
         charge(state, size.values.saturating_mul(size_of::<Value>()))?;

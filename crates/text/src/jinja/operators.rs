@@ -14,14 +14,14 @@ use super::text_filters::escape;
 
 /// Adds the functions.
 pub(crate) fn install(environment: &mut Environment<'_>) {
-    environment.add_function("__dressage_add", add);
-    environment.add_function("__dressage_mul", mul);
-    environment.add_function("__dressage_mod", modulo);
-    environment.add_function("__dressage_pow", pow);
-    environment.add_function("__dressage_concat", concat);
-    environment.add_function("__dressage_slice", slice);
-    environment.add_function("__dressage_bind", bind);
-    environment.add_function("__dressage_order", order);
+    environment.add_function("__levade_add", add);
+    environment.add_function("__levade_mul", mul);
+    environment.add_function("__levade_mod", modulo);
+    environment.add_function("__levade_pow", pow);
+    environment.add_function("__levade_concat", concat);
+    environment.add_function("__levade_slice", slice);
+    environment.add_function("__levade_bind", bind);
+    environment.add_function("__levade_order", order);
     environment.add_function(super::names::ATTRIBUTE, containers::attribute);
     environment.add_function(super::names::ITER, iterated);
     environment.add_function(super::names::KEEP, limits::keep);

@@ -254,7 +254,7 @@ fn pprint(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
     let line = repr(state, &sorted)?;
     if line.chars().count() > 80 {
         return Err(failure(
-            "pprint: the value needs more than one line, which Dressage does not lay out; use tojson",
+            "pprint: the value needs more than one line, which Levade does not lay out; use tojson",
         ));
     }
     Ok(Value::from(line))

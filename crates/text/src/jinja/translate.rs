@@ -243,16 +243,16 @@ mod tests {
         let cases = [
             ("{{ a }}", "{{ a }}"),
             ("{{- a.b['c'] | f(1) -}}", "{{- a.b[\"c\"] | f(1) -}}"),
-            ("{{ a + b ~ c }}", "{{ __dressage_add( a, __dressage_concat( b, c)) }}"),
-            ("{{ 'x' '\\x41' % (1, 2) }}", "{{ __dressage_mod( \"xA\", __dressage_keep( (1, 2))) }}"),
-            ("{{ a[ 1:] }}", "{{ __dressage_slice( a, 1,none,none) }}"),
+            ("{{ a + b ~ c }}", "{{ __levade_add( a, __levade_concat( b, c)) }}"),
+            ("{{ 'x' '\\x41' % (1, 2) }}", "{{ __levade_mod( \"xA\", __levade_keep( (1, 2))) }}"),
+            ("{{ a[ 1:] }}", "{{ __levade_slice( a, 1,none,none) }}"),
             ("{{ -3 | abs }}", "{{( -3) | abs }}"),
-            ("{% if a is in ['x'] and not b %}", "{% if a is in(__dressage_keep( [\"x\"])) and not b %}"),
-            ("{{ 1 < a == b }}", "{{ ( __dressage_order(\"<\", 1, a) and  a == b) }}"),
-            ("{% set n.a = 1 %}", "{% set n.a = __dressage_keep( 1) %}"),
+            ("{% if a is in ['x'] and not b %}", "{% if a is in(__levade_keep( [\"x\"])) and not b %}"),
+            ("{{ 1 < a == b }}", "{{ ( __levade_order(\"<\", 1, a) and  a == b) }}"),
+            ("{% set n.a = 1 %}", "{% set n.a = __levade_keep( 1) %}"),
             ("{%- generation -%}x{% endgeneration %}", "{%- with -%}x{% endwith %}"),
             ("{# {{ #}{% raw %}{{ a + b }}{% endraw %}", "{# {{ #}{% raw +%}{{ a + b }}{% endraw %}"),
-            ("{{ {'a': '}}'} }}", "{{ __dressage_keep( {\"a\": \"}}\"}) }}"),
+            ("{{ {'a': '}}'} }}", "{{ __levade_keep( {\"a\": \"}}\"}) }}"),
         ];
         for (source, expected) in cases {
             assert_eq!(translate(source).unwrap(), expected, "{source}");
@@ -263,11 +263,11 @@ mod tests {
     fn bodies_count_their_text() {
         assert_eq!(
             translate("{% for a in b -%}\nxyz{% endfor %}").unwrap(),
-            "{% for a in __dressage_iter( b) %}{% do __dressage_tick(4) -%}\nxyz{% endfor %}"
+            "{% for a in __levade_iter( b) %}{% do __levade_tick(4) -%}\nxyz{% endfor %}"
         );
         let open = "{% macro m(a, b=(1, 2)) %}{{ varargs }}{% endmacro %}{{ m(1, *c) }}";
-        let expected = "{% macro m(a, b= __dressage_keep((1, 2)), varargs=(), kwargs={}) %}{% do __dressage_tick(0) %}\
-                        {{ varargs }}{% endmacro %}{{ m(**__dressage_bind((\"a\", \"b\", ),1, *c)) }}";
+        let expected = "{% macro m(a, b= __levade_keep((1, 2)), varargs=(), kwargs={}) %}{% do __levade_tick(0) %}\
+                        {{ varargs }}{% endmacro %}{{ m(**__levade_bind((\"a\", \"b\", ),1, *c)) }}";
         assert_eq!(translate(open).unwrap(), expected);
     }
 

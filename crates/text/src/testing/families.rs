@@ -2,7 +2,7 @@
 //! than it takes to ask for calls, to print them and to print their results, each with what makes the
 //! templates of its family hard to use.
 
-use dressage_model::{GgufTokenizer, TokenType};
+use levade_model::{GgufTokenizer, TokenType};
 
 use super::tiny_gguf;
 use crate::{Chat, ChatOptions, TextError, Tokenizer, TokenizerSource, ToolProtocol};

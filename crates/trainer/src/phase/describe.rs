@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dressage_agent::tools::Used;
-use dressage_policy::{DeviceStats, PolicyError, Sampler};
-use dressage_store::{Attempt, HighEntropy};
-use dressage_tree::{Finish, Kind, Masked, Outcome};
+use levade_agent::tools::Used;
+use levade_policy::{DeviceStats, PolicyError, Sampler};
+use levade_store::{Attempt, HighEntropy};
+use levade_tree::{Finish, Kind, Masked, Outcome};
 
 use crate::batch::{Census, Targets};
 use crate::flow::LeftOut;
@@ -149,7 +149,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add_spread("critic/rewards", attempts.iter().filter_map(|attempt| attempt.reward));
     let rewards: Vec<Vec<f64>> =
         groups.iter().map(|group| group.iter().filter_map(|attempt| attempt.reward).collect()).collect();
-    let stats = dressage_rl::GroupStats::new(&rewards);
+    let stats = levade_rl::GroupStats::new(&rewards);
     metrics.add("critic/rewards/std", stats.deviation);
     metrics.add("critic/rewards/best", stats.best);
     metrics.add("training/uniform_groups", stats.degenerate);

@@ -7,8 +7,8 @@ mod teacher;
 
 use std::collections::HashMap;
 
-use dressage_store::Attempt;
-use dressage_tree::{AttemptId, RunId, Trajectory};
+use levade_store::Attempt;
+use levade_tree::{AttemptId, RunId, Trajectory};
 
 use crate::TrainerError;
 use crate::agents::Agents;

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use dressage_policy::crash_point;
-use dressage_store::{Attempt, PolicyPlan, StepPlan};
+use levade_policy::crash_point;
+use levade_store::{Attempt, PolicyPlan, StepPlan};
 
 use super::describe::Look;
 use super::{by_id, describe};

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use dressage_agent::{Agent, Teacher, demonstrate};
-use dressage_policy::crash_point;
-use dressage_store::{Attempt, Status, StepPlan};
-use dressage_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
+use levade_agent::{Agent, Teacher, demonstrate};
+use levade_policy::crash_point;
+use levade_store::{Attempt, Status, StepPlan};
+use levade_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
 
 use super::{by_id, describe, teacher};

@@ -3,11 +3,11 @@
 //!
 //! Such attempts are made, scored and recorded like all others, so a run that goes on asks for none again.
 
-use dressage_agent::tasks::Task;
-use dressage_agent::{Teacher, written};
-use dressage_policy::SamplingParams;
-use dressage_store::{Attempt, Status};
-use dressage_tree::{Placement, Purpose};
+use levade_agent::tasks::Task;
+use levade_agent::{Teacher, written};
+use levade_policy::SamplingParams;
+use levade_store::{Attempt, Status};
+use levade_tree::{Placement, Purpose};
 
 use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};

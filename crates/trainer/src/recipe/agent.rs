@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::tasks::Task;
-use dressage_agent::{ContextPolicy, Limits, Truncation};
-use dressage_conversation::{Format, History, Options, Replies};
-use dressage_policy::SamplingParams;
-use dressage_text::{Chat, LateSystem, Message, Role, ToolPrompt, ToolProtocol};
+use levade_agent::tasks::Task;
+use levade_agent::{ContextPolicy, Limits, Truncation};
+use levade_conversation::{Format, History, Options, Replies};
+use levade_policy::SamplingParams;
+use levade_text::{Chat, LateSystem, Message, Role, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
 
 use super::choice::PolicyChoice;

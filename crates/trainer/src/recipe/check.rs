@@ -3,10 +3,10 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use dressage_agent::tasks::Arithmetic;
-use dressage_rl::correction::Level;
-use dressage_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
-use dressage_tree::DEFAULT;
+use levade_agent::tasks::Arithmetic;
+use levade_rl::correction::Level;
+use levade_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
+use levade_tree::DEFAULT;
 
 use super::keys::{EvalKeys, OptimiserKeys, Phase, Recipe, SftKeys, TaskSource};
 use super::policy::PolicyKeys;
@@ -428,7 +428,7 @@ impl Recipe {
             match source {
                 TaskSource::Arithmetic(keys) => {
                     checker.generated(format_args!("tasks.{i}.train"), keys.train)?;
-                    if let Err(dressage_agent::tasks::TaskError::Option { name, value, range }) =
+                    if let Err(levade_agent::tasks::TaskError::Option { name, value, range }) =
                         Arithmetic::new(keys.options(), run.seed)
                     {
                         checker.check(false, format!("tasks.{i}.{name}"), value, range)?;

@@ -17,7 +17,7 @@ const OF_VLLM: [Owned; 1] =
     [("--served-model-name", "the run gives it; start the server yourself and name it in `urls`")];
 const OF_SGLANG: [Owned; 1] = [("--model-path", "servers begin with the weights of `model.source`")];
 
-/// Options of `dressage_torch` that keys of the recipe give.
+/// Options of `levade_torch` that keys of the recipe give.
 const OF_TORCH: [Owned; 22] = [
     (
         "--host",

@@ -1,6 +1,6 @@
 //! Values of `[reward]`.
 
-use dressage_reward::ScorerKind;
+use levade_reward::ScorerKind;
 
 use super::RecipeError;
 use super::check::Checker;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use dressage_agent::tools::{CodeOptions, Demand};
+use levade_agent::tools::{CodeOptions, Demand};
 use serde::{Deserialize, Serialize};
 
 /// `[[tool]] kind = "sandbox"`
@@ -94,10 +94,10 @@ mod tests {
 
     #[test]
     fn a_key_that_is_not_there_is_named() {
-        let (url, key_env) = (Some("http://h".to_owned()), Some("DRESSAGE_TEST_NO_SUCH_KEY".to_owned()));
+        let (url, key_env) = (Some("http://h".to_owned()), Some("LEVADE_TEST_NO_SUCH_KEY".to_owned()));
         let keys = SandboxKeys { url, key_env, ..SandboxKeys::default() };
         let error = keys.with_key(None).unwrap_err();
-        assert!(error.contains("DRESSAGE_TEST_NO_SUCH_KEY has no key"), "{error}");
+        assert!(error.contains("LEVADE_TEST_NO_SUCH_KEY has no key"), "{error}");
         assert_eq!(SandboxKeys::default().with_key(None).unwrap().key, None);
     }
 }

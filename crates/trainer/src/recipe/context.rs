@@ -1,7 +1,7 @@
 //! Keys of context policies: how an agent's prompts are kept within its context.
 
-use dressage_agent::{ContextPolicy, SummaryOptions};
-use dressage_conversation::{Budget, Overflow};
+use levade_agent::{ContextPolicy, SummaryOptions};
+use levade_conversation::{Budget, Overflow};
 use serde::{Deserialize, Serialize};
 
 /// `context`: what happens to a prompt that is longer than `max_context_tokens`.

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use dressage_agent::environments::Common;
-use dressage_tree::DEFAULT;
+use levade_agent::environments::Common;
+use levade_tree::DEFAULT;
 use toml::{Table, Value};
 
 use super::agent::AgentKind;

@@ -23,7 +23,7 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
     let command = |overrides: &[&str]| {
         let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         match Recipe::load(&file, &overrides).unwrap().reward.scorer {
-            dressage_reward::ScorerKind::Command(scorer) => scorer.folder,
+            levade_reward::ScorerKind::Command(scorer) => scorer.folder,
             other => panic!("{other:?}"),
         }
     };
@@ -33,7 +33,7 @@ fn paths_are_relative_to_the_recipe_or_to_the_command_line() {
         let scorer = Recipe::load(&file, &[]).unwrap().reward.scorer;
         std::fs::write(&file, text).unwrap();
         match scorer {
-            dressage_reward::ScorerKind::Python(keys) => (keys.file, PathBuf::from(keys.python)),
+            levade_reward::ScorerKind::Python(keys) => (keys.file, PathBuf::from(keys.python)),
             other => panic!("{other:?}"),
         }
     };

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::Limits;
-use dressage_agent::environments::{
+use levade_agent::Limits;
+use levade_agent::environments::{
     EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions, VerifiersOptions,
 };
-use dressage_agent::tasks::{ArithmeticOptions, FileOptions};
-use dressage_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
-use dressage_rl::Normaliser;
-use dressage_tree::RunId;
+use levade_agent::tasks::{ArithmeticOptions, FileOptions};
+use levade_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
+use levade_rl::Normaliser;
+use levade_tree::RunId;
 use serde::{Deserialize, Serialize};
 
 use super::agent::AgentKeys;

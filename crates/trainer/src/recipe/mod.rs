@@ -38,7 +38,7 @@ mod write;
 
 use std::path::{Path, PathBuf};
 
-use dressage_agent::environments::EnvironmentOptions;
+use levade_agent::environments::EnvironmentOptions;
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};

@@ -1,6 +1,6 @@
 //! Policies: who writes replies, and which of them learn.
 
-use dressage_policy::LoraOptions;
+use levade_policy::LoraOptions;
 use serde::{Deserialize, Serialize};
 
 /// `[model]`

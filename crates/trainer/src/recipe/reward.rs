@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use dressage_reward::ScorerKind;
+use levade_reward::ScorerKind;
 use serde::de::{self, Deserializer, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use toml::{Table, Value};

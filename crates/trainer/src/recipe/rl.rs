@@ -1,7 +1,7 @@
 //! `[[phase]] kind = "rl"`: what is reinforced, and how.
 
-use dressage_rl::correction::{Correction, Rejection};
-use dressage_rl::{
+use levade_rl::correction::{Correction, Rejection};
+use levade_rl::{
     AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, Interpolated, Interpolation, KlEstimator,
     KlPenalty, Loss, Normaliser, PolicyLoss, Singleton, TrustRegion,
 };

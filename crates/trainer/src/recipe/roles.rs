@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use dressage_agent::{probe_agent, summary_agent};
-use dressage_tree::DEFAULT;
+use levade_agent::{probe_agent, summary_agent};
+use levade_tree::DEFAULT;
 
 use super::agent::{AgentKeys, AgentKind};
 use super::keys::{Phase, Recipe};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dressage_agent::Keeper;
-use dressage_agent::tools::{Endpoint, EndpointOptions, Mcp, McpServer, Node, Prolonged, Services};
-use dressage_text::ToolSpec;
+use levade_agent::Keeper;
+use levade_agent::tools::{Endpoint, EndpointOptions, Mcp, McpServer, Node, Prolonged, Services};
+use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

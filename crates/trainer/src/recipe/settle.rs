@@ -1,7 +1,7 @@
 //! Defaults of keys that follow from other parts of a recipe.
 
-use dressage_policy::Precision;
-use dressage_rl::correction::{Bound, Correction};
+use levade_policy::Precision;
+use levade_rl::correction::{Bound, Correction};
 
 use super::cluster::{CorrectionDefault, LearnerKeys};
 use super::keys::{Phase, Recipe};

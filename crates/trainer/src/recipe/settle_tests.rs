@@ -1,6 +1,6 @@
 //! Tests of samplers elsewhere in recipes.
 
-use dressage_rl::correction::Bound;
+use levade_rl::correction::Bound;
 
 use super::super::cluster::CorrectionDefault;
 use super::super::rl::Proximal;

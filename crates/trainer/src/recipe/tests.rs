@@ -376,7 +376,7 @@ fn gdpo_divides_each_part_by_its_deviation() {
     let advantage = "phase.1.advantage={kind='gdpo', weights=[1.0, 0.5, 0.5]}";
     let recipe = load(SMALL, &[advantage]).unwrap();
     let Phase::Rl(keys) = &recipe.phase[1] else { panic!() };
-    let dressage_rl::Estimator::Gdpo { baseline, .. } = keys.estimator() else { panic!() };
+    let levade_rl::Estimator::Gdpo { baseline, .. } = keys.estimator() else { panic!() };
     assert!(baseline.scale_by_std);
 }
 
@@ -400,7 +400,7 @@ fn defaults_are_those_of_the_papers() {
         assert_eq!(keys(&[&change]).overlong, Overlong::Keep, "{algorithm}");
     }
 
-    use dressage_rl::correction::{Bound, Correction};
+    use levade_rl::correction::{Bound, Correction};
     assert_eq!((keys(&[]).correction(), keys(&[]).loss().interpolated), (None, None));
     for proximal in ["recompute", "interpolate"] {
         let change = format!("phase.1.proximal={proximal}");

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use dressage_agent::Keeper;
-use dressage_agent::tools::{
+use levade_agent::Keeper;
+use levade_agent::tools::{
     Calculator, CallLimits, CodeTool, CommandTool, PythonTools, SearchTool, Side, Toolbox,
 };
 use serde::{Deserialize, Serialize};

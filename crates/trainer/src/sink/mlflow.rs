@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use dressage_policy::awake;
+use levade_policy::awake;
 use serde_json::{Value, json};
 use ureq::Body;
 use ureq::http::Response;

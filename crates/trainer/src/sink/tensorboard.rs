@@ -36,7 +36,7 @@ impl TensorBoard {
     pub fn open(folder: &Path, step: u32) -> Result<Self, TrainerError> {
         fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
         let now = wire::now().as_secs();
-        let name = format!("events.out.tfevents.{now:010}.dressage.{}", std::process::id());
+        let name = format!("events.out.tfevents.{now:010}.levade.{}", std::process::id());
         let path = folder.join(name);
         let failed = |source| file_error("write", &path, source);
         let mut board = TensorBoard { file: File::create(&path).map_err(failed)? };

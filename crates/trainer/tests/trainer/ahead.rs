@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::Simulator;
-use dressage_store::testing::wait;
-use dressage_store::{Sqlite, Store};
-use dressage_trainer::{Compared, Ended, Start, StopFlag, Summary, Trainer, TrainerError, replay};
-use dressage_tree::Purpose;
+use levade_policy::Simulator;
+use levade_store::testing::wait;
+use levade_store::{Sqlite, Store};
+use levade_trainer::{Compared, Ended, Start, StopFlag, Summary, Trainer, TrainerError, replay};
+use levade_tree::Purpose;
 use serde_json::Value;
 
 use crate::common::{Notes, metrics, parts, recipe, simulator};

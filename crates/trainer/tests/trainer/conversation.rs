@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_store::testing::wait;
-use dressage_store::{Sqlite, Status, Store};
-use dressage_text::Chat;
-use dressage_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
-use dressage_trainer::{Start, StopFlag, Trainer, chat_options};
-use dressage_tree::Purpose;
+use levade_store::testing::wait;
+use levade_store::{Sqlite, Status, Store};
+use levade_text::Chat;
+use levade_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
+use levade_trainer::{Start, StopFlag, Trainer, chat_options};
+use levade_tree::Purpose;
 
 use crate::common::{metrics, parts, recipe, simulator};
 

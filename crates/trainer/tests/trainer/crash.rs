@@ -11,23 +11,23 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{CRASH_AT, uniform};
-use dressage_reward::{Evidence, ScoreError, Scorer};
-use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
-use dressage_store::{Attempt, Sqlite, Status, StepPlan, Store};
-use dressage_trainer::{Compared, CustomScorers, Ended, Parts, Start, StopFlag, Trainer, replay};
-use dressage_tree::{Component, Purpose};
+use levade_policy::{CRASH_AT, uniform};
+use levade_reward::{Evidence, ScoreError, Scorer};
+use levade_store::testing::{undisturbed, undisturbed_plan, wait};
+use levade_store::{Attempt, Sqlite, Status, StepPlan, Store};
+use levade_trainer::{Compared, CustomScorers, Ended, Parts, Start, StopFlag, Trainer, replay};
+use levade_tree::{Component, Purpose};
 use serde_json::Value;
 
 use crate::common::{last_checkpoint, metrics, parts, ranks, recipe, simulator};
 
 /// Tells the child where to run.
-const FOLDER: &str = "DRESSAGE_TEST_FOLDER";
+const FOLDER: &str = "LEVADE_TEST_FOLDER";
 /// Tells the child how slow its sampler and its tools are, in microseconds.
-const LATENCY: &str = "DRESSAGE_TEST_LATENCY";
+const LATENCY: &str = "LEVADE_TEST_LATENCY";
 
 /// Tells the child what to change in the recipe: keys and values, one a line.
-const OVERRIDES: &str = "DRESSAGE_TEST_OVERRIDES";
+const OVERRIDES: &str = "LEVADE_TEST_OVERRIDES";
 
 /// The child: starts the run, or goes on with it, to its end. Does nothing when run as a test.
 #[test]

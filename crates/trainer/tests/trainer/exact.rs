@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use dressage_policy::{
+use levade_policy::{
     Learner, OptimParams, SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig,
 };
-use dressage_rl::{
+use levade_rl::{
     Alignment, Compare, Counting, Estimator, GroupBaseline, Loss, Path, PolicyLoss, Rollout, Singleton,
 };
-use dressage_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 
 /// Tokens; an attempt is two of them.
 const TOKENS: usize = 3;

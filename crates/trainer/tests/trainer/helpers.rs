@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::Keeper;
-use dressage_store::testing::wait;
-use dressage_store::{Attempt, Sqlite, Store};
-use dressage_text::testing::tiny_chat;
-use dressage_trainer::recipe::Recipe;
-use dressage_trainer::{AgentParts, Ended, Parts, Start, StopFlag, Toolboxes, Trainer, replay};
-use dressage_tree::Purpose;
+use levade_agent::Keeper;
+use levade_store::testing::wait;
+use levade_store::{Attempt, Sqlite, Store};
+use levade_text::testing::tiny_chat;
+use levade_trainer::recipe::Recipe;
+use levade_trainer::{AgentParts, Ended, Parts, Start, StopFlag, Toolboxes, Trainer, replay};
+use levade_tree::Purpose;
 
 use crate::common::{parts, recipe, simulator, trained};
 
@@ -21,7 +21,7 @@ const CONDENSE: [&str; 2] = [
     "agent.browser={tools=[], max_tokens=12}",
 ];
 
-fn parts_of(recipe: &Recipe, policy: &Arc<dressage_policy::Simulator>) -> Parts {
+fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> Parts {
     let mut parts = parts(policy, Duration::ZERO);
     let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
     let chat = Arc::new(tiny_chat().unwrap());

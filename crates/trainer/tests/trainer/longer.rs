@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use dressage_store::testing::{undisturbed, undisturbed_plan, wait};
-use dressage_store::{Sqlite, Store};
-use dressage_trainer::recipe::Recipe;
-use dressage_trainer::{
+use levade_store::testing::{undisturbed, undisturbed_plan, wait};
+use levade_store::{Sqlite, Store};
+use levade_trainer::recipe::Recipe;
+use levade_trainer::{
     Ended, Event, Observer, Parts, Start, StopFlag, Trainer, TrainerError, begun, replay, seconds,
 };
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_store::testing::wait;
-use dressage_store::{Sqlite, Store};
-use dressage_text::testing::tiny_chat;
-use dressage_trainer::{Ended, MixtureParts, Policy, Start, StopFlag, Trainer};
-use dressage_tree::{Kind, Purpose};
+use levade_store::testing::wait;
+use levade_store::{Sqlite, Store};
+use levade_text::testing::tiny_chat;
+use levade_trainer::{Ended, MixtureParts, Policy, Start, StopFlag, Trainer};
+use levade_tree::{Kind, Purpose};
 
 use crate::common::{parts, recipe, simulator, trained};
 

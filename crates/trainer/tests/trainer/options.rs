@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_policy::{Learner, Predictions, Simulator};
-use dressage_store::testing::wait;
-use dressage_store::{Attempt, PlannedPath, Sqlite, StepPlan, Store};
-use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, replay};
-use dressage_tree::{AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch};
+use levade_policy::{Learner, Predictions, Simulator};
+use levade_store::testing::wait;
+use levade_store::{Attempt, PlannedPath, Sqlite, StepPlan, Store};
+use levade_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, replay};
+use levade_tree::{AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch};
 use serde_json::Value;
 
 use crate::common::{metrics, parts, recipe, simulator};

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_agent::{AgentLoop, Attempt, AttemptContext};
-use dressage_policy::{CRASH_AT, SampleRequest, SamplingParams, Simulator, SimulatorConfig};
-use dressage_store::{PolicyPlan, Sqlite, StepPlan, Store};
-use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
-use dressage_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
+use levade_agent::{AgentLoop, Attempt, AttemptContext};
+use levade_policy::{CRASH_AT, SampleRequest, SamplingParams, Simulator, SimulatorConfig};
+use levade_store::{PolicyPlan, Sqlite, StepPlan, Store};
+use levade_trainer::recipe::{Override, Recipe};
+use levade_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
+use levade_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
 
 use crate::common::{last_checkpoint, metrics, parts, simulated, trained};
 
 /// Tells the child where to run.
-const FOLDER: &str = "DRESSAGE_TEST_FOLDER";
+const FOLDER: &str = "LEVADE_TEST_FOLDER";
 
 /// Two agents of two policies that speak by turns.
 struct Dialogue;
@@ -198,7 +198,7 @@ async fn beside_a_frozen_one_it_is_planned_alike() {
         }
         let mut recipe = recipe(&folder, *kinds, &[]);
         recipe.phase.truncate(1);
-        if let dressage_trainer::recipe::Phase::Rl(keys) = &mut recipe.phase[0] {
+        if let levade_trainer::recipe::Phase::Rl(keys) = &mut recipe.phase[0] {
             keys.steps = 1;
         }
         run(recipe, parts, Start::Fresh).await;

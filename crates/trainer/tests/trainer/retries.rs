@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_agent::{AgentLoop, Attempt, AttemptContext};
-use dressage_store::testing::wait;
-use dressage_store::{Sqlite, Status, Store};
-use dressage_trainer::{Ended, Start, StopFlag, Trainer};
-use dressage_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, Trajectory, VersionRun};
+use levade_agent::{AgentLoop, Attempt, AttemptContext};
+use levade_store::testing::wait;
+use levade_store::{Sqlite, Status, Store};
+use levade_trainer::{Ended, Start, StopFlag, Trainer};
+use levade_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, Trajectory, VersionRun};
 
 use crate::common::{parts, recipe, simulator};
 

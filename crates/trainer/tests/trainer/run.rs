@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{
+use levade_policy::{
     ForwardBackward, Learner, Manifest, OptimParams, OptimReport, PolicyError, Sampler, Simulator,
     SimulatorConfig, WeightsRef,
 };
-use dressage_rl::Loss;
-use dressage_store::testing::wait;
-use dressage_store::{Attempt, EvalKey, Sqlite, Status, Store};
-use dressage_text::testing::VOCABULARY;
-use dressage_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError, replay};
-use dressage_tree::{
+use levade_rl::Loss;
+use levade_store::testing::wait;
+use levade_store::{Attempt, EvalKey, Sqlite, Status, Store};
+use levade_text::testing::VOCABULARY;
+use levade_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError, replay};
+use levade_tree::{
     AttemptId, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
 };
 

@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_policy::{Sampler, Simulator};
-use dressage_reward::{Evidence, NumericScorer, ScoreError, Scorer};
-use dressage_store::testing::wait;
-use dressage_store::{Attempt, Earner, Sqlite, Status, Store};
-use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
-use dressage_tree::{AttemptId, Component, Finish, Purpose};
+use levade_policy::{Sampler, Simulator};
+use levade_reward::{Evidence, NumericScorer, ScoreError, Scorer};
+use levade_store::testing::wait;
+use levade_store::{Attempt, Earner, Sqlite, Status, Store};
+use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
+use levade_tree::{AttemptId, Component, Finish, Purpose};
 use serde_json::Value;
 
 use crate::common::{Notes, metrics, parts, ranks, recipe, simulator};

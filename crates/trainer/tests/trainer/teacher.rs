@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dressage_agent::Teacher;
-use dressage_policy::Simulator;
-use dressage_store::testing::wait;
-use dressage_store::{Sqlite, Status, Store};
-use dressage_text::{Message, Role, ToolCall};
-use dressage_trainer::{Ended, Start, StopFlag, Trainer, TrainerError};
-use dressage_tree::{Kind, Purpose};
+use levade_agent::Teacher;
+use levade_policy::Simulator;
+use levade_store::testing::wait;
+use levade_store::{Sqlite, Status, Store};
+use levade_text::{Message, Role, ToolCall};
+use levade_trainer::{Ended, Start, StopFlag, Trainer, TrainerError};
+use levade_tree::{Kind, Purpose};
 use serde_json::json;
 
 use crate::common::{metrics, parts, recipe, simulator};

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_agent::tools::{
+use levade_agent::tools::{
     Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox,
 };
-use dressage_policy::{Simulator, SimulatorConfig, Timing};
-use dressage_store::testing::wait;
-use dressage_store::{Attempt, Earned, Earner, Sqlite, Status, Store};
-use dressage_text::ToolSpec;
-use dressage_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
-use dressage_tree::{AttemptId, Outcome, Purpose};
+use levade_policy::{Simulator, SimulatorConfig, Timing};
+use levade_store::testing::wait;
+use levade_store::{Attempt, Earned, Earner, Sqlite, Status, Store};
+use levade_text::ToolSpec;
+use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
+use levade_tree::{AttemptId, Outcome, Purpose};
 use serde_json::{Map, Value};
 
 use crate::common::{metrics, parts, recipe, simulator};

@@ -3,7 +3,7 @@
 import json
 import re
 
-from dressage_worker import chat, numbers
+from levade_worker import chat, numbers
 
 
 class Stopped(Exception):

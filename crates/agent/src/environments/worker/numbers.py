@@ -1,4 +1,4 @@
-"""Rewards as Dressage takes them: numbers that are finite."""
+"""Rewards as Levade takes them: numbers that are finite."""
 
 import math
 import numbers

@@ -2,7 +2,7 @@
 
 import threading
 
-from dressage_worker import episode, numbers
+from levade_worker import episode, numbers
 
 # Places whose tasks are made twice before anything is trained on them.
 PROBED = 3

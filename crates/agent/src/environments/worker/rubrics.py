@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 
-from dressage_worker import numbers
+from levade_worker import numbers
 
 
 class Source:
@@ -101,7 +101,7 @@ class Source:
         data = kind.data_type().model_validate(order["task"]["row"]["environment"])
         task = kind(data, env.config.taskset.task)
         # Verifiers reads keys from its environment, and hides those whose name says so from what it starts.
-        variable = f"DRESSAGE_API_KEY_{order['attempt']}"
+        variable = f"LEVADE_API_KEY_{order['attempt']}"
         os.environ[variable] = order["api_key"]
         try:
             client = vf.EvalClientConfig(base_url=order["base_url"], api_key_var=variable)

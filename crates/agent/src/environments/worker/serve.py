@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 
-from dressage_worker import numbers
+from levade_worker import numbers
 
 # The module of each kind of source.
 KINDS = {"reasoning_gym": "reasoning", "verifiers": "rubrics", "gymnasium": "worlds", "openenv": "servers"}
@@ -43,7 +43,7 @@ class Server:
     def load(self):
         with self.loading:
             if self.source is None:
-                module = importlib.import_module(f"dressage_worker.{KINDS[self.options['kind']]}")
+                module = importlib.import_module(f"levade_worker.{KINDS[self.options['kind']]}")
                 self.source = module.Source(self.options)
             return self.source
 
@@ -107,7 +107,7 @@ def told(error):
     """An error in words, with the place in the environment's code that it came from."""
     if isinstance(error, numbers.Refused):
         return str(error)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("dressage_worker/")]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("levade_worker/")]
     where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SystemExit):
         return f"ended with exit({error.code!r}){where}"

@@ -4,7 +4,7 @@ import asyncio
 import json
 import urllib.request
 
-from dressage_worker import episode, numbers
+from levade_worker import episode, numbers
 
 # Fields of an observation that are no part of what is seen.
 ASIDE = ("done", "reward", "metadata")

@@ -2,7 +2,7 @@
 
 import re
 
-from dressage_worker import episode, numbers
+from levade_worker import episode, numbers
 
 
 class Source:

@@ -1,6 +1,6 @@
 //! A list of messages as the question of a row: chat rows, in the shapes that data sets have them.
 
-use dressage_text::{Message, Role, ToolCall};
+use levade_text::{Message, Role, ToolCall};
 use serde_json::{Map, Value};
 
 /// Messages in OpenAI's shape (`role`, `content`), or ShareGPT's (`from`, `value`).

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dressage_text::Message;
+use levade_text::Message;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Number, Value};

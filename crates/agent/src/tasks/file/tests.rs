@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use dressage_text::Message;
+use levade_text::Message;
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -4,7 +4,7 @@
 //! `structuredContent`. What cannot be shown is named. `structuredContent` follows the text, unless the text
 //! already is that JSON.
 
-use dressage_text::ContentPart;
+use levade_text::ContentPart;
 use rmcp::ServiceError;
 use rmcp::model::{CallToolResult, ErrorCode};
 use serde_json::{Map, Value, json};

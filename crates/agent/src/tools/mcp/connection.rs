@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dressage_text::ToolSpec;
+use levade_text::ToolSpec;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
     CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientRequest, Implementation,
@@ -174,14 +174,14 @@ impl Connection {
         let is_either = matches!(lifecycle, ClientLifecycleMode::Auto { .. });
         let mut info = ClientConfig::new(
             ClientCapabilities::default(),
-            Implementation::new("dressage", env!("CARGO_PKG_VERSION")),
+            Implementation::new("levade", env!("CARGO_PKG_VERSION")),
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
         let ledger = Arc::<Ledger>::default();
         let mut opening = Opening { ledger: Arc::clone(&ledger), said: None, late: Some(late) };
         let (process, served) = match server {
             McpServer::Program { command, folder, passes, keeper } => {
-                let mut child = keeper.start(dressage_policy::environment::passed(passes))?;
+                let mut child = keeper.start(levade_policy::environment::passed(passes))?;
                 let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
                     return Err("its standard input and output cannot be had".to_owned().into());
                 };

@@ -82,8 +82,8 @@ async fn a_call_that_hangs_costs_that_call_alone() {
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
         let call =
-            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
-        dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
     };
     let late = open.answer(&call("hangs"), true).await;
     assert_eq!(late[0].kind, ObservationKind::Timeout, "{late:?}");
@@ -150,8 +150,8 @@ async fn announced_tool_can_be_called_in_the_same_attempt() {
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
         let call =
-            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
-        dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
     };
     let unknown = open.answer(&call("grown"), true).await;
     assert_eq!(unknown[0].kind, ObservationKind::UnknownTool);
@@ -178,8 +178,8 @@ async fn answer_does_not_wait_for_a_list_that_never_comes() {
     let mut open = set.open(&context("a")).await.unwrap();
     for (name, text) in [("grows", "grown is there"), ("count", "1")] {
         let call =
-            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
-        let reply = dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        let reply = levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
         let answer = open.answer(&reply, true).await;
         assert_eq!((answer[0].kind, answer[0].text.as_str()), (ObservationKind::Ok, text));
     }
@@ -195,8 +195,8 @@ async fn progress_prolongs_the_deadline_up_to_its_bound() {
     let mut works = async |name: &str, steps: u32| {
         let arguments = json!({ "length": steps }).as_object().unwrap().clone();
         let call =
-            dressage_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
-        let reply = dressage_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
+        let reply = levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
         open.answer(&reply, true).await.remove(0)
     };
     let done = works("works", 13).await;

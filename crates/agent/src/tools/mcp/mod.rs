@@ -25,9 +25,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_http::Client;
-use dressage_text::ToolSpec;
 use hyper::header::{HeaderName, HeaderValue};
+use levade_http::Client;
+use levade_text::ToolSpec;
 use rmcp::model::CallToolRequestParams;
 use serde_json::{Map, Value};
 use tokio::sync::Mutex;
@@ -277,7 +277,7 @@ impl Session for McpSession {
         let now = self.toolbox.selected(&connection.tools()).collect();
         *self.specs.lock().unwrap_or_else(PoisonError::into_inner) = now;
         if let Some(told) = told {
-            output.parts.insert(0, dressage_text::ContentPart::Text(format!("{told}\n")));
+            output.parts.insert(0, levade_text::ContentPart::Text(format!("{told}\n")));
             output.metrics.insert("restarts".into(), 1.0);
         }
         output

@@ -68,7 +68,7 @@ pub(super) fn of_call(error: &ServiceError) -> String {
 
 /// Returns the cause of a transport's error.
 fn of_transport(error: &DynamicTransportError) -> String {
-    let mut why = dressage_http::causes(&*error.error);
+    let mut why = levade_http::causes(&*error.error);
     for lead in ["Client error: ", "unexpected server response: ", "Io error: "] {
         if let Some(rest) = why.strip_prefix(lead) {
             why = rest.to_owned();

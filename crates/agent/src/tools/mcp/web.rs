@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_http::{Client, HttpError, Unpack, unpack};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use futures_util::{Stream, TryStreamExt, future};
 use http_body_util::{BodyExt, BodyStream, Full};
@@ -15,6 +14,7 @@ use hyper::header::{
     ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
 };
 use hyper::{Method, Request, Response, StatusCode};
+use levade_http::{Client, HttpError, Unpack, unpack};
 use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::common::http_header::{
     EVENT_STREAM_MIME_TYPE, HEADER_LAST_EVENT_ID, HEADER_SESSION_ID, JSON_MIME_TYPE,
@@ -276,7 +276,7 @@ impl Reading {
                 let pending = self.request.take().filter(|id| self.ledger.is_pending(id) && !self.can_resume);
                 let Some(id) = pending else { return ended };
                 let why = match ended {
-                    Some(Err(error)) => format!("its answer broke off: {}", dressage_http::causes(&error)),
+                    Some(Err(error)) => format!("its answer broke off: {}", levade_http::causes(&error)),
                     _ => "its events ended without the answer".to_owned(),
                 };
                 let noise = self.noise.take().map(|text| format!("; the last event is {text:?}"));
@@ -484,7 +484,7 @@ async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error>
             None => body.frame().await,
         };
         let Some(frame) = frame else { break };
-        let frame = frame.map_err(|error| broken(dressage_http::causes(&error)))?;
+        let frame = frame.map_err(|error| broken(levade_http::causes(&error)))?;
         let Ok(data) = frame.into_data() else { continue };
         let left = most - all.len();
         all.extend_from_slice(&data[..data.len().min(left)]);
@@ -497,7 +497,7 @@ async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error>
 
 /// Returns the bytes of a body as they come.
 fn chunks(body: Incoming) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
-    let broken = |error: hyper::Error| std::io::Error::other(dressage_http::causes(&error));
+    let broken = |error: hyper::Error| std::io::Error::other(levade_http::causes(&error));
     let frames = TryStreamExt::map_err(BodyStream::new(body), broken);
     frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
 }

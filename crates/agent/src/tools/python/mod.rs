@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use dressage_text::ToolSpec;
+use levade_text::ToolSpec;
 use serde_json::json;
 
 use super::{Session, ToolContext, ToolError, Toolbox};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dressage_text::ToolSpec;
+use levade_text::ToolSpec;
 use serde::Deserialize;
 use serde_json::Value;
 

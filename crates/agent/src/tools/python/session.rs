@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use dressage_text::{ContentPart, ToolSpec};
+use levade_text::{ContentPart, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::offered::Offered;

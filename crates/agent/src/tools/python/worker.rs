@@ -89,7 +89,7 @@ impl Worker {
         keeper: &Keeper,
         offered: Arc<OnceLock<Arc<Offered>>>,
     ) -> Result<Arc<Self>, String> {
-        let child = keeper.start(dressage_policy::environment::passed(&options.passes))?;
+        let child = keeper.start(levade_policy::environment::passed(&options.passes))?;
         let (orders, taken) = mpsc::unbounded_channel();
         let (tell, state) = watch::channel(State::Starting);
         let process = Process { name: name.to_owned(), limit: options.start, offered, tell };

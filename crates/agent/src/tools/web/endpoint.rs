@@ -2,10 +2,10 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dressage_http::Client;
-use dressage_text::ToolSpec;
 use hyper::Method;
 use hyper::header::HeaderMap;
+use levade_http::Client;
+use levade_text::ToolSpec;
 use serde_json::{Map, Value};
 
 use super::super::arguments::Arguments;
@@ -215,7 +215,7 @@ impl Session for Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use dressage_http::Hosts;
+    use levade_http::Hosts;
     use serde_json::json;
 
     use super::super::testing::service;

@@ -8,9 +8,9 @@ mod services;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dressage_http::{Ask, Bounds, Client, HttpError, Reply};
 use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
+use levade_http::{Ask, Bounds, Client, HttpError, Reply};
 
 pub use endpoint::{Endpoint, EndpointOptions};
 pub use node::Node;

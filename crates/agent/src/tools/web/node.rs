@@ -6,10 +6,10 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dressage_http::Client;
-use dressage_text::{ContentPart, ToolSpec};
 use hyper::Method;
 use hyper::header::HeaderMap;
+use levade_http::Client;
+use levade_text::{ContentPart, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -167,7 +167,7 @@ fn text(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use dressage_http::Hosts;
+    use levade_http::Hosts;
 
     use super::super::testing::service;
     use super::*;

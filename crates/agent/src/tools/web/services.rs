@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use dressage_http::{Client, Hosts, HttpError};
 use hyper::Method;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use levade_http::{Client, Hosts, HttpError};
 
 use super::super::McpServer;
 

@@ -15,7 +15,7 @@ mod sizes;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use dressage_policy::uniform;
+use levade_policy::uniform;
 use serde::Deserialize;
 
 use sampler::{Key, Sampler};

@@ -335,7 +335,7 @@ fn what_python_fetched_is_used_without_the_network() {
     }
     assert!(server.state().requests.is_empty());
     // Nothing was written: the cache may be read-only.
-    assert!(!server.cache.path().join("models--owner--name/.dressage").exists());
+    assert!(!server.cache.path().join("models--owner--name/.levade").exists());
 }
 
 #[test]
@@ -384,6 +384,17 @@ fn models_of_earlier_versions_are_found() {
     let mark = json!({ "commit": "abc", "files": [["config.json", 2]] });
     std::fs::write(earlier.join("revision-main.json"), mark.to_string()).unwrap();
     assert_eq!(server.fetch().unwrap(), earlier.join("abc"));
+    assert!(server.state().requests.is_empty());
+}
+
+#[test]
+fn snapshot_with_the_older_mark_is_used_without_a_request() {
+    let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
+    assert_eq!(server.fetch().unwrap(), server.snapshot());
+    let model = server.cache.path().join("models--owner--name");
+    std::fs::rename(model.join(".levade"), model.join(".dressage")).unwrap();
+    server.state().requests.clear();
+    assert_eq!(server.fetch().unwrap(), server.snapshot());
     assert!(server.state().requests.is_empty());
 }
 

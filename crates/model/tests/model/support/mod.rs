@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use dressage_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling};
+use levade_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling};
 use serde_json::{Value, json};
 
 /// Layers of the tiny model as GGUF files have them, who know no other.

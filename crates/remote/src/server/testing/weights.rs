@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use dressage_policy::{Content, Manifest, WeightsAt, WeightsRef};
+use levade_policy::{Content, Manifest, WeightsAt, WeightsRef};
 use serde_json::{Value, json};
 
 use super::super::PROBE;

@@ -13,7 +13,7 @@ known = "bin dev etc lib lib32 lib64 libx32 opt proc root run srv tmp usr work h
 tries(lambda: [f for f in os.listdir("/") if f not in known])
 ### refused: writing outside
 for folder in ["/", "/etc", "/usr/bin", "/usr/lib", "/dev", "/proc", "/run", sys.prefix, "@folder@"]:
-    tries(lambda: does(open, folder + "/dressage", "w"))
+    tries(lambda: does(open, folder + "/levade", "w"))
 ### refused: changing the interpreter
 tries(open, os.path.realpath(sys.executable), "r+b")
 ### refused: removing libraries

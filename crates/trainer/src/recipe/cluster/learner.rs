@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dressage_policy::Precision;
+use levade_policy::Precision;
 use serde::{Deserialize, Serialize};
 
 use super::super::{PYTHON, absolute};
@@ -12,7 +12,7 @@ use super::super::{PYTHON, absolute};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LearnerKeys {
-    /// Processes of `dressage_torch` under torchrun.
+    /// Processes of `levade_torch` under torchrun.
     Torch(TorchKeys),
 }
 
@@ -27,10 +27,10 @@ pub struct TorchKeys {
     pub token_env: String,
     /// Whether the run starts the group, and ends it.
     pub start: bool,
-    /// Python of the environment that has `dressage_torch`: a program, or its path.
+    /// Python of the environment that has `levade_torch`: a program, or its path.
     pub python: PathBuf,
-    /// Machines of the group. On each but the first, `dressage cluster join RUN` takes part, which
-    /// `dressage launch` starts.
+    /// Machines of the group. On each but the first, `levade cluster join RUN` takes part, which
+    /// `levade launch` starts.
     pub nodes: u32,
     /// Processes on each machine; 0 for one for each GPU, or one where there is none.
     pub processes: u32,
@@ -48,7 +48,7 @@ pub struct TorchKeys {
     pub ep: u32,
     /// Stages of a pipeline, each with a run of the layers.
     pub pp: u32,
-    /// Further arguments of `dressage_torch`.
+    /// Further arguments of `levade_torch`.
     pub args: Vec<String>,
     /// Names of environment variables that the processes get besides the usual ones.
     pub environment: Vec<String>,

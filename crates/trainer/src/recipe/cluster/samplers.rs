@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dressage_rl::correction::{Bound, Correction, Level};
+use levade_rl::correction::{Bound, Correction, Level};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 

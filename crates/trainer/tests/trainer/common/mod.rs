@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dressage_agent::tools::{Calculator, Delayed, ToolSet, Toolbox};
-use dressage_policy::{Simulator, SimulatorConfig};
-use dressage_reward::Evidence;
-use dressage_text::testing::{VOCABULARY, tiny_chat};
-use dressage_trainer::recipe::{Override, Recipe};
-use dressage_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
-use dressage_tree::{Component, DEFAULT};
+use levade_agent::tools::{Calculator, Delayed, ToolSet, Toolbox};
+use levade_policy::{Simulator, SimulatorConfig};
+use levade_reward::Evidence;
+use levade_text::testing::{VOCABULARY, tiny_chat};
+use levade_trainer::recipe::{Override, Recipe};
+use levade_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
+use levade_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};
 
 /// SFT on a few demonstrations, then GRPO with several updates a step. Rewards differ by how attempts end.

@@ -9,7 +9,7 @@ import math
 import os
 import traceback
 
-from dressage_worker.schema import sound
+from levade_worker.schema import sound
 
 # Most characters of an answer. Longer ones lose their middle: no model reads them.
 MOST = 1_000_000

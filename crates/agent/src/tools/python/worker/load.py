@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 
-from dressage_worker import answers, schema, shims, tools
+from levade_worker import answers, schema, shims, tools
 
 MARKS = ("tool", "function_tool")
 

@@ -15,7 +15,7 @@ import re
 import typing
 import uuid
 
-from dressage_worker import docstrings
+from levade_worker import docstrings
 
 
 

@@ -13,8 +13,8 @@ import platform
 import sys
 import threading
 
-from dressage_worker import answers, load, schema, shims
-from dressage_worker.tools import finished
+from levade_worker import answers, load, schema, shims
+from levade_worker.tools import finished
 
 
 class Stopped(BaseException):

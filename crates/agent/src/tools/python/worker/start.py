@@ -9,12 +9,12 @@ os.close(nothing)
 os.dup2(2, 1)
 sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
 first = json.loads(orders.readline())
-package = types.ModuleType("dressage_worker")
+package = types.ModuleType("levade_worker")
 package.__path__ = []
 sys.modules[package.__name__] = package
 for name, source in first["modules"]:
-    module = types.ModuleType("dressage_worker." + name)
+    module = types.ModuleType("levade_worker." + name)
     sys.modules[module.__name__] = module
     setattr(package, name, module)
-    exec(compile(source, "dressage_worker/" + name + ".py", "exec"), module.__dict__)
+    exec(compile(source, "levade_worker/" + name + ".py", "exec"), module.__dict__)
 package.serve.main(first, orders, out)

@@ -7,7 +7,7 @@ import inspect
 import sys
 import weakref
 
-from dressage_worker import answers, schema, shims
+from levade_worker import answers, schema, shims
 
 # Keywords of JSON schemas, of which slips are put right.
 KEYWORDS = (

@@ -1,6 +1,0 @@
-"""Dressage's learner on PyTorch: the verbs of `Learner` for Hugging Face models, over HTTP on rank 0.
-
-Start it with torchrun: `torchrun --nproc-per-node 2 -m dressage_torch --model DIR --run-root DIR ...`; README.md says how.
-"""
-
-PROTOCOL = 1

@@ -1,0 +1,259 @@
+"""Weights and optimiser state in files, in the layout of Levade's own engine: they load there, and here on any number of ranks.
+
+`model.safetensors` (f32) and `config.json` as Hugging Face has them; `optimiser.{first,second}.safetensors` with the moments under
+the weights' names and `optimiser.json`; `value_head*.safetensors` of a critic; an adapter in PEFT's layout.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.distributed.sharding_utils import DtensorShardOperation
+
+from . import lora
+from .errors import VerbError
+from .files import Entry, Writer, read_header, storage
+from .mesh import Ranks
+from .model import original_config
+from .optimiser import Optimiser, local
+
+WEIGHTS, CONFIG, STEPS = "model.safetensors", "config.json", "optimiser.json"
+MOMENTS = ("optimiser.first.safetensors", "optimiser.second.safetensors")
+HEAD, HEAD_MOMENTS = "value_head.safetensors", ("value_head.first.safetensors", "value_head.second.safetensors")
+# Numbers of a configuration that weights depend on.
+SHAPE = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_experts",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "tie_word_embeddings",
+    "rms_norm_eps",
+    "rope_parameters",
+    "sliding_window",
+)
+
+
+def whole(part: Tensor, like: Tensor, device: torch.device) -> Tensor:
+    """All of a tensor that is sharded like a parameter, from this rank's part. All ranks do this at once."""
+    if not isinstance(like, DTensor):
+        return part
+    sharded = DTensor.from_local(
+        part.to(device), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
+    return sharded.full_tensor()
+
+
+def is_head(name: str) -> bool:
+    """Whether a parameter is of a value head."""
+    return name.startswith("value_head.")
+
+
+def of_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of this stage of the model, or of its adapter, by their names in files; tied ones once."""
+    if hasattr(model, "levade_lora"):
+        return lora.adapters(model)
+    return {name: p for name, p in model.named_parameters() if not is_head(name)}
+
+
+def of_head(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of the value head."""
+    return {name: p for name, p in model.named_parameters() if is_head(name)}
+
+
+def _entries(parameters: dict, parts: dict[str, Tensor], dtype: torch.dtype, ranks: Ranks) -> list[Entry]:
+    """Tensors of all stages, of which this one has `parameters` and this rank `parts`."""
+    own = [
+        (name, tuple(parameter.shape), dtype, lambda n=name, p=parameter: whole(parts[n], p, ranks.device))
+        for name, parameter in parameters.items()
+    ]
+    return ranks.pipeline.join(own, ranks.device)
+
+
+def weight_entries(model: nn.Module, dtype: torch.dtype, ranks: Ranks, keep: bool) -> list[Entry]:
+    """The weights, or an adapter, as files have them. All ranks get each tensor at once, in this order. Experts that
+    transformers stacks are gathered now, on the ranks that `keep` them; others have no entries then.
+    """
+    parameters = of_weights(model)
+    entries = _entries(parameters, {n: local(p) for n, p in parameters.items()}, dtype, ranks)
+    if not hasattr(model, "levade_lora") and getattr(model, "_weight_conversions", None):
+        entries = _reverted(model, entries, dtype, keep)
+    return entries
+
+
+def write_weights(model: nn.Module, source: Path, writer: Writer, dtype: torch.dtype, ranks: Ranks) -> None:
+    """Writes the weights, or an adapter, in `dtype`, and their configuration."""
+    entries = weight_entries(model, dtype, ranks, writer.writes)
+    if hasattr(model, "levade_lora"):
+        writer.tensors(lora.WEIGHTS, entries)
+        writer.json(lora.CONFIG, lambda: lora.config_json(model, str(source)))
+        return
+
+    def config() -> dict:
+        found = original_config(source) | {"dtype": str(dtype).removeprefix("torch.")}
+        found.pop("torch_dtype", None)
+        return found
+
+    writer.tensors(WEIGHTS, entries)
+    writer.json(CONFIG, config)
+
+
+def _reverted(model: nn.Module, entries: list[Entry], dtype: torch.dtype, keep: bool) -> list[Entry]:
+    """Tensors under the names of files, where transformers stacks them (experts) when it loads. They pass through the memory
+    of the rank that writes.
+    """
+    state: dict[str, Tensor] = {}
+    for name, _, _, get in entries:
+        found = get()
+        if keep:
+            state[name] = found.to("cpu", dtype, copy=True)
+    state = revert_weight_conversion(model, state) if keep else {}
+    return [(name, tuple(t.shape), dtype, lambda t=t: t) for name, t in sorted(state.items())]
+
+
+def write_optimiser(optimiser: Optimiser, model: nn.Module, writer: Writer, ranks: Ranks) -> None:
+    """Writes steps and moments, where there are any."""
+    if not optimiser.first:
+        return
+    _write_moments(optimiser, of_weights(model), MOMENTS, writer, ranks)
+    if model.has_value_head:
+        _write_moments(optimiser, of_head(model), HEAD_MOMENTS, writer, ranks)
+    writer.json(STEPS, lambda: {"schema": 1, "steps": optimiser.steps})
+
+
+def _write_moments(optimiser: Optimiser, parameters: dict, names, writer: Writer, ranks: Ranks) -> None:
+    for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
+        writer.tensors(file, _entries(parameters, moments, torch.float32, ranks))
+
+
+def write_head(model: nn.Module, writer: Writer, ranks: Ranks) -> None:
+    """Writes the value head, where there is one."""
+    if model.has_value_head:
+        head = of_head(model)
+        writer.tensors(HEAD, _entries(head, {n: local(p) for n, p in head.items()}, torch.float32, ranks))
+
+
+def check(model: nn.Module, folder: Path, with_optimiser: bool) -> None:
+    """Checks that what lies in a folder fits the model. Changes nothing.
+
+    Raises `storage` with the first difference.
+    """
+    if hasattr(model, "levade_lora"):
+        lora.check(model, folder)
+    else:
+        _check_config(model, folder)
+        _check_weights(model, folder)
+    head = of_head(model)
+    if head and (folder / HEAD).exists():
+        _fits(folder / HEAD, head)
+    if with_optimiser and (folder / STEPS).exists():
+        for file in MOMENTS:
+            _fits(folder / file, of_weights(model))
+        for file in HEAD_MOMENTS if head and (folder / HEAD_MOMENTS[0]).exists() else ():
+            _fits(folder / file, head)
+
+
+def check_source(model: nn.Module, folder: Path) -> None:
+    """Checks that the folder which a model was made from is still whole: names of its tensors are for
+    transformers to understand. Changes nothing.
+
+    Raises `storage` with the first thing that is not.
+    """
+    _check_config(model, folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise VerbError("storage", f"{folder} has no safetensors files any more")
+    for file in files:
+        read_header(file)
+    if (head := of_head(model)) and (folder / HEAD).exists():
+        _fits(folder / HEAD, head)
+
+
+def _check_config(model: nn.Module, folder: Path) -> None:
+    try:
+        found = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except OSError as error:
+        raise storage(error, "read", folder / CONFIG) from None
+    except (ValueError, KeyError) as error:
+        raise VerbError("storage", f"{folder / CONFIG} is no configuration: {error}") from None
+    for key in SHAPE:
+        there, here = (getattr(config, key, None) for config in (found, model.config))
+        if there != here:
+            raise VerbError(
+                "storage", f"{folder} holds a model with {key} = {there}; the learner was started with {here}"
+            )
+
+
+def _check_weights(model: nn.Module, folder: Path) -> None:
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise VerbError("storage", f"{folder} has no {WEIGHTS}")
+    headers = {name: shape for file in files for name, shape in read_header(file).items()}
+    if getattr(model, "_weight_conversions", None):
+        return
+    _compare(folder, headers, of_weights(model))
+
+
+def _fits(path: Path, parameters: dict[str, nn.Parameter]) -> None:
+    _compare(path, read_header(path), parameters)
+
+
+def _compare(where: Path, header: dict[str, tuple[int, ...]], parameters: dict[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        if header.get(name) != tuple(parameter.shape):
+            raise VerbError(
+                "storage", f"{where} has {name} of shape {header.get(name)}; the model has {tuple(parameter.shape)}"
+            )
+
+
+def read_head(model: nn.Module, folder: Path) -> None:
+    """Reads the value head, where both model and folder have one."""
+    if of_head(model) and (folder / HEAD).exists():
+        _fits(folder / HEAD, of_head(model))
+        _read(folder / HEAD, {name: (p, local(p)) for name, p in of_head(model).items()})
+
+
+def read_optimiser(optimiser: Optimiser, model: nn.Module, folder: Path) -> None:
+    """Reads steps and moments, every rank its own part. Without them in the folder the optimiser starts afresh."""
+    if not (folder / STEPS).exists():
+        return
+    optimiser.ensure()
+    optimiser.steps = int(json.loads((folder / STEPS).read_text())["steps"])
+    for names, parameters in ((MOMENTS, of_weights(model)), (HEAD_MOMENTS, of_head(model))):
+        for file, moments in zip(names, (optimiser.first, optimiser.second), strict=True):
+            if parameters and (folder / file).exists():
+                _read(folder / file, {name: (p, moments[name]) for name, p in parameters.items()})
+
+
+@torch.no_grad()
+def _read(path: Path, into: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Reads this rank's part of tensors: of parameters that say how they are sharded, into where they go."""
+    with safe_open(path, "pt") as file:
+        for name, (like, part) in into.items():
+            source = file.get_slice(name)
+            found = DtensorShardOperation(like).shard_tensor(source) if isinstance(like, DTensor) else source[:]
+            part.copy_(found)
+
+
+def save(model, optimiser: Optimiser | None, source: Path, folder: Path, ranks: Ranks) -> list[str]:
+    """Writes weights in f32, value head and, where given, the optimiser's state into an existing folder.
+    Returns the names.
+
+    Raises `storage` on the rank that writes, once all ranks are through.
+    """
+    writer = Writer(folder if ranks.rank == 0 else None)
+    write_weights(model, source, writer, torch.float32, ranks)
+    write_head(model, writer, ranks)
+    if optimiser:
+        write_optimiser(optimiser, model, writer, ranks)
+    return writer.finish()

@@ -1,0 +1,148 @@
+"""Cutting an update into micro-batches, and following a cut that was recorded: `Cut` of the crate `levade-policy`."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .errors import VerbError, invalid
+from .merge import shared
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Paths, by their places in the update, that rank `rank` runs together; none where it only keeps step."""
+
+    rank: int
+    paths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An update on `world_size` ranks that take micro-batches; those of a rank run in this order."""
+
+    world_size: int
+    micro_batches: tuple[MicroBatch, ...]
+
+    @staticmethod
+    def parse(found: Any) -> "Cut":
+        """The cut in its JSON form.
+
+        Raises `invalid` where it is none.
+        """
+        try:
+            batches = tuple(MicroBatch(int(b["rank"]), tuple(map(int, b["paths"]))) for b in found["micro_batches"])
+            return Cut(int(found["world_size"]), batches)
+        except (TypeError, KeyError, ValueError) as error:
+            raise invalid(f"the cut has no world_size and micro_batches of rank and paths: {error!r}") from None
+
+    def json(self) -> dict:
+        """Its form on the wire."""
+        batches = [{"rank": b.rank, "paths": list(b.paths)} for b in self.micro_batches]
+        return {"world_size": self.world_size, "micro_batches": batches}
+
+    def check(self, paths: int, world_size: int) -> None:
+        """Checks that `world_size` ranks can follow the cut of an update of `paths` paths.
+
+        Raises `cut` with the first difference.
+        """
+        if self.world_size != world_size:
+            raise _refused(f"it was made for {self.world_size} ranks, and there are {world_size}")
+        seen = [False] * paths
+        for i, batch in enumerate(self.micro_batches):
+            if not 0 <= batch.rank < world_size:
+                raise _refused(f"micro-batch {i} is for rank {batch.rank} of {world_size}")
+            for path in batch.paths:
+                if not 0 <= path < paths:
+                    raise _refused(f"micro-batch {i} has path {path}, but there are {paths}")
+                if seen[path]:
+                    raise _refused(f"micro-batch {i} has path {path}, which came before")
+                seen[path] = True
+        if not all(seen):
+            raise _refused(f"path {seen.index(False)} is in no micro-batch")
+
+    def rounds(self) -> list[dict[int, int]]:
+        """Micro-batches that ranks run at the same time: for each round, the place of the micro-batch of every rank that has
+        one left.
+        """
+        queues: dict[int, list[int]] = {}
+        for i, batch in enumerate(self.micro_batches):
+            queues.setdefault(batch.rank, []).append(i)
+        longest = max(map(len, queues.values()), default=0)
+        return [{rank: queue[n] for rank, queue in queues.items() if n < len(queue)} for n in range(longest)]
+
+
+def _refused(why: str) -> VerbError:
+    return VerbError("cut", why)
+
+
+def merged(paths: list[np.ndarray]) -> int:
+    """How many tokens paths have once merged: in sorted order every path adds what it does not share with the one before."""
+    ordered = sorted(paths, key=lambda tokens: tokens.astype(">u4").tobytes())
+    total = sum(map(len, ordered))
+    return total - sum(shared(a, b) for a, b in pairwise(ordered))
+
+
+def filled(groups: list[list[np.ndarray]], most: int, share: int | None = None) -> list[list[int]]:
+    """Fills micro-batches in order with paths, by their places. A group stays together where its merged tokens are `most` at
+    most, else it is cut between paths; a path that is longer goes alone. Micro-batches are filled up to `share`, or `most`.
+    """
+    share = most if share is None else share
+    places = iter(range(sum(map(len, groups))))
+    pieces: list[list[tuple[int, np.ndarray]]] = []
+    for group in groups:
+        placed = [(next(places), tokens) for tokens in group]
+        pieces += [placed] if placed and merged(group) <= most else [[path] for path in placed]
+    batches: list[list[tuple[int, np.ndarray]]] = []
+    for piece in pieces:
+        if batches and merged([tokens for _, tokens in batches[-1] + piece]) <= share:
+            batches[-1] = batches[-1] + piece
+        else:
+            batches.append(piece)
+    return [[place for place, _ in batch] for batch in batches]
+
+
+def plan(groups: list[list[np.ndarray]], micro_batch_tokens: int, world_size: int) -> Cut:
+    """The cut of an update on `world_size` ranks. Micro-batches are filled to an equal share where that is less than
+    `micro_batch_tokens`, and run in rounds of similar size; in the last one, ranks may have nothing.
+    """
+    if world_size == 1:
+        batches = filled(groups, micro_batch_tokens)
+        return Cut(1, tuple(MicroBatch(0, tuple(batch)) for batch in batches))
+    paths = [tokens for group in groups for tokens in group]
+    share = -(-sum(merged(group) for group in groups) // world_size)
+    batches = filled(groups, micro_batch_tokens, min(micro_batch_tokens, share))
+    sizes = [merged([paths[p] for p in batch]) for batch in batches]
+    order = sorted(range(len(batches)), key=lambda b: (-sizes[b], b))
+    batches = [batches[b] for b in order]
+    batches += [[] for _ in range(-len(batches) % world_size)]
+    return Cut(world_size, tuple(MicroBatch(i % world_size, tuple(b)) for i, b in enumerate(batches)))
+
+
+def deal(bounds: np.ndarray, above: np.ndarray, most: int, world_size: int) -> list[list[tuple[int, int]]]:
+    """Rounds of runs `start..end` of whole branches for the ranks, of about equal size. A run is computed
+    together with the tokens above its first branch; `bounds` [branches + 1] and `above` [branches] are in
+    tokens. With those above, runs have `most` tokens at most, unless a single path is longer; the last round
+    may be short.
+    """
+
+    def runs(limit: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        begun = 0
+        for (start, end), before in zip(pairwise(bounds.tolist()), above.tolist(), strict=True):
+            if found and end - begun <= limit:
+                found[-1] = (found[-1][0], end)
+            else:
+                found.append((start, end))
+                begun = start - before
+        return found
+
+    # The smallest limit that takes no more rounds; less than the largest branch needs would save no time.
+    places = -(-len(runs(most)) // world_size) * world_size
+    low, high = min(most, int((np.diff(bounds) + above).max(initial=1))) - 1, most
+    while high - low > 1:
+        limit = (low + high) // 2
+        low, high = (low, limit) if len(runs(limit)) <= places else (limit, high)
+    dealt = runs(high)
+    return [dealt[i : i + world_size] for i in range(0, len(dealt), world_size)]

@@ -1,0 +1,155 @@
+"""The processes of a group: starting, telling each other what comes next, agreeing, and noticing that one is gone.
+
+Calls, errors and results travel over a gloo group of their own, whatever the weights use. Every wait ends at the deadline of the
+collectives, and its error names the ranks that were not seen any more.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from .errors import StartError, VerbError
+
+BEAT_SECONDS = 1.0
+# A rank whose beat has not come for this long is taken to be dead or stopped.
+SILENT_SECONDS = 6.0
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    print(f"levade_torch: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Where:
+    """What a rank is doing, for messages."""
+
+    what: str = "starting"
+
+
+class Heart(threading.Thread):
+    """Tells the store of the group once a second that this process lives, and what it does."""
+
+    def __init__(self, store: dist.Store, rank: int, world: int) -> None:
+        super().__init__(daemon=True, name="heart")
+        self.store, self.rank, self.world = store, rank, world
+        self.where = Where()
+        self.beats = 0
+
+    def run(self) -> None:
+        """Beats until the process ends or the store is gone."""
+        while True:
+            try:
+                self.store.set(f"beat/{self.rank}", json.dumps([self.beats, self.where.what]))
+            except (RuntimeError, dist.DistError):
+                return
+            self.beats += 1
+            time.sleep(BEAT_SECONDS)
+
+    def _heard(self) -> dict[int, tuple[int, str]]:
+        found = {}
+        for rank in range(self.world):
+            if self.store.check([f"beat/{rank}"]):
+                found[rank] = tuple(json.loads(self.store.get(f"beat/{rank}")))
+        return found
+
+    def diagnosis(self) -> str:
+        """Which ranks are silent, or what each is doing where all are alive. Takes some seconds."""
+        try:
+            before = self._heard()
+            time.sleep(SILENT_SECONDS)
+            after = self._heard()
+        except (RuntimeError, dist.DistError):
+            return "the store of the group is gone: its first process has ended"
+        silent = [rank for rank in range(self.world) if before.get(rank, (None,))[0] == after.get(rank, (None,))[0]]
+        if silent:
+            was = ", ".join(
+                f"rank {rank} (last seen {after.get(rank, (0, 'before it started'))[1]})" for rank in silent
+            )
+            return f"dead or stopped: {was}"
+        return "all ranks are alive: " + ", ".join(
+            f"rank {rank} is {what}" for rank, (_, what) in sorted(after.items())
+        )
+
+
+def interface_towards(host: str) -> str | None:
+    """Network interface by which this machine reaches another, or itself, by an IPv4 address; `None` where it cannot be told."""
+    address_of = 0x8915  # SIOCGIFADDR
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Nothing is sent; any port will do.
+            probe.connect((host, 9))
+            mine = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):
+                    answer = fcntl.ioctl(probe.fileno(), address_of, struct.pack("256s", name.encode()[:15]))
+                    if answer[20:24] == mine:
+                        return name
+    except OSError:
+        pass
+    return None
+
+
+class Group:
+    """This process among those of the group."""
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        try:
+            self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except KeyError as error:
+            raise StartError(f"the variable {error} is not set; start with torchrun -m levade_torch") from None
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        timeout = timedelta(seconds=seconds)
+        # By itself gloo listens where the host's own name leads, which on many machines is the loopback.
+        if found := interface_towards(os.environ["MASTER_ADDR"]):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
+        dist.init_process_group(backend, timeout=timeout, device_id=None if device.type == "cpu" else device)
+        self.control = dist.new_group(backend="gloo", timeout=timeout)
+        # A prefix of its own: a restart under the same torchrun must not read the beats of those before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # A connection of its own: one that waits for another rank holds back whoever shares it.
+        store = dist.PrefixStore(f"levade/{attempt}", dist.distributed_c10d._get_default_store().clone())
+        self.heart = Heart(store, self.rank, self.world)
+        self.heart.start()
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """Bytes from rank 0 to all."""
+        size = torch.tensor([0 if message is None else len(message)], dtype=torch.int64)
+        dist.broadcast(size, 0, group=self.control)
+        if not size.item():
+            return b""
+        if message is not None:
+            dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), 0, group=self.control)
+            return message
+        body = torch.empty(int(size.item()), dtype=torch.uint8)
+        dist.broadcast(body, 0, group=self.control)
+        return body.numpy().tobytes()
+
+    def agree(self, error: VerbError | None) -> VerbError | None:
+        """The error of the first rank that has one."""
+        mine = (error.code, error.message) if error else None
+        found: list = [None] * self.world
+        dist.all_gather_object(found, mine, group=self.control)
+        rank, first = next(((rank, e) for rank, e in enumerate(found) if e), (0, None))
+        if first is None:
+            return None
+        where = "" if rank == 0 else f" (on rank {rank})"
+        return VerbError(first[0], first[1] + where)
+
+
+def exit_now(code: int) -> None:
+    """Ends the process at once."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,246 @@
+"""The learners of a group by name, on one rank: made from folders, saved, loaded and published."""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed import ProcessGroup
+
+from . import checkpoint, files, lora, model, probe, push
+from .errors import StartError, VerbError, invalid
+from .learner import Learner, Limits, Progress
+from .mesh import Ranks
+from .model import DTYPES
+from .optimiser import Optimiser
+from .options import Options
+from .sharding import Precision
+from .shelf import Shelves
+
+
+class Host:
+    """Learners, each with the folder that its configuration and tokenizer come from, and the version it published last."""
+
+    def __init__(self, options: Options, ranks: Ranks, control: ProcessGroup, progress: Progress) -> None:
+        self.options, self.ranks, self.control, self.progress = options, ranks, control, progress
+        on_cuda = ranks.device.type == "cuda"
+        if options.attention == "flex" and not on_cuda:
+            raise StartError("--attention flex needs a GPU: FlexAttention has no backward pass on the CPU")
+        self.precision = Precision(DTYPES[options.dtype], options.offload, options.recompute)
+        self.flexible = options.attention == "flex" or (options.attention == "auto" and on_cuda)
+        named = {"policy": options.model, "critic": options.critic, "reference": options.reference}
+        self.sources = {name: folder for name, folder in named.items() if folder is not None}
+        self.versions: dict[str, int | None] = dict.fromkeys(self.sources)
+        # The optimiser's steps at the newest publication, of learners that still hold those weights.
+        self.exported: dict[str, int] = {}
+        self.push: push.Push | None = None
+        self.shelves = Shelves(ranks.device)
+        self.learners = {name: self._make(name, folder) for name, folder in self.sources.items()}
+        if options.probe:
+            for learner in self.learners.values():
+                probe.check(learner, self.precision.compute)
+        self.description = self._describe()
+
+    def _make(self, name: str, folder: Path) -> Learner:
+        """A learner from a folder."""
+        frozen, critic = name == "reference", name == "critic"
+        made = model.load(folder, self.ranks, self.precision, value_head=critic, frozen=frozen)
+        if self.options.lora and name == "policy":
+            lora.inject(made, self.options.lora, self.ranks)
+        checkpoint.read_head(made, folder)
+        trained = {} if frozen else checkpoint.of_weights(made) | checkpoint.of_head(made)
+        limits = Limits(self.options.head_rows, self.options.tokens)
+        return Learner(made, trained, self.ranks, self.control, limits, self.flexible, self.progress)
+
+    def describe(self) -> dict:
+        """What `/v1/describe` tells beside the protocol. Called beside the verbs: it looks at no model."""
+        told = {
+            name: learner | {"version": self.versions[name]} for name, learner in self.description["learners"].items()
+        }
+        return self.description | {"learners": told}
+
+    def _describe(self) -> dict:
+        policy, shape = self.learners["policy"], self.ranks.shape
+        config = policy.model.config
+        learners = {
+            name: {
+                "value_head": learner.has_value_head,
+                "trains": learner.optimiser is not None,
+                "lora": self.options.lora.json() if self.options.lora and name == "policy" else None,
+            }
+            for name, learner in self.learners.items()
+        }
+        return {
+            "model_type": config.model_type,
+            "vocab_size": config.vocab_size,
+            "context": model.context_of(config),
+            "parameters": model.count(policy.model, self.ranks),
+            "dtype": self.options.dtype,
+            "export_dtype": self.options.export_dtype,
+            "device": self.ranks.device.type,
+            "world_size": shape.data,
+            "processes": shape.world,
+            "fsdp": shape.shards,
+            "tp": shape.tensor,
+            "cp": shape.context,
+            "ep": shape.expert,
+            "pp": shape.pipeline,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "learners": learners,
+        }
+
+    def content(self, name: str) -> str | dict:
+        """`Content` of the files that a learner writes."""
+        if hasattr(self.learners[name].model, "levade_lora"):
+            return {"adapter": {"base": str(self.sources[name])}}
+        return "whole"
+
+    def save(self, name: str, folder: Path, with_optimiser: bool) -> dict | None:
+        """Writes a learner into an existing folder. Rank 0 gets the manifest."""
+        learner = self.learners[name]
+        optimiser = learner.optimiser if with_optimiser else None
+        names = checkpoint.save(learner.model, optimiser, self.sources[name], folder, self.ranks)
+        if self.ranks.rank:
+            return None
+        if self.content(name) == "whole":
+            names += files.copy_companions(self.sources[name], folder)
+        files.flush(folder)
+        return files.manifest(folder, self.content(name), names)
+
+    def check_load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+        """Raises `storage` where a learner cannot take what lies in a folder, or without one what it was
+        started with.
+        """
+        held = self.learners[name].model
+        if folder is not None:
+            checkpoint.check(held, folder, with_optimiser)
+        elif self.content(name) == "whole":
+            # An adapter starts from its seed alone.
+            checkpoint.check_source(held, self.sources[name])
+
+    def load(self, name: str, folder: Path | None, with_optimiser: bool) -> None:
+        """Replaces weights and, where asked and there, the optimiser's state; without a folder, by those that
+        the group was started with, as if nothing had been done since. `check_load` has been through.
+        """
+        learner = self.learners[name]
+        if folder is None:
+            self.versions[name] = None
+        self.exported.pop(name, None)
+        if hasattr(learner.model, "levade_lora"):
+            if folder is None:
+                lora.restart(learner.model, self.options.lora)
+            else:
+                lora.load(learner.model, folder)
+            learner.optimiser.clear()
+            learner.optimiser = Optimiser(learner.optimiser.parameters, self.ranks, None)
+        else:
+            # The old weights go first: two models need not fit.
+            learner.model, learner.optimiser = None, None
+            self.learners[name] = learner = self._make(name, folder or self.sources[name])
+        if folder and with_optimiser and learner.optimiser:
+            checkpoint.read_optimiser(learner.optimiser, learner.model, folder)
+
+    def publish(self, name: str, version: int) -> dict | None:
+        """Writes the weights into a folder of their own, which appears at once and whole. Rank 0 gets the reference."""
+        parent = self.options.run_root / "published" / name
+        final, partial = parent / f"v{version}", parent / f".v{version}.{os.getpid()}"
+        learner, dtype = self.learners[name], DTYPES[self.options.export_dtype]
+        writer = files.Writer(partial if self.ranks.rank == 0 else None)
+        if writer.writes:
+            with writer.attempt("make", partial):
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        try:
+            checkpoint.write_weights(learner.model, self.sources[name], writer, dtype, self.ranks)
+            names = writer.finish()
+            found = self._announce(name, version, partial, final, names) if self.ranks.rank == 0 else None
+        except VerbError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self.versions[name] = version
+        if learner.optimiser:
+            self.exported[name] = learner.optimiser.steps
+        return found
+
+    def offload(self, name: str, keeps_weights: bool) -> dict | None:
+        """Moves all learners to the memory of the host, but for the weights of this one where they are kept. Rank 0 gets what was
+        moved.
+        """
+        begun = time.monotonic()
+        if not keeps_weights:
+            self.end_push()
+        return self._moved(self.shelves.offload(self.learners, name if keeps_weights else None), begun)
+
+    def onload(self, only: str | None = None) -> dict | None:
+        """Moves all learners back to the devices, or the weights of one. Rank 0 gets what was moved."""
+        begun = time.monotonic()
+        return self._moved(self.shelves.onload(only), begun)
+
+    def _moved(self, mine: int, begun: float) -> dict | None:
+        total = torch.tensor([mine], dtype=torch.int64)
+        dist.all_reduce(total, group=self.control)
+        return None if self.ranks.rank else {"bytes": int(total.item()), "seconds": time.monotonic() - begun}
+
+    def check_push(self, name: str, version: int, wanted: push.Wanted) -> None:
+        """Raises `invalid` where a learner does not hold the weights that it published as a version, or cannot send them."""
+        learner = self.learners[name]
+        if self.content(name) != "whole":
+            raise invalid(f"{name} trains an adapter, and whole weights are pushed; publish it as a folder")
+        if wanted.backend == "nccl" and self.ranks.device.type != "cuda":
+            raise invalid(
+                f"a group of NCCL needs a GPU, and this learner computes on {self.ranks.device.type}; take gloo"
+            )
+        steps = learner.optimiser.steps if learner.optimiser else None
+        # Others do not know whether rank 0 could write what it was to publish.
+        stale = self.versions[name] != version or name not in self.exported or self.exported[name] != steps
+        if self.ranks.rank == 0 and stale:
+            raise invalid(
+                f"{name} does not hold the weights of version {version} any more (it published {self.versions[name]} and "
+                "may have learnt since); take them from their folder"
+            )
+
+    def open_push(self, name: str, wanted: push.Wanted) -> dict | None:
+        """Opens a group for a server, in place of one that was left open. Rank 0 gets what the server has to know."""
+        self.end_push()
+        dtype, sends = DTYPES[self.options.export_dtype], self.ranks.rank == 0
+        # Ranks wait for each other during a send, for less than they wait in a collective.
+        wanted = replace(wanted, seconds=min(wanted.seconds, self.options.collective_seconds / 2))
+        entries = checkpoint.weight_entries(self.learners[name].model, dtype, self.ranks, sends)
+        sender = push.Sender(wanted, self.ranks.device) if sends else None
+        self.push = push.Push(wanted, entries, sender)
+        return self.push.told() if sends else None
+
+    def end_push(self) -> None:
+        """Ends a group that is open."""
+        if self.push and self.push.sender:
+            self.push.sender.close()
+        self.push = None
+
+    def send_push(self) -> dict | None:
+        """Sends the weights into the group that is open, which ends with it. Rank 0 gets what was sent."""
+        try:
+            return self.push.send()
+        finally:
+            self.push = None
+
+    def _announce(self, name: str, version: int, partial: Path, final: Path, names: list[str]) -> dict:
+        try:
+            if self.content(name) == "whole":
+                names = names + files.copy_companions(self.sources[name], partial)
+            files.flush(partial)
+            if final.exists():
+                old = final.with_name(f".{final.name}.old")
+                shutil.rmtree(old, ignore_errors=True)
+                final.rename(old)
+            partial.rename(final)
+            files.flush(final.parent)
+            files.remove_old(final.parent, self.options.keep_published, version)
+            manifest = files.manifest(final, self.content(name), names)
+        except OSError as error:
+            raise files.storage(error, "publish", final) from None
+        return {"version": version, "at": {"manifest": manifest}}

@@ -1,0 +1,156 @@
+"""AdamW with decoupled weight decay on matrices, after clipping the global norm, over every rank's own shards.
+
+Moments are f32 and lie where the weights lie. A parameter without a gradient counts as one whose gradient is 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
+
+from .errors import invalid
+from .mesh import Ranks
+
+NUMBERS = ("learning_rate", "beta1", "beta2", "epsilon", "weight_decay", "max_grad_norm")
+
+
+@dataclass(frozen=True)
+class Params:
+    """One step: `OptimParams` of the crate `levade-policy`. An infinite `max_grad_norm` (null in JSON) clips nothing."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    max_grad_norm: float
+
+    @staticmethod
+    def parse(found: dict) -> "Params":
+        """Raises `invalid` with the number that is missing, unknown or none."""
+        if not isinstance(found, dict):
+            raise invalid(f"params must be an object with {', '.join(NUMBERS)}")
+        if odd := found.keys() ^ set(NUMBERS):
+            raise invalid(
+                f"params must have {', '.join(NUMBERS)}" + (f", not {', '.join(sorted(odd))}" if found else "")
+            )
+        numbers = {
+            name: math.inf if name == "max_grad_norm" and found[name] is None else found[name] for name in NUMBERS
+        }
+        for name, number in numbers.items():
+            if not isinstance(number, int | float) or math.isnan(number):
+                raise invalid(f"{name} of the optimiser is {number!r}; it must be a number")
+        return Params(**{name: float(number) for name, number in numbers.items()})
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor; shares its memory."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def copies(parameter: Tensor, ranks: int) -> int:
+    """How many of the ranks of a stage hold the same part of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return ranks
+    mesh = parameter.device_mesh
+    parts = math.prod(mesh.size(dim) for dim, placed in enumerate(parameter.placements) if not placed.is_replicate())
+    return ranks // parts
+
+
+class Optimiser:
+    """State of AdamW for the trained parameters of a stage of a model, by name. The one that is `tied` between the first stage and
+    the last moves alike on both.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], ranks: Ranks, tied: str | None) -> None:
+        self.parameters, self.ranks = parameters, ranks
+        self.tied = tied if tied in parameters else None
+        self.first: dict[str, Tensor] = {}
+        self.second: dict[str, Tensor] = {}
+        self.steps = 0
+
+    def ensure(self) -> None:
+        """Allocates the moments where they are not there yet."""
+        for name, parameter in self.parameters.items():
+            for moments in (self.first, self.second):
+                if name not in moments:
+                    moments[name] = torch.zeros_like(local(parameter), dtype=torch.float32)
+
+    def clear(self) -> None:
+        """Drops what has accumulated."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's part of what has accumulated."""
+        found = {}
+        for name, parameter in self.parameters.items():
+            gradient = parameter.grad
+            if gradient is None:
+                found[name] = torch.zeros_like(local(parameter))
+            elif isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+                found[name] = local(gradient.redistribute(placements=parameter.placements))
+            else:
+                found[name] = local(gradient)
+        if self.tied:
+            self.ranks.pipeline.sum_ends(found[self.tied], self.ranks.device)
+        return found
+
+    def norm(self, gradients: dict[str, Tensor], control: dist.ProcessGroup) -> float:
+        """Norm of the gradient of all ranks, in f64; the same bits on each."""
+        squares = 0.0
+        for name, gradient in gradients.items():
+            if name == self.tied and not self.ranks.pipeline.first:
+                continue
+            total = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+            squares += total.item() / copies(self.parameters[name], self.ranks.shape.stage)
+        gathered = [torch.zeros(1, dtype=torch.float64) for _ in range(self.ranks.shape.world)]
+        dist.all_gather(gathered, torch.tensor([squares], dtype=torch.float64), group=control)
+        return math.sqrt(sum(part.item() for part in gathered))
+
+    def step(self, params: Params, control: dist.ProcessGroup) -> dict:
+        """One step over what has accumulated, which is cleared. A gradient that is not finite changes nothing. Returns
+        `OptimReport`.
+        """
+        self.ensure()
+        gradients = self.gradients()
+        norm = self.norm(gradients, control)
+        applied = math.isfinite(norm)
+        if applied:
+            if norm > params.max_grad_norm:
+                torch._foreach_mul_(list(gradients.values()), params.max_grad_norm / (norm + 1e-6))
+            self.steps += 1
+            matrices = [name for name, parameter in self.parameters.items() if parameter.ndim >= 2]
+            others = [name for name, parameter in self.parameters.items() if parameter.ndim < 2]
+            self._update(matrices, gradients, params, params.weight_decay)
+            self._update(others, gradients, params, 0.0)
+        self.clear()
+        return {"grad_norm": norm if applied else None, "applied": applied}
+
+    @torch.no_grad()
+    def _update(self, names: list[str], gradients: dict[str, Tensor], params: Params, decay: float) -> None:
+        if not names:
+            return
+        weights = [local(self.parameters[name]) for name in names]
+        # The function counts the step itself.
+        before = [torch.tensor(float(self.steps - 1), device=w.device) for w in weights]
+        adamw(
+            weights,
+            [gradients[name] for name in names],
+            [self.first[name] for name in names],
+            [self.second[name] for name in names],
+            [],
+            before,
+            fused=True,
+            amsgrad=False,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            lr=params.learning_rate,
+            weight_decay=decay,
+            eps=params.epsilon,
+            maximize=False,
+        )

@@ -1,0 +1,220 @@
+"""Formulas of policy losses at many tokens, in f64: value, derivative by log p, and where a bound took the derivative away.
+
+Names: x = log p − log p_old, ρ = exp(x), A the advantage. One function for each entry of `PolicyLoss` of the crate
+`levade-rl`, where their sources are; held against it by tests/test_losses.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Log-ratios are clamped to ± this before the exponential; beyond it a ratio is constant and has no gradient.
+LOG_RATIO_BOUND = 20.0
+
+
+@dataclass
+class Point:
+    """Where a loss is evaluated, columns of n terms in f64. What a term lacks stands in for by what it counts as: `old` by
+    log p, `behaviour` by `old`.
+    """
+
+    logp: Tensor
+    old: Tensor
+    behaviour: Tensor
+    reference: Tensor
+    has_reference: Tensor
+    advantage: Tensor
+    returns: Tensor
+    value: Tensor
+    path_log_ratio: Tensor
+    marked: Tensor
+    age: Tensor
+    correction: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """log p − log p_old."""
+        return self.logp - self.old
+
+
+@dataclass
+class Surrogate:
+    """Loss, its slope, and flags: a bound was active, that bound was the dual clip."""
+
+    loss: Tensor
+    slope: Tensor
+    clipped: Tensor
+    dual: Tensor
+
+    def where(self, condition: Tensor, other: "Surrogate") -> "Surrogate":
+        """This one where the condition holds, else the other."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("loss", "slope", "clipped", "dual"))
+        return Surrogate(*(torch.where(condition, a, b) for a, b in pairs))
+
+
+def free(loss: Tensor, slope: Tensor, clipped: Tensor | None = None) -> Surrogate:
+    """A loss with its slope; no bound is active unless said."""
+    none = torch.zeros_like(loss, dtype=torch.bool)
+    return Surrogate(loss, slope, none if clipped is None else clipped, none)
+
+
+def flat(loss: Tensor) -> Surrogate:
+    """A loss whose slope a bound has taken away."""
+    return free(loss, torch.zeros_like(loss), torch.ones_like(loss, dtype=torch.bool))
+
+
+def bounded_exp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(x) with x clamped, and its derivative, which is 0 where the clamp holds."""
+    value = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    return value, torch.where(x.abs() > LOG_RATIO_BOUND, 0.0, value)
+
+
+def choose(condition: Tensor, a: float, b: float, like: Tensor) -> Tensor:
+    """One of two numbers for each token, in the type of `like`: between two bare numbers torch.where computes in f32."""
+    return torch.where(condition, torch.full_like(like, a), torch.full_like(like, b))
+
+
+def reinforce(at: Point, advantage: Tensor) -> Surrogate:
+    """−A log p."""
+    return free(-advantage * at.logp, -advantage)
+
+
+def importance_sampling(x: Tensor, advantage: Tensor) -> Surrogate:
+    """−A ρ."""
+    ratio, slope = bounded_exp(x)
+    return free(-advantage * ratio, -advantage * slope, x.abs() > LOG_RATIO_BOUND)
+
+
+def clip(x: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None) -> Surrogate:
+    """max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual."""
+    found = importance_sampling(x, advantage)
+    bounded = -advantage * bounded_exp(x)[0].clamp(1.0 - low, 1.0 + high)
+    found = flat(bounded).where(bounded > found.loss, found)
+    if dual is None:
+        return found
+    capped = flat(-advantage * dual)
+    capped.dual = torch.ones_like(capped.dual)
+    return capped.where((advantage < 0) & (found.loss > capped.loss), found)
+
+
+def clip_keeping(x: Tensor, advantage: Tensor, low: float, high: float, keep: dict) -> Surrogate:
+    """PPO's clip that keeps a part of the gradient beyond its bounds; with `in_value_only` a part that has none."""
+    ratio = bounded_exp(x)[0]
+    below = (ratio < 1.0 - low) & (advantage < 0)
+    above = (ratio > 1.0 + high) & (advantage > 0)
+    kept = choose(below, keep["below"] * (1.0 - low), keep["above"] * (1.0 + high), ratio)
+    if keep.get("in_value_only", False):
+        unclipped, bounded = importance_sampling(x, advantage), -advantage * kept / ratio
+        beyond = flat(bounded).where(bounded > unclipped.loss, unclipped)
+    else:
+        beyond = free(-advantage * kept, -advantage * kept, torch.ones_like(below))
+    return beyond.where(below | above, clip(x, advantage, low, high))
+
+
+def mini_rl(at: Point) -> Surrogate:
+    """−sg(ρ) A log p."""
+    weight = bounded_exp(at.x)[0] * at.advantage
+    return free(-weight * at.logp, -weight)
+
+
+def cispo(at: Point, low: float, high: float) -> Surrogate:
+    """−sg(clip(ρ)) A log p."""
+    ratio = bounded_exp(at.x)[0]
+    bounded = ratio.clamp(1.0 - low, 1.0 + high)
+    weight = bounded * at.advantage
+    return free(-weight * at.logp, -weight, bounded != ratio)
+
+
+def gspo(at: Point, low: float, high: float) -> Surrogate:
+    """PPO's clip on the mean log-ratio of a path, which counts as 10 at most and has no gradient beyond."""
+    bounded = at.path_log_ratio.clamp(max=10.0)
+    found = clip(bounded, at.advantage, low, high)
+    return flat(found.loss).where(bounded < at.path_log_ratio, found)
+
+
+def geometric_mean(at: Point) -> Surrogate:
+    """−A r, r the geometric mean of a path's clipped ratios; only tokens that are not clipped (marked) move it."""
+    ratio, slope = bounded_exp(at.path_log_ratio)
+    loss = -at.advantage * ratio
+    return free(loss, -at.advantage * slope).where(at.marked, flat(loss))
+
+
+def soft_gate(at: Point, positive: float, negative: float) -> Surrogate:
+    """−A (4/τ) σ(τ (ρ − 1)), τ by the sign of A."""
+    ratio, slope = bounded_exp(at.x)
+    tau = choose(at.advantage > 0, positive, negative, ratio)
+    gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp())
+    return free(-at.advantage * 4.0 / tau * gate, -at.advantage * 4.0 * gate * (1.0 - gate) * slope)
+
+
+def direct(at: Point, beta: float) -> Surrogate:
+    """−(A log p − ½ β x²)."""
+    x = at.x
+    return free(-(at.advantage * at.logp - 0.5 * beta * x * x), -(at.advantage - beta * x))
+
+
+def divergence(at: Point, measure: str, below: float, above: float, cap: float) -> Surrogate:
+    """−A sg(min(ρ, cap)) log p, unless p has left p_old by more than allowed in the direction of A."""
+    p, q = at.logp.exp(), at.old.exp()
+    if measure == "total_variation":
+        left = p - q
+    else:
+        rest = torch.where(q < 1.0, (1.0 - q) * ((1.0 - q) / (1.0 - p)).log(), 0.0)
+        distance = q * (at.old - at.logp) + rest
+        left = torch.where(p > q, distance, -distance)
+    kept = torch.where(at.advantage > 0, left <= above, left >= -below)
+    weight = bounded_exp(at.x)[0].clamp(max=cap) * at.advantage
+    return free(-weight * at.logp, -weight).where(kept, flat(torch.zeros_like(p)))
+
+
+def kl_cov(at: Point, coefficient: float) -> Surrogate:
+    """−A ρ, and + c |x| for tokens that were marked."""
+    found, x = importance_sampling(at.x, at.advantage), at.x
+    c = coefficient * at.marked
+    return Surrogate(found.loss + c * x.abs(), found.slope + c * x.sign(), found.clipped, found.dual)
+
+
+def value(at: Point, clip: float | None) -> Surrogate:
+    """½ max((V − R)², (clip(V, V_old ± c) − R)²); the value stands in place of log p."""
+    error = at.logp - at.returns
+    found = free(0.5 * error * error, error)
+    if clip is None:
+        return found
+    bounded = torch.minimum(torch.maximum(at.logp, at.value - clip), at.value + clip) - at.returns
+    return flat(0.5 * bounded * bounded).where(bounded * bounded > error * error, found)
+
+
+def surrogate(policy: str, options: dict, at: Point) -> Surrogate:
+    """The table: a policy loss by its name in recipes."""
+    o = {name: option for name, option in options.items() if name not in ("trust", "keep", "share", "lower", "upper")}
+    match policy:
+        case "cross_entropy":
+            return reinforce(at, torch.ones_like(at.logp))
+        case "reinforce":
+            return reinforce(at, at.advantage)
+        case "importance_sampling":
+            return importance_sampling(at.x, at.advantage)
+        case "clip" if options.get("keep"):
+            return clip_keeping(at.x, at.advantage, options["low"], options["high"], options["keep"])
+        case "clip" | "clip_cov":
+            return clip(at.x, at.advantage, **o)
+        case "mini_rl":
+            return mini_rl(at)
+        case "cispo":
+            return cispo(at, **o)
+        case "gspo":
+            return gspo(at, **o)
+        case "geometric_mean":
+            return geometric_mean(at)
+        case "soft_gate":
+            return soft_gate(at, **o)
+        case "direct":
+            return direct(at, **o)
+        case "divergence":
+            return divergence(at, **o)
+        case "kl_cov":
+            return kl_cov(at, **o)
+        case "value":
+            return value(at, options.get("clip"))
+    raise AssertionError(policy)

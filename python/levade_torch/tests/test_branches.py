@@ -1,0 +1,117 @@
+"""Batches that are cut between their branches: every rank gets some, and finds what the whole batch finds."""
+
+import numpy as np
+import pytest
+import torch
+
+from levade_torch import probe
+from levade_torch.batch import TreeBatch
+from levade_torch.cut import deal
+from ranks import IMITATION, VOCABULARY, Rank, batch_arrays, merged, run
+
+TRUNK, LENGTH, BRANCHES = 9, 7, 6
+
+
+def forest(random: np.random.Generator) -> TreeBatch:
+    """Paths that begin with a part of earlier ones, or anew."""
+    paths: list[list[int]] = []
+    for _ in range(random.integers(1, 12)):
+        earlier = paths[random.integers(len(paths))] if paths and random.random() < 0.7 else []
+        shared = earlier[: random.integers(0, 20)]
+        paths.append([*shared, *random.integers(0, 4, random.integers(2, 30)).tolist()])
+    return merged(paths)
+
+
+def chains(batch: TreeBatch) -> list[list[int]]:
+    """Tokens that every token sees, as packed indices."""
+    return [np.flatnonzero(batch.subtree_end[: k + 1] > k).tolist() for k in range(len(batch.tokens))]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_runs_of_branches_see_what_the_whole_sees_and_have_each_target_once(seed):
+    random = np.random.default_rng(seed)
+    batch = forest(random)
+    whole, bounds = chains(batch), batch.branches()
+    most, world = int(random.integers(1, 80)), int(random.integers(1, 5))
+    rounds = deal(bounds, batch.position[bounds[:-1]], most, world)
+    runs = [run for one in rounds for run in one]
+    assert [len(one) for one in rounds[:-1]] == [world] * (len(rounds) - 1)
+    assert [start for start, _ in runs] == [0, *(end for _, end in runs[:-1])]
+    assert runs[-1][1] == len(batch.tokens)
+    targets = []
+    for start, end in runs:
+        part, places = batch.take(start, end)
+        part.check()
+        assert len(part.tokens) <= max(most, batch.position[start:end].max() + 1)
+        for token, before, place in zip(part.target_token, part.predictor, places, strict=True):
+            # What leads to a target, token for token, with its last one.
+            there = whole[batch.target_token[place]]
+            here = np.flatnonzero(part.subtree_end[: token + 1] > token)
+            assert part.tokens[here].tolist() == batch.tokens[there].tolist()
+            assert part.position[here].tolist() == list(range(len(here)))
+            assert here[-1] == token and here[-2] == before
+        same = ("temperature", "first_term", "term_count")
+        assert all(np.array_equal(getattr(part, name), getattr(batch, name)[places]) for name in same)
+        targets += places.tolist()
+    assert sorted(targets) == list(range(len(batch.target_token)))
+
+
+def chat(seed: int) -> TreeBatch:
+    """Answers to one question."""
+    random = np.random.default_rng(seed)
+    draw = lambda count: random.integers(0, VOCABULARY, count).tolist()  # noqa: E731
+    trunk = draw(TRUNK)
+    return merged([[*trunk, first, *draw(LENGTH - 1)] for first in range(BRANCHES)])
+
+
+def watched(rank: Rank) -> list[int]:
+    """A list that gets the sizes of what this rank computes."""
+    sizes: list[int] = []
+    for learner in rank.host.learners.values():
+
+        def layout(part, original=learner._layout):
+            found = original(part)
+            sizes.append(len(found[0].tokens))
+            return found
+
+        learner._layout = layout
+    return sizes
+
+
+def evaluates(rank: Rank) -> list:
+    """Sizes of what this rank computed, and what was found."""
+    sizes = watched(rank)
+    arrays = batch_arrays(chat(3))
+    found = [rank.ask("predictions", {}, arrays), rank.ask("values", {}, arrays, of="critic")]
+    evaluated = list(sizes)
+    sums = rank.ask("forward_backward", {"loss": IMITATION}, arrays)
+    params = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "epsilon": 1e-8, "weight_decay": 0.0}
+    step = rank.ask("optim_step", {"params": params | {"max_grad_norm": None}})
+    return [evaluated, found, sums and sums[0]["sums"], step and step[0]["step"]]
+
+
+def test_ranks_share_the_answers_to_one_question_and_keep_to_the_limit(tmp_path):
+    options = {"critic": tmp_path / "model"}
+    ((_, whole, sums, step),) = run(1, evaluates, tmp_path, tokens=1000, **options)
+    found = run(2, evaluates, tmp_path, tokens=1000, **options)
+    # Two passes, and half of the answers on each rank.
+    assert [one[0] for one in found] == [[TRUNK + LENGTH * BRANCHES // 2] * 2] * 2
+    tight = run(2, evaluates, tmp_path, tokens=TRUNK + LENGTH, **options)
+    assert all(max(one[0]) <= TRUNK + LENGTH and len(one[0]) == BRANCHES for one in tight)
+    for _, told, other_sums, other_step in (found[0], tight[0]):
+        for (_, ours), (_, theirs) in zip(told, whole, strict=True):
+            assert ours.keys() == theirs.keys()
+            for name, column in theirs.items():
+                np.testing.assert_allclose(ours[name], column, atol=1e-5)
+        assert other_step["grad_norm"] == pytest.approx(step["grad_norm"], rel=1e-5)
+        assert other_sums["loss"] == pytest.approx(sums["loss"], rel=1e-5)
+
+
+def probes(rank: Rank) -> list[int]:
+    sizes = watched(rank)
+    probe.check(rank.host.learners["policy"], torch.float32)
+    return sizes
+
+
+def test_the_probe_of_trees_is_a_tree_with_any_number_of_ranks(tmp_path):
+    assert run(2, probes, tmp_path, tokens=4) == [[len(probe.tree(VOCABULARY)[0].tokens)], [1]]

@@ -1,0 +1,67 @@
+"""Learners that go back to what their group was started with: the same bits again, also after a step."""
+
+import pytest
+
+from levade_torch.errors import VerbError
+from ranks import IMITATION, VALUES, Rank, batch_arrays, merged, run
+
+PATHS = [[1, 2, 3, 4, 5], [1, 2, 9, 8], [7, 7, 3], [5, 6, 7, 8]]
+
+
+def first_steps(rank: Rank, name: str, number: int) -> list:
+    """What a learner is, and what a step makes of it, in files."""
+    told = [rank.host.describe()["learners"][name], rank.save(f"{name}-{number}", name), rank.publish(1, name)]
+    if told[0]["trains"]:
+        told += [rank.train(PATHS, name), rank.save(f"{name}-{number}-trained", name)]
+    return told
+
+
+def goes_back(rank: Rank, names: tuple[str, ...]) -> None:
+    for name in names:
+        first = first_steps(rank, name, 0)
+        if name == "reference":
+            rank.ask("load", {"folder": str(rank.root / "policy-0-trained"), "with_optimiser": False}, of=name)
+            assert rank.publish(2, name) != first[2]
+        else:
+            assert first[1] != first[4] and "optimiser.json" in first[4] and "optimiser.json" not in first[1]
+            loss = VALUES if name == "critic" else IMITATION
+            rank.ask("forward_backward", {"loss": loss}, batch_arrays(merged(PATHS)), of=name)
+        rank.ask("load", {"folder": None}, of=name)
+        assert first_steps(rank, name, 1) == first
+    assert rank.host.describe()["learners"]["policy"]["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("world", "options", "names"),
+    [
+        (1, {}, ("policy",)),
+        (2, {"critic": "model", "reference": "model"}, ("policy", "critic", "reference")),
+        (2, {"tp": 2}, ("policy",)),
+        (2, {"pp": 2}, ("policy",)),
+        (2, {"lora_rank": 2}, ("policy",)),
+    ],
+)
+def test_learners_go_back_to_what_their_group_was_started_with(tmp_path, world, options, names):
+    if "lora_rank" in options:
+        pytest.importorskip("peft")
+    options = {name: tmp_path / value if value == "model" else value for name, value in options.items()}
+    run(world, goes_back, tmp_path, names, **options)
+
+
+def has_lost_it(rank: Rank) -> tuple[str, dict | None]:
+    rank.train(PATHS)
+    rank.group.agree(None)
+    if not rank.group.rank:
+        (rank.host.sources["policy"] / "model.safetensors").write_bytes(b"short")
+    rank.group.agree(None)
+    with pytest.raises(VerbError) as caught:
+        rank.ask("load", {"folder": None})
+    assert caught.value.code == "storage"
+    with pytest.raises(VerbError, match="'folder'"):
+        rank.ask("load", {"with_optimiser": True})
+    return caught.value.message, rank.train(PATHS)
+
+
+def test_a_start_that_is_gone_changes_nothing(tmp_path):
+    (said, told), _ = run(2, has_lost_it, tmp_path, collective_seconds=60)
+    assert "model/model.safetensors" in said and told["step"]["applied"]
