@@ -94,6 +94,15 @@ fn tolerances_are_absolute_unless_relative_ones_are_set() {
 }
 
 #[test]
+fn long_numbers_are_compared_in_bounded_time() {
+    let start = std::time::Instant::now();
+    assert!(!outputs("1e2000000000", "0.5") && !outputs("0.5", "-1e2000000000"));
+    assert!(start.elapsed().as_secs() < 1, "no power of ten is written out");
+    let thirds = format!("0.{}", "3".repeat(100_002));
+    assert!(outputs(&thirds, "0.3333333333") && !outputs(&thirds, "0.3333"));
+}
+
+#[test]
 fn values_are_compared_as_python_does() {
     for (found, want, same) in [
         ("1", "true", true),

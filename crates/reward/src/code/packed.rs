@@ -120,8 +120,8 @@ mod tests {
         let short = [&[0x80, 4, 0x95], &(size as u64 + 4).to_le_bytes()[..], &[0x8C, size as u8]].concat();
         let long = [&[0x80, 3, b'X'], &(size as u32).to_le_bytes()[..]].concat();
         let longest = [&[0x80, 4, 0x8D], &(size as u64).to_le_bytes()[..]].concat();
-        let ends: [&[u8]; 3] = [&[0x94, b'.'], &[b'q', 0, b'.'], b"."];
-        let starts = [short, long, longest];
+        let ends: [&[u8]; 4] = [&[0x94, b'.'], &[b'q', 0, b'.'], b".", b"r\0\0\0\0."];
+        let starts = [short, long.clone(), longest, long];
         starts.iter().zip(ends).map(|(start, end)| [&start[..], text.as_bytes(), end].concat()).collect()
     }
 
@@ -145,7 +145,7 @@ mod tests {
     fn other_pickles_are_rejected() {
         // cos\nsystem\n(S'true'\ntR. runs a command in Python.
         let call = b"cos\nsystem\n(S'true'\ntR.".to_vec();
-        let [short, long, _] = &pickles(JSON)[..] else { panic!() };
+        let [short, long, ..] = &pickles(JSON)[..] else { panic!() };
         let mut damaged =
             vec![call, b"\x80\x04]\x94.".to_vec(), b"\x80\x04N.".to_vec(), b".".to_vec(), Vec::new()];
         // Nothing can be kept before there is a text.

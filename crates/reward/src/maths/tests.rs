@@ -89,6 +89,8 @@ fn answers_that_mean_the_same() {
         ("3<x", "x>3"),
         ("x<1 \\text{ or } x>3", "(-\\infty,1)\\cup(3,\\infty)"),
         ("(3,\\infty)\\cup(-\\infty,1)", "(-\\infty,1)\\cup(3,\\infty)"),
+        ("x<1, x>3", "(-\\infty,1)\\cup(3,\\infty)"),
+        ("x>1, x<3", "(1,3)"),
         ("x \\ne 2", "(-\\infty,2)\\cup(2,\\infty)"),
         (
             "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
@@ -152,6 +154,8 @@ fn answers_that_mean_the_same() {
         ("p = 50\\%", "\\frac12"),
         ("(a,b) = (1,2)", "(1,2)"),
         ("(b,a) = (1,2)", "a=2, b=1"),
+        ("-(1\\pm\\sqrt2)", "-1-\\sqrt2, -1+\\sqrt2"),
+        ("(1\\pm\\sqrt2)^2", "3+2\\sqrt2, 3-2\\sqrt2"),
         ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}"),
     ] {
         assert!(same(a, b), "{a}   {b}\n{:?}\n{:?}", readings(a), readings(b));
