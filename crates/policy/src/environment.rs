@@ -5,8 +5,8 @@ use std::ffi::OsString;
 /// Variables that every process gets where they are set: where programs are found and how text is written.
 pub const PASSED: [&str; 9] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];
 
-/// Returns the variable `LEVADE_X` of this process, or else `DRESSAGE_X`, its name before the project was called
-/// Levade. An empty variable counts as unset; variables with other names have one name only.
+/// Returns the variable `LEVADE_X` of this process, or else `DRESSAGE_X`, its name before the project was
+/// called Levade. An empty variable counts as unset; variables with other names have one name only.
 pub fn own(name: &str) -> Option<OsString> {
     own_in(name, |name| std::env::var_os(name))
 }

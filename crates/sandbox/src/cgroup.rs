@@ -222,4 +222,95 @@ mod tests {
         let error = Groups::below(folder.path()).unwrap_err().to_string();
         assert!(error.contains("memory"), "{error}");
     }
+
+    /// Cgroups in a directory of an ordinary file system, whose files keep what is written to them.
+    fn on_disk(folder: &tempfile::TempDir) -> Arc<Groups> {
+        let path = folder.path().join("runs");
+        fs::create_dir(&path).unwrap();
+        Arc::new(Groups { path, created: AtomicUsize::new(0), ended: Mutex::default() })
+    }
+
+    #[test]
+    fn group_has_limits_of_run_and_kills_on_drop() {
+        let folder = tempfile::tempdir().unwrap();
+        let groups = on_disk(&folder);
+        let limits = Limits { memory_mb: 100, disk_mb: 28, processes: 30, ..Limits::default() };
+        let first = Group::create(&groups, &limits).unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join("runs/0").join(name));
+        for (name, value) in [
+            ("memory.max", (128 << 20) + KEEPER),
+            ("memory.oom.group", 1),
+            ("memory.swap.max", 0),
+            ("pids.max", 34),
+        ] {
+            assert_eq!(read(name).unwrap(), value.to_string(), "{name}");
+        }
+        assert!(Group::create(&groups, &limits).unwrap().path.ends_with("runs/1"));
+        read("cgroup.kill").unwrap_err();
+        drop(first);
+        assert_eq!(read("cgroup.kill").unwrap(), "1");
+    }
+
+    #[test]
+    fn group_reads_memory_events_and_processor_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = Group::create(&on_disk(&folder), &Limits::default()).unwrap();
+        assert_eq!((group.is_out_of_memory(), group.cpu_seconds()), (false, None));
+        let write = |name: &str, text: &str| fs::write(group.path.join(name), text).unwrap();
+        write("memory.events", "low 0\noom 3\noom_kill 0\n");
+        write("cpu.stat", "usage_usec 2500000\nuser_usec 1\n");
+        assert_eq!((group.is_out_of_memory(), group.cpu_seconds()), (false, Some(2.5)));
+        write("memory.events", "low 0\noom 0\noom_kill 2\noom_group_kill 1\n");
+        assert!(group.is_out_of_memory());
+    }
+
+    /// The kernel refuses to remove a cgroup until its last process has ended.
+    #[test]
+    fn directories_of_ended_runs_are_removed_when_released() {
+        let folder = tempfile::tempdir().unwrap();
+        let groups = on_disk(&folder);
+        let [busy, removed] = [0, 1].map(|_| Group::create(&groups, &Limits::default()).unwrap());
+        let [busy, removed] = [busy, removed].map(|group| group.path.clone());
+        assert!(!groups.release() && busy.exists());
+        fs::remove_dir_all(&removed).unwrap();
+        assert!(!groups.release());
+        assert_eq!(*groups.ended.lock().unwrap(), [busy.clone()]);
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            fs::read_dir(busy).unwrap().for_each(|file| fs::remove_file(file.unwrap().path()).unwrap());
+        });
+        drop(groups);
+        assert!(!folder.path().join("runs").exists());
+        ends.join().unwrap();
+    }
+
+    #[test]
+    fn stale_directories_of_ended_processes_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        // No process has a number beyond 2^22.
+        let ended = format!("{PREFIX}{}.0", (1 << 22) + 1);
+        let own = format!("{PREFIX}{}.0", std::process::id());
+        for name in [ended.as_str(), own.as_str(), "system.slice"] {
+            fs::create_dir_all(folder.path().join(name).join("1")).unwrap();
+        }
+        remove_stale(folder.path());
+        let exists = |name: &str| folder.path().join(name).join("1").exists();
+        assert!(exists(&own) && exists("system.slice") && !folder.path().join(ended).exists());
+    }
+
+    #[test]
+    fn delegation_turns_on_missing_controllers() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("cgroup.subtree_control");
+        let delegated = |offered: &str, on: &str| {
+            fs::write(folder.path().join("cgroup.controllers"), offered).unwrap();
+            fs::write(&control, on).unwrap();
+            delegate(folder.path()).map(|()| fs::read_to_string(&control).unwrap())
+        };
+        // An ordinary file keeps what was written last.
+        assert_eq!(delegated("cpu memory pids\n", "").unwrap(), "+pids");
+        assert_eq!(delegated("cpu memory pids\n", "cpu pids\n").unwrap(), "+memory");
+        assert_eq!(delegated("cpu memory pids\n", "memory pids\n").unwrap(), "memory pids\n");
+        assert!(delegated("cpu pids\n", "").unwrap_err().to_string().contains("controller memory"));
+    }
 }

@@ -128,17 +128,7 @@ impl Watch {
         self.busy = stats.iter().filter(|stat| stat.is_busy).count();
         let found: Vec<Process> =
             processes.iter().map(|(pid, threads)| Process::read(*pid, threads)).collect();
-        let mut mappings = 0;
-        for process in &found {
-            if mappings > MAX_MAPPED {
-                break;
-            }
-            mappings += process.mappings();
-        }
-        let locks = locks(&processes);
-        let (kernel, is_crowding) = self.kernel(&found);
-        let kernel = kernel + mappings * MAPPING + locks * LOCK;
-        let is_crowding = is_crowding || mappings > MAX_MAPPED || locks > MAX_RECORDS;
+        let (kernel, is_crowding) = self.kernel(&processes, &found);
         let resident = |process: &Process| process.resident;
         let sum = kernel + found.iter().map(resident).sum::<u64>();
         // What processes share counts once, which takes longer to find out.
@@ -151,10 +141,24 @@ impl Watch {
         self
     }
 
-    /// Returns the bytes that the kernel keeps for processes, without their mappings and locks, and whether
-    /// they hold so much of what all runs share that other runs could lack it, or hold what cannot be
-    /// counted.
-    fn kernel(&self, processes: &[Process]) -> (u64, bool) {
+    /// Returns the bytes that the kernel keeps for processes, and whether they hold so much of what all runs
+    /// share that other runs could lack it, or hold what cannot be counted.
+    fn kernel(&self, processes: &[(u32, BTreeSet<u32>)], found: &[Process]) -> (u64, bool) {
+        let mut mappings = 0;
+        for process in found {
+            if mappings > MAX_MAPPED {
+                break;
+            }
+            mappings += process.mappings();
+        }
+        let locks = locks(processes);
+        let (bytes, is_crowding) = self.descriptors(found);
+        let is_crowding = is_crowding || mappings > MAX_MAPPED || locks > MAX_RECORDS;
+        (bytes + mappings * MAPPING + locks * LOCK, is_crowding)
+    }
+
+    /// Returns these for threads, page tables and descriptors, without mappings and locks.
+    fn descriptors(&self, processes: &[Process]) -> (u64, bool) {
         let (mut watched, mut is_crowding) = (0, false);
         let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);
         for process in processes {
@@ -382,99 +386,5 @@ fn settled(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::process::Stdio;
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use super::*;
-
-    fn exceeds(keeper: u32, limit: u64) -> bool {
-        Watch::new(keeper, limit, false).look().exceeded
-    }
-
-    #[test]
-    fn memory_of_children_is_counted() {
-        let mut cat = std::process::Command::new("cat");
-        let mut child = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        // A program that was just started has not mapped its libraries yet; one that answers has.
-        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let me = std::process::id();
-        let found = below(me);
-        let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
-        let process = Process::read(*pid, threads);
-        assert!(process.resident > 0 && process.tables > 0 && process.share().unwrap() > 0);
-        assert!(process.mappings() > 5 && process.descriptors().unwrap().len() >= 3);
-        assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(!exceeds(child.id(), 0));
-    }
-
-    #[test]
-    fn processor_time_of_children_is_counted() {
-        let me = std::process::id();
-        let busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
-        let mut busy = busy.unwrap();
-        let mut watch = Watch::new(me, 1 << 40, false);
-        let deadline = std::time::Instant::now() + Duration::from_secs(20);
-        while watch.cpu < 0.2 && std::time::Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
-            watch = watch.look();
-        }
-        busy.kill().unwrap();
-        busy.wait().unwrap();
-        assert!(watch.cpu >= 0.2 && watch.busy >= 1, "{watch:?}");
-    }
-
-    #[test]
-    fn descriptors_of_blocked_poll_are_counted() {
-        let pipes: Vec<_> = (0..3).map(|_| std::io::pipe().unwrap()).collect();
-        let mut waited: Vec<_> = pipes
-            .iter()
-            .map(|(ours, _)| libc::pollfd { fd: ours.as_raw_fd(), events: libc::POLLIN, revents: 0 })
-            .collect();
-        let (says, thread) = mpsc::channel();
-        let waiting = std::thread::spawn(move || {
-            // SAFETY: the call takes no arguments and always succeeds.
-            says.send(unsafe { libc::gettid() }).unwrap();
-            // SAFETY: the list outlives the call.
-            unsafe { libc::poll(waited.as_mut_ptr(), 3, 20_000) }
-        });
-        let thread = thread.recv().unwrap() as u32;
-        let deadline = std::time::Instant::now() + Duration::from_secs(10);
-        while polled(thread) != 3 {
-            assert!(std::time::Instant::now() < deadline, "{}", polled(thread));
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        drop(pipes);
-        waiting.join().unwrap();
-        assert_eq!(polled(thread), 0);
-    }
-
-    #[test]
-    fn children_are_found_while_threads_before_theirs_end() {
-        for _ in 0..300 {
-            let before: Vec<_> = (0..16)
-                .map(|n| std::thread::spawn(move || std::thread::sleep(Duration::from_micros(400 + 37 * n))))
-                .collect();
-            let (says, id) = mpsc::channel();
-            let (end, ends) = mpsc::channel::<()>();
-            let parent = std::thread::spawn(move || {
-                let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
-                says.send(child.id()).unwrap();
-                let _ = ends.recv();
-                child.kill().unwrap();
-                child.wait().unwrap();
-            });
-            let child = id.recv().unwrap();
-            for _ in 0..20 {
-                assert!(below(std::process::id()).iter().any(|(pid, _)| *pid == child));
-            }
-            end.send(()).unwrap();
-            before.into_iter().chain([parent]).for_each(|thread| thread.join().unwrap());
-        }
-    }
-}
+#[path = "memory_tests.rs"]
+mod tests;

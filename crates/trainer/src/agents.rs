@@ -330,3 +330,37 @@ impl Agents {
         Agents(self.0.iter().map(|agent| agent.limited(|limits| keys.limits(limits))).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use levade_policy::Simulator;
+
+    use super::*;
+
+    #[test]
+    fn agents_have_the_parts_of_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("recipe.toml");
+        let recipe = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n\
+                      [agent]\nmax_turns = 1\n[agent.writer]\nmax_turns = 2\n";
+        std::fs::write(&file, recipe).unwrap();
+        let recipe = Recipe::load(&file, &[]).unwrap();
+        let parts = ["default", "writer"].map(|name| AgentParts {
+            name: name.into(),
+            chat: Arc::new(levade_text::testing::tiny_chat().unwrap()),
+            tools: ToolSet::new(Vec::new(), Duration::ZERO).unwrap(),
+            custom: None,
+            mixture: None,
+        });
+        let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(Default::default()));
+        let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
+        for (agent, parts) in agents.0.iter().zip(&parts) {
+            assert_eq!(agent.built_in.name, parts.name);
+            assert!(Arc::ptr_eq(agent.built_in.format.chat(), &parts.chat), "{}", parts.name);
+        }
+        let missing = Agents::over(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
+        assert!(missing.to_string().contains("the agent writer"), "{missing}");
+    }
+}

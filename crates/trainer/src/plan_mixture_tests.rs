@@ -51,6 +51,19 @@ fn attempts_of_another_policy_are_no_samples() {
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.25, w), (0, 2, -0.75, w)].to_vec()]);
 }
 
+/// Context tokens carry the name of a policy, but no policy acts by reading them.
+#[test]
+fn attempt_in_which_policy_only_reads_is_no_sample() {
+    let read = |segment: &mut Segment| {
+        if segment.kind == Kind::Given {
+            segment.policy = "default".into();
+        }
+    };
+    let group: Vec<Attempt> = mixed().iter().map(|attempt| resampled(attempt, read)).collect();
+    assert_eq!(group.iter().filter(|attempt| is_sample(attempt, Targets::DEFAULT)).count(), 2);
+    assert_eq!(plan_of(&[group], &keys(), 1000).unwrap(), plan_of(&[mixed()], &keys(), 1000).unwrap());
+}
+
 /// A policy that plays one of two agents acts in the attempt, whoever plays the other.
 #[test]
 fn attempts_beside_another_policy_are_samples() {

@@ -450,22 +450,38 @@ fn a_divergence_charged_to_the_reward() {
     assert_eq!(rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>(), [-0.25, 0.25]);
 }
 
+/// Weights of the score of the answer, of the rest of the outcome, and of what turns earned.
+fn parts(weights: [f64; 3]) -> RlKeys {
+    let (baseline, counting) = (GroupBaseline::default(), levade_rl::Counting::Exact);
+    let advantage = Estimator::Gdpo { weights: weights.into(), baseline, counting, recentre: false };
+    RlKeys { advantage: Some(advantage), ..keys() }
+}
+
 #[test]
 fn parts_of_a_score_are_normalised_one_by_one() {
-    let baseline = GroupBaseline::default();
-    let advantage = Some(Estimator::Gdpo {
-        weights: vec![1.0, 0.0, 2.0],
-        baseline,
-        counting: levade_rl::Counting::Exact,
-        recentre: false,
-    });
     // The first answers right, with a call that could not be read; the second does neither.
     let earned = vec![Earned { by: Earner::Turn(0), reward: -0.5 }];
     let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
-    let plan = plan_of(&[vec![right, wrong]], &RlKeys { advantage, ..keys() }, 1000).unwrap();
+    let plan = plan_of(&[vec![right, wrong]], &parts([1.0, 0.0, 2.0]), 1000).unwrap();
     // 1 × 0.5 − 2 × 0.25 of the first: nothing is left, and so of the second.
     assert_eq!(plan.updates, [Update::default()]);
+}
+
+/// A component of the score on one turn is credited to the turn, and no more to the final answer.
+#[test]
+fn answer_score_excludes_components_of_turns() {
+    let of = |sample, score| Attempt { score: Some(score), ..turns(sample, 1, score) };
+    let mut half = of(0, 1.0);
+    let by = Earner::Turn(0);
+    let component = Component { weight: Some(0.5), on: Some(by.clone()), ..Component::new("step", 1.0) };
+    half.outcome.components = vec![component];
+    half.earned = vec![Earned { by, reward: 0.5 }];
+    let plan = plan_of(&[vec![half, of(1, 1.0), of(2, 0.0)]], &parts([1.0, 0.0, 0.0]), 1000).unwrap();
+    // Answers earned 1 − 0.5, 1 and 0: the first has the mean, and learns nothing.
+    let [right, wrong] = &rows(&plan.updates[0])[0][..] else { panic!("{plan:?}") };
+    assert_eq!(((right.1, wrong.1), right.2), ((1, 2), -wrong.2));
+    assert!(right.2 > 0.0);
 }
 
 /// A value comes after an attempt that was cut, and none after one that ended.

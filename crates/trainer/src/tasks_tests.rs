@@ -13,15 +13,21 @@ use tempfile::TempDir;
 use super::*;
 use crate::agents::AgentParts;
 
-/// A folder for files, and the tasks of a recipe with these sources.
-fn load(folder: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerError> {
+/// Writes a recipe with these sources beside their files, and reads it with `overrides`.
+fn recipe(folder: &TempDir, sources: &str, seed: u64, overrides: &[&str]) -> Recipe {
     let file = folder.path().join("recipe.toml");
     let recipe = format!(
         "run = {{ name = 'x', seed = {seed} }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 1000 \
          }}\n{sources}"
     );
     fs::write(&file, recipe).unwrap();
-    tasks_of(&Recipe::load(&file, &[]).unwrap())
+    let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+    Recipe::load(&file, &overrides).unwrap()
+}
+
+/// Returns the tasks of a recipe with these sources.
+fn load(folder: &TempDir, sources: &str, seed: u64) -> Result<Tasks, TrainerError> {
+    tasks_of(&recipe(folder, sources, seed, &[]))
 }
 
 fn tasks_of(recipe: &Recipe) -> Result<Tasks, TrainerError> {
@@ -223,41 +229,124 @@ fn held_out_questions_are_trained_on_in_no_form() {
     ]);
 }
 
+/// Checks the tasks of a recipe with these keys after the sources, whose one task of the agent "writer" has
+/// a prompt of about 20 tokens.
+fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
+    let row = serde_json::json!({"question": "What is 1 + 1?", "answer": "2", "agent_name": "writer"});
+    fs::write(folder.path().join("rows.jsonl"), format!("{row}\n")).unwrap();
+    let recipe = format!(
+        "run = {{ name = 'x' }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 0 }}\n\
+         tasks = [{{ kind = 'file', path = 'rows.jsonl' }}]\n{keys}"
+    );
+    let file = folder.path().join("recipe.toml");
+    fs::write(&file, recipe).unwrap();
+    let recipe = Recipe::load(&file, &[]).unwrap();
+    let tasks = tasks_of(&recipe).unwrap();
+    let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
+    let parts: Vec<AgentParts> = ["default", "writer"]
+        .map(|name| AgentParts {
+            name: name.into(),
+            chat: chat.clone(),
+            tools: levade_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
+            custom: None,
+            mixture: None,
+        })
+        .into();
+    let sampler: std::sync::Arc<dyn levade_policy::Sampler> =
+        std::sync::Arc::new(levade_policy::Simulator::new(Default::default()));
+    let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
+    let scorers = Scorers::new(&recipe.reward, Default::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(check_tasks(&recipe, &scorers, &tasks, &agents)).map_err(|error| error.to_string())
+}
+
 #[test]
 fn penalty_for_length_lies_below_the_limit_of_the_agent() {
     let folder = tempfile::tempdir().unwrap();
-    let row = serde_json::json!({"question": "1+1?", "answer": "2", "agent_name": "writer"});
-    fs::write(folder.path().join("rows.jsonl"), format!("{row}\n")).unwrap();
     let check = |first: usize, writer: usize| {
-        let recipe = format!(
-            "run = {{ name = 'x' }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 0 }}\n\
-             tasks = [{{ kind = 'file', path = 'rows.jsonl' }}]\n[agent]\nmax_tokens = {first}\n\
-             [agent.writer]\nmax_tokens = {writer}\n[[phase]]\nkind = 'rl'\nsteps = 1\ngroups = 1\n\
-             group_size = 2\nlearning_rate = 1e-5\noverlong = {{ kind = 'penalise', buffer = 128 }}\n"
-        );
-        let file = folder.path().join("recipe.toml");
-        fs::write(&file, recipe).unwrap();
-        let recipe = Recipe::load(&file, &[]).unwrap();
-        let tasks = tasks_of(&recipe).unwrap();
-        let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
-        let parts: Vec<AgentParts> = ["default", "writer"]
-            .map(|name| AgentParts {
-                name: name.into(),
-                chat: chat.clone(),
-                tools: levade_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
-                custom: None,
-                mixture: None,
-            })
-            .into();
-        let sampler: std::sync::Arc<dyn levade_policy::Sampler> =
-            std::sync::Arc::new(levade_policy::Simulator::new(Default::default()));
-        let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
-        let scorers = Scorers::new(&recipe.reward, Default::default());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(check_tasks(&recipe, &scorers, &tasks, &agents)).map_err(|error| error.to_string())
+        check(
+            &folder,
+            &format!(
+                "[agent]\nmax_tokens = {first}\n[agent.writer]\nmax_tokens = {writer}\n[[phase]]\nkind = 'rl'\n\
+                 steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n\
+                 overlong = {{ kind = 'penalise', buffer = 128 }}\n"
+            ),
+        )
     };
     assert_eq!(check(16, 512), Ok(()));
     let error = check(512, 16).unwrap_err();
     let want = "`phase.0.overlong.buffer` is 128, but must be at most the max_tokens of the agent writer, 16";
     assert!(error.starts_with(want) && error.ends_with("it does the task rows-1"), "{error}");
+}
+
+/// Returns the number of tokens that an error reports, if it is about the prompt of the first task and the
+/// limit `key` of 4.
+#[track_caller]
+fn tokens_over(error: &str, key: &str) -> usize {
+    let (start, end) = ("the prompt of task rows-1 has ", format!(" tokens, more than `{key}` = 4"));
+    let found = error.strip_prefix(start).and_then(|rest| rest.split_once(&end));
+    found.unwrap_or_else(|| panic!("{error}")).0.parse().unwrap()
+}
+
+#[test]
+fn prompt_over_limit_fails_unless_truncated() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |most, more| check(&folder, &format!("[agent.writer]\nmax_prompt_tokens = {most}\n{more}"));
+    let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_prompt_tokens");
+    assert!(tokens > 5, "{tokens}");
+    assert_eq!(check(tokens, ""), Ok(()));
+    check(tokens - 1, "").unwrap_err();
+    assert_eq!(check(4, "truncation = 'left'"), Ok(()));
+}
+
+/// A program can write a shorter prompt, and other context policies shorten it.
+#[test]
+fn prompt_over_context_fails_for_built_in_loop_without_context_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = |most, more| check(&folder, &format!("[agent.writer]\nmax_context_tokens = {most}\n{more}"));
+    let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_context_tokens");
+    assert!(tokens > 5, "{tokens}");
+    assert_eq!(check(tokens, ""), Ok(()));
+    check(tokens - 1, "").unwrap_err();
+    assert_eq!(check(4, "context = 'drop_oldest'"), Ok(()));
+    assert_eq!(check(4, "kind = 'program'\ncommand = ['true']"), Ok(()));
+    // What truncation leaves of the prompt is within the context.
+    assert_eq!(check(4, "max_prompt_tokens = 4\ntruncation = 'left'"), Ok(()));
+}
+
+#[test]
+fn sources_lists_each_source_once() {
+    let folder = tempfile::tempdir().unwrap();
+    write_rows(&folder.path().join("train.jsonl"), (0..9).map(|i| format!("{i}?")));
+    write_rows(&folder.path().join("test.jsonl"), (10..12).map(|i| format!("{i}?")));
+    let sources = "tasks = [{ kind = 'arithmetic', train = 5 }, { kind = 'file', path = 'train.jsonl', held_out = 1 }, \
+                   { kind = 'file', path = 'test.jsonl', held_out = 'all' }]";
+    assert_eq!(load(&folder, sources, 1).unwrap().sources(), ["arithmetic", "train", "test"]);
+}
+
+#[test]
+fn repeated_rows_are_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    let notes = |count: u32| {
+        write_rows(&folder.path().join("rows.jsonl"), (0..9).map(|i| format!("{}?", i % count)));
+        load(&folder, "tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 1 }]", 1).unwrap().notes
+    };
+    let note = "rows.jsonl: 2 rows are left out, since they repeat an earlier row";
+    assert!(notes(7).iter().any(|found| found.ends_with(note)), "{:?}", notes(7));
+    assert_eq!(notes(9), Vec::<String>::new());
+}
+
+#[test]
+fn evaluation_needs_held_out_tasks_unless_turned_off() {
+    let folder = tempfile::tempdir().unwrap();
+    write_rows(&folder.path().join("rows.jsonl"), (0..9).map(|i| format!("{i}?")));
+    let load = |held_out: u32, change: &str| {
+        let sources = format!("tasks = [{{ kind = 'file', path = 'rows.jsonl', held_out = {held_out} }}]");
+        let tasks = tasks_of(&recipe(&folder, &sources, 1, &[change]))?;
+        Ok::<Vec<usize>, TrainerError>(tasks.eval.iter().map(|slice| slice.tasks.len()).collect())
+    };
+    assert!(matches!(load(0, "eval.tasks=1"), Err(TrainerError::NothingHeldOut)));
+    assert_eq!(load(0, "eval.tasks=0").unwrap(), Vec::<usize>::new());
+    assert_eq!(load(3, "eval.tasks=0").unwrap(), Vec::<usize>::new());
+    assert_eq!(load(3, "eval.tasks=1").unwrap(), [1]);
 }

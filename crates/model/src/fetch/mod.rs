@@ -53,8 +53,8 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
         })
 }
 
-/// Returns the directory of models in a user's cache: `levade/models`, or `dressage/models`, its name before the
-/// project was called Levade, if only that exists.
+/// Returns the directory of models in a user's cache: `levade/models`, or `dressage/models`, its name before
+/// the project was called Levade, if only that exists.
 fn models_in(cache: &Path) -> PathBuf {
     let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
     if older.is_dir() && !ours.exists() { older } else { ours }

@@ -232,3 +232,36 @@ async fn those_who_find_no_place_to_wait_in_are_told_so() {
     statuses.sort();
     assert_eq!(statuses, [200, 200, 429, 429]);
 }
+
+#[tokio::test]
+async fn limits_of_request_stay_within_those_of_service() {
+    let service = service(Options::default(), &[]).await;
+    let most = service.0.limits;
+    let limits = |seconds, memory_mb| service.limits("run_timeout", seconds, memory_mb);
+    assert_eq!(limits(5.0, 64).unwrap(), Limits { seconds: 5.0, memory_mb: 64, ..most });
+    // The longest time, and memory of the service's choice.
+    for memory_mb in [0, -1, i64::MAX] {
+        assert_eq!(limits(most.seconds, memory_mb).unwrap(), most);
+    }
+    let error = limits(most.seconds + 1.0, 64).unwrap_err().to_string();
+    assert!(
+        error.contains("`run_timeout` is 61, but this service runs code for at most 60 seconds"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn cells_share_total_timeout_and_have_cell_timeout() {
+    let service = service(Options::default(), &[]).await;
+    let answer = async |body: Value| post(&service, "/run_jupyter", None, &body.to_string()).await.1;
+    let slow = "import time; time.sleep(1.2)";
+    let late = answer(json!({ "cells": [slow, slow, "1"], "total_timeout": 2.0 })).await;
+    assert_eq!((&late["status"], &late["driver"]["status"]), (&json!("Failed"), &json!("TimeLimitExceeded")));
+    assert_eq!(late["cells"].as_array().unwrap().len(), 2, "{late}");
+    let spent = late["driver"]["execution_time"].as_f64().unwrap();
+    assert!((1.9..20.0).contains(&spent), "{spent}");
+    let body = json!({ "cells": ["1", "while 1: pass"], "total_timeout": 50.0, "cell_timeout": 0.5 });
+    let late = answer(body).await;
+    assert_eq!(late["driver"]["status"], "TimeLimitExceeded", "{late}");
+    assert!(late["driver"]["execution_time"].as_f64().unwrap() < 30.0, "{late}");
+}

@@ -175,3 +175,19 @@ fn scorers_name_sources_that_there_are() {
         assert!(error.contains("the sources are gsm8k, arithmetic"), "{error}");
     }
 }
+
+#[test]
+fn penalty_coefficients_must_be_finite_and_in_range() {
+    for (given, shown) in [("0", "0"), ("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
+        let change = format!("phase.1.kl={{estimator='k1', coefficient={given}, apply_to='reward'}}");
+        let want = format!("`phase.1.kl.coefficient` is {shown}, but must be finite and more than 0");
+        refused(&[(&[&change], &want)]);
+    }
+    for (given, shown) in [("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
+        let change = format!("phase.1.overlong={{kind='penalise', buffer=2, factor={given}}}");
+        let want = format!("`phase.1.overlong.factor` is {shown}, but must be finite and at least 0");
+        refused(&[(&[&change], &want)]);
+    }
+    load(SMALL, &["phase.1.kl.coefficient=1e-9"]).unwrap();
+    load(SMALL, &["phase.1.overlong={kind='penalise', buffer=2, factor=0}"]).unwrap();
+}

@@ -474,3 +474,20 @@ fn only_what_matters_is_a_difference() {
         "phase.0.kind"
     );
 }
+
+#[test]
+fn conversation_format_has_history_and_replies_of_the_agent() {
+    let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
+    let options = |overrides: &[&str]| {
+        let agent = load(SMALL, overrides).unwrap().agent;
+        let (format, unprobed) = (agent.format(chat.clone()), agent.unprobed_format(chat.clone()));
+        assert_eq!(format.options(), unprobed.options());
+        (format.options().history, format.options().replies)
+    };
+    assert_eq!(options(&[]), Default::default());
+    let changed = ["agent.history=template", "agent.replies=strict"];
+    assert_eq!(
+        options(&changed),
+        (levade_conversation::History::Template, levade_conversation::Replies::Strict)
+    );
+}

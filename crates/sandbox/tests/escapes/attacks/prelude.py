@@ -52,6 +52,9 @@ def many(count, hold, leaderless=False):
 
     def holds():
         amount, kept = 0, None
+        if leaderless:
+            # Without a pause, what is held is counted while the first thread still waits for the interpreter's lock.
+            time.sleep(0.5)
         try:
             amount, kept = hold()
         except (OSError, MemoryError, ValueError) as error:

@@ -1,0 +1,340 @@
+//! Tests of the memory that processes hold, as the watch counts it from outside.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::FromRawFd;
+use std::process::Stdio;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+fn exceeds(keeper: u32, limit: u64) -> bool {
+    Watch::new(keeper, limit, false).look().exceeded
+}
+
+#[test]
+fn memory_of_children_is_counted() {
+    let mut cat = std::process::Command::new("cat");
+    let mut child = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // A program that was just started has not mapped its libraries yet; one that answers has.
+    child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let me = std::process::id();
+    let found = below(me);
+    let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
+    let process = Process::read(*pid, threads);
+    assert!(process.resident > 0 && process.tables > 0 && process.share().unwrap() > 0);
+    assert!(process.mappings() > 5 && process.descriptors().unwrap().len() >= 3);
+    assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!exceeds(child.id(), 0));
+}
+
+#[test]
+fn processor_time_of_children_is_counted() {
+    let me = std::process::id();
+    let busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
+    let mut busy = busy.unwrap();
+    let mut watch = Watch::new(me, 1 << 40, false);
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while watch.cpu < 0.2 && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+        watch = watch.look();
+    }
+    busy.kill().unwrap();
+    busy.wait().unwrap();
+    assert!(watch.cpu >= 0.2 && watch.busy >= 1, "{watch:?}");
+}
+
+#[test]
+fn descriptors_of_blocked_poll_are_counted() {
+    let pipes: Vec<_> = (0..3).map(|_| std::io::pipe().unwrap()).collect();
+    let mut waited: Vec<_> = pipes
+        .iter()
+        .map(|(ours, _)| libc::pollfd { fd: ours.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+        .collect();
+    let (says, thread) = mpsc::channel();
+    let waiting = std::thread::spawn(move || {
+        // SAFETY: the call takes no arguments and always succeeds.
+        says.send(unsafe { libc::gettid() }).unwrap();
+        // SAFETY: the list outlives the call.
+        unsafe { libc::poll(waited.as_mut_ptr(), 3, 20_000) }
+    });
+    let thread = thread.recv().unwrap() as u32;
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while polled(thread) != 3 {
+        assert!(std::time::Instant::now() < deadline, "{}", polled(thread));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(pipes);
+    waiting.join().unwrap();
+    assert_eq!(polled(thread), 0);
+}
+
+#[test]
+fn children_are_found_while_threads_before_theirs_end() {
+    for _ in 0..300 {
+        let before: Vec<_> = (0..16)
+            .map(|n| std::thread::spawn(move || std::thread::sleep(Duration::from_micros(400 + 37 * n))))
+            .collect();
+        let (says, id) = mpsc::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        let parent = std::thread::spawn(move || {
+            let mut child = std::process::Command::new("sleep").arg("10").spawn().unwrap();
+            says.send(child.id()).unwrap();
+            let _ = ends.recv();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        let child = id.recv().unwrap();
+        for _ in 0..20 {
+            assert!(below(std::process::id()).iter().any(|(pid, _)| *pid == child));
+        }
+        end.send(()).unwrap();
+        before.into_iter().chain([parent]).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// A Python program that has printed `ready`, and waits in `read`.
+struct Program {
+    /// The shell that started the program.
+    keeper: std::process::Child,
+    /// Everything that the program has printed.
+    output: String,
+}
+
+impl Program {
+    /// Starts a program and waits until it has run `code`, which keeps its objects in the list `kept`.
+    fn start(code: &str) -> Self {
+        // The descriptors that the tests have inherited must not count.
+        let before = "import os\nos.closerange(3, 4096)\nkept = []";
+        let code = format!("{before}\n{code}\nprint('ready', flush=True)\nos.read(0, 1)");
+        let mut shell = std::process::Command::new("sh");
+        // Because another command follows, the shell stays the parent.
+        shell.args(["-c", "python3 -c \"$1\"; exit", "sh", &code]);
+        let streams = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut keeper = streams.spawn().unwrap();
+        let mut output = String::new();
+        let mut lines = BufReader::new(keeper.stdout.as_mut().unwrap());
+        while !output.ends_with("ready\n") {
+            assert!(lines.read_line(&mut output).unwrap() > 0, "the program ended: {code}");
+        }
+        let program = Program { keeper, output };
+        let waits = || current_call(program.process().0) == Some(libc::SYS_read);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !waits() {
+            assert!(Instant::now() < deadline, "the program does not wait");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        program
+    }
+
+    /// Returns the program with its threads.
+    fn process(&self) -> (u32, BTreeSet<u32>) {
+        below(self.keeper.id()).remove(0)
+    }
+
+    /// Returns the bytes that the kernel keeps for the program, without page tables and mappings, and whether
+    /// it is crowding other runs out.
+    fn kernel(&self) -> (u64, bool) {
+        let (pid, threads) = self.process();
+        let process = Process::read(pid, &threads);
+        let other = process.tables + process.mappings() * MAPPING;
+        let watch = Watch::new(self.keeper.id(), 1 << 40, false);
+        let (bytes, is_crowding) = watch.kernel(&[(pid, threads)], &[process]);
+        (bytes - other, is_crowding)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // The program ends when its standard input does.
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+/// Returns the number of the system call in which a thread waits.
+fn current_call(thread: u32) -> Option<libc::c_long> {
+    let text = fs::read_to_string(format!("/proc/{thread}/syscall")).ok()?;
+    text.split(' ').next()?.parse().ok()
+}
+
+/// Bytes of a thread, of pipes for input and output, and of /dev/null.
+const PLAIN: u64 = THREAD + 2 * PIPE + DESCRIPTOR;
+
+#[test]
+fn kernel_memory_is_counted_by_kind() {
+    let socket = Watch::new(1, 1, false).socket;
+    assert!(socket >= 2 * 4096, "{socket}");
+    for (code, bytes) in [
+        ("", 0),
+        ("for _ in range(3): kept.append(os.pipe())", 3 * PIPE),
+        ("import socket\nfor _ in range(3): kept.append(socket.socketpair())", 6 * socket),
+        ("for _ in range(3): kept.append(open('/dev/zero'))", 3 * DESCRIPTOR),
+        (
+            "import select\nends = os.pipe()\npoll = select.epoll()\n\
+             for _ in range(5): kept.append(os.dup(ends[0])); poll.register(kept[-1])",
+            PIPE + 5 * WATCHED,
+        ),
+        (
+            "import threading, time\n\
+             for _ in range(3): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+            3 * THREAD,
+        ),
+        (
+            "import fcntl, tempfile\nfile = tempfile.TemporaryFile()\n\
+             for at in range(3): fcntl.lockf(file, fcntl.LOCK_EX, 1, 10 * at)",
+            DESCRIPTOR + 3 * LOCK,
+        ),
+    ] {
+        assert_eq!(Program::start(code).kernel(), (PLAIN + bytes, false), "{code}");
+    }
+}
+
+#[test]
+fn crowding_starts_beyond_bounds_of_a_run() {
+    let pipes = |count: usize| format!("for _ in range({}): kept.append(os.pipe())", count - 2);
+    let locks = |count: u64| {
+        format!(
+            "import fcntl, tempfile\nfile = tempfile.TemporaryFile()\n\
+             for at in range({count}): fcntl.lockf(file, fcntl.LOCK_EX, 1, 10 * at)"
+        )
+    };
+    assert!(!Program::start(&pipes(MAX_PIPES)).kernel().1);
+    let crowding = Program::start(&pipes(MAX_PIPES + 1));
+    assert!(crowding.kernel().1 && exceeds(crowding.keeper.id(), 1 << 40));
+    assert!(!Program::start(&locks(MAX_RECORDS)).kernel().1);
+    assert!(Program::start(&locks(MAX_RECORDS + 1)).kernel().1);
+}
+
+/// An epoll keeps watching a file under the number of a closed descriptor, if another descriptor has the file.
+#[test]
+fn crowding_starts_beyond_bounds_of_watched_descriptors() {
+    // `size` is the room of the table of descriptors, a power of 2 that divides the limit of all watches.
+    let watches = |of_epolls: &str| {
+        let code = format!(
+            "import select\nends = [os.pipe()[0] for _ in range(2)]\nos.dup2(0, 400); os.close(400)\n\
+             status = open('/proc/self/status').read()\nsize = int(status.split('FDSize:')[1].split()[0])\n\
+             for count in {of_epolls}:\n    kept.append(select.epoll())\n    for at in range(count):\n        \
+             fd = 200 + at // 2\n        os.dup2(ends[at % 2], fd); kept[-1].register(fd); os.close(fd)"
+        );
+        Program::start(&code).kernel().1
+    };
+    assert!(!watches("[size]"));
+    assert!(watches("[size + 1]"));
+    let all = format!("[size] * ({MAX_WATCHED} // size)");
+    assert!(!watches(&all));
+    assert!(watches(&format!("{all} + [1]")));
+}
+
+#[test]
+fn process_of_pidfd_is_found() {
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    // SAFETY: the call takes numbers only.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    // SAFETY: the kernel has just returned the descriptor, and nothing else owns it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
+    assert_eq!(process(&descriptor), Some(child.id()));
+    assert!(can_watch(child.id()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!can_watch(child.id()));
+    assert_eq!(process(&fs::File::open("/dev/null").unwrap().into()), None);
+}
+
+#[test]
+fn mappings_of_process_are_counted() {
+    let code = "import mmap\nkept = [mmap.mmap(-1, 4096, flags=mmap.MAP_SHARED) for _ in range(500)]\n\
+                print(len(open('/proc/self/maps').readlines()))";
+    let program = Program::start(code);
+    let (pid, threads) = program.process();
+    let found = Process::read(pid, &threads);
+    let listed: u64 = program.output.lines().next().unwrap().parse().unwrap();
+    assert!(listed > 500 && found.mappings().abs_diff(listed) < 10, "{listed}, {}", found.mappings());
+    let watch = Watch::new(program.keeper.id(), 1 << 40, false);
+    let both = watch.kernel(&[], &[found]).0;
+    let (pid, threads) = program.process();
+    let found = Process::read(pid, &threads);
+    assert_eq!(both - watch.descriptors(std::slice::from_ref(&found)).0, found.mappings() * MAPPING);
+}
+
+#[test]
+fn process_that_cannot_be_read_counts_at_its_maximum() {
+    let hidden = |pages: u64| Process {
+        thread: u32::MAX,
+        threads: 2,
+        polled: 3,
+        resident: 0,
+        tables: 5,
+        virtual_size: pages * PAGE,
+        table_size: 7,
+    };
+    assert_eq!(hidden(10).mappings(), 10);
+    assert_eq!(hidden(MAX_MAPPINGS + 10).mappings(), MAX_MAPPINGS);
+    let watch = Watch::new(u32::MAX, 1 << 40, false);
+    let bytes = 2 * THREAD + 3 * POLLED + 5 + 7 * PIPE;
+    assert_eq!(watch.kernel(&[], &[hidden(10)]), (bytes + 10 * MAPPING, false));
+    // Three such processes exceed the mappings of a run.
+    let full = || hidden(MAX_MAPPINGS);
+    assert!(!watch.kernel(&[], &[full(), full()]).1);
+    assert!(watch.kernel(&[], &[full(), full(), full()]).1);
+    let rest = MAX_MAPPED - 2 * MAX_MAPPINGS;
+    assert!(!watch.kernel(&[], &[full(), full(), hidden(rest)]).1);
+    assert!(watch.kernel(&[], &[full(), full(), hidden(rest + 1)]).1);
+}
+
+#[test]
+fn processor_time_is_counted_once() {
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "sh -c 'while :; do :; done'; exit"]);
+    let begun = Instant::now();
+    let mut shell = shell.stderr(Stdio::null()).spawn().unwrap();
+    let mut watch = Watch::new(shell.id(), 1 << 40, false);
+    while watch.cpu < 0.3 && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+        watch = watch.look();
+        // Ticks are rounded up at most by one.
+        assert!(watch.cpu <= begun.elapsed().as_secs_f64() + 0.02, "{watch:?}");
+    }
+    for (pid, _) in below(shell.id()) {
+        // SAFETY: the process was started above, and was not waited for.
+        unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+    }
+    shell.wait().unwrap();
+    assert!(watch.cpu >= 0.3 && watch.busy == 1, "{watch:?}");
+}
+
+#[test]
+fn shared_pages_count_once_toward_limit() {
+    // A child shares the 64 MiB of its parent.
+    let program = Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
+    let exceeds = |mib: u64| exceeds(program.keeper.id(), mib << 20);
+    assert!(below(program.keeper.id()).len() == 2 && exceeds(60));
+    // Each of both counts for half of them.
+    assert!(!exceeds(110));
+}
+
+/// The child of `vfork` has the memory of its parent, as threads of a process have one memory.
+#[test]
+fn borrowed_memory_is_found_by_identity() {
+    let program = Program::start(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
+         if os.fork() == 0: os.read(0, 1); os._exit(0)",
+    );
+    let found = below(program.keeper.id());
+    let read = |thread: u32| Process::read(thread, &[thread].into());
+    let parent = read(found[0].0);
+    let thread = read(*found[0].1.iter().find(|thread| **thread != found[0].0).unwrap());
+    let child = Process { virtual_size: parent.virtual_size, ..read(found[1].0) };
+    let all = [parent, thread, child];
+    let borrows: Vec<bool> = all.iter().map(|process| process.borrows(&all)).collect();
+    assert_eq!(borrows, [false, true, false]);
+    // One that has ended has no memory to lend.
+    let [mut parent, thread, _] = all;
+    parent.resident = 0;
+    assert!(!thread.borrows(&[parent]));
+    let smaller = Process { virtual_size: thread.virtual_size - PAGE, ..read(found[0].0) };
+    assert!(!thread.borrows(&[smaller]));
+}
