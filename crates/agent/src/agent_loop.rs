@@ -6,9 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use levade_policy::{Sampler, SamplingParams};
 use levade_text::Message;
+use levade_tree::{Outcome, Trajectory};
 
+use crate::Teacher;
 use crate::tasks::Task;
-use crate::{Attempt, Teacher};
 
 /// The policies of a run that can be sampled from, by name.
 pub type Samplers = Arc<BTreeMap<String, Arc<dyn Sampler>>>;
@@ -49,6 +50,25 @@ impl AttemptContext {
         }
         let learning = (0..trained.len()).filter(|at| trained[*at]);
         learning.cycle().nth(place).unwrap_or(place)
+    }
+}
+
+/// Attempt that a loop has made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// All tokens.
+    pub trajectory: Trajectory,
+    /// How the attempt ended.
+    pub outcome: Outcome,
+}
+
+impl Attempt {
+    /// Returns an attempt without tokens that broke in `source`.
+    pub fn broken(source: &str, why: impl Into<String>) -> Self {
+        let why = why.into();
+        let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::begun() };
+        outcome.trouble(source, why);
+        Attempt { trajectory: Trajectory::new(), outcome }
     }
 }
 

@@ -1,37 +1,40 @@
-//! The built-in agent loop: a model and its tools take turns on one task.
+//! Attempts of the tool loop: a model and its tools take turns on one task.
 //!
-//! Guarantees: every token the model saw or drew is in the trajectory, exactly as it was
-//! (`levade-conversation` says how); a reply that is cut by a deadline is in it as far as it came. Every
-//! wait has a deadline that says what was waited for; time in which the sampler's device trained does not
-//! count. Tool sessions are closed on every way out. An attempt never fails the ones beside it: what breaks
-//! is in its [`Outcome`]. Nothing that a model writes breaks an attempt: where its template would print the
-//! past otherwise than it was recorded, that is counted, and the conversation forks where the chat asks for
-//! it.
+//! # Guarantees
+//! - Every token that the model saw or sampled is in the trajectory. A completion that a timeout interrupts is in it
+//!   with the tokens sampled so far.
+//! - Every wait has a timeout. Time in which the sampler's device trains does not count.
+//! - Tool sessions are closed in any case.
+//! - An attempt never fails other attempts: its errors are in its [`Outcome`].
+//! - No text of a model breaks an attempt. If the chat template renders recorded history differently, that is counted,
+//!   and the conversation forks if the format asks for it.
 //!
-//! Not here: rewards, and who decides which tasks are tried.
+//! A teacher can answer in place of the trained policy (`taught`). Rewards are out of scope, as is the selection of
+//! tasks.
 
-mod fitting;
-
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use levade_conversation::{Conversation, ConversationError, Format, Prepared, Reply};
-use levade_policy::{
-    CallStreams, Completion, FinishReason, PolicyError, SampleRequest, Sampler, SamplingParams, crash_point,
-    within,
+use async_trait::async_trait;
+use levade_call::{
+    Backend, CallRecord, Cast, ChatApi, OpeningLimit, Party, PartyLimits, PromptRecording, Recorded,
+    Recorder, RecorderOptions, SamplingRule, Summarizer, ToolCallIds, Truncation,
 };
-use levade_text::{ContentPart, Message, ToolSpec};
-use levade_tree::{CallCounts, Finish, Outcome, Trajectory, TreeError};
-use serde::{Deserialize, Serialize};
+use levade_conversation::{Budget, Fork, Format, Origin};
+use levade_policy::{FinishReason, Sampler, SamplingParams, within};
+use levade_text::Message;
+use levade_tree::{CallCounts, ContextCut, Finish, Outcome};
 use tracing::{Instrument, debug, debug_span};
 
-use self::fitting::{Draws, Prompted};
-use crate::context::{ContextPolicy, Summariser};
-use crate::joined::{finite, join};
+use crate::context::{ContextPolicy, Summariser, summary_agent};
 use crate::tasks::Task;
-use crate::tools::{
-    Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolContext, ToolError, ToolSet,
-};
+use crate::taught::{Exchange, Pupil, finished, taught};
+use crate::tool_loop::{Broken, LoopLimits, ToolLoop, add_opening};
+use crate::tools::{ToolContext, ToolSet};
+use crate::{AgentLoop, Attempt, AttemptContext, Teacher};
+
+/// Timeout for calls in flight to end after the loop has ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Model, format and tools that all attempts of a run share.
 #[derive(Clone)]
@@ -52,6 +55,8 @@ pub struct Agent {
     pub context: ContextPolicy,
     /// Whoever writes summaries, where that is not the agent itself.
     pub summariser: Option<Summariser>,
+    /// Teacher that answers in place of the policy. Its completions become demonstrations.
+    pub teacher: Option<Teacher>,
 }
 
 /// Where an attempt ends if the model does not end it.
@@ -71,37 +76,6 @@ pub struct Limits {
     pub truncation: Truncation,
 }
 
-/// Way to shorten a prompt that is too long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Truncation {
-    /// The attempt breaks.
-    #[default]
-    Refuse,
-    /// Leaves out the beginning, instructions first.
-    Left,
-    /// Leaves out the end, with the header of the reply.
-    Right,
-    /// Leaves out the middle.
-    Middle,
-}
-
-impl Truncation {
-    /// A prompt of at most `most` tokens; `None` where that is refused.
-    fn cut(self, mut prompt: Vec<u32>, most: usize) -> Option<Vec<u32>> {
-        let over = prompt.len().saturating_sub(most);
-        let start = match self {
-            _ if over == 0 => 0,
-            Truncation::Refuse => return None,
-            Truncation::Left => 0,
-            Truncation::Right => most,
-            Truncation::Middle => most / 2,
-        };
-        prompt.drain(start..start + over);
-        Some(prompt)
-    }
-}
-
 /// One attempt to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttemptRequest {
@@ -119,332 +93,211 @@ pub struct AttemptRequest {
     pub params: SamplingParams,
 }
 
-/// An attempt that was made.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Attempt {
-    /// Every token.
-    pub trajectory: Trajectory,
-    /// How it ended.
-    pub outcome: Outcome,
-}
-
-impl Attempt {
-    /// One of which there is nothing, because something broke.
-    pub fn broken(source: &str, why: impl Into<String>) -> Self {
-        let why = why.into();
-        let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::begun() };
-        outcome.trouble(source, why);
-        Attempt { trajectory: Trajectory::new(), outcome }
-    }
-}
-
-/// Reasons for an attempt to break.
-#[derive(Debug, thiserror::Error)]
-enum Broken {
-    #[error("{0}")]
-    Policy(#[from] PolicyError),
-    #[error("{0}")]
-    Conversation(#[from] ConversationError),
-    #[error("{0}")]
-    Tool(#[from] ToolError),
-    #[error("{0}")]
-    Outage(String),
-    #[error("the agent {agent} broke: {why}")]
-    Helper { agent: String, why: String },
-    #[error("{0}")]
-    Tree(#[from] TreeError),
-    #[error(
-        "the prompt has {found} tokens, more than the {most} of agent.max_prompt_tokens; allow more, or set agent.truncation"
-    )]
-    Prompt { found: usize, most: usize },
-    #[error(
-        "the prompt has {found} tokens, more than the {most} of agent.max_context_tokens; allow more, or set agent.truncation"
-    )]
-    Budget { found: usize, most: usize },
-}
-
-impl Broken {
-    /// Where it happened.
-    fn place(&self) -> &'static str {
-        match self {
-            Broken::Policy(_) => "sampler",
-            Broken::Conversation(_) => "chat template",
-            Broken::Tool(_) | Broken::Outage(_) => "tools",
-            Broken::Helper { .. } => "agents",
-            Broken::Tree(_) => "record",
-            Broken::Prompt { .. } | Broken::Budget { .. } => "prompt",
-        }
-    }
-}
-
 impl Agent {
-    /// Makes one attempt. It never fails: what breaks is in the outcome, with everything recorded up to
-    /// there.
+    /// Makes one attempt. Errors are in its outcome, with everything recorded before.
     pub async fn run(&self, request: AttemptRequest) -> Attempt {
-        let mut run = Run {
-            agent: self,
-            specs: Vec::new(),
-            conversation: Conversation::new(),
-            drawing: None,
-            outcome: Outcome::begun(),
-            helped: CallCounts::default(),
-        };
         let span = debug_span!("attempt", id = %request.id);
-        let result = run.open_and_loop(request).instrument(span.clone()).await;
-        let Run { conversation, mut outcome, .. } = run;
-        let trajectory = finished(conversation, &mut outcome).await;
+        let attempt = self.attempt(request).instrument(span.clone()).await;
+        let Outcome { turns, sampled_tokens, finish, error, .. } = &attempt.outcome;
+        span.in_scope(|| debug!(turns, sampled_tokens, ?finish, error, "attempt ended"));
+        attempt
+    }
+
+    async fn attempt(&self, request: AttemptRequest) -> Attempt {
+        let teacher = match self.teacher.as_ref().map(|teacher| teacher.of(&request.task)).transpose() {
+            Ok(teacher) => teacher,
+            Err(why) => return Attempt::broken("teacher", why),
+        };
+        let recorder = self.recorder(&request.id, request.seed, request.stream, self.limits.tokens);
+        let party = Arc::new(self.party(&request.params, teacher));
+        let cast = Cast::new([party], Arc::clone(&recorder));
+        let mut outcome = Outcome::begun();
+        let result = open_and_loop(self, &cast, request, &mut outcome).await;
+        let recorded = recorder.close(CLOSE_TIMEOUT).await;
+        note_recorded(&mut outcome, &recorded);
         match result {
             Ok(finish) => outcome.finish = finish,
             Err(error) => {
-                outcome.trouble(error.place(), error.to_string());
+                let source = if self.teacher.is_some() && matches!(error, Broken::Call(_)) {
+                    "teacher"
+                } else {
+                    error.source()
+                };
+                outcome.trouble(source, error.to_string());
                 outcome.error = Some(error.to_string());
             }
         }
-        let Outcome { turns, sampled_tokens, finish, error, .. } = &outcome;
-        span.in_scope(|| debug!(turns, sampled_tokens, ?finish, error, "attempt ended"));
-        Attempt { trajectory, outcome }
+        if self.teacher.is_none() {
+            return Attempt { trajectory: recorded.trajectory, outcome };
+        }
+        let (format, agent, policy) = (self.format.clone(), self.name.clone(), self.policy.clone());
+        finished(outcome, move || {
+            let pupil = Pupil { format: &format, agent: &agent, policy: &policy };
+            taught([(pupil, Exchange::of(&recorded.external, &agent))])
+        })
+        .await
+    }
+
+    /// Creates the recorder of an attempt.
+    pub(crate) fn recorder(&self, name: &str, seed: u64, stream: u64, max_tokens: usize) -> Arc<Recorder> {
+        Recorder::new(RecorderOptions {
+            name: name.to_owned(),
+            seed,
+            stream,
+            max_calls: u32::MAX,
+            max_tokens,
+            grace: Duration::ZERO,
+            tool_call_ids: ToolCallIds::FromTurn,
+            prompt_recording: PromptRecording::BeforeSampling,
+            metrics: Arc::default(),
+        })
+    }
+
+    /// Returns the limits of the tool loop.
+    pub(crate) fn loop_limits(&self) -> LoopLimits {
+        let Limits { turns, prompt, truncation, .. } = self.limits;
+        LoopLimits { turns, opening: OpeningLimit { max_tokens: prompt, truncation } }
+    }
+
+    /// Returns the party that answers the agent's calls: its policy, or a teacher.
+    pub(crate) fn party(&self, params: &SamplingParams, teacher: Option<Arc<dyn ChatApi>>) -> Party {
+        let backend = match teacher {
+            Some(teacher) => Backend::Messages(teacher),
+            None => Backend::Tokens(Arc::clone(&self.sampler)),
+        };
+        let summarizer = self.context.summarises().then(|| Arc::new(self.summarizer(params)));
+        let sampling = SamplingParams { max_tokens: self.limits.tokens, ..params.clone() };
+        Party {
+            agent: self.name.clone(),
+            policy: self.policy.clone(),
+            model: self.policy.clone(),
+            backend,
+            format: Some(Arc::clone(&self.format)),
+            limits: self.party_limits(),
+            sampling: SamplingRule::Fixed(sampling),
+            budget: self.context.budget,
+            summarizer,
+        }
+    }
+
+    /// Returns the limits of a call. The sampler itself enforces the length of its context.
+    fn party_limits(&self) -> PartyLimits {
+        PartyLimits { context: usize::MAX, timeout: self.limits.reply }
+    }
+
+    /// Returns the party that summarizes the agent's turns, sampled like the agent itself.
+    fn summarizer(&self, params: &SamplingParams) -> Summarizer {
+        let summary = &self.context.summary;
+        let own = || Summariser {
+            agent: summary_agent(&self.name),
+            policy: self.policy.clone(),
+            sampler: self.sampler.clone(),
+            format: self.format.clone(),
+        };
+        let Summariser { agent, policy, sampler, format } = self.summariser.clone().unwrap_or_else(own);
+        let sampling = SamplingParams { max_tokens: summary.tokens, ..params.clone() };
+        let party = Party {
+            agent,
+            model: policy.clone(),
+            policy,
+            backend: Backend::Tokens(sampler),
+            format: Some(format),
+            limits: self.party_limits(),
+            sampling: SamplingRule::Fixed(sampling),
+            budget: Budget::NONE,
+            summarizer: None,
+        };
+        Summarizer {
+            party: Arc::new(party),
+            max_tokens: summary.tokens,
+            instruction: summary.instruction.clone(),
+        }
     }
 }
 
-/// An attempt being made.
-struct Run<'a> {
-    agent: &'a Agent,
-    specs: Vec<ToolSpec>,
-    conversation: Conversation,
-    /// The reply that is being drawn, as far as it has come.
-    drawing: Option<Drawing>,
-    outcome: Outcome,
-    /// Calls of tools of agents that helped.
-    helped: CallCounts,
+#[async_trait]
+impl AgentLoop for Agent {
+    async fn run(&self, context: AttemptContext) -> Attempt {
+        let AttemptContext { name: id, task, messages, seed, stream, params, .. } = context;
+        Agent::run(self, AttemptRequest { id, task, messages, seed, stream, params }).await
+    }
+
+    fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
+        // Agents that its tools ask would act by their own policies.
+        let is_helped = !self.tools.helpers().is_empty();
+        (!is_helped).then(|| Arc::new(Agent { teacher: Some(teacher.clone()), ..self.clone() }) as _)
+    }
 }
 
-/// A reply, the prompt that it answers, and how it is drawn.
-struct Drawing {
-    prepared: Prepared,
-    completion: Completion,
-    params: SamplingParams,
-    /// Whether it is a turn of the agent, and not a summary.
-    turn: bool,
-}
-
-/// Looks for drift once more, away from the async workers: a template may take seconds until one of its
-/// bounds stops it.
-async fn finished(conversation: Conversation, outcome: &mut Outcome) -> Trajectory {
-    let shared = Arc::new(Mutex::new(conversation));
-    let lent = Arc::clone(&shared);
-    let done =
-        tokio::task::spawn_blocking(move || lent.lock().unwrap_or_else(PoisonError::into_inner).finish());
-    let drift = done.await;
-    let mut conversation = shared.lock().unwrap_or_else(PoisonError::into_inner);
-    let of_helpers = std::mem::take(&mut outcome.drift);
-    outcome.drift = match drift {
-        Ok(drift) => drift,
-        Err(error) => {
-            outcome.trouble("chat template", format!("comparing the conversation came to no end: {error}"));
-            conversation.drift()
-        }
-    };
+/// Adds the recorded calls to the outcome of an attempt.
+fn note_recorded(outcome: &mut Outcome, recorded: &Recorded) {
+    let calls = recorded.calls.iter().filter(|call| !call.summary);
+    let turns = calls.clone().filter(|call| match call.external {
+        true => call.error.is_none() && call.finish != FinishReason::Aborted,
+        false => call.turn.is_some(),
+    });
+    outcome.turns = turns.count() as u32;
+    outcome.sampled_tokens = calls.filter(|call| !call.external).map(|call| call.tokens).sum();
+    outcome.cuts.extend(recorded.calls.iter().filter_map(context_cut));
+    outcome.cuts.sort_by_key(|cut| cut.turn);
+    if let Some(error) = &recorded.comparison_error {
+        outcome.trouble("chat template", error.as_str());
+    }
+    let of_helpers = std::mem::replace(&mut outcome.drift, recorded.drift.clone());
     outcome.drift.extend(of_helpers);
-    std::mem::take(&mut *conversation).into_trajectory()
 }
 
-impl Run<'_> {
-    async fn open_and_loop(&mut self, request: AttemptRequest) -> Result<Finish, Broken> {
-        debug!(messages = request.messages.len(), "attempt begun");
-        let (sampler, longest) = (self.agent.sampler.clone(), self.agent.limits.attempt);
-        let AttemptRequest { id, task, seed, stream, .. } = &request;
-        let (attempt, task, seed, stream) = (id.clone(), task.clone(), *seed, *stream);
-        let params = request.params.clone();
-        let context = ToolContext { attempt, task, seed, stream, deadline: longest, params };
-        let mut tools = self.agent.tools.open(&context).await?;
-        self.specs = tools.specs().to_vec();
-        let result = within(&*sampler, longest, self.turns(request, &mut tools)).await;
-        let result = result.unwrap_or_else(|| {
-            self.outcome.trouble("attempt", format!("was not done within {longest:?}"));
-            Ok(Finish::Deadline)
-        });
-        // What was drawn of a reply that did not come to its end was drawn all the same.
-        let cut = self.drawing.take().filter(|cut| !cut.completion.tokens.is_empty());
-        let kept = cut.map_or(Ok(()), |cut| self.keep(cut).map(|_| ()));
-        self.outcome.calls = tools.counts().and(&self.helped);
-        let (evidence, missing) = tools.evidence().await;
-        self.outcome.evidence = evidence;
-        for error in missing {
-            self.outcome.trouble("tools", error.to_string());
+/// Returns the note of a call whose prompt a context policy truncated.
+pub(crate) fn context_cut(call: &CallRecord) -> Option<ContextCut> {
+    match call.origin {
+        Some(Origin::Forked(Fork { reason, .. })) if reason.is_cut() => {
+            let (turn, why) = (call.turn.unwrap_or_default(), reason.words().to_owned());
+            Some(ContextCut { turn, agent: call.agent.clone(), why })
         }
-        if let Err(error) = tools.close().await {
-            // The attempt itself is as good as it was; what broke it matters more than what broke after.
-            self.outcome.trouble("tools", error.to_string());
-            self.outcome.error = Some(error.to_string());
-        }
-        kept?;
-        result
-    }
-
-    async fn turns(&mut self, request: AttemptRequest, tools: &mut OpenTools) -> Result<Finish, Broken> {
-        let Agent { format, limits, context, .. } = self.agent;
-        let mut history = request.messages.clone();
-        if let (Some(opening), Some(last)) = (tools.opening(), history.last_mut()) {
-            let parts = match last.content.parts() {
-                Some(parts) => parts.to_vec(),
-                None => vec![ContentPart::Text(last.content.as_str().to_owned())],
-            };
-            let opening = ContentPart::Text(format!("\n\n{opening}"));
-            last.content = parts.into_iter().chain([opening]).collect();
-        }
-        // No turn is drawn with older weights than the one before, whichever sampler draws it.
-        let mut least_version = 0;
-        let mut streams = CallStreams::new(request.stream);
-        loop {
-            let turn = self.outcome.turns;
-            let draws = Draws::new(&request, &mut streams, least_version);
-            let mut prepared = match self.fitted(&history, draws).await? {
-                Prompted::Fits(prepared) => *prepared,
-                Prompted::TooLong(_) if turn > 0 => return Ok(Finish::Context),
-                Prompted::TooLong(prepared) => *prepared,
-            };
-            if turn == 0 {
-                let (found, most) = (prepared.prompt.len(), limits.prompt);
-                let opening = limits.truncation.cut(prepared.prompt.clone(), most);
-                prepared.shorten(opening.ok_or(Broken::Prompt { found, most })?);
-                self.outcome.prompt_cut = prepared.prompt.len() < found;
-                let (found, most) = (prepared.prompt.len(), context.budget.most);
-                if found > most {
-                    return Err(Broken::Budget { found, most });
-                }
-            }
-            self.conversation.give(&mut prepared)?;
-            let params = SamplingParams {
-                max_tokens: limits.tokens - self.outcome.sampled_tokens,
-                stop_ids: format.chat().stop_ids().to_vec(),
-                ..request.params.clone()
-            };
-            let prompt = prepared.prompt.clone();
-            let (seed, stream) = (request.seed, streams.admit(&self.agent.name, &prompt));
-            let (id, policy) = (format!("{}/{turn}", request.id), self.agent.policy.clone());
-            let asked = SampleRequest { id, policy, least_version, seed, stream, prompt, params };
-            let drawn = match self.reply(&*self.agent.sampler, asked, prepared, true).await {
-                // The task fitted, but what the tools said no longer does.
-                Err(PolicyError::PromptTooLong { .. }) if turn > 0 => return Ok(Finish::Context),
-                drawn => drawn?,
-            };
-            least_version = drawn.completion.versions.last().map_or(least_version, |run| run.version);
-            let reply = self.keep(drawn)?;
-            let (finish, parsed, turn) = (reply.finish, &reply.parsed, reply.turn);
-            match finish {
-                FinishReason::StopId | FinishReason::StopString => {}
-                FinishReason::Length => return Ok(Finish::MaxTokens),
-                FinishReason::Context => return Ok(Finish::Context),
-                FinishReason::Aborted => return Err(PolicyError::Stopped("the sampler".into()).into()),
-            }
-
-            if parsed.calls.is_empty() {
-                self.outcome.final_text.clone_from(&parsed.content);
-                self.outcome.thought.clone_from(&reply.thought);
-                return Ok(Finish::Answered);
-            }
-            let last = self.outcome.turns >= limits.turns;
-            let before = tools.counts();
-            // Nobody would read the answers of the last turn.
-            let mut answers = tools.answer(parsed, !last).await;
-            self.adopt(&mut answers)?;
-            self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
-            let learnt = learn_from(&mut self.outcome, turn, &answers);
-            if let Some(answer) = learnt.map_err(Broken::Outage)? {
-                self.outcome.final_text = answer;
-                return Ok(Finish::Ended);
-            }
-            let observations: Vec<Message> = answers.iter().map(Observation::message).collect();
-            if last {
-                return Ok(Finish::MaxTurns);
-            }
-            if self.outcome.sampled_tokens >= limits.tokens {
-                return Ok(Finish::MaxTokens);
-            }
-            history.push(reply.written());
-            history.extend(observations);
-        }
-    }
-
-    /// Draws a reply, which is a turn of the agent or none. Where this fails, or is given up, what was drawn
-    /// is in `self.drawing`.
-    async fn reply(
-        &mut self,
-        sampler: &dyn Sampler,
-        request: SampleRequest,
-        prepared: Prepared,
-        turn: bool,
-    ) -> Result<Drawing, PolicyError> {
-        let deadline = self.agent.limits.reply;
-        let late = |what: &str| PolicyError::Deadline(deadline, what.into());
-        let params = request.params.clone();
-        let accepted = within(sampler, deadline, sampler.sample(request)).await;
-        let mut stream = accepted.ok_or_else(|| late("the sampler to accept a request"))??;
-        crash_point("sampling");
-        let completion = Completion::default();
-        let drawing = self.drawing.insert(Drawing { prepared, params, completion, turn });
-        let gathered = within(sampler, deadline, stream.gather(&mut drawing.completion)).await;
-        gathered.ok_or_else(|| late("a reply from the sampler"))??;
-        self.drawing.take().ok_or(PolicyError::Stopped("the sampler".into()))
-    }
-
-    /// Takes the conversations of agents that helped into the record.
-    fn adopt(&mut self, answers: &mut [Observation]) -> Result<(), Broken> {
-        let mut broken = None;
-        for Branch { agent, trajectory, outcome } in answers.iter_mut().flat_map(|one| one.branches.drain(..))
-        {
-            let first = self.conversation.adopt(&trajectory)?;
-            let error = outcome.error.clone();
-            join(&mut self.outcome, &mut self.helped, first, outcome);
-            broken = broken.or(error.map(|why| Broken::Helper { agent, why }));
-        }
-        broken.map_or(Ok(()), Err)
-    }
-
-    /// Records what was drawn.
-    fn keep(&mut self, drawn: Drawing) -> Result<Reply, TreeError> {
-        let Drawing { prepared, completion, params, turn: is_turn } = drawn;
-        if is_turn {
-            self.outcome.turns += 1;
-            self.outcome.sampled_tokens += completion.tokens.len();
-        }
-        let turn = self.outcome.turns.saturating_sub(1);
-        debug!(turn, is_turn, sampled = completion.tokens.len(), finish = ?completion.finish, "reply");
-        self.conversation.record(prepared, completion, &params)
+        _ => None,
     }
 }
 
-/// Notes what calls brought besides their observations. Returns the final answer of the first that ended
-/// the attempt.
-///
-/// # Errors
-/// When a tool did not work after which the attempt is not to go on: which, and why.
-pub(crate) fn learn_from(
+/// Opens the tools of an attempt, and runs its loop.
+async fn open_and_loop(
+    agent: &Agent,
+    cast: &Cast,
+    request: AttemptRequest,
     outcome: &mut Outcome,
-    turn: u32,
-    answers: &[Observation],
-) -> Result<Option<String>, String> {
-    for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
-        if let (Some(call), Some(trouble)) = (call, trouble) {
-            outcome.trouble(format!("tool {}", call.name), trouble.as_str());
-        }
-        let Some(toolbox) = toolbox else { continue };
-        let failed = f64::from(u8::from(*kind != ObservationKind::Ok));
-        let counted = COUNTED.into_iter().zip([1.0, failed]);
-        let measured = metrics.iter().map(|(name, value)| (name.as_str(), *value));
-        for (name, value) in counted.chain(measured) {
-            let sum = outcome.tool_metrics.entry(format!("{toolbox}/{name}")).or_default();
-            *sum = finite(*sum + value);
-        }
+) -> Result<Finish, Broken> {
+    debug!(messages = request.messages.len(), "attempt begun");
+    let longest = agent.limits.attempt;
+    let AttemptRequest { id: attempt, task, mut messages, seed, stream, params } = request;
+    let context = ToolContext { attempt, task, seed, stream, deadline: longest, params };
+    let mut tools = agent.tools.open(&context).await?;
+    add_opening(&mut messages, tools.opening());
+    let (specs, mut helped) = (tools.specs().to_vec(), CallCounts::default());
+    let mut tool_loop = ToolLoop {
+        agent: &agent.name,
+        cast,
+        specs: &specs,
+        limits: agent.loop_limits(),
+        outcome,
+        helped: &mut helped,
+        observer: None,
+    };
+    let result = within(&*agent.sampler, longest, tool_loop.run(&mut messages, &mut tools)).await;
+    let result = result.unwrap_or_else(|| {
+        outcome.trouble("attempt", format!("was not done within {longest:?}"));
+        Ok(Finish::Deadline)
+    });
+    outcome.calls = tools.counts().and(&helped);
+    let (evidence, missing) = tools.evidence().await;
+    outcome.evidence = evidence;
+    for error in missing {
+        outcome.trouble("tools", error.to_string());
     }
-    if answers.iter().any(|answer| answer.reward.is_some()) {
-        let reward = answers.iter().filter_map(|answer| answer.reward).sum();
-        outcome.earned_by_turn.push((turn, finite(reward)));
+    if let Err(error) = tools.close().await {
+        // The attempt itself is complete; an error of the loop matters more than one after it.
+        outcome.trouble("tools", error.to_string());
+        outcome.error = Some(error.to_string());
     }
-    if let Some(Observation { toolbox, text, .. }) = answers.iter().find(|answer| answer.breaks) {
-        return Err(format!("the tool {} does not work: {text}", toolbox.as_deref().unwrap_or_default()));
-    }
-    Ok(answers.iter().find_map(|answer| answer.ends.clone()))
+    result
 }
 
 #[cfg(test)]

@@ -5,11 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use levade_conversation::{History, Options};
-use levade_policy::{CallStreams, Learner, Load, SampleEvent, SampleStream, Simulator, SimulatorConfig};
+use levade_policy::{
+    CallStreams, Learner, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Simulator,
+    SimulatorConfig,
+};
 use levade_rl::Loss;
 use levade_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
-use levade_text::{Chat, ChatOptions};
-use levade_tree::{Kind, PathInput, PathTarget, Segment, Term, TreeBatch};
+use levade_text::{Chat, ChatOptions, ToolSpec};
+use levade_tree::{Kind, PathInput, PathTarget, Segment, Term, Trajectory, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
@@ -17,13 +20,16 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
 use crate::tools::testing::spec;
-use crate::tools::{Calculator, Session, ToolOutput, ToolSet, Toolbox};
+use crate::tools::{Calculator, Session, ToolError, ToolOutput, ToolSet, Toolbox};
 
 #[path = "attempt_tools_tests.rs"]
 mod tools;
 
 #[path = "helping_tests.rs"]
 mod helped;
+
+#[path = "fitting_tests.rs"]
+mod fitting;
 
 /// Scripted reply.
 #[derive(Clone)]
@@ -175,6 +181,7 @@ pub(super) fn bench(replies: &[Reply]) -> Bench {
         },
         context: ContextPolicy::NONE,
         summariser: None,
+        teacher: None,
     };
     Bench { agent, sampler, open }
 }

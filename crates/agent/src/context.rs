@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use levade_conversation::{Budget, Format, Overflow};
 use levade_policy::Sampler;
-use levade_text::Message;
 
 /// How an agent is kept within its context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,13 +51,6 @@ impl ContextPolicy {
 /// The name under which an agent summarises for itself.
 pub fn summary_agent(agent: &str) -> String {
     format!("{agent}.summary")
-}
-
-impl SummaryOptions {
-    /// The conversation that asks for a summary of a text.
-    pub(crate) fn request(&self, text: &str) -> Vec<Message> {
-        vec![Message::user(format!("{}\n\n{text}", self.instruction))]
-    }
 }
 
 /// Whoever writes summaries for the built-in loop.

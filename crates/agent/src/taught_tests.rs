@@ -2,8 +2,8 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use levade_call::{ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, ErrorKind};
 use levade_conversation::Options;
-use levade_gateway::{Fault, Kind as FaultKind, Responder};
 use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
 use levade_text::ToolCall;
 use levade_text::testing::{VOCABULARY, tiny_chat};
@@ -14,24 +14,24 @@ use tokio::sync::mpsc::{self, UnboundedReceiver};
 use super::*;
 use crate::tasks::Task;
 use crate::tools::{Calculator, ToolSet, Toolbox};
-use crate::{ContextPolicy, Limits, Truncation};
+use crate::{Agent, AgentLoop, AttemptContext, ContextPolicy, Limits, Teacher, Truncation};
 
 /// Says these messages, one to a query, and keeps what it was asked.
-struct Script(Mutex<Vec<Message>>, Mutex<Vec<Query>>);
+struct Script(Mutex<Vec<Message>>, Mutex<Vec<ChatQuery>>);
 
-impl Responder for Script {
-    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+impl ChatApi for Script {
+    fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.1.lock().unwrap().push(query);
         let mut left = self.0.lock().unwrap();
         let said = match left.is_empty() {
-            true => Err(Fault::new(FaultKind::Unavailable, "the teacher is gone")),
-            false => Ok(Said::Ended(Box::new(Answer {
+            true => Err(ApiError::new(ErrorKind::Unavailable, "the teacher is gone")),
+            false => Ok(ChatDelta::Done(Box::new(ChatCompletion {
                 message: left.remove(0),
                 finish: FinishReason::StopId,
                 prompt_tokens: 0,
                 tokens: 0,
-                thought_tokens: 0,
+                reasoning_tokens: 0,
             }))),
         };
         sender.send(said).unwrap();
@@ -58,6 +58,7 @@ fn agent() -> Agent {
         },
         context: ContextPolicy::NONE,
         summariser: None,
+        teacher: None,
     }
 }
 
@@ -69,9 +70,9 @@ fn call(expression: &str) -> Message {
     )
 }
 
-async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<Query>) {
+async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
     let script = Arc::new(Script(Mutex::new(script), Mutex::default()));
-    let taught = Taught { agent: agent(), teacher: Teacher::Asked(script.clone()) };
+    let taught = Agent { teacher: Some(Teacher::Asked(script.clone())), ..agent() };
     let context = AttemptContext {
         name: "a".into(),
         task: Task::default(),
@@ -82,7 +83,7 @@ async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<Query>) {
         params: SamplingParams::default(),
         samplers: Arc::new(BTreeMap::new()),
     };
-    let attempt = taught.run(context).await;
+    let attempt = AgentLoop::run(&taught, context).await;
     let asked = script.1.lock().unwrap().clone();
     (attempt, asked)
 }

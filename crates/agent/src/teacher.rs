@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use levade_gateway::{Answer, Fault, Kind, Query, Responder, Said};
+use levade_call::{ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, ErrorKind};
 use levade_policy::FinishReason;
 use levade_text::{Message, Role};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ use crate::tasks::Task;
 #[derive(Clone)]
 pub enum Teacher {
     /// A policy of others, which is asked.
-    Asked(Arc<dyn Responder>),
+    Asked(Arc<dyn ChatApi>),
     /// The row of each task, which has the replies in the field of this name.
     Written(String),
 }
@@ -33,7 +33,7 @@ impl Teacher {
     ///
     /// # Errors
     /// When its row should have them, and has not.
-    pub(crate) fn of(&self, task: &Task) -> Result<Arc<dyn Responder>, String> {
+    pub(crate) fn of(&self, task: &Task) -> Result<Arc<dyn ChatApi>, String> {
         match self {
             Teacher::Asked(responder) => Ok(Arc::clone(responder)),
             Teacher::Written(field) => said(task, field),
@@ -44,15 +44,21 @@ impl Teacher {
 /// A rule that answers conversations.
 struct Rule<F>(F);
 
-impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> Responder for Rule<F> {
-    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rule<F> {
+    fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = unbounded_channel();
-        let (finish, prompt_tokens, tokens, thought_tokens) = (FinishReason::StopId, 0, 0, 0);
+        let (finish, prompt_tokens, tokens, reasoning_tokens) = (FinishReason::StopId, 0, 0, 0);
         let said = (self.0)(&query.messages)
             .map(|message| {
-                Said::Ended(Box::new(Answer { message, finish, prompt_tokens, tokens, thought_tokens }))
+                ChatDelta::Done(Box::new(ChatCompletion {
+                    message,
+                    finish,
+                    prompt_tokens,
+                    tokens,
+                    reasoning_tokens,
+                }))
             })
-            .map_err(|why| Fault::new(Kind::Unavailable, why));
+            .map_err(|why| ApiError::new(ErrorKind::Unavailable, why));
         // The receiver is there, and holds any number.
         let _ = sender.send(said);
         receiver
@@ -97,7 +103,7 @@ fn message(item: &Value) -> Result<Message, String> {
 ///
 /// # Errors
 /// When [`written`] finds none.
-fn said(task: &Task, field: &str) -> Result<Arc<dyn Responder>, String> {
+fn said(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
     let (replies, next, field) = (written(task, field)?, AtomicUsize::new(0), field.to_owned());
     let rule = move |_: &[Message]| {
         let at = next.fetch_add(1, Ordering::Relaxed);

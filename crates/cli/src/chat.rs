@@ -7,17 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use levade_agent::Keeper;
-use levade_agent::tasks::Task;
-use levade_agent::tools::{Observation, OpenTools, ToolContext};
-use levade_conversation::{Conversation, Format, Prepared, Request};
-use levade_engine::Engine;
-use levade_policy::{
-    Completion, FinishReason, PolicyError, Precision, SampleEvent, SampleRequest, Sampler, SamplingParams,
-};
-use levade_text::{Chat, Message, Parsed, Piece, ToolSpec};
+use levade_agent::tools::Observation;
+use levade_agent::{Agent, ContextPolicy, Keeper, Limits, LoopObserver, Talk, Truncation};
+use levade_call::Token;
+use levade_conversation::Format;
+use levade_policy::{Precision, SamplingParams};
+use levade_text::{Chat, Message, Piece, ReplyStream};
 use levade_trainer::recipe::{AgentKeys, QUESTION, ToolKeys};
 use levade_trainer::{Toolboxes, chat_options};
+use levade_tree::Finish;
 use tokio::sync::mpsc;
 
 use crate::failure::INTERRUPTED;
@@ -149,29 +147,30 @@ async fn talk(
     let style = Style::stderr();
     eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 
-    let attempt = ToolContext {
-        attempt: "chat".to_owned(),
-        task: Task::default(),
-        seed: args.seed,
-        stream: 0,
-        // Whoever talks may take any time.
-        deadline: Duration::MAX,
-        params: params.clone(),
-    };
-    let tools = tools.open(&attempt).await?;
-    let mut talk = Talk {
-        sampler: engine,
+    let agent = Agent {
+        name: "chat".to_owned(),
+        policy: "chat".to_owned(),
+        sampler: Arc::new(engine),
         format: keys.format(chat),
-        specs: tools.specs().into(),
         tools,
-        keys,
-        params,
-        seed: args.seed,
-        messages: Vec::new(),
-        conversation: Conversation::new(),
-        stream: 0,
+        limits: Limits {
+            turns: keys.max_turns,
+            tokens: args.max_tokens,
+            reply: Duration::MAX,
+            attempt: Duration::MAX,
+            prompt: usize::MAX,
+            truncation: Truncation::Refuse,
+        },
+        context: ContextPolicy::NONE,
+        summariser: None,
+        teacher: None,
     };
-    talk.reset();
+    let mut chat = Chatting {
+        format: Arc::clone(&agent.format),
+        talk: Talk::open(agent, params, args.seed).await?,
+        keys,
+    };
+    chat.reset();
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal {
         eprintln!("{}", style.dim("/reset begins anew, /quit ends"));
@@ -188,11 +187,11 @@ async fn talk(
         match line.as_deref().map(str::trim) {
             None | Some("/quit") => break ExitCode::SUCCESS,
             Some("") => {}
-            Some("/reset") => talk.reset(),
-            Some(text) => talk.ask(text).await?,
+            Some("/reset") => chat.reset(),
+            Some(text) => chat.ask(text).await?,
         }
     };
-    talk.tools.close().await?;
+    chat.talk.close().await?;
     Ok(code)
 }
 
@@ -224,112 +223,87 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(Some(line))
 }
 
-/// A talk with a model and its tools.
-struct Talk {
-    sampler: Engine,
+/// Talk with a model on the terminal.
+struct Chatting {
+    talk: Talk,
     format: Arc<Format>,
-    specs: Arc<[ToolSpec]>,
-    tools: OpenTools,
     keys: AgentKeys,
-    params: SamplingParams,
-    seed: u64,
-    /// All messages since the last reset.
-    messages: Vec<Message>,
-    /// Tokens of the messages, exactly as they were given and sampled.
-    conversation: Conversation,
-    /// Every reply is sampled from a stream of its own.
-    stream: u64,
 }
 
-impl Talk {
+impl Chatting {
     fn reset(&mut self) {
         let system = Some(self.keys.system.as_str()).filter(|system| !system.is_empty());
-        self.messages = system.into_iter().map(Message::system).collect();
-        self.conversation = Conversation::new();
+        self.talk.reset(system.into_iter().map(Message::system).collect());
     }
 
-    /// Says something, prints what the model answers, and lets it use its tools until it has an answer.
+    /// Asks the model, and prints its completions as they come. Ctrl-C interrupts it.
     async fn ask(&mut self, text: &str) -> anyhow::Result<()> {
-        self.messages.push(Message::user(self.keys.prompt.replace(QUESTION, text)));
-        for turn in 1.. {
-            let (format, messages, tools) = (&self.format, &self.messages[..], &self.specs[..]);
-            let request = Request { agent: "", policy: "", format, messages, tools };
-            let prepared = self.conversation.prepare(&request)?;
-            let completion = match self.answer(&prepared).await {
-                Ok(completion) => completion,
-                Err(PolicyError::PromptTooLong { context, .. }) => {
-                    note(&format!(
-                        "the context of {context} tokens is full; /reset begins a new conversation"
-                    ));
-                    return Ok(());
-                }
-                Err(error) => return Err(error.into()),
-            };
-            let why = match completion.finish {
-                FinishReason::StopId | FinishReason::StopString => None,
-                FinishReason::Length => Some("cut at --max-tokens"),
-                FinishReason::Context => Some("the context is full; /reset begins a new conversation"),
-                FinishReason::Aborted => Some("stopped"),
-            };
-            let reply = self.conversation.record(prepared, completion, &self.params)?;
-            self.messages.push(reply.written());
-            if let Some(why) = why {
-                note(why);
-                return Ok(());
+        let question = self.keys.prompt.replace(QUESTION, text);
+        let mut screen = Screen { format: Arc::clone(&self.format), stream: None, text: String::new() };
+        let finish = tokio::select! {
+            finish = self.talk.ask(question, &mut screen) => Some(finish.map_err(anyhow::Error::msg)?),
+            _ = tokio::signal::ctrl_c() => None,
+        };
+        let Some(finish) = finish else {
+            screen.end();
+            self.talk.interrupt(screen.text);
+            note("stopped");
+            return Ok(());
+        };
+        match finish {
+            Finish::MaxTokens => note("cut at --max-tokens"),
+            Finish::Context => note("the context is full; /reset begins a new conversation"),
+            Finish::MaxTurns => {
+                note(&format!("no answer after {} replies (agent.max_turns)", self.keys.max_turns));
             }
-            if reply.parsed.calls.is_empty() {
-                return Ok(());
-            }
-            if turn >= self.keys.max_turns {
-                note(&format!("no answer after {turn} replies (agent.max_turns)"));
-                return Ok(());
-            }
-            let observations = self.use_tools(&reply.parsed).await;
-            self.messages.extend(observations);
+            Finish::Answered | Finish::Ended | Finish::Deadline | Finish::Failed => {}
         }
         Ok(())
     }
+}
 
-    /// Draws a reply and prints it as it comes. Ctrl-C ends it.
-    async fn answer(&mut self, prepared: &Prepared) -> Result<Completion, PolicyError> {
-        let (seed, stream, prompt) = (self.seed, self.stream, prepared.prompt.clone());
-        self.stream += 1;
-        let request =
-            SampleRequest { seed, stream, prompt, params: self.params.clone(), ..SampleRequest::default() };
-        let mut events = self.sampler.sample(request).await?;
-        let mut reply = Completion::default();
-        let style = Style::stdout();
-        let mut stream = self.format.chat().stream(prepared.in_thought, self.specs.clone());
-        reply.finish = loop {
-            let event = tokio::select! {
-                event = events.next() => event.unwrap_or(Err(PolicyError::Stopped("the engine".into())))?,
-                _ = tokio::signal::ctrl_c() => break FinishReason::Aborted,
-            };
-            match event {
-                SampleEvent::Tokens { tokens, logprobs, version, .. } => {
-                    for &token in &tokens {
-                        screen::print(&painted(stream.push(token), style));
-                    }
-                    reply.extend(&tokens, &logprobs, version);
-                }
-                // Nobody has asked for it.
-                SampleEvent::Prompt { .. } => {}
-                SampleEvent::Finished(reason) => break reason,
-            }
-        };
-        screen::say(&painted(stream.finish(), style));
-        Ok(reply)
+/// Prints completions and tool results.
+struct Screen {
+    format: Arc<Format>,
+    /// Parser of the completion in progress.
+    stream: Option<ReplyStream>,
+    /// Text of the completion in progress.
+    text: String,
+}
+
+impl LoopObserver for Screen {
+    fn start(&mut self, opens_reasoning: bool) {
+        self.stream = Some(self.format.chat().stream(opens_reasoning, Arc::new([])));
+        self.text.clear();
     }
 
-    /// Answers the calls of a reply, and shows the answers.
-    async fn use_tools(&mut self, reply: &Parsed) -> Vec<Message> {
-        let style = Style::stdout();
-        let answers = self.tools.answer(reply, true).await;
-        let shown = |answer: &Observation| {
-            screen::say(&style.dim(&format!("→ {}", answer.text)));
-            answer.message()
-        };
-        answers.iter().map(shown).collect()
+    fn tokens(&mut self, tokens: &[Token]) {
+        let Some(stream) = &mut self.stream else { return };
+        for token in tokens {
+            let pieces = stream.push(token.id);
+            self.text.extend(pieces.iter().filter_map(spoken));
+            screen::print(&painted(pieces, Style::stdout()));
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            screen::say(&painted(stream.finish(), Style::stdout()));
+        }
+    }
+
+    fn results(&mut self, results: &[Observation]) {
+        for result in results {
+            screen::say(&Style::stdout().dim(&format!("→ {}", result.text)));
+        }
+    }
+}
+
+/// Returns the text of a piece of the message.
+fn spoken(piece: &Piece) -> Option<&str> {
+    match piece {
+        Piece::Speech(text) => Some(text),
+        Piece::Thought(_) | Piece::Aside(_) | Piece::Call(_) => None,
     }
 }
 

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_gateway::{Answer, Constraint, Fault, Kind, Query, Responder, Said, Sampling, ToolChoice};
+use levade_call::{
+    ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Constraint, ErrorKind, SamplingOptions,
+    ToolChoice,
+};
 use levade_policy::FinishReason;
 use levade_remote::{
     ChatEvent, ChatParams, ChatReply, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish,
@@ -16,7 +19,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use crate::failure::unusable;
 
 /// Policies of others by name, each asked under one limit by all of its agents.
-pub type Others = BTreeMap<String, Arc<dyn Responder>>;
+pub type Others = BTreeMap<String, Arc<dyn ChatApi>>;
 
 /// The policies of a recipe that others serve and that an agent asks or a phase imitates. Keys are read from
 /// the environment.
@@ -42,7 +45,7 @@ pub fn others(recipe: &Recipe) -> anyhow::Result<Others> {
 ///
 /// # Errors
 /// When an address cannot be used, or a key is missing.
-pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn Responder>, ExternalError> {
+pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
     let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } = keys.clone();
     let endpoint =
         |url: &str| Endpoint { base_url: url.to_owned(), model: model.clone(), key_env: key_env.clone() };
@@ -59,8 +62,8 @@ pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn Responder>, ExternalErro
 /// An API of chat completions.
 struct Api(External);
 
-impl Responder for Api {
-    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+impl ChatApi for Api {
+    fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let api = self.0.clone();
         tokio::spawn(async move {
@@ -76,21 +79,71 @@ impl Responder for Api {
     }
 }
 
+/// Creates an API whose completions arrive complete, in one part. So any failure of an endpoint hands the call to the
+/// next one. Keys are read from the environment.
+///
+/// # Errors
+/// Returns an error if an address cannot be used, or if a key is missing.
+pub fn complete_api(options: ExternalOptions) -> Result<Arc<dyn ChatApi>, ExternalError> {
+    Ok(Arc::new(CompleteApi(External::new(options)?)))
+}
+
+/// API of chat completions that are not streamed.
+struct CompleteApi(External);
+
+impl ChatApi for CompleteApi {
+    fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let api = self.0.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = sender.closed() => {}
+                // The receiver may be dropped by now.
+                completed = complete(&api, query) => drop(sender.send(completed)),
+            }
+        });
+        receiver
+    }
+}
+
+async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
+    let mut reply = api.chat(&request(query)?).await.map_err(|error| match is_rejected(&error) {
+        true => ApiError::new(ErrorKind::Invalid, error.to_string()),
+        false => fault(error),
+    })?;
+    // The text of a completion counts even if its tool calls are malformed.
+    if reply.message().is_err() {
+        reply.tool_calls.clear();
+    }
+    Ok(ChatDelta::Done(Box::new(answer(&reply)?)))
+}
+
+/// Returns whether each endpoint rejects the request itself, so that only another request may succeed.
+pub fn is_rejected(error: &ExternalError) -> bool {
+    let is_rejection = |error: &ExternalError| {
+        matches!(
+            error,
+            ExternalError::Invalid(_) | ExternalError::Refused { .. } | ExternalError::Protocol { .. }
+        )
+    };
+    error.failures().iter().all(is_rejection)
+}
+
 /// Asks for a reply and tells of its parts.
 async fn ask(
     api: &External,
-    query: Query,
-    sender: &UnboundedSender<Result<Said, Fault>>,
-) -> Result<(), Fault> {
+    query: ChatQuery,
+    sender: &UnboundedSender<Result<ChatDelta, ApiError>>,
+) -> Result<(), ApiError> {
     let request = request(query)?;
     let mut stream = api.stream(&request).await.map_err(fault)?;
     while let Some(event) = stream.next().await {
         let said = match event.map_err(fault)? {
-            ChatEvent::Content(text) => Said::Speech(text),
-            ChatEvent::Reasoning(text) => Said::Thought(text),
+            ChatEvent::Content(text) => ChatDelta::Text(text),
+            ChatEvent::Reasoning(text) => ChatDelta::Reasoning(text),
             // Calls are told of as a whole.
             ChatEvent::Call { .. } => continue,
-            ChatEvent::Finished(reply) => Said::Ended(Box::new(answer(&reply)?)),
+            ChatEvent::Finished(reply) => ChatDelta::Done(Box::new(answer(&reply)?)),
         };
         if sender.send(Ok(said)).is_err() {
             break;
@@ -103,8 +156,8 @@ async fn ask(
 ///
 /// # Errors
 /// When it asks for a form that such an API does not know.
-fn request(query: Query) -> Result<ChatRequest, Fault> {
-    let Query { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } = query;
+fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
+    let ChatQuery { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } = query;
     let mut extra = Map::new();
     let choice = match tool_choice {
         ToolChoice::Auto => None,
@@ -122,15 +175,16 @@ fn request(query: Query) -> Result<ChatRequest, Fault> {
     if let Some(form) = constraint.map(form).transpose()? {
         extra.insert("response_format".into(), form);
     }
-    let Sampling { max_tokens, temperature, top_p, stop, seed, .. } = sampling.clone();
+    let SamplingOptions { max_tokens, temperature, top_p, stop, seed, .. } = sampling.clone();
     extra.extend(others_of(&sampling));
     let params = ChatParams { max_tokens, temperature, top_p, stop, seed, extra };
     Ok(ChatRequest { messages, tools, params })
 }
 
 /// Wishes about sampling for which requests have no field of their own.
-fn others_of(sampling: &Sampling) -> Map<String, Value> {
-    let Sampling { top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } = sampling;
+fn others_of(sampling: &SamplingOptions) -> Map<String, Value> {
+    let SamplingOptions { top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } =
+        sampling;
     // As it is written: 0.7, and not the nearest f32 with all its digits.
     let decimal = |value: &f32| value.to_string().parse::<f64>().unwrap_or(f64::from(*value));
     let bias = sampling.logit_bias.as_ref().map(|bias| {
@@ -153,7 +207,7 @@ fn others_of(sampling: &Sampling) -> Map<String, Value> {
         .collect()
 }
 
-fn form(constraint: Constraint) -> Result<Value, Fault> {
+fn form(constraint: Constraint) -> Result<Value, ApiError> {
     match constraint {
         Constraint::JsonObject => Ok(json!({ "type": "json_object" })),
         Constraint::JsonSchema(schema) => {
@@ -161,30 +215,30 @@ fn form(constraint: Constraint) -> Result<Value, Fault> {
         }
         Constraint::Regex(_) | Constraint::Grammar(_) => {
             let message = "a policy of others keeps to JSON alone, not to expressions and grammars";
-            Err(Fault::field("structured_outputs", message))
+            Err(ApiError::field("structured_outputs", message))
         }
     }
 }
 
-fn answer(reply: &ChatReply) -> Result<Answer, Fault> {
-    let message = reply.message().map_err(|why| Fault::new(Kind::Unavailable, why))?;
+fn answer(reply: &ChatReply) -> Result<ChatCompletion, ApiError> {
+    let message = reply.message().map_err(|why| ApiError::new(ErrorKind::Unavailable, why))?;
     let finish = match &reply.finish {
         // A reply that was withheld is one that was cut off.
         Some(Finish::Length | Finish::ContentFilter) => FinishReason::Length,
         _ => FinishReason::StopId,
     };
     let usage = reply.usage.unwrap_or_default();
-    Ok(Answer {
+    Ok(ChatCompletion {
         message,
         finish,
         prompt_tokens: usage.prompt_tokens as usize,
         tokens: usage.completion_tokens as usize,
-        thought_tokens: usage.reasoning_tokens as usize,
+        reasoning_tokens: usage.reasoning_tokens as usize,
     })
 }
 
 /// Returns the fault that an error of an API is to the caller: its own if each endpoint says so.
-fn fault(error: ExternalError) -> Fault {
+fn fault(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers =
         |error: &ExternalError| matches!(error, ExternalError::Invalid(_) | ExternalError::Refused { .. });
@@ -193,17 +247,17 @@ fn fault(error: ExternalError) -> Fault {
         _ => None,
     };
     let kind = if failures.iter().all(is_callers) {
-        Kind::Invalid
+        ErrorKind::Invalid
     } else if let Some(pauses) = failures.iter().map(pause).collect::<Option<Vec<u64>>>() {
-        Kind::Busy(Duration::from_secs(pauses.into_iter().min().unwrap_or_default()))
+        ErrorKind::Busy(Duration::from_secs(pauses.into_iter().min().unwrap_or_default()))
     } else if failures.iter().all(|error| matches!(error, ExternalError::Deadline { .. })) {
-        Kind::Deadline
+        ErrorKind::Deadline
     } else if error.may_pass() {
-        Kind::Unavailable
+        ErrorKind::Unavailable
     } else {
-        Kind::Internal
+        ErrorKind::Internal
     };
-    Fault::new(kind, error.to_string())
+    ApiError::new(kind, error.to_string())
 }
 
 #[cfg(test)]
@@ -214,15 +268,19 @@ mod tests {
 
     use super::*;
 
-    fn query() -> Query {
-        Query {
+    fn query() -> ChatQuery {
+        ChatQuery {
             messages: vec![Message::user("1?")],
             tools: Vec::new(),
             tool_choice: ToolChoice::Required,
             parallel_calls: true,
             constraint: None,
-            sampling: Sampling { temperature: Some(0.7), min_p: Some(0.1), ..Sampling::default() },
-            deadline: Duration::from_secs(5),
+            sampling: SamplingOptions {
+                temperature: Some(0.7),
+                min_p: Some(0.1),
+                ..SamplingOptions::default()
+            },
+            timeout: Duration::from_secs(5),
         }
     }
 
@@ -240,7 +298,7 @@ mod tests {
         (url, served)
     }
 
-    async fn said(url: String) -> Vec<Result<Said, Fault>> {
+    async fn said(url: String) -> Vec<Result<ChatDelta, ApiError>> {
         let mut parts = responder(&ExternalKeys::new(url, "m")).unwrap().respond(query());
         let mut all = Vec::new();
         while let Some(part) = parts.recv().await {
@@ -263,12 +321,12 @@ mod tests {
         let texts: Vec<&str> = parts
             .iter()
             .filter_map(|part| match part {
-                Ok(Said::Speech(text)) => Some(text.as_str()),
+                Ok(ChatDelta::Text(text)) => Some(text.as_str()),
                 _ => None,
             })
             .collect();
         assert_eq!(texts, ["So ", "be it."]);
-        let Some(Ok(Said::Ended(answer))) = parts.last() else { panic!("{parts:?}") };
+        let Some(Ok(ChatDelta::Done(answer))) = parts.last() else { panic!("{parts:?}") };
         assert_eq!((answer.finish, answer.prompt_tokens, answer.tokens), (FinishReason::Length, 7, 2));
         assert_eq!(answer.message.content.as_str(), "So be it.");
         let asked = served.await.unwrap();
@@ -283,13 +341,13 @@ mod tests {
         let (url, _served) = server(format!("{head}{body}")).await;
         let parts = said(url).await;
         let [Err(fault)] = &parts[..] else { panic!("{parts:?}") };
-        assert_eq!(fault.kind, Kind::Invalid);
+        assert_eq!(fault.kind, ErrorKind::Invalid);
         assert!(fault.message.contains("too many words"), "{fault}");
     }
 
     #[test]
     fn forms_are_json_or_refused() {
-        let with = |constraint| request(Query { constraint: Some(constraint), ..query() });
+        let with = |constraint| request(ChatQuery { constraint: Some(constraint), ..query() });
         let schema = json!({ "type": "object" });
         let asked = with(Constraint::JsonSchema(schema.clone())).unwrap();
         assert_eq!(asked.params.extra["response_format"]["json_schema"]["schema"], schema);

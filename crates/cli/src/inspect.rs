@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use levade_gateway::ExternalCall;
+use levade_call::ExternalCall;
 use levade_model::TokenizerSource;
 use levade_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Sqlite, Store};
 use levade_text::Tokenizer;

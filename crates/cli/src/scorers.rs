@@ -1,5 +1,6 @@
 //! Scorers that ask others or start processes, with the clients, sandboxes and keepers for that.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,10 +8,12 @@ use anyhow::Context as _;
 use async_trait::async_trait;
 use levade_agent::Keeper;
 use levade_agent::environments::{EnvironmentScorer, Environments};
-use levade_remote::{
-    ChatParams, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish, Service,
-    ServiceOptions,
+use levade_call::{
+    Backend, CallOptions, ErrorKind, Input, Party, PartyLimits, Recorder, Request, SamplingOptions,
+    SamplingRule, call,
 };
+use levade_policy::{FinishReason, SamplingParams};
+use levade_remote::{Endpoint, ExternalError, ExternalOptions, Service, ServiceOptions};
 use levade_reward::{
     self as reward, ChatText, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer,
     ScoreError, Scorer, ScorerKind, Supervisor,
@@ -21,7 +24,7 @@ use levade_trainer::recipe::RewardKeys;
 use serde_json::Value;
 
 use crate::failure::unusable;
-use crate::testbed;
+use crate::{external, testbed};
 
 /// Scorers of a recipe that need a client, a sandbox, a keeper of processes, or its environments. Keys are
 /// read from variables of the process.
@@ -75,28 +78,31 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
         model: of.model.clone(),
         key_env: of.key_env.clone(),
     };
-    let external = External::new(ExternalOptions {
+    let timeout = Duration::from_secs_f64(keys.seconds);
+    let api = external::complete_api(ExternalOptions {
         endpoints: keys.endpoints.iter().map(endpoint).collect(),
         most_running: keys.concurrency,
         requests_per_minute: keys.requests_per_minute,
-        deadline: Duration::from_secs_f64(keys.seconds),
+        deadline: timeout,
         ..ExternalOptions::default()
     })?;
-    let (max_tokens, temperature) = (keys.max_tokens, keys.temperature);
-    let chat = Arc::new(Judge { external, max_tokens, temperature });
-    Ok(JudgeScorer::new(keys.clone(), chat)?)
+    let sampling =
+        SamplingParams { max_tokens: keys.max_tokens, temperature: keys.temperature, ..Default::default() };
+    let party = Party::new(
+        "judge",
+        Backend::Messages(api),
+        None,
+        // The API has timeouts of its own for each endpoint, and for the queue before it.
+        PartyLimits { context: usize::MAX, timeout: Duration::MAX },
+        SamplingRule::Default(sampling),
+    );
+    Ok(JudgeScorer::new(keys.clone(), Arc::new(Judge(Arc::new(party))))?)
 }
 
-/// The error of a scorer that an error of a client is.
+/// Converts an error of a service: a rejection makes the request unusable, all else is an outage, for which the run
+/// waits.
 fn score_error(error: &ExternalError) -> ScoreError {
-    // Another prompt will do where a server refuses this one: all else is an outage, for which the run waits.
-    let is_refusal = |error: &ExternalError| {
-        matches!(
-            error,
-            ExternalError::Invalid(_) | ExternalError::Refused { .. } | ExternalError::Protocol { .. }
-        )
-    };
-    match error.failures().iter().all(is_refusal) {
+    match external::is_rejected(error) {
         true => ScoreError::Unusable(error.to_string()),
         false => ScoreError::Unavailable(error.to_string()),
     }
@@ -113,12 +119,13 @@ impl reward::Service for Posted {
     }
 }
 
-/// A chat API that judges.
-#[derive(Debug)]
-struct Judge {
-    external: External,
-    max_tokens: usize,
-    temperature: f32,
+/// Party that judges.
+struct Judge(Arc<Party>);
+
+impl fmt::Debug for Judge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Judge").field(&self.0.model).finish()
+    }
 }
 
 #[async_trait]
@@ -126,14 +133,25 @@ impl reward::Chat for Judge {
     async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError> {
         let system = Some(system).filter(|system| !system.is_empty()).map(Message::system);
         let messages = system.into_iter().chain([Message::user(prompt)]).collect();
-        let (max_tokens, temperature) = (Some(self.max_tokens), Some(self.temperature));
-        // Some servers take no seed beyond 63 bits.
-        let seed = Some(seed & i64::MAX as u64);
-        let params = ChatParams { max_tokens, temperature, seed, ..ChatParams::default() };
-        let request = ChatRequest { messages, params, ..ChatRequest::default() };
-        let reply = self.external.chat(&request).await.map_err(|error| score_error(&error))?;
-        let is_truncated = matches!(reply.finish, Some(Finish::Length | Finish::ContentFilter));
-        Ok(ChatText { text: reply.content, is_truncated })
+        let mut request = Request::new(Input::Messages(messages));
+        let (SamplingRule::Default(params) | SamplingRule::Fixed(params)) = &self.0.sampling;
+        request.sampling = SamplingOptions {
+            max_tokens: Some(params.max_tokens),
+            temperature: Some(params.temperature),
+            // Some servers reject a seed of more than 63 bits.
+            seed: Some(seed & i64::MAX as u64),
+            ..SamplingOptions::default()
+        };
+        let recorder = Recorder::standalone(Some(seed), Arc::default());
+        let called =
+            async { call(&recorder, &self.0, request, CallOptions::default()).await?.completion().await };
+        let end = called.await.map_err(|error| match error.kind {
+            // Another prompt may succeed if the server rejects this one. All else is an outage, for which the run waits.
+            ErrorKind::Invalid => ScoreError::Unusable(error.message),
+            _ => ScoreError::Unavailable(error.message),
+        })?;
+        let is_truncated = end.finish == FinishReason::Length;
+        Ok(ChatText { text: end.message.content.as_str().to_owned(), is_truncated })
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as FormatOptions};
 use levade_engine::attention_shape;
-use levade_gateway::{Backend, Gateway, Model, Options, TokenModel, serve};
+use levade_gateway::{Gateway, Model, Options, serve};
 use levade_policy::environment::own;
 use levade_policy::{Precision, SamplingParams};
 use levade_text::ChatOptions;
@@ -153,15 +154,15 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     let mut models: Vec<Model> = Vec::new();
     for argument in &args.sources {
         let (name, source) = named(argument);
-        if models.iter().any(|model| model.name == name) {
+        if models.iter().any(|model| model.party.model == name) {
             return Err(unusable(format!("two models are called {name:?}; name them apart as NAME=SOURCE")));
         }
         models.push(started(args, name, source).await?);
     }
     for argument in &args.external {
         let model = passed_on(args, argument)?;
-        if models.iter().any(|other| other.name == model.name) {
-            return Err(unusable(format!("two models are called {:?}; name them apart", model.name)));
+        if models.iter().any(|other| other.party.model == model.party.model) {
+            return Err(unusable(format!("two models are called {:?}; name them apart", model.party.model)));
         }
         models.push(model);
     }
@@ -172,7 +173,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
         waiting: args.waiting,
         ..Options::default()
     };
-    let names: Vec<String> = models.iter().map(|model| model.name.clone()).collect();
+    let names: Vec<String> = models.iter().map(|model| model.party.model.clone()).collect();
     let gateway = Gateway::new(models, options);
     let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
     let address = listener.local_addr()?;
@@ -205,7 +206,8 @@ fn passed_on(args: &Args, argument: &str) -> anyhow::Result<Model> {
         ..ExternalKeys::new(url, name)
     };
     let api = external::responder(&keys).map_err(|error| unusable(format!("--external {name}: {error}")))?;
-    Ok(Model { name: name.into(), policy: name.into(), backend: Backend::Messages(api), created: now() })
+    let params = SamplingParams::default();
+    Ok(model(name, Backend::Messages(api), None, usize::MAX, params))
 }
 
 fn now() -> u64 {
@@ -242,17 +244,21 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
         ..SamplingParams::default()
     };
     sampling.validate()?;
-    Ok(Model {
-        policy: name.clone(),
-        name,
-        backend: Backend::Tokens(TokenModel {
-            sampler: Arc::new(engine),
-            format: Arc::new(Format::new(chat, FormatOptions::default())),
-            context,
-            sampling,
-        }),
-        created: now(),
-    })
+    let format = Arc::new(Format::new(chat, FormatOptions::default()));
+    Ok(model(&name, Backend::Tokens(Arc::new(engine)), Some(format), context, sampling))
+}
+
+/// Returns a model that answers calls outside of attempts.
+fn model(
+    name: &str,
+    backend: Backend,
+    format: Option<Arc<Format>>,
+    context: usize,
+    params: SamplingParams,
+) -> Model {
+    let limits = PartyLimits { context, timeout: Options::default().reply };
+    let party = Party::new(name, backend, format, limits, SamplingRule::Default(params));
+    Model { party: Arc::new(party), created: now() }
 }
 
 #[cfg(test)]

@@ -14,11 +14,9 @@ mod scripted;
 use std::sync::Arc;
 use std::time::Duration;
 
+use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as History};
-use levade_gateway::{
-    Backend, Gateway, Model, Options, Route, RouteContext, SessionLimits, SessionOptions, TokenModel, When,
-    serve,
-};
+use levade_gateway::{Gateway, Model, Options, Route, SessionOptions, When, serve};
 use levade_policy::SamplingParams;
 use levade_text::testing::{IM_END, tiny_chat};
 
@@ -28,32 +26,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = arguments.next().ok_or("give an address, and the texts to say")?;
     let texts: Vec<String> = arguments.collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let model = Model {
-        name: "scripted".into(),
-        policy: "scripted".into(),
-        backend: Backend::Tokens(TokenModel {
-            sampler: Arc::new(scripted::Scripted::new(&texts, IM_END).paced(Duration::from_millis(1))),
-            format: Arc::new(Format::new(Arc::new(tiny_chat()?), History::default())),
-            context: 1 << 20,
-            sampling: SamplingParams { max_tokens: 4096, ..SamplingParams::default() },
-        }),
-        created: 0,
-    };
-    let gateway = Gateway::new(vec![model.clone()], Options::default());
-    let route = Route {
-        agent: "default".into(),
-        model: Arc::new(model),
-        when: When::default(),
-        fixed: None,
-        context: RouteContext::NONE,
-    };
+    let party = Party::new(
+        "scripted",
+        Backend::Tokens(Arc::new(scripted::Scripted::new(&texts, IM_END).paced(Duration::from_millis(1)))),
+        Some(Arc::new(Format::new(Arc::new(tiny_chat()?), History::default()))),
+        PartyLimits { context: 1 << 20, timeout: Duration::from_secs(60) },
+        SamplingRule::Default(SamplingParams { max_tokens: 4096, ..SamplingParams::default() }),
+    );
+    let model = Model { party: Arc::new(party.clone()), created: 0 };
+    let gateway = Gateway::new(vec![model], Options::default());
+    let party = Arc::new(Party { agent: "default".into(), ..party });
     let session = gateway.open(SessionOptions {
         rollout: "tried".into(),
         attempt: "tried".into(),
-        seed: 0,
-        stream: 0,
-        routes: vec![route],
-        limits: SessionLimits { calls: u32::MAX, tokens: usize::MAX, reply: Duration::from_secs(60) },
+        routes: vec![Route { party, when: When::default() }],
+        recorder: gateway.recorder("tried", (0, 0), (u32::MAX, usize::MAX)),
         rewards: false,
     });
     let listener = tokio::net::TcpListener::bind(&address).await?;
@@ -62,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let _ = tokio::signal::ctrl_c().await;
     };
     serve(&gateway, listener, stop).await?;
-    let recorded = session.close(Duration::from_secs(1)).await;
+    let (recorded, _) = session.close(Duration::from_secs(1)).await;
     for call in &recorded.calls {
         println!("{:?}: {} tokens, then {}", call.origin, call.prompt, call.tokens);
     }

@@ -3,8 +3,8 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use serde_json::json;
 
-use crate::testing::{CONTEXT, LIMITS, Served};
-use crate::{Options, SessionLimits};
+use crate::Options;
+use crate::testing::{CONTEXT, LIMITS, Limits, Served};
 
 #[tokio::test]
 async fn where_a_prompt_of_a_body_is_refused_none_is_recorded() {
@@ -20,7 +20,7 @@ async fn where_a_prompt_of_a_body_is_refused_none_is_recorded() {
             let served = served();
             let answer = served.post(path, &body).await;
             assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", answer.text);
-            let recorded = served.session.close(Duration::from_secs(5)).await;
+            let recorded = served.session.close(Duration::from_secs(5)).await.0;
             assert_eq!(recorded.calls, [], "{path} {body}");
             assert_eq!(recorded.trajectory.sampled_tokens(), 0);
         }
@@ -32,15 +32,15 @@ async fn what_the_sampler_refuses_is_refused_with_all_beside_it() {
     let served = Served::simulated(3);
     let answer = served.post("/v1/completions", &json!({ "prompt": [[1, 2], [4_000_000]] })).await;
     assert!(answer.text.contains("outside the model's vocabulary"), "{}", answer.text);
-    assert_eq!(served.session.close(Duration::from_secs(5)).await.calls, []);
+    assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls, []);
 }
 
 #[tokio::test]
 async fn limits_of_an_attempt_refuse_a_body_as_a_whole() {
-    let served = Served::limited(&["A reply."], SessionLimits { calls: 2, ..LIMITS });
+    let served = Served::limited(&["A reply."], Limits { calls: 2, ..LIMITS });
     let answer = served.post("/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).await;
     assert!(answer.text.contains("has made its 2 calls"), "{}", answer.text);
-    assert_eq!(served.session.close(Duration::from_secs(5)).await.calls, []);
+    assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls, []);
 }
 
 #[tokio::test]
@@ -49,5 +49,5 @@ async fn a_body_may_have_more_prompts_than_there_are_places() {
         Served::paced_with(&["Yes."], Duration::from_millis(1), Options { running: 1, ..Options::default() });
     let answer = served.post("/v1/completions", &json!({ "prompt": ["a", "b", "c"] })).await;
     assert_eq!(answer.json()["choices"].as_array().map(Vec::len), Some(3), "{}", answer.text);
-    assert_eq!(served.session.close(Duration::from_secs(5)).await.calls.len(), 3);
+    assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls.len(), 3);
 }

@@ -422,7 +422,7 @@ struct Answered {
 }
 
 async fn send(served: &Served, request: Request<Body>) -> Answered {
-    let response = served.gateway.router().oneshot(request).await.unwrap();
+    let response = served.router().oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.unwrap().to_vec();
     Answered { status: parts.status, headers: parts.headers, body }
@@ -474,7 +474,7 @@ fn check_shape(path: &str, answered: &Answered) -> Result<(), TestCaseError> {
 
 /// Closes an attempt: its record has one reply for each call that was answered, and every token once.
 async fn check_record(session: &Arc<Session>, most: usize) -> Result<(), TestCaseError> {
-    let recorded = session.close(Duration::from_secs(30)).await;
+    let recorded = session.close(Duration::from_secs(30)).await.0;
     prop_assert!(recorded.calls.len() <= most, "{} calls of {most} requests", recorded.calls.len());
     let drawn: usize = recorded.calls.iter().map(|call| call.tokens).sum();
     prop_assert_eq!(recorded.trajectory.sampled_tokens(), drawn);
@@ -553,7 +553,7 @@ proptest! {
             let answered = send(&served, request).await;
             let text = String::from_utf8_lossy(&answered.body).into_owned();
             prop_assert!(!answered.status.is_server_error(), "{method} {uri}: {} {text}", answered.status);
-            let calls = served.session.state().recorded.calls.len();
+            let calls = served.session.recorder().ended_calls();
             // Paths of another attempt are never answered, whatever the key.
             let is_other = ["/rollout/r/attempt/b", "/rollout/x/attempt/a", "/rollout//attempt/a"].contains(&prefix);
             prop_assert!(calls == 0 || (key < 3 && !is_other), "{method} {uri} with key {key}: {text}");

@@ -1,18 +1,22 @@
-//! The gateway: models, sessions, and what all calls share.
+//! The gateway: models and sessions, and who answers a call.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use levade_call::{
+    ApiError, Batch, CallMetrics, CallOptions, ErrorKind, Input, Party, PromptRecording, Reader, Recorder,
+    RecorderOptions, ToolCallIds,
+};
 use levade_http::Access;
-use tokio::sync::Semaphore;
+use levade_text::Chat;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::fault::{Fault, Kind};
+use crate::call::Call;
 use crate::key;
-use crate::metrics::Metrics;
-use crate::model::Model;
 use crate::responses::Memory;
+use crate::route::choose;
 use crate::session::{Session, SessionOptions};
 
 /// Settings of a gateway.
@@ -54,63 +58,79 @@ impl Default for Options {
     }
 }
 
+/// Model that is served outside of attempts.
+#[derive(Clone)]
+pub struct Model {
+    /// Party that answers. Its `model` is the name that clients use.
+    pub party: Arc<Party>,
+    /// Time of its creation in seconds since 1970.
+    pub created: u64,
+}
+
+/// Caller of a model.
+#[derive(Clone, Default)]
+pub struct Caller {
+    /// Session of the attempt whose key the call has.
+    pub session: Option<Arc<Session>>,
+    /// Name of the agent that the call names.
+    pub agent: Option<String>,
+    /// Hash of the complete body.
+    pub body: Option<u128>,
+    /// Whether the client reports that it repeats a call.
+    pub retries: bool,
+}
+
 /// Endpoints of models and attempts. Clones are the same gateway.
 #[derive(Clone)]
 pub struct Gateway(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
     pub options: Options,
-    models: RwLock<Vec<Arc<Model>>>,
+    models: RwLock<Vec<Model>>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
-    pub slots: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
+    /// Number of calls that wait for a permit.
     pub waiting: AtomicU64,
-    pub metrics: Metrics,
-    /// Unknown fields of requests, with how often they came; each is named in the log once.
-    unknown: Mutex<BTreeMap<String, u64>>,
+    /// Number of calls that clients repeated.
+    pub rejoined: AtomicU64,
+    pub metrics: Arc<CallMetrics>,
     /// Responses outside of sessions, for clients that continue one by its id.
     pub responses: Mutex<Memory>,
-    /// Counts calls, for their ids.
-    calls: AtomicU64,
-    /// Tells this process' ids from others'.
-    born: u64,
 }
 
 impl Gateway {
-    /// A gateway to these models.
+    /// Creates a gateway to these models.
     pub fn new(models: Vec<Model>, options: Options) -> Self {
-        let born = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         Gateway(Arc::new(Inner {
             slots: Arc::new(Semaphore::new(options.running.clamp(1, Semaphore::MAX_PERMITS))),
             options,
-            models: RwLock::new(models.into_iter().map(Arc::new).collect()),
+            models: RwLock::new(models),
             sessions: Mutex::default(),
             waiting: AtomicU64::new(0),
-            metrics: Metrics::default(),
-            unknown: Mutex::default(),
+            rejoined: AtomicU64::new(0),
+            metrics: Arc::default(),
             responses: Mutex::default(),
-            calls: AtomicU64::new(0),
-            born,
         }))
     }
 
     /// The models, in their order.
-    pub fn models(&self) -> Vec<Arc<Model>> {
+    pub fn models(&self) -> Vec<Model> {
         self.0.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The model of this name. Where there is one only, names that no provider's clients can do without
     /// (`default`, or none) mean it.
-    pub(crate) fn model(&self, name: &str) -> Result<Arc<Model>, Fault> {
+    pub(crate) fn model(&self, name: &str) -> Result<Model, ApiError> {
         let models = self.models();
-        if let Some(model) = models.iter().find(|model| model.name == name) {
-            return Ok(Arc::clone(model));
+        if let Some(model) = models.iter().find(|model| model.party.model == name) {
+            return Ok(model.clone());
         }
         if let ([only], "" | "default") = (&models[..], name) {
-            return Ok(Arc::clone(only));
+            return Ok(only.clone());
         }
-        let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+        let names: Vec<&str> = models.iter().map(|model| model.party.model.as_str()).collect();
         let message = format!("there is no model {name:?}; there is: {}", names.join(", "));
-        Err(Fault { kind: Kind::NotFound, message, param: Some("model".into()) })
+        Err(ApiError { kind: ErrorKind::NotFound, message, param: Some("model".into()) })
     }
 
     /// Opens the endpoint of an attempt.
@@ -130,48 +150,163 @@ impl Gateway {
 
     /// The session that a key is of; `None` for a key of another form. Of which purpose the key is, its
     /// caller finds out.
-    pub(crate) fn session_of(&self, text: &str) -> Result<Option<Arc<Session>>, Fault> {
+    pub(crate) fn session_of(&self, text: &str) -> Result<Option<Arc<Session>>, ApiError> {
         let Some(attempt) = key::attempt_of(text) else { return Ok(None) };
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = sessions.get(attempt) else {
             let message =
                 format!("the attempt {attempt} is over, or was another process'; its key is no longer good");
-            return Err(Fault::new(Kind::Gone, message));
+            return Err(ApiError::new(ErrorKind::Gone, message));
         };
         if !session.key.is(text) && !session.reward_key.is(text) {
-            return Err(Fault::new(Kind::Unauthorised, "this is not the key of its attempt"));
+            return Err(ApiError::new(ErrorKind::Unauthorized, "this is not the key of its attempt"));
         }
         Ok(Some(Arc::clone(session)))
     }
 
-    /// An id for a call, unique among all processes but by intent.
+    /// Creates a call id that is unique among all processes.
     pub(crate) fn call_id(&self) -> String {
-        let count = self.0.calls.fetch_add(1, Ordering::Relaxed);
-        format!("{:x}{count:06x}", self.0.born)
+        self.0.metrics.next_id()
     }
 
-    /// Counts a field of a request that nobody here knows, and names it in the log once.
+    /// Counts a request field that is ignored, and logs its first occurrence.
     pub(crate) fn unknown_field(&self, api: &str, field: &str) {
-        let name = format!("{api}.{field}");
-        let mut unknown = self.0.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-        // A client that makes up names must not fill the memory.
-        if unknown.len() >= 1000 && !unknown.contains_key(&name) {
-            return;
-        }
-        let count = unknown.entry(name).or_default();
-        *count += 1;
-        if *count == 1 {
-            tracing::warn!(api, field, "requests have a field that is not known, and is ignored");
-        }
+        self.0.metrics.count_ignored_field(api, field);
     }
 
-    /// Unknown fields of requests so far, with how often they came.
+    /// Returns the ignored request fields, with the number of their occurrences.
     pub fn unknown_fields(&self) -> BTreeMap<String, u64> {
-        self.0.unknown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.metrics.ignored_fields()
+    }
+
+    /// Creates a recorder for a session: its calls count toward these limits.
+    pub fn recorder(
+        &self,
+        attempt: &str,
+        (seed, stream): (u64, u64),
+        (calls, tokens): (u32, usize),
+    ) -> Arc<Recorder> {
+        Recorder::new(RecorderOptions {
+            name: attempt.to_owned(),
+            seed,
+            stream,
+            max_calls: calls,
+            max_tokens: tokens,
+            grace: self.0.options.grace,
+            tool_call_ids: ToolCallIds::FromStream,
+            prompt_recording: PromptRecording::WithCompletion,
+            metrics: Arc::clone(&self.0.metrics),
+        })
+    }
+
+    /// Starts a call. Its events are read from its transcript. If a call has no reader left, it is aborted: at
+    /// once, or after a grace period if it belongs to an attempt.
+    ///
+    /// # Errors
+    /// Returns an error if the request is rejected. Then nothing of it is recorded.
+    pub async fn call(&self, caller: &Caller, call: Call) -> Result<Reader, ApiError> {
+        self.call_in(caller, call, None).await
+    }
+
+    /// Starts a call that is recorded only together with the other calls of its batch.
+    pub(crate) async fn call_in(
+        &self,
+        caller: &Caller,
+        call: Call,
+        batch: Option<Batch>,
+    ) -> Result<Reader, ApiError> {
+        if let (Some(session), Some(body)) = (&caller.session, caller.body)
+            && let Some(earlier) = session.repeated(body, caller.retries)
+        {
+            self.0.rejoined.fetch_add(1, Ordering::Relaxed);
+            return Ok(earlier.read());
+        }
+        let started = self.start(caller, call, batch).await;
+        if let Err(error) = &started {
+            self.0.metrics.failed.fetch_add(1, Ordering::Relaxed);
+            if let Some(session) = &caller.session {
+                session.recorder().count_rejection(error);
+            }
+        }
+        started
+    }
+
+    async fn start(&self, caller: &Caller, call: Call, batch: Option<Batch>) -> Result<Reader, ApiError> {
+        let party = self.party(caller, &call)?;
+        let permit = self.acquire_permit().await?;
+        let options = CallOptions { permit: Some(Box::new(permit)), batch };
+        let Some(session) = &caller.session else {
+            let recorder = Recorder::standalone(call.request.sampling.seed, Arc::clone(&self.0.metrics));
+            return levade_call::call(&recorder, &party, call.request, options).await;
+        };
+        let reader = levade_call::call(session.recorder(), &party, call.request, options).await?;
+        if let Some(body) = caller.body {
+            session.keep(body, reader.transcript());
+        }
+        Ok(reader)
+    }
+
+    /// Returns the party that answers a call.
+    ///
+    /// # Errors
+    /// Returns an [`ErrorKind::NotFound`] error if there is no such agent or model.
+    pub(crate) fn party(&self, caller: &Caller, call: &Call) -> Result<Arc<Party>, ApiError> {
+        let Some(session) = &caller.session else {
+            return Ok(Arc::clone(&self.model(&call.model)?.party));
+        };
+        let routes = &session.options.routes;
+        let found = choose(routes, caller.agent.as_deref(), call).map(|route| Arc::clone(&route.party));
+        found.ok_or_else(|| {
+            let names: Vec<&str> = routes.iter().map(|route| route.party.agent.as_str()).collect();
+            let agent = caller.agent.as_deref().unwrap_or_default();
+            let message = format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
+            ApiError::new(ErrorKind::NotFound, message)
+        })
+    }
+
+    /// Returns the party that answers a caller who asks for the model `name`.
+    pub(crate) fn party_of_model(&self, caller: &Caller, name: &str) -> Result<Arc<Party>, ApiError> {
+        self.party(caller, &Call::new(name, Input::Tokens(Vec::new())))
+    }
+
+    /// Returns the chat of the party that answers a call.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such agent or model, or if a chat API answers.
+    pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, ApiError> {
+        Ok(Arc::clone(self.party(caller, call)?.tokens()?.format.chat()))
+    }
+
+    /// Waits for a permit among the calls that are answered at once.
+    pub(crate) async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let slots = Arc::clone(&self.0.slots);
+        if let Ok(permit) = Arc::clone(&slots).try_acquire_owned() {
+            return Ok(permit);
+        }
+        let (options, waiting) = (&self.0.options, &self.0.waiting);
+        if waiting.fetch_add(1, Ordering::Relaxed) >= options.waiting as u64 {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+            let message = format!("{} calls are waiting already; come back later", options.waiting);
+            return Err(ApiError::new(ErrorKind::Busy(Duration::from_secs(1)), message));
+        }
+        let _waiter = Waiter(self);
+        match tokio::time::timeout(options.reply, slots.acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(ApiError::new(ErrorKind::Unavailable, "the gateway is closing")),
+            Err(_) => {
+                let message =
+                    format!("waited {:?} for one of {} calls to end", options.reply, options.running);
+                Err(ApiError::new(ErrorKind::Deadline, message))
+            }
+        }
     }
 }
 
-/// Seconds since 1970.
-pub(crate) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+/// Call that waits for a permit until this is dropped.
+struct Waiter<'a>(&'a Gateway);
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.0.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }

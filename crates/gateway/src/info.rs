@@ -10,12 +10,13 @@ use levade_policy::{SampleRequest, SamplingParams, within};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::answering::Caller;
-use crate::fault::{Fault, Kind};
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
+use crate::gateway::Model;
 use crate::http::{Incoming, json as document};
-use crate::model::{Model, TokenModel};
 use crate::openai::respond;
+use crate::route::Route;
+use levade_call::{ApiError, ErrorKind, TokenBackend};
 
 /// Longest wait for a probe's token, and for the version of a sampler's weights.
 const PROBE: Duration = Duration::from_secs(20);
@@ -37,7 +38,7 @@ pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: In
     let probed = async {
         let (caller, _) = incoming.in_order()?;
         // Replies of others may cost money.
-        for model in models(&gateway, &caller).iter().filter(|model| model.tokens().is_ok()) {
+        for model in models(&gateway, &caller).iter().filter(|model| model.party.tokens().is_ok()) {
             probe(model).await?;
         }
         Ok(json!({}))
@@ -54,8 +55,8 @@ pub(crate) async fn model_info(
     let told = async {
         let model = model(&gateway, incoming, &asked)?;
         Ok(json!({
-            "model_path": model.name,
-            "tokenizer_path": model.name,
+            "model_path": model.party.model,
+            "tokenizer_path": model.party.model,
             "is_generation": true,
             "preferred_sampling_params": null,
             "weight_version": weights(&model).await?,
@@ -75,10 +76,10 @@ pub(crate) async fn server_info(
     let told = async {
         let model = model(&gateway, incoming, &asked)?;
         Ok(json!({
-            "model_path": model.name,
-            "served_model_name": model.name,
+            "model_path": model.party.model,
+            "served_model_name": model.party.model,
             "version": env!("CARGO_PKG_VERSION"),
-            "context_length": model.tokens()?.context,
+            "context_length": model.party.tokens()?.context,
             "max_running_requests": gateway.0.options.running,
             "weight_version": weights(&model).await?,
         }))
@@ -107,7 +108,7 @@ pub(crate) async fn tokenizer_info(
     incoming: Incoming,
 ) -> Response {
     respond(model(&gateway, incoming, &asked).and_then(|model| {
-        let model = model.tokens()?;
+        let model = model.party.tokens()?;
         let chat = model.format.chat();
         let tokenizer = chat.tokenizer();
         let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
@@ -125,22 +126,22 @@ pub(crate) async fn tokenizer_info(
 }
 
 /// Models that a caller can ask: those of its attempt, or all.
-pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Arc<Model>> {
+pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     let Some(session) = &caller.session else { return gateway.models() };
-    let mut found: Vec<Arc<Model>> = Vec::new();
-    for route in &session.options.routes {
-        if found.iter().all(|model| model.name != route.model.name) {
-            found.push(Arc::clone(&route.model));
+    let mut found: Vec<Model> = Vec::new();
+    for Route { party, .. } in &session.options.routes {
+        if found.iter().all(|model| model.party.model != party.model) {
+            found.push(Model { party: Arc::clone(party), created: 0 });
         }
     }
     found
 }
 
 /// The model of that name, or the first that the caller can ask.
-fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Arc<Model>, Fault> {
+fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Model, ApiError> {
     let (caller, _) = incoming.in_order()?;
     let mut models = models(gateway, &caller);
-    let place = models.iter().position(|model| asked.model.is_empty() || model.name == asked.model);
+    let place = models.iter().position(|model| asked.model.is_empty() || model.party.model == asked.model);
     match place {
         Some(place) => Ok(models.swap_remove(place)),
         None => gateway.model(&asked.model),
@@ -148,27 +149,32 @@ fn model(gateway: &Gateway, incoming: Incoming, asked: &Asked) -> Result<Arc<Mod
 }
 
 /// Version of the weights that a model's replies are drawn with.
-async fn weights(model: &Model) -> Result<String, Fault> {
-    let sampler = &*model.tokens()?.sampler;
+async fn weights(model: &Model) -> Result<String, ApiError> {
+    let sampler = &**model.party.tokens()?.sampler;
     let found = within(sampler, PROBE, sampler.version()).await;
     let late = || {
-        let message = format!("waited {PROBE:?} for the version of the weights of {:?}", model.name);
-        Fault::new(Kind::Deadline, message)
+        let message = format!("waited {PROBE:?} for the version of the weights of {:?}", model.party.model);
+        ApiError::new(ErrorKind::Deadline, message)
     };
     Ok(found.ok_or_else(late)??.to_string())
 }
 
 /// Draws one token with a model.
-async fn probe(model: &Model) -> Result<(), Fault> {
-    let TokenModel { sampler, format, .. } = model.tokens()?;
+async fn probe(model: &Model) -> Result<(), ApiError> {
+    let TokenBackend { sampler, format, .. } = model.party.tokens()?;
     let tokenizer = format.chat().tokenizer();
     let first = tokenizer.bos().or(tokenizer.eos().first().copied()).unwrap_or(0);
     let params = SamplingParams { max_tokens: 1, temperature: 0.0, ..SamplingParams::default() };
-    let policy = model.policy.clone();
+    let policy = model.party.policy.clone();
     let request =
         SampleRequest { id: "probe".into(), policy, prompt: vec![first], params, ..SampleRequest::default() };
     let drawn = async { sampler.sample(request).await?.collect(PROBE).await };
-    let late = || Fault::new(Kind::Deadline, format!("{:?} sampled no token within {PROBE:?}", model.name));
+    let late = || {
+        ApiError::new(
+            ErrorKind::Deadline,
+            format!("{:?} sampled no token within {PROBE:?}", model.party.model),
+        )
+    };
     within(&**sampler, PROBE, drawn).await.ok_or_else(late)??;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The gateway: endpoints that agents and people already speak to, behind which every token is recorded.
 //!
 //! [`Gateway::router`] answers in the shapes of OpenAI's and Anthropic's APIs, and in those in which vLLM and
-//! SGLang take token ids. A call comes in one dialect and is read into a [`Call`]; what comes of it is
-//! written into a transcript of events, from which the dialect writes its answer, as a whole or as a stream.
+//! SGLang take token ids. A dialect parses a request into a [`Call`], which `levade-call` answers with a transcript
+//! of events. From these the dialect writes its response, complete or as a stream.
 //!
 //! A call that bears the key of a [`Session`] belongs to an attempt: its conversation is recognised and goes
 //! on with its exact ids (`levade-conversation`), its stream of random numbers is that of its prompt, and
@@ -21,59 +21,51 @@
 //! Not here: sampling (`levade-policy` and what implements it), starting programs (`levade-agent`), and
 //! what a reward is worth (`levade-trainer`).
 
-mod answering;
 mod anthropic;
-mod batch;
-mod blocking;
 mod call;
-mod context;
-mod exchange;
-mod external;
-mod fault;
-mod forms;
-#[cfg(test)]
-mod fuzz_tests;
 mod gateway;
 mod http;
 mod info;
 mod key;
 mod metrics;
-mod model;
 mod openai;
 mod parameters;
 mod parts;
-mod places;
-mod probes;
-mod prompt;
-mod reading;
-#[cfg(test)]
-mod record_tests;
-mod relay;
 mod responses;
 mod rewards;
 mod route;
-#[cfg(test)]
-mod scripted;
 mod session;
 mod sglang;
+mod tokens;
+mod vllm;
+
+#[cfg(test)]
+mod batch_tests;
+#[cfg(test)]
+mod constraints_tests;
+#[cfg(test)]
+mod fit_tests;
+#[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
+mod generate_tests;
+#[cfg(test)]
+mod probes_tests;
+#[cfg(test)]
+mod record_tests;
+#[cfg(test)]
+mod relay_tests;
+#[cfg(test)]
+mod scripted;
 #[cfg(test)]
 mod testing;
-mod tokens;
 #[cfg(test)]
 mod told_tests;
 #[cfg(test)]
 mod training_tests;
-mod transcript;
-mod vllm;
 
-pub use answering::Caller;
-pub use call::{Call, Constraint, Input, Sampling, ToolChoice};
-pub use external::{Answer, ExternalCall, Query, Responder, Said};
-pub use fault::{Fault, Kind};
-pub use gateway::{Gateway, Options};
+pub use call::Call;
+pub use gateway::{Caller, Gateway, Model, Options};
 pub use http::serve;
-pub use model::{Backend, Model, TokenModel};
-pub use probes::probe_agent;
-pub use route::{Route, RouteContext, Summary, When};
-pub use session::{Called, Recorded, Reward, Session, SessionLimits, SessionOptions};
-pub use transcript::{End, Event, Head, Reader, Token, Transcript};
+pub use route::{Route, When};
+pub use session::{Reward, Session, SessionOptions};

@@ -28,9 +28,9 @@ async fn reply_that_failed_is_recorded_as_far_as_it_came() {
     let served = Served::failing();
     let answer = served.post(CHAT, &question()).await;
     assert!(!answer.status.is_success(), "{}", answer.text);
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let call = &recorded.calls[0];
-    assert!(call.fault.is_some() && call.tokens > 0, "{call:?}");
+    assert!(call.error.is_some() && call.tokens > 0, "{call:?}");
     assert_eq!(recorded.trajectory.sampled_tokens(), call.tokens);
 }
 
@@ -58,7 +58,7 @@ async fn stop_string_that_is_put_back_changes_nothing() {
         body["messages"].as_array_mut().unwrap().extend([sent, json!({ "role": "user", "content": "So?" })]);
         served.post(CHAT, &body).await;
         assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
-        let recorded = served.session.close(Duration::from_secs(5)).await;
+        let recorded = served.session.close(Duration::from_secs(5)).await.0;
         assert_eq!(recorded.calls[0].content, "So. ");
         assert_eq!((recorded.counts.extended, recorded.counts.trimmed), (0, 0), "{put_back:?}");
     }
@@ -126,7 +126,7 @@ async fn prompts_of_one_body_that_is_sent_again_get_their_own_replies() {
         let request = request.header("authorization", format!("Bearer {}", served.session.key()));
         let request =
             request.header("x-stainless-retry-count", retries).body(Body::from(body.clone())).unwrap();
-        let response = served.gateway.router().oneshot(request).await.unwrap();
+        let response = served.router().oneshot(request).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
         let answer: Value = serde_json::from_slice(&bytes).unwrap();
         let choices = answer["choices"].as_array().unwrap().clone();
@@ -136,7 +136,7 @@ async fn prompts_of_one_body_that_is_sent_again_get_their_own_replies() {
     assert_eq!(answers[1], answers[0]);
     answers[0].sort();
     assert_eq!(answers[0], ["one", "three", "two"]);
-    assert_eq!(served.session.close(Duration::from_secs(5)).await.calls.len(), 3);
+    assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls.len(), 3);
 }
 
 #[tokio::test]

@@ -1,25 +1,33 @@
+//! Tests of parties with a chat API over the HTTP routes.
+
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::http::StatusCode;
-use levade_text::ToolCall;
+use levade_call::{
+    ApiError, Backend, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Constraint, ErrorKind, ExternalCall,
+    Party, PartyLimits, SamplingRule, ToolChoice,
+};
+use levade_policy::{FinishReason, SamplingParams};
+use levade_text::{Message, ToolCall};
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
 
-use super::*;
-use crate::testing::{Answer as Reply, Served};
-use crate::{Backend, Route, SessionLimits, SessionOptions, ToolChoice, When};
+use crate::session::Session;
+use crate::testing::{Answer as Reply, LIMITS, Served};
+use crate::{Route, SessionOptions, When};
 
 /// Says the parts that it was given, and notes what it was asked.
 #[derive(Default)]
 struct Parrot {
-    parts: Mutex<Vec<Result<Said, Fault>>>,
-    asked: Mutex<Vec<Query>>,
+    parts: Mutex<Vec<Result<ChatDelta, ApiError>>>,
+    asked: Mutex<Vec<ChatQuery>>,
     /// Whether it goes silent after its parts, instead of ending.
     hangs: bool,
 }
 
-impl Responder for Parrot {
-    fn respond(&self, query: Query) -> UnboundedReceiver<Result<Said, Fault>> {
+impl ChatApi for Parrot {
+    fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         self.asked.lock().unwrap().push(query);
         let (sender, receiver) = mpsc::unbounded_channel();
         for part in self.parts.lock().unwrap().iter() {
@@ -33,15 +41,18 @@ impl Responder for Parrot {
 }
 
 /// A whole reply with a thought and a call.
-fn parts() -> Vec<Result<Said, Fault>> {
+fn parts() -> Vec<Result<ChatDelta, ApiError>> {
     let arguments = json!({ "a": 1 }).as_object().cloned().unwrap_or_else(Map::new);
     let call = ToolCall { id: "c1".into(), name: "add".into(), arguments: arguments.into() };
     let mut message = Message::calls("So be it.", vec![call]);
     message.reasoning_content = Some("Hm.".into());
     let finish = FinishReason::StopId;
-    let answer = Answer { message, finish, prompt_tokens: 21, tokens: 9, thought_tokens: 2 };
-    let said = ["So ", "be it."].map(|text| Said::Speech(text.into()));
-    let all = [Said::Thought("Hm.".into())].into_iter().chain(said).chain([Said::Ended(Box::new(answer))]);
+    let answer = ChatCompletion { message, finish, prompt_tokens: 21, tokens: 9, reasoning_tokens: 2 };
+    let said = ["So ", "be it."].map(|text| ChatDelta::Text(text.into()));
+    let all = [ChatDelta::Reasoning("Hm.".into())]
+        .into_iter()
+        .chain(said)
+        .chain([ChatDelta::Done(Box::new(answer))]);
     all.map(Ok).collect()
 }
 
@@ -49,28 +60,22 @@ fn parts() -> Vec<Result<Said, Fault>> {
 fn served(parrot: Parrot) -> (Served, Arc<Session>, Arc<Parrot>) {
     let served = Served::scripted(&["Yes."]);
     let parrot = Arc::new(parrot);
-    let judge = Model {
-        name: "api".into(),
-        policy: "api".into(),
-        backend: Backend::Messages(Arc::<Parrot>::clone(&parrot)),
-        created: 0,
-    };
+    let judge = Party::new(
+        "api",
+        Backend::Messages(Arc::<Parrot>::clone(&parrot)),
+        None,
+        PartyLimits { context: usize::MAX, timeout: LIMITS.timeout },
+        SamplingRule::Default(SamplingParams::default()),
+    );
+    let judge = Party { agent: "judge".into(), ..judge };
     let mut routes = served.session.options.routes.clone();
     let when = When { models: vec!["api".into()], ..When::default() };
-    routes.push(Route {
-        agent: "judge".into(),
-        model: Arc::new(judge),
-        when,
-        fixed: None,
-        context: crate::RouteContext::NONE,
-    });
+    routes.push(Route { party: Arc::new(judge), when });
     let session = served.gateway.open(SessionOptions {
         rollout: "r".into(),
         attempt: "mixed".into(),
-        seed: 1,
-        stream: 3,
         routes,
-        limits: SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) },
+        recorder: served.gateway.recorder("mixed", (1, 3), (LIMITS.calls, LIMITS.tokens)),
         rewards: false,
     });
     (served, session, parrot)
@@ -135,7 +140,7 @@ async fn what_the_caller_wishes_is_passed_on() {
     let asked = parrot.asked.lock().unwrap();
     assert_eq!((asked[0].sampling.temperature, &asked[0].tool_choice), (Some(0.5), &ToolChoice::Required));
     assert_eq!((asked[0].tools.len(), asked[0].messages.len()), (1, 1));
-    assert_eq!(asked[0].constraint, Some(crate::Constraint::JsonObject));
+    assert_eq!(asked[0].constraint, Some(Constraint::JsonObject));
 }
 
 #[tokio::test]
@@ -152,7 +157,7 @@ async fn histories_are_recorded_once_as_messages_and_never_as_tokens() {
     let mut own = question("3?");
     own["model"] = "tiny".into();
     post(&served, &session, "/v1/chat/completions", &own).await.json();
-    let recorded = session.close(Duration::from_secs(5)).await;
+    let recorded = session.close(Duration::from_secs(5)).await.0;
     let external = &recorded.external;
     let places: Vec<(Option<usize>, usize, usize)> =
         external.iter().map(|call| (call.after, call.shared, call.messages.len())).collect();
@@ -171,7 +176,7 @@ async fn histories_are_recorded_once_as_messages_and_never_as_tokens() {
 
 #[tokio::test]
 async fn faults_of_others_have_their_status_and_are_recorded() {
-    let busy = Fault::new(Kind::Busy(Duration::from_secs(3)), "come back");
+    let busy = ApiError::new(ErrorKind::Busy(Duration::from_secs(3)), "come back");
     let (served, session, _) =
         self::served(Parrot { parts: Mutex::new(vec![Err(busy)]), ..Parrot::default() });
     let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
@@ -179,14 +184,14 @@ async fn faults_of_others_have_their_status_and_are_recorded() {
         (answer.status, &answer.headers["retry-after"]),
         (StatusCode::TOO_MANY_REQUESTS, &"3".parse().unwrap())
     );
-    assert!(session.close(Duration::from_secs(5)).await.external.is_empty(), "nothing was said");
+    assert!(session.close(Duration::from_secs(5)).await.0.external.is_empty(), "nothing was said");
 
     // It breaks off in the middle.
     let begun = parts().into_iter().take(2).collect();
     let (served, session, _) = self::served(Parrot { parts: Mutex::new(begun), ..Parrot::default() });
     let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
-    let external = session.close(Duration::from_secs(5)).await.external;
+    let external = session.close(Duration::from_secs(5)).await.0.external;
     assert_eq!(external[0].reply.content.as_str(), "So ");
     assert!(external[0].fault.as_ref().unwrap().contains("stopped in the middle"), "{external:?}");
 }
@@ -199,7 +204,7 @@ async fn a_call_that_is_silent_ends_with_its_attempt_and_its_text_is_kept() {
     body["stream"] = true.into();
     let (asked, closed) = (post(&served, &session, "/v1/chat/completions", &body), async {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        session.close(Duration::from_secs(5)).await
+        session.close(Duration::from_secs(5)).await.0
     });
     let (answer, recorded) = tokio::join!(asked, closed);
     assert!(answer.text.contains("So "), "{}", answer.text);
@@ -230,5 +235,5 @@ async fn questions_about_tokens_are_refused() {
         let answer = post(&served, &session, path, &body).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", answer.text);
     }
-    assert!(session.close(Duration::from_secs(5)).await.external.is_empty());
+    assert!(session.close(Duration::from_secs(5)).await.0.external.is_empty());
 }

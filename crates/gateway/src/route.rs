@@ -1,67 +1,31 @@
-//! Which agent asks, and which model answers it.
+//! Rules that decide which agent of an attempt a call belongs to.
 
 use std::sync::Arc;
 
-use levade_conversation::Budget;
-use levade_policy::SamplingParams;
+use levade_call::{Input, Party};
 use regex::Regex;
 
-use crate::call::{Call, Input};
-use crate::model::Model;
+use crate::call::Call;
 
-/// An agent of an attempt.
+/// Agent of an attempt, with the rule by which calls belong to it.
 #[derive(Clone)]
 pub struct Route {
-    /// Name of the agent, which the segments of its calls bear.
-    pub agent: String,
-    /// The model that answers it.
-    pub model: Arc<Model>,
-    /// Calls that are its own although they do not name it.
+    /// Party that answers the agent's calls.
+    pub party: Arc<Party>,
+    /// Properties of calls that belong to the agent although they do not name it.
     pub when: When,
-    /// Sampling as the recipe has it, whatever a client asks for. All but `max_tokens` and stops is taken.
-    pub fixed: Option<SamplingParams>,
-    /// How its calls are kept within its context.
-    pub context: RouteContext,
 }
 
-/// How an agent's calls are kept within its context.
-#[derive(Clone)]
-pub struct RouteContext {
-    /// Most tokens of a prompt, and what happens to longer ones.
-    pub budget: Budget,
-    /// Whoever writes summaries, where the policy asks for such.
-    pub summary: Option<Arc<Summary>>,
-}
-
-impl RouteContext {
-    /// No policy: what is longer than the model's context is refused.
-    pub const NONE: RouteContext = RouteContext { budget: Budget::NONE, summary: None };
-}
-
-/// Whoever writes summaries.
-pub struct Summary {
-    /// The agent, as its segments bear it.
-    pub agent: String,
-    /// The model.
-    pub model: Arc<Model>,
-    /// Sampling as the recipe has it.
-    pub fixed: Option<SamplingParams>,
-    /// Most tokens of a summary.
-    pub tokens: usize,
-    /// Words before the text to be summarised.
-    pub instruction: String,
-}
-
-/// Traits of an agent's calls. All that are given must hold; with none, no call matches.
+/// Properties of an agent's calls. A call must have all that are set. Without any, no call matches.
 #[derive(Debug, Clone, Default)]
 pub struct When {
     /// Names of models that only this agent asks for.
     pub models: Vec<String>,
-    /// An expression that its instructions match, somewhere.
+    /// Regular expression that matches somewhere in the call's instructions.
     pub system: Option<Regex>,
-    /// Tools that it is told of, all of them.
+    /// Names of tools that the call must all have.
     pub tools: Vec<String>,
-    /// Whether it is told of any tool.
+    /// Whether the call has any tools.
     pub has_tools: Option<bool>,
 }
 
@@ -70,34 +34,32 @@ impl When {
         self.models.is_empty() && self.system.is_none() && self.tools.is_empty() && self.has_tools.is_none()
     }
 
-    fn holds(&self, call: &Call) -> bool {
-        let has = |name: &String| call.tools.iter().any(|tool| tool.name == *name);
+    fn holds(&self, Call { model, request }: &Call) -> bool {
+        let has = |name: &String| request.tools.iter().any(|tool| tool.name == *name);
         !self.is_empty()
-            && (self.models.is_empty() || self.models.contains(&call.model))
-            && self.system.as_ref().is_none_or(|pattern| pattern.is_match(&instructions(call)))
+            && (self.models.is_empty() || self.models.contains(model))
+            && self.system.as_ref().is_none_or(|pattern| pattern.is_match(&instructions(&request.input)))
             && self.tools.iter().all(has)
-            && self.has_tools.is_none_or(|wanted| wanted != call.tools.is_empty())
+            && self.has_tools.is_none_or(|wanted| wanted != request.tools.is_empty())
     }
 }
 
-/// Texts of the messages that instruct, before anything else is said.
-fn instructions(call: &Call) -> String {
-    let Input::Messages(messages) = &call.input else { return String::new() };
+/// Returns the text of the leading messages that instruct the model.
+fn instructions(input: &Input) -> String {
+    let Input::Messages(messages) = input else { return String::new() };
     let texts: Vec<&str> =
         messages.iter().take_while(|m| m.role.instructs()).map(|m| m.content.as_str()).collect();
     texts.join("\n")
 }
 
-/// The route of a call, by its place: of the agent that it names, else the first whose traits it has, else
-/// the one called `default`, else the first.
-pub(crate) fn choose(routes: &[Route], named: Option<&str>, call: &Call) -> Option<usize> {
-    let of = |name: &str| routes.iter().position(|route| route.agent == name);
+/// Returns the route of a call: of the agent that it names, else the first whose rule holds, else that of the
+/// agent `default`, else the first.
+pub(crate) fn choose<'a>(routes: &'a [Route], named: Option<&str>, call: &Call) -> Option<&'a Route> {
+    let of = |name: &str| routes.iter().find(|route| route.party.agent == name);
     match named {
         Some(name) => of(name),
-        None => routes
-            .iter()
-            .position(|route| route.when.holds(call))
-            .or_else(|| of("default"))
-            .or((!routes.is_empty()).then_some(0)),
+        None => {
+            routes.iter().find(|route| route.when.holds(call)).or_else(|| of("default")).or(routes.first())
+        }
     }
 }

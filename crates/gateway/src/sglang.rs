@@ -12,14 +12,16 @@ use levade_text::{Chat, Piece};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::answering::Caller;
-use crate::call::{Call, Constraint, Input};
-use crate::fault::Fault;
+use crate::call::Call;
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, gather_all, json as document, read};
 use crate::openai::{self, finite, structured, weight_versions};
-use crate::reading::before;
-use crate::transcript::{End, Event, Head, Token};
+use levade_call::ApiError;
+use levade_call::Request as CallRequest;
+use levade_call::before_stop;
+use levade_call::{Constraint, Input};
+use levade_call::{End, Event, Head, Token};
 
 /// Name of the API where unknown fields are counted.
 const API: &str = "sglang";
@@ -37,14 +39,14 @@ enum Each<T> {
 
 impl<T: Clone> Each<T> {
     /// The one for prompt `at` of `count`.
-    fn of(&self, field: &str, at: usize, count: usize) -> Result<T, Fault> {
+    fn of(&self, field: &str, at: usize, count: usize) -> Result<T, ApiError> {
         match self {
             Each::One(one) => Ok(one.clone()),
             Each::Many(many) if many.len() == count => Ok(many[at].clone()),
             Each::Many(many) => {
                 let message =
                     format!("{field} has {} entries for {count} prompts; give one for each", many.len());
-                Err(Fault::field(field, message))
+                Err(ApiError::field(field, message))
             }
         }
     }
@@ -108,7 +110,7 @@ struct Prepared {
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     openai::notice(gateway, API, &request.rest)?;
@@ -117,14 +119,14 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
         (Some(Each::Many(texts)), None) => (texts.into_iter().map(Input::Text).collect(), true),
         (None, Some(Ids::One(ids))) => (vec![Input::Tokens(ids)], false),
         (None, Some(Ids::Many(lists))) => (lists.into_iter().map(Input::Tokens).collect(), true),
-        _ => return Err(Fault::field("input_ids", "give either input_ids or text")),
+        _ => return Err(ApiError::field("input_ids", "give either input_ids or text")),
     };
     if inputs.is_empty() {
-        return Err(Fault::field("input_ids", "the batch is empty; give at least one prompt"));
+        return Err(ApiError::field("input_ids", "the batch is empty; give at least one prompt"));
     }
     let streams = request.stream.unwrap_or(false);
     if streams && is_batch {
-        return Err(Fault::field("stream", "a batch is answered as a whole only; leave stream out"));
+        return Err(ApiError::field("stream", "a batch is answered as a whole only; leave stream out"));
     }
     let count = inputs.len();
     let (mut calls, mut writers) = (Vec::with_capacity(count), Vec::with_capacity(count));
@@ -143,12 +145,12 @@ fn one(
     request: &Request,
     input: Input,
     (at, count): (usize, usize),
-) -> Result<(Call, Writer), Fault> {
+) -> Result<(Call, Writer), ApiError> {
     fn of<T: Clone>(
         each: Option<&Each<T>>,
         field: &str,
         (at, count): (usize, usize),
-    ) -> Result<Option<T>, Fault> {
+    ) -> Result<Option<T>, ApiError> {
         each.map(|each| each.of(field, at, count)).transpose()
     }
     let place = (at, count);
@@ -177,7 +179,9 @@ fn one(
     sampling.logprobs = logprobs.then_some(top);
     sampling.prompt_logprobs = start.map(|_| top);
     let model = request.model.as_ref().or(request.lora_path.as_ref()).cloned().unwrap_or_default();
-    let call = Call { n: asked.replies()?, sampling, constraint, ..Call::new(model, input) };
+    let request_of_call =
+        CallRequest { n: asked.replies()?, sampling, constraint, ..CallRequest::new(input) };
+    let call = Call { model, request: request_of_call };
     let writer = Writer {
         chat: gateway.chat_of(caller, &call)?,
         rid: of(request.rid.as_ref(), "rid", place)?,
@@ -187,18 +191,18 @@ fn one(
         texts: request.return_text_in_logprobs.unwrap_or(false),
         skip_special,
         trims,
-        told: (0..call.n).map(|_| Partial::default()).collect(),
+        told: (0..call.request.n).map(|_| Partial::default()).collect(),
     };
     Ok((call, writer))
 }
 
 /// The form that sampling parameters ask for; these are taken out.
-fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, Fault> {
+fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError> {
     let mut take = |name: &str| params.remove(name).filter(|value| !value.is_null());
     let (schema, pattern) = (take("json_schema"), take("regex"));
     if take("ebnf").is_some() {
         let message = "EBNF grammars are not supported; use regex or json_schema";
-        return Err(Fault::field("sampling_params.ebnf", message));
+        return Err(ApiError::field("sampling_params.ebnf", message));
     }
     let field = "sampling_params.json_schema";
     let schema = schema.map(|schema| structured::json_schema(field, &schema)).transpose()?;
@@ -207,7 +211,7 @@ fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, Fault> {
         Some(Value::String(pattern)) => Some(Constraint::Regex(pattern)),
         Some(other) => {
             let message = format!("sampling_params.regex is {other}; it is a text");
-            return Err(Fault::field("sampling_params.regex", message));
+            return Err(ApiError::field("sampling_params.regex", message));
         }
     };
     structured::either(schema, pattern)
@@ -259,7 +263,7 @@ impl Writer {
         };
         let stop = trimming.and_then(|end| end.stopped_by.as_deref());
         if let Some(stop) = stop {
-            text.truncate(before(&text, stop).len());
+            text.truncate(before_stop(&text, stop).len());
         }
         text
     }
@@ -359,7 +363,7 @@ fn finish(end: &End, tokens: &[Token]) -> Value {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &Fault) -> Value {
+    fn fault(&self, found: &ApiError) -> Value {
         openai::fault(found)
     }
 

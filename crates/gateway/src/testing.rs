@@ -3,20 +3,21 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
-use levade_conversation::{Format, Options as History, Origin};
+use levade_call::{Backend, Party, PartyLimits, SamplingRule, Summarizer};
+use levade_conversation::{Budget, Format, Options as History, Origin};
 use levade_policy::{Sampler, SamplingParams, Simulator, SimulatorConfig};
 use levade_text::Vocabulary;
 use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
 use serde_json::Value;
 use tower::ServiceExt;
 
+use crate::http::router;
 use crate::scripted::Scripted;
 use crate::session::Session;
-use crate::{
-    Backend, Gateway, Model, Options, Route, RouteContext, SessionLimits, SessionOptions, TokenModel, When,
-};
+use crate::{Gateway, Model, Options, Route, SessionOptions, When};
 
 /// The key of strangers.
 pub(crate) const STRANGER: &str = "sk-test";
@@ -36,9 +37,22 @@ pub(crate) const UNREADABLE: &str = "So: <tool_call>\n{oops}\n</tool_call> and o
 /// Tokens that a prompt and its reply can have together.
 pub(crate) const CONTEXT: usize = 4096;
 
-/// Limits of an attempt that come to no effect.
-pub(crate) const LIMITS: SessionLimits =
-    SessionLimits { calls: 100, tokens: 10_000, reply: Duration::from_secs(30) };
+/// Limits of an attempt.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// Maximum number of calls.
+    pub calls: u32,
+    /// Maximum number of sampled tokens.
+    pub tokens: usize,
+    /// Timeout of a call.
+    pub timeout: Duration,
+}
+
+/// Limits that no test reaches by chance.
+pub(crate) const LIMITS: Limits = Limits { calls: 100, tokens: 10_000, timeout: Duration::from_secs(30) };
+
+/// Context policy of the attempt's party, which may be asked for summaries itself.
+pub(crate) type ContextPolicy = (Budget, Option<Arc<Summarizer>>);
 
 /// Answer of a gateway.
 #[derive(Debug)]
@@ -127,12 +141,12 @@ impl Served {
     }
 
     /// A model for an attempt with other limits.
-    pub(crate) fn limited(texts: &[&str], limits: SessionLimits) -> Self {
+    pub(crate) fn limited(texts: &[&str], limits: Limits) -> Self {
         Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
     }
 
     /// A model that says these texts, for an attempt under a context policy.
-    pub(crate) fn within(texts: &[&str], context: impl Fn(&Arc<Model>) -> RouteContext) -> Self {
+    pub(crate) fn within(texts: &[&str], context: impl Fn(&Arc<Party>) -> ContextPolicy) -> Self {
         let sampler = Arc::new(Scripted::new(texts, IM_END));
         Self::under(sampler, 1000, Options::default(), LIMITS, context)
     }
@@ -141,16 +155,16 @@ impl Served {
         Self::with(sampler, max_tokens, options, LIMITS)
     }
 
-    fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: SessionLimits) -> Self {
-        Self::under(sampler, max_tokens, options, limits, |_| RouteContext::NONE)
+    fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: Limits) -> Self {
+        Self::under(sampler, max_tokens, options, limits, |_| (Budget::NONE, None))
     }
 
     fn under(
         sampler: Arc<dyn Sampler>,
         max_tokens: usize,
         options: Options,
-        limits: SessionLimits,
-        context: impl Fn(&Arc<Model>) -> RouteContext,
+        limits: Limits,
+        context: impl Fn(&Arc<Party>) -> ContextPolicy,
     ) -> Self {
         Self::writing(Arc::clone(&FORMAT), sampler, max_tokens, options, limits, context)
     }
@@ -158,7 +172,7 @@ impl Served {
     /// A model that says these texts, and writes conversations in this format.
     pub(crate) fn in_format(texts: &[&str], format: Format) -> Self {
         let sampler = Arc::new(Scripted::new(texts, IM_END));
-        Self::writing(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| RouteContext::NONE)
+        Self::writing(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| (Budget::NONE, None))
     }
 
     fn writing(
@@ -166,35 +180,33 @@ impl Served {
         sampler: Arc<dyn Sampler>,
         max_tokens: usize,
         options: Options,
-        limits: SessionLimits,
-        context: impl Fn(&Arc<Model>) -> RouteContext,
+        limits: Limits,
+        context: impl Fn(&Arc<Party>) -> ContextPolicy,
     ) -> Self {
-        let model = Model {
-            name: "tiny".into(),
-            policy: "tiny".into(),
-            backend: Backend::Tokens(TokenModel {
-                sampler,
-                format: Arc::clone(&format),
-                context: CONTEXT,
-                sampling: SamplingParams { max_tokens, ..Default::default() },
-            }),
-            created: 1,
-        };
-        let shared = Arc::new(model.clone());
-        let context = context(&shared);
-        let (agent, when) = ("default".into(), When::default());
-        let route = Route { agent, model: shared, when, fixed: None, context };
-        let gateway = Gateway::new(vec![model], options);
+        let party = Party::new(
+            "tiny",
+            Backend::Tokens(sampler),
+            Some(Arc::clone(&format)),
+            PartyLimits { context: CONTEXT, timeout: limits.timeout },
+            SamplingRule::Default(SamplingParams { max_tokens, ..Default::default() }),
+        );
+        let served = Arc::new(party.clone());
+        let (budget, summarizer) = context(&served);
+        let party = Arc::new(Party { agent: "default".into(), budget, summarizer, ..party });
+        let gateway = Gateway::new(vec![Model { party: served, created: 1 }], options);
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),
             attempt: "a".into(),
-            seed: 1,
-            stream: 2,
-            routes: vec![route],
-            limits,
+            routes: vec![Route { party, when: When::default() }],
+            recorder: gateway.recorder("a", (1, 2), (limits.calls, limits.tokens)),
             rewards: false,
         });
         Served { gateway, session, format }
+    }
+
+    /// Returns the routes of the gateway.
+    pub(crate) fn router(&self) -> Router {
+        router(&self.gateway, self.gateway.0.options.access.clone())
     }
 
     /// Sends a request with a key.
@@ -206,7 +218,7 @@ impl Served {
             .header("authorization", format!("Bearer {key}"))
             .body(Body::from(body.to_owned()))
             .unwrap();
-        let response = self.gateway.router().oneshot(request).await.unwrap();
+        let response = self.router().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         let text = String::from_utf8(bytes.to_vec()).unwrap();
@@ -220,12 +232,12 @@ impl Served {
 
     /// How the prompts of the attempt's calls came about, in their order.
     pub(crate) fn origins(&self) -> Vec<Origin> {
-        self.session.state().recorded.calls.iter().map(|call| call.origin.unwrap()).collect()
+        self.session.recorder().origins().into_iter().map(Option::unwrap).collect()
     }
 
     /// Closes the attempt; the text of every path of its trajectory.
     pub(crate) async fn paths(&self) -> Vec<String> {
-        let recorded = self.session.close(Duration::from_secs(10)).await;
+        let recorded = self.session.close(Duration::from_secs(10)).await.0;
         let trajectory = recorded.trajectory;
         let ids = trajectory.leaves().into_iter().map(|leaf| trajectory.path_tokens(leaf));
         ids.map(|ids| self.format.chat().tokenizer().decode_with_special(&ids)).collect()

@@ -6,10 +6,10 @@ use levade_text::{Message, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::http::{Incoming, read};
 use crate::openai::{self, respond};
+use levade_call::ApiError;
 
 /// A text or a conversation to be written in ids.
 #[derive(Deserialize)]
@@ -34,15 +34,16 @@ struct Detokenize {
 /// Answers `POST /tokenize`.
 pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
-    let failed =
-        |error| Fault::new(crate::fault::Kind::Internal, format!("tokenizing came to no end: {error}"));
+    let failed = |error| {
+        ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing came to no end: {error}"))
+    };
     respond(work.map_err(failed).and_then(|found| found))
 }
 
-fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
+fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let request: Tokenize = read(&body)?;
-    let model = gateway.model_of(&caller, &request.model)?;
+    let model = gateway.party_of_model(&caller, &request.model)?;
     let model = model.tokens()?;
     let chat = model.format.chat();
     let ids = match (request.prompt, request.messages) {
@@ -53,7 +54,7 @@ fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
                 request.tools.iter().flatten().map(openai::tool).collect::<Result<Vec<ToolSpec>, _>>()?;
             chat.prompt(&messages, &tools)?
         }
-        _ => return Err(Fault::field("prompt", "give either a prompt or messages")),
+        _ => return Err(ApiError::field("prompt", "give either a prompt or messages")),
     };
     let mut answer = json!({ "count": ids.len(), "max_model_len": model.context, "tokens": ids });
     if request.return_token_strs == Some(true) {
@@ -68,14 +69,14 @@ pub(crate) async fn detokenize(State(gateway): State<Gateway>, incoming: Incomin
     respond(text_of(&gateway, incoming))
 }
 
-fn text_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, Fault> {
+fn text_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let request: Detokenize = read(&body)?;
-    let model = gateway.model_of(&caller, &request.model)?;
+    let model = gateway.party_of_model(&caller, &request.model)?;
     let tokenizer = model.tokens()?.format.chat().tokenizer();
     let size = tokenizer.vocabulary();
     if let Some(id) = request.tokens.iter().find(|id| **id as usize >= size) {
-        return Err(Fault::field("tokens", format!("{id} is outside of the vocabulary of {size} tokens")));
+        return Err(ApiError::field("tokens", format!("{id} is outside of the vocabulary of {size} tokens")));
     }
     Ok(json!({ "prompt": tokenizer.decode_with_special(&request.tokens) }))
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use levade_call::{Backend, Party, PartyLimits, Recorded, SamplingRule};
 use levade_conversation::{Format, Options as History};
 use levade_policy::{
     FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
@@ -13,11 +14,8 @@ use levade_text::testing::{IM_END, tiny_chat};
 use levade_tree::Kind;
 use serde_json::{Value, json};
 
-use crate::testing::{CONTEXT, LIMITS, STRANGER, Served};
-use crate::{
-    Backend, Gateway, Model, Options, Recorded, Route, RouteContext, SessionLimits, SessionOptions,
-    TokenModel, When,
-};
+use crate::testing::{CONTEXT, LIMITS, Limits, STRANGER, Served};
+use crate::{Gateway, Model, Options, Route, SessionOptions, When};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -65,32 +63,32 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(limits: SessionLimits, stream: u64) -> Self {
+    fn new(limits: Limits, stream: u64) -> Self {
         let sampler = Arc::new(Recorder::default());
         let format = Arc::new(Format::unprobed(Arc::new(tiny_chat().unwrap()), History::default()));
-        let backend = Backend::Tokens(TokenModel {
-            sampler: Arc::clone(&sampler) as Arc<dyn Sampler>,
-            format: Arc::clone(&format),
-            context: CONTEXT,
-            sampling: SamplingParams { max_tokens: 1000, ..SamplingParams::default() },
-        });
-        let model = Model { name: "tiny".into(), policy: "own".into(), backend, created: 1 };
-        let shared = Arc::new(model.clone());
+        let party = Party::new(
+            "tiny",
+            Backend::Tokens(Arc::clone(&sampler) as Arc<dyn Sampler>),
+            Some(Arc::clone(&format)),
+            PartyLimits { context: CONTEXT, timeout: limits.timeout },
+            SamplingRule::Default(SamplingParams { max_tokens: 1000, ..Default::default() }),
+        );
+        let party = Party { policy: "own".into(), ..party };
+        let model = Model { party: Arc::new(party.clone()), created: 1 };
         let route = |agent: &str| Route {
-            agent: agent.into(),
-            model: Arc::clone(&shared),
+            party: Arc::new(Party {
+                agent: agent.into(),
+                sampling: SamplingRule::Fixed(fixed()),
+                ..party.clone()
+            }),
             when: When::default(),
-            fixed: Some(fixed()),
-            context: RouteContext::NONE,
         };
         let gateway = Gateway::new(vec![model], Options::default());
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),
             attempt: "a".into(),
-            seed: 11,
-            stream,
             routes: vec![route("solver"), route("critic")],
-            limits,
+            recorder: gateway.recorder("a", (11, stream), (limits.calls, limits.tokens)),
             rewards: true,
         });
         Bench { served: Served { gateway, session, format }, sampler }
@@ -105,7 +103,7 @@ impl Bench {
     }
 
     async fn close(self) -> Recorded {
-        self.served.session.close(Duration::from_secs(5)).await
+        self.served.session.close(Duration::from_secs(5)).await.0
     }
 }
 
@@ -240,15 +238,15 @@ async fn rewards_name_agents_and_calls_that_exist() {
     ] {
         assert_eq!(post(body.clone()).await, (400, Some(param.to_owned())), "{body}");
     }
-    let recorded = bench.close().await;
-    let values: Vec<f64> = recorded.rewards.iter().map(|reward| reward.value).collect();
+    let (_, rewards) = bench.served.session.close(Duration::from_secs(5)).await;
+    let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
     assert_eq!(values, [1.0, 0.5]);
 }
 
 #[tokio::test]
 async fn tokens_of_replies_stay_within_attempt_and_context() {
     // Two tokens are sampled for each reply, and five are allowed.
-    let bench = Bench::new(SessionLimits { tokens: 5, ..LIMITS }, 2);
+    let bench = Bench::new(Limits { tokens: 5, ..LIMITS }, 2);
     for text in ["a", "b", "c", "d"] {
         bench.ask(CHAT, &question(text, json!({}))).await;
     }

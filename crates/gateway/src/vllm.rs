@@ -11,13 +11,15 @@ use levade_text::Chat;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::answering::Caller;
-use crate::call::{Call, Input};
-use crate::fault::Fault;
+use crate::call::Call;
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, failed, frame, read};
 use crate::openai::{self, Tokens, finite, structured, usage, usage_of, weight_versions};
-use crate::transcript::{End, Event, Head, Token};
+use levade_call::ApiError;
+use levade_call::Input;
+use levade_call::Request as CallRequest;
+use levade_call::{End, Event, Head, Token};
 
 /// Name of the API where unknown fields are counted.
 const API: &str = "generate";
@@ -50,21 +52,21 @@ pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: Incoming)
 }
 
 /// Takes a count of log-probabilities out of the parameters: `None` where none are asked for.
-fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, Fault> {
+fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, ApiError> {
     let Some(value) = params.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
     let wrong = || {
         let field = format!("sampling_params.{name}");
-        Fault::field(&field, format!("{field} is {value}; it is a number from 0, or null"))
+        ApiError::field(&field, format!("{field} is {value}; it is a number from 0, or null"))
     };
     value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong).map(Some)
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), Fault> {
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), ApiError> {
     let (caller, body) = incoming.in_order()?;
     let request: Request = read(&body)?;
     if let Some(mode) = request.output_mode.filter(|mode| mode != "tokens") {
         let message = format!("output_mode is {mode:?}, but only \"tokens\" are written here");
-        return Err(Fault::field("output_mode", message));
+        return Err(ApiError::field("output_mode", message));
     }
     openai::notice(gateway, API, &request.rest)?;
     let mut params = request.sampling_params;
@@ -78,10 +80,8 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Write
     let stop_ids = sampling.stop_ids.clone();
     let input = Input::Tokens(request.token_ids);
     let call = Call {
-        n: asked.replies()?,
-        sampling,
-        constraint,
-        ..Call::new(request.model.unwrap_or_default(), input)
+        model: request.model.unwrap_or_default(),
+        request: CallRequest { n: asked.replies()?, sampling, constraint, ..CallRequest::new(input) },
     };
     let writer = Writer {
         chat: gateway.chat_of(&caller, &call)?,
@@ -91,7 +91,7 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Write
         include_usage: request
             .stream_options
             .is_some_and(|options| options.get("include_usage") == Some(&true.into())),
-        told: vec![(0, None); call.n],
+        told: vec![(0, None); call.request.n],
         ended: Vec::new(),
     };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
@@ -170,7 +170,7 @@ fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &Fault) -> Value {
+    fn fault(&self, found: &ApiError) -> Value {
         openai::fault(found)
     }
 

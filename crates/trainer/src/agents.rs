@@ -241,6 +241,7 @@ impl Agents {
                     limits: keys.limits(context),
                     context: keys.context_policy(context),
                     summariser: None,
+                    teacher: None,
                 };
                 Ok::<_, TrainerError>((agent, context))
             };

@@ -23,11 +23,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_conversation::Format;
-use levade_gateway::{
-    Backend, Gateway, Model, Recorded, Responder, Route, RouteContext, Session, SessionLimits,
-    SessionOptions, Summary, TokenModel, When,
-};
+use levade_call::{Backend, ChatApi, Party, PartyLimits, Recorded, SamplingRule, Summarizer};
+use levade_conversation::{Budget, Format};
+use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions, When};
 use levade_policy::{Sampler, SamplingParams, within};
 use tracing::{Instrument, debug_span};
 
@@ -102,7 +100,7 @@ pub enum Replies {
         context: usize,
     },
     /// An API of others, by messages.
-    Messages(Arc<dyn Responder>),
+    Messages(Arc<dyn ChatApi>),
 }
 
 impl ProgramAgent {
@@ -196,8 +194,8 @@ impl Program {
     }
 
     /// The attempt that a teacher has made, its replies as demonstrations.
-    async fn lesson(&self, ended: Result<Ended, String>, recorded: Recorded) -> Attempt {
-        let (pupils, calls) = (self.pupils(), recorded.external.clone());
+    async fn lesson(&self, ended: Result<Ended, String>, recorded: (Recorded, Vec<Reward>)) -> Attempt {
+        let (pupils, calls) = (self.pupils(), recorded.0.external.clone());
         let Attempt { outcome, .. } = outcome::attempt(self, ended, recorded);
         taught::finished(outcome, move || {
             taught::taught(pupils.iter().map(|(agent, format)| {
@@ -217,80 +215,105 @@ impl Program {
         let first = self.agents.first().ok_or("the program has no agent to call as")?;
         let sampler = context.samplers.get(&first.policy).cloned();
         let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", first.policy))?;
+        let attempt = in_url(&context.name);
+        let limits = (self.limits.turns, self.limits.tokens);
         let session = self.gateway.open(SessionOptions {
             rollout: in_url(&context.task.id),
-            attempt: in_url(&context.name),
-            seed: context.seed,
-            stream: context.stream,
+            recorder: self.gateway.recorder(&attempt, (context.seed, context.stream), limits),
+            attempt,
             routes,
-            limits: SessionLimits {
-                calls: self.limits.turns,
-                tokens: self.limits.tokens,
-                reply: self.limits.reply,
-            },
             rewards: self.rewards,
         });
         Ok(Opened { session, first, sampler })
     }
 
-    /// The agents of an attempt, with the samplers of their policies.
+    /// Returns the agents of an attempt with the rules for their calls.
+    ///
+    /// # Errors
+    /// Returns an error if a policy has no sampler, if a summarizer is missing, or if the task's row has no
+    /// replies for a teacher.
     fn routes(&self, context: &AttemptContext) -> Result<Vec<Route>, String> {
         let teacher = self.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
-        let route = |agent: &ProgramAgent| {
-            let taught = teacher.as_ref().filter(|_| agent.trained);
-            let backend = match &agent.replies {
-                Replies::Tokens { .. } if let Some(teacher) = taught => {
-                    Backend::Messages(Arc::clone(teacher))
-                }
-                Replies::Messages(responder) => Backend::Messages(Arc::clone(responder)),
-                Replies::Tokens { format, context: most } => {
-                    let sampler = context.samplers.get(&agent.policy);
-                    let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", agent.policy))?;
-                    Backend::Tokens(TokenModel {
-                        sampler: Arc::clone(sampler),
-                        format: Arc::clone(format),
-                        context: *most,
-                        sampling: SamplingParams { max_tokens: *most, ..SamplingParams::default() },
-                    })
-                }
+        let party = |agent: &ProgramAgent| self.party(agent, context, teacher.as_ref());
+        let parties = self.agents.iter().map(party).collect::<Result<Vec<Party>, String>>()?;
+        let route = |(party, agent): (&Party, &ProgramAgent)| {
+            let summarizer = match agent.context.summarises() {
+                true => Some(Arc::new(summarizer(agent, party, &parties)?)),
+                false => None,
             };
-            let (name, policy) = (agent.policy.clone(), agent.policy.clone());
-            let model = Model { name, policy, backend, created: 0 };
-            let fixed = SamplingParams { max_tokens: self.limits.tokens, ..context.params.clone() };
-            Ok(Route {
-                agent: agent.name.clone(),
-                model: Arc::new(model),
-                when: agent.when.clone(),
-                fixed: agent.trained.then_some(fixed),
-                context: RouteContext { budget: agent.context.budget, summary: None },
-            })
+            let party = Arc::new(Party { summarizer, ..party.clone() });
+            Ok(Route { party, when: agent.when.clone() })
         };
-        let mut routes = self.agents.iter().map(route).collect::<Result<Vec<Route>, String>>()?;
-        for at in 0..routes.len() {
-            if self.agents[at].context.summarises() {
-                routes[at].context.summary = Some(Arc::new(self.summary(at, &routes)?));
-            }
-        }
-        Ok(routes)
+        parties.iter().zip(&self.agents).map(route).collect()
     }
 
-    /// Whoever writes summaries for an agent.
-    fn summary(&self, at: usize, routes: &[Route]) -> Result<Summary, String> {
-        let of = &self.agents[at].context.summary;
-        let (agent, by) = match of.agent.as_str() {
-            "" => (summary_agent(&self.agents[at].name), &routes[at]),
-            named => {
-                let by = routes.iter().find(|route| route.agent == named);
-                (
-                    named.to_owned(),
-                    by.ok_or_else(|| format!("there is no agent {named:?} to write summaries"))?,
-                )
+    /// Returns the party of an agent, without its summarizer.
+    fn party(
+        &self,
+        agent: &ProgramAgent,
+        context: &AttemptContext,
+        teacher: Option<&Arc<dyn ChatApi>>,
+    ) -> Result<Party, String> {
+        let taught = teacher.filter(|_| agent.trained);
+        let timeout = self.limits.reply;
+        let (backend, format, limits) = match &agent.replies {
+            Replies::Messages(api) => {
+                let limits = PartyLimits { context: usize::MAX, timeout };
+                (Backend::Messages(Arc::clone(api)), None, limits)
+            }
+            Replies::Tokens { format, context: max } => {
+                let backend = match (taught, context.samplers.get(&agent.policy)) {
+                    (Some(teacher), _) => Backend::Messages(Arc::clone(teacher)),
+                    (None, Some(sampler)) => Backend::Tokens(Arc::clone(sampler)),
+                    (None, None) => return Err(format!("there is no policy {:?}", agent.policy)),
+                };
+                (backend, Some(Arc::clone(format)), PartyLimits { context: *max, timeout })
             }
         };
-        let fixed = by.fixed.clone().map(|fixed| SamplingParams { max_tokens: of.tokens, ..fixed });
-        let (model, instruction) = (Arc::clone(&by.model), of.instruction.clone());
-        Ok(Summary { agent, model, fixed, tokens: of.tokens, instruction })
+        let params = match agent.trained {
+            true => SamplingParams { max_tokens: self.limits.tokens, ..context.params.clone() },
+            false => SamplingParams { max_tokens: limits.context, ..SamplingParams::default() },
+        };
+        Ok(Party {
+            agent: agent.name.clone(),
+            policy: agent.policy.clone(),
+            model: agent.policy.clone(),
+            backend,
+            format,
+            limits,
+            sampling: if agent.trained { SamplingRule::Fixed(params) } else { SamplingRule::Default(params) },
+            budget: agent.context.budget,
+            summarizer: None,
+        })
     }
+}
+
+/// Returns the summarizer of an agent: the agent that its context policy names, or the agent's own party under
+/// another name.
+///
+/// # Errors
+/// Returns an error if there is no agent of that name.
+fn summarizer(agent: &ProgramAgent, own: &Party, parties: &[Party]) -> Result<Summarizer, String> {
+    let summary = &agent.context.summary;
+    let (name, party) = match summary.agent.as_str() {
+        "" => (summary_agent(&agent.name), own),
+        named => {
+            let found = parties.iter().find(|party| party.agent == named);
+            (
+                named.to_owned(),
+                found.ok_or_else(|| format!("there is no agent {named:?} to write summaries"))?,
+            )
+        }
+    };
+    let sampling = match &party.sampling {
+        SamplingRule::Fixed(params) => {
+            SamplingRule::Fixed(SamplingParams { max_tokens: summary.tokens, ..params.clone() })
+        }
+        of_client => of_client.clone(),
+    };
+    let party = Party { agent: name, sampling, budget: Budget::NONE, summarizer: None, ..party.clone() };
+    let (max_tokens, instruction) = (summary.tokens, summary.instruction.clone());
+    Ok(Summarizer { party: Arc::new(party), max_tokens, instruction })
 }
 
 /// A name as it may stand in a URL and in a key.

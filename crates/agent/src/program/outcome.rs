@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use levade_call::{CallRecord, Recorded};
 use levade_conversation::{Fork, Origin};
-use levade_gateway::{Called, Recorded};
+use levade_gateway::Reward;
 use levade_policy::FinishReason;
-use levade_tree::{ContextCut, Finish, Outcome};
+use levade_tree::{Finish, Outcome};
 use serde_json::{Value, json};
 
 use super::Program;
 use super::process::Ended;
+use crate::attempt::context_cut;
 use crate::kept::{Tail, telling_lines};
 use crate::{Attempt, nested};
 
@@ -17,14 +19,21 @@ use crate::{Attempt, nested};
 const EVIDENCE: &str = "program";
 
 /// The attempt that a program has made.
-pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded: Recorded) -> Attempt {
+pub(super) fn attempt(
+    program: &Program,
+    ended: Result<Ended, String>,
+    (recorded, rewards): (Recorded, Vec<Reward>),
+) -> Attempt {
     let mut outcome = Outcome::begun();
-    let calls: Vec<&Called> = recorded.calls.iter().filter(|call| !call.summary).collect();
+    let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
     outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    outcome.cuts = recorded.calls.iter().filter_map(cut_short).collect();
+    outcome.cuts = recorded.calls.iter().filter_map(context_cut).collect();
     let own = calls.iter().filter(|call| !call.external);
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
+    if let Some(error) = &recorded.comparison_error {
+        outcome.trouble("chat template", error.as_str());
+    }
     // A program answers the calls of a reply before it asks for the next.
     let asked = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
     outcome.calls.ok = asked.iter().map(|call| call.calls as u32).sum();
@@ -60,11 +69,10 @@ pub(super) fn attempt(program: &Program, ended: Result<Ended, String>, recorded:
             }
         }
     }
-    for call in recorded.calls.iter().filter_map(|call| Some((call, call.fault.as_ref()?))) {
+    for call in recorded.calls.iter().filter_map(|call| Some((call, call.error.as_ref()?))) {
         outcome.trouble(format!("call of {}", call.0.agent), call.1.clone());
     }
-    let rewards: Vec<Value> =
-        recorded.rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
+    let rewards: Vec<Value> = rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
     let mut evidence = json!({
         "calls": recorded.calls.iter().map(called).collect::<Vec<_>>(),
         "rewards": rewards,
@@ -107,7 +115,7 @@ fn silent(refused: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> Stri
 }
 
 /// A call as it is told of: who asked whom, how the prompt came about, and how it ended.
-fn called(call: &Called) -> Value {
+fn called(call: &CallRecord) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
@@ -127,19 +135,8 @@ fn called(call: &Called) -> Value {
         "prompt_tokens": call.prompt,
         "tokens": call.tokens,
         "finish": call.finish,
-        "fault": call.fault,
+        "fault": call.error,
     })
-}
-
-/// Note of a call whose prompt a context policy made shorter.
-fn cut_short(call: &Called) -> Option<ContextCut> {
-    match call.origin {
-        Some(Origin::Forked(Fork { reason, .. })) if reason.is_cut() => {
-            let (turn, why) = (call.turn.unwrap_or_default(), reason.words().to_owned());
-            Some(ContextCut { turn, agent: call.agent.clone(), why })
-        }
-        _ => None,
-    }
 }
 
 fn broken(outcome: &mut Outcome, source: &str, why: String) {
@@ -149,7 +146,7 @@ fn broken(outcome: &mut Outcome, source: &str, why: String) {
 }
 
 /// The limit at which the calls of a program were refused.
-fn cut(program: &Program, calls: &[&Called]) -> Finish {
+fn cut(program: &Program, calls: &[&CallRecord]) -> Finish {
     let cut = calls.last().map(|call| call.finish);
     if matches!(cut, Some(FinishReason::Length)) || calls.len() < program.limits.turns as usize {
         Finish::MaxTokens

@@ -1,6 +1,6 @@
 //! A first start of a program, to see whether it loads and calls the model.
 
-use levade_gateway::Recorded;
+use levade_call::Recorded;
 use levade_policy::within;
 
 use super::process::{self, Ended};
@@ -63,9 +63,9 @@ impl Program {
                 }
             }
         };
-        let Recorded { calls, refused, .. } = session.close(PATIENCE).await;
+        let Recorded { calls, refused, .. } = session.close(PATIENCE).await.0;
         self.gateway.forget(&session);
-        let answered = calls.iter().filter(|call| call.fault.is_none()).count();
+        let answered = calls.iter().filter(|call| call.error.is_none()).count();
         let refused = refused.into_keys().map(|kind| kind.to_string()).collect();
         let Ended { code, stdout, stderr } = match ended {
             Ok(ended) => ended,

@@ -15,13 +15,14 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 17] = [
+const ROOMS: [(&str, &[&str]); 18] = [
     (
         "cli",
         &[
             "trainer",
             "agent",
             "gateway",
+            "call",
             "sandbox",
             "store",
             "engine",
@@ -37,8 +38,12 @@ const ROOMS: [(&str, &[&str]); 17] = [
         ],
     ),
     ("trainer", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("agent", &["gateway", "sandbox", "reward", "search", "conversation", "text", "http", "policy", "tree"]),
-    ("gateway", &["conversation", "text", "http", "policy", "tree"]),
+    (
+        "agent",
+        &["gateway", "call", "sandbox", "reward", "search", "conversation", "text", "http", "policy", "tree"],
+    ),
+    ("gateway", &["call", "conversation", "text", "http", "policy", "tree"]),
+    ("call", &["conversation", "text", "policy", "tree"]),
     ("sandbox", &["http", "policy"]),
     ("reward", &["policy", "tree"]),
     ("search", &["http", "policy"]),

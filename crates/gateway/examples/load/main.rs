@@ -19,11 +19,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use levade_call::{Backend, Input, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as History};
-use levade_gateway::{
-    Backend, Call, Caller, Event, Gateway, Input, Model, Options, Route, RouteContext, SessionLimits,
-    SessionOptions, TokenModel, When, serve,
-};
+use levade_gateway::{Call, Caller, Gateway, Model, Options, Route, SessionOptions, When, serve};
 use levade_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
 use levade_text::Message;
 use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
@@ -81,13 +79,14 @@ fn script() -> scripted::Scripted {
 
 /// A model of [`MODEL`]'s name.
 fn model(sampler: Arc<dyn Sampler>) -> Result<Model> {
-    let drawn = TokenModel {
-        sampler,
-        format: Arc::new(Format::new(Arc::new(tiny_chat()?), History::default())),
-        context: CONTEXT,
-        sampling: SamplingParams { max_tokens: REPLY, ..SamplingParams::default() },
-    };
-    Ok(Model { name: MODEL.into(), policy: MODEL.into(), backend: Backend::Tokens(drawn), created: 0 })
+    let party = Party::new(
+        MODEL,
+        Backend::Tokens(sampler),
+        Some(Arc::new(Format::new(Arc::new(tiny_chat()?), History::default()))),
+        PartyLimits { context: CONTEXT, timeout: LONGEST },
+        SamplingRule::Default(SamplingParams { max_tokens: REPLY, ..SamplingParams::default() }),
+    );
+    Ok(Model { party: Arc::new(party), created: 0 })
 }
 
 async fn served(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
@@ -137,20 +136,13 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
     let mut times = vec![Vec::with_capacity(rounds); turns];
     let (mut prompt, mut paths) = (0, 0);
     for round in 0..rounds {
-        let route = Route {
-            agent: "default".into(),
-            model: Arc::new(model.clone()),
-            when: When::default(),
-            fixed: None,
-            context: RouteContext::NONE,
-        };
+        let party = Arc::new(Party { agent: "default".into(), ..(*model.party).clone() });
+        let attempt = format!("a{round}");
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),
-            attempt: format!("a{round}"),
-            seed: 1,
-            stream: round as u64,
-            routes: vec![route],
-            limits: SessionLimits { calls: u32::MAX, tokens: usize::MAX, reply: LONGEST },
+            recorder: gateway.recorder(&attempt, (1, round as u64), (u32::MAX, usize::MAX)),
+            attempt,
+            routes: vec![Route { party, when: When::default() }],
             rewards: false,
         });
         let caller = Caller { session: Some(Arc::clone(&session)), ..Caller::default() };
@@ -158,22 +150,14 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
         for (turn, times) in times.iter_mut().enumerate() {
             let call = Call::new(MODEL, Input::Messages(said.clone()));
             let begun = Instant::now();
-            let mut reader = gateway.call(&caller, call).await.map_err(|fault| fault.to_string())?;
-            let mut reply = None;
-            while let Some(event) = reader.next().await {
-                match &*event {
-                    Event::Ended { end, .. } => reply = Some(end.message.clone()),
-                    Event::Failed(fault) => return Err(fault.to_string().into()),
-                    _ => {}
-                }
-            }
-            times.push(begun.elapsed());
+            let reader = gateway.call(&caller, call).await?;
             prompt = reader.head().prompt.len();
-            reader.satisfied();
-            said.push(reply.ok_or("a call ended without a reply")?);
+            let end = reader.completion().await?;
+            times.push(begun.elapsed());
+            said.push(end.message);
             said.extend(messages(turn + 1).into_iter().skip(1));
         }
-        let recorded = session.close(LONGEST).await;
+        let (recorded, _) = session.close(LONGEST).await;
         gateway.forget(&session);
         let continued = recorded.counts.continued as usize;
         if continued + 1 != turns {

@@ -7,11 +7,12 @@ use serde_json::json;
 
 use super::request::{self, Asked};
 use super::write::{Writer, fault};
-use crate::answering::Caller;
-use crate::call::{Call, Input};
-use crate::fault::{Fault, Kind};
+use crate::call::Call;
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{Incoming, answer, failed, json as document};
+use levade_call::Input;
+use levade_call::{ApiError, ErrorKind};
 
 /// Answers `POST /v1/messages`.
 pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
@@ -19,9 +20,10 @@ pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: Incoming)
     let id = format!("req_{}", gateway.call_id());
     let prepared = prepare(&gateway, incoming).and_then(|(caller, asked)| {
         // Anthropic's API has no default.
-        let missing =
-            || Fault::field("max_tokens", "max_tokens is missing; it is the maximum of the reply's tokens");
-        asked.call.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, asked))
+        let missing = || {
+            ApiError::field("max_tokens", "max_tokens is missing; it is the maximum of the reply's tokens")
+        };
+        asked.call.request.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, asked))
     });
     let response = match prepared {
         Err(found) => failed(&found, &fault(&found, &id)),
@@ -40,7 +42,7 @@ pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: Incom
         let (caller, Asked { call, .. }) = prepare(&gateway, incoming)?;
         count(&gateway, &caller, &call)
     });
-    let broken = |error| Fault::new(Kind::Internal, format!("counting came to no end: {error}"));
+    let broken = |error| ApiError::new(ErrorKind::Internal, format!("counting came to no end: {error}"));
     let response = match counting.await.map_err(broken).and_then(|counted| counted) {
         Ok(tokens) => document(StatusCode::OK, &json!({ "input_tokens": tokens })),
         Err(found) => failed(&found, &fault(&found, &id)),
@@ -48,26 +50,26 @@ pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: Incom
     named(response, &id)
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Asked), Fault> {
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Asked), ApiError> {
     let (caller, body) = incoming.in_order()?;
     Ok((caller, request::read(gateway, &body)?))
 }
 
 /// Number of tokens of the prompt, as the template prints it.
-fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, Fault> {
-    let Input::Messages(messages) = &call.input else { return Ok(0) };
+fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, ApiError> {
+    let Input::Messages(messages) = &call.request.input else { return Ok(0) };
     let chat = gateway.chat_of(caller, call)?;
-    Ok(chat.prompt(messages, &call.tools)?.len())
+    Ok(chat.prompt(messages, &call.request.tools)?.len())
 }
 
 /// Returns the response to a request that is rejected.
-pub(crate) fn rejected(gateway: &Gateway, found: &Fault) -> Response {
+pub(crate) fn rejected(gateway: &Gateway, found: &ApiError) -> Response {
     let id = format!("req_{}", gateway.call_id());
     named(failed(found, &fault(found, &id)), &id)
 }
 
 /// Returns a document, or the response to a request that is rejected.
-pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, Fault>) -> Response {
+pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, ApiError>) -> Response {
     match found {
         Ok(value) => {
             let id = format!("req_{}", gateway.call_id());

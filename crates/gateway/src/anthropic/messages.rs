@@ -3,9 +3,9 @@
 use levade_text::{Arguments, Message, Role, ToolCall};
 use serde_json::Value;
 
-use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::parts::PartsText;
+use levade_call::ApiError;
 
 /// Name of the API where unknown fields are counted.
 pub(super) const API: &str = "messages";
@@ -27,7 +27,7 @@ pub(super) fn read(
     gateway: &Gateway,
     system: Option<&Value>,
     messages: &[Value],
-) -> Result<Vec<Message>, Fault> {
+) -> Result<Vec<Message>, ApiError> {
     let mut read = Vec::with_capacity(messages.len() + 1);
     if let Some(system) = system.filter(|system| !system.is_null()) {
         read.extend(instructions(system, "system")?);
@@ -42,14 +42,14 @@ pub(super) fn read(
             _ => {
                 let param = format!("{place}.role");
                 let message = format!("{param} is {}; it is user, assistant or system", message["role"]);
-                return Err(Fault::field(&param, message));
+                return Err(ApiError::field(&param, message));
             }
         }
     }
     if read.last().is_some_and(|last| last.role == Role::Assistant) {
         let message = "the last message is the assistant's: to go on with a text that it began (prefill) is \
                        not supported; end with a user's message";
-        return Err(Fault::field("messages", message));
+        return Err(ApiError::field("messages", message));
     }
     Ok(read)
 }
@@ -58,8 +58,8 @@ pub(super) fn read(
 fn blocks(
     content: &Value,
     place: &str,
-    mut each: impl FnMut(&str, &Value, &str) -> Result<(), Fault>,
-) -> Result<Option<String>, Fault> {
+    mut each: impl FnMut(&str, &Value, &str) -> Result<(), ApiError>,
+) -> Result<Option<String>, ApiError> {
     match content {
         Value::String(text) => Ok(Some(text.clone())),
         Value::Array(found) => {
@@ -68,20 +68,20 @@ fn blocks(
             }
             Ok(None)
         }
-        other => Err(Fault::field(place, format!("{place} is {other}; it is a text or a list of blocks"))),
+        other => Err(ApiError::field(place, format!("{place} is {other}; it is a text or a list of blocks"))),
     }
 }
 
 /// A field of a block that must be a text.
-fn text<'a>(block: &'a Value, field: &str, place: &str) -> Result<&'a str, Fault> {
+fn text<'a>(block: &'a Value, field: &str, place: &str) -> Result<&'a str, ApiError> {
     block[field].as_str().ok_or_else(|| {
         let param = format!("{place}.{field}");
         let message = format!("{param} is {}, not a text", block[field]);
-        Fault::field(&param, message)
+        ApiError::field(&param, message)
     })
 }
 
-fn refused(kind: &str, place: &str, known: &str) -> Fault {
+fn refused(kind: &str, place: &str, known: &str) -> ApiError {
     let message = match kind {
         "" => format!("{place} has no type; it is {known}"),
         "image" => {
@@ -91,11 +91,11 @@ fn refused(kind: &str, place: &str, known: &str) -> Fault {
         }
         _ => format!("{place} is of type {kind:?}, which is not supported here; it is {known}"),
     };
-    Fault::field(place, message)
+    ApiError::field(place, message)
 }
 
 /// Text of a content that has no other blocks; `kept` says what counts of each.
-fn texts(content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String, Fault> {
+fn texts(content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String, ApiError> {
     let mut all = String::new();
     let whole = blocks(content, place, |kind, block, place| match kind {
         "text" => {
@@ -108,7 +108,7 @@ fn texts(content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String,
 }
 
 /// Instructions, without lines that are none.
-fn instructions(content: &Value, place: &str) -> Result<Option<Message>, Fault> {
+fn instructions(content: &Value, place: &str) -> Result<Option<Message>, ApiError> {
     let text = texts(content, place, |text| match text.strip_prefix(BOOKKEEPING) {
         Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
         None => text,
@@ -124,7 +124,7 @@ fn shown(
     place: &str,
     all: &mut PartsText,
     hidden: Option<&Gateway>,
-) -> Result<bool, Fault> {
+) -> Result<bool, ApiError> {
     let field = |name: &str| block[name].as_str();
     match (kind, block["source"]["type"].as_str()) {
         ("text", _) => all.text(text(block, "text", place)?),
@@ -146,7 +146,7 @@ fn shown(
 }
 
 /// Returns the text of the content of a document.
-fn inner(content: &Value, place: &str, hidden: Option<&Gateway>) -> Result<String, Fault> {
+fn inner(content: &Value, place: &str, hidden: Option<&Gateway>) -> Result<String, ApiError> {
     let mut all = PartsText::default();
     let whole = blocks(content, place, |kind, block, place| {
         match (kind, hidden) {
@@ -160,7 +160,7 @@ fn inner(content: &Value, place: &str, hidden: Option<&Gateway>) -> Result<Strin
 }
 
 /// A user's message: results of tools in their order, then what the user says.
-fn user(gateway: &Gateway, content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), Fault> {
+fn user(gateway: &Gateway, content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), ApiError> {
     let mut said = None::<PartsText>;
     let place = format!("{place}.content");
     let whole = blocks(content, &place, |kind, block, place| {
@@ -173,7 +173,7 @@ fn user(gateway: &Gateway, content: &Value, place: &str, read: &mut Vec<Message>
                      whose source is of type text or content",
                     block["source"]["type"]
                 );
-                return Err(Fault::field(place, message));
+                return Err(ApiError::field(place, message));
             }
             _ => return Err(refused(kind, place, "text or tool_result")),
         }
@@ -183,7 +183,7 @@ fn user(gateway: &Gateway, content: &Value, place: &str, read: &mut Vec<Message>
     Ok(())
 }
 
-fn result(gateway: &Gateway, block: &Value, place: &str) -> Result<Message, Fault> {
+fn result(gateway: &Gateway, block: &Value, place: &str) -> Result<Message, ApiError> {
     let id = text(block, "tool_use_id", place)?.to_owned();
     let mut all = PartsText::default();
     let whole = match &block["content"] {
@@ -210,7 +210,7 @@ fn is_hosted(kind: &str) -> bool {
 }
 
 /// An assistant's message: thought, text and calls, however they follow each other.
-fn assistant(gateway: &Gateway, content: &Value, place: &str) -> Result<Message, Fault> {
+fn assistant(gateway: &Gateway, content: &Value, place: &str) -> Result<Message, ApiError> {
     let (mut thought, mut said, mut calls) = (String::new(), String::new(), Vec::new());
     let place = format!("{place}.content");
     let whole = blocks(content, &place, |kind, block, place| {
@@ -229,7 +229,7 @@ fn assistant(gateway: &Gateway, content: &Value, place: &str) -> Result<Message,
     Ok(Message { reasoning_content, ..Message::calls(whole.unwrap_or(said), calls) })
 }
 
-fn call(block: &Value, place: &str) -> Result<ToolCall, Fault> {
+fn call(block: &Value, place: &str) -> Result<ToolCall, ApiError> {
     let arguments = block.get("input").cloned().map(Arguments::from).unwrap_or_default();
     let [id, name] = ["id", "name"].map(|field| text(block, field, place).map(str::to_owned));
     Ok(ToolCall { id: id?, name: name?, arguments })
@@ -245,7 +245,7 @@ mod tests {
         Gateway::new(Vec::new(), crate::Options::default())
     }
 
-    fn of(messages: Value) -> Result<Vec<Message>, Fault> {
+    fn of(messages: Value) -> Result<Vec<Message>, ApiError> {
         read(&gateway(), None, messages.as_array().unwrap())
     }
 

@@ -5,11 +5,11 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::endpoints::respond;
-use crate::fault::Fault;
 use crate::gateway::Gateway;
+use crate::gateway::Model;
 use crate::http::Incoming;
 use crate::info;
-use crate::model::Model;
+use levade_call::ApiError;
 
 /// Number of models of a page if the request names none, and the largest number, as Anthropic has them.
 const PAGE: (usize, usize) = (20, 1000);
@@ -17,8 +17,8 @@ const PAGE: (usize, usize) = (20, 1000);
 fn describe(model: &Model) -> Value {
     json!({
         "type": "model",
-        "id": model.name,
-        "display_name": model.name,
+        "id": model.party.model,
+        "display_name": model.party.model,
         "created_at": date(model.created),
     })
 }
@@ -39,14 +39,14 @@ fn date(seconds: u64) -> String {
 }
 
 /// Returns the part of the models that a query asks for.
-fn page(models: &[Value], query: &str) -> Result<Value, Fault> {
+fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     let field = |name: &str| {
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next_back()
     };
     let limit = field("limit").map_or(Ok(PAGE.0), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
-        limit.ok_or_else(|| Fault::field("limit", format!("limit is {text:?}; it is in 1..={}", PAGE.1)))
+        limit.ok_or_else(|| ApiError::field("limit", format!("limit is {text:?}; it is in 1..={}", PAGE.1)))
     })?;
     let place = |id: &str| models.iter().position(|model| model["id"] == id);
     let after = field("after_id").and_then(place).map_or(0, |at| at + 1);
@@ -84,7 +84,7 @@ pub(crate) async fn models(
 pub(crate) async fn model(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let name = incoming.part("model");
     let found = incoming.in_order().and_then(|(caller, _)| {
-        let known = info::models(&gateway, &caller).into_iter().find(|model| model.name == name);
+        let known = info::models(&gateway, &caller).into_iter().find(|model| model.party.model == name);
         known.map_or_else(|| gateway.model(&name), Ok).map(|model| describe(&model))
     });
     respond(&gateway, found)

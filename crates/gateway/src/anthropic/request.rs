@@ -5,10 +5,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::messages::{self, API};
-use crate::call::{Call, Constraint, Input, Sampling, ToolChoice};
-use crate::fault::Fault;
+use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::openai::structured;
+use levade_call::ApiError;
+use levade_call::Request as CallRequest;
+use levade_call::{Constraint, Input, SamplingOptions, ToolChoice};
 
 /// A request.
 #[derive(Deserialize)]
@@ -42,37 +44,38 @@ pub(super) struct Asked {
 ///
 /// # Errors
 /// Names the first field that cannot be used, its value and the way out.
-pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, Fault> {
+pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, ApiError> {
     let mut request: Request = crate::http::read(body)?;
     let own = form(gateway, request.output_config, request.output_format)?;
     let constraint = structured::of_request(gateway, own, &mut request.rest)?;
     notice(gateway, &request.rest)?;
     let (tool_choice, parallel_calls) = tool_choice(request.tool_choice.as_ref())?;
     let messages = messages::read(gateway, request.system.as_ref(), &request.messages)?;
-    let sampling = Sampling {
+    let sampling = SamplingOptions {
         max_tokens: request.max_tokens.map(|most| count("max_tokens", most)).transpose()?,
         temperature: request.temperature,
         top_p: request.top_p,
         top_k: request.top_k.map(|top_k| usize::try_from(top_k).unwrap_or(0)),
         stop: request.stop_sequences.unwrap_or_default(),
-        ..Sampling::default()
+        ..SamplingOptions::default()
     };
-    let call = Call {
+    let asked = CallRequest {
         tools: tools(gateway, request.tools.as_deref().unwrap_or_default())?,
         strict: request.tools.iter().flatten().filter_map(strict).collect(),
         tool_choice,
         parallel_calls,
         sampling,
         constraint,
-        ..Call::new(request.model, Input::Messages(messages))
+        ..CallRequest::new(Input::Messages(messages))
     };
+    let call = Call { model: request.model, request: asked };
     Ok(Asked { call, streams: request.stream.unwrap_or(false) })
 }
 
-fn count(name: &str, value: i64) -> Result<usize, Fault> {
+fn count(name: &str, value: i64) -> Result<usize, ApiError> {
     match usize::try_from(value) {
         Ok(value) if value > 0 => Ok(value),
-        _ => Err(Fault::field(name, format!("{name} = {value}, but it must be at least 1"))),
+        _ => Err(ApiError::field(name, format!("{name} = {value}, but it must be at least 1"))),
     }
 }
 
@@ -111,12 +114,12 @@ const REFUSED: [&str; 16] = [
 
 /// Looks through the fields that nobody has read. How much a model is to think, and which parts of the past
 /// it is to forget, its template and its training decide here: such fields are counted with the unknown ones.
-fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), Fault> {
+fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
         if REFUSED.contains(&field.as_str()) {
             if !is_empty {
-                return Err(Fault::field(field, format!("{field} is not supported; leave it out")));
+                return Err(ApiError::field(field, format!("{field} is not supported; leave it out")));
             }
         } else if !IGNORED.contains(&field.as_str()) && !is_empty {
             gateway.unknown_field(API, field);
@@ -130,7 +133,7 @@ fn form(
     gateway: &Gateway,
     config: Option<Map<String, Value>>,
     format: Option<Value>,
-) -> Result<Option<Constraint>, Fault> {
+) -> Result<Option<Constraint>, ApiError> {
     let mut config = config.unwrap_or_default();
     let config_format = config.remove("format").filter(|format| !format.is_null());
     let field = if config_format.is_some() { "output_config.format" } else { "output_format" };
@@ -141,7 +144,7 @@ fn form(
     let Some(format) = format else { return Ok(None) };
     match (format["type"].as_str(), &format["schema"]) {
         (Some("json_schema"), schema @ Value::Object(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
-        _ => Err(Fault::field(
+        _ => Err(ApiError::field(
             field,
             format!("{field} is {format}; it is an object of type json_schema with a schema"),
         )),
@@ -149,7 +152,7 @@ fn form(
 }
 
 /// Reads tools. Those that Anthropic runs or describes itself are left out, and counted.
-fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, Fault> {
+fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
     let is_custom = |(_, value): &(usize, &Value)| match value["type"].as_str() {
         None | Some("custom") => true,
         Some(hosted) => {
@@ -161,16 +164,16 @@ fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, Fault> {
 }
 
 /// A tool in Anthropic's shape.
-fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, Fault> {
+fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, ApiError> {
     let param = format!("tools.{at}");
     let name = value["name"].as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| Fault::field(&param, format!("{param} has no name: {value}")))?;
+    let name = name.ok_or_else(|| ApiError::field(&param, format!("{param} has no name: {value}")))?;
     let Value::Object(_) = &value["input_schema"] else {
         let message = format!(
             "the input_schema of {param} ({name:?}) is {}, not a JSON schema of type object",
             value["input_schema"]
         );
-        return Err(Fault::field(&param, message));
+        return Err(ApiError::field(&param, message));
     };
     Ok(ToolSpec {
         name: name.to_owned(),
@@ -185,7 +188,7 @@ fn strict(value: &Value) -> Option<String> {
 }
 
 /// Which tools may be called, and whether several at once.
-fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), Fault> {
+fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok((ToolChoice::Auto, true)) };
     let parallel = value["disable_parallel_tool_use"] != true;
     let choice = match (value["type"].as_str(), value["name"].as_str()) {
@@ -197,7 +200,7 @@ fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), Fault> {
             let message = format!(
                 "tool_choice is {value}; it is an object of type auto, any, none, or tool with a name"
             );
-            return Err(Fault::field("tool_choice", message));
+            return Err(ApiError::field("tool_choice", message));
         }
     };
     Ok((choice, parallel))
@@ -235,16 +238,16 @@ mod tests {
             "output_config": { "format": { "type": "json_schema", "schema": schema } },
         });
         let Asked { call, streams } = read(&gateway, body.to_string().as_bytes()).unwrap();
-        let sampling = Sampling {
+        let sampling = SamplingOptions {
             max_tokens: Some(7),
             temperature: Some(0.5),
             top_p: Some(0.9),
             top_k: Some(3),
             stop: vec!["x".into()],
-            ..Sampling::default()
+            ..SamplingOptions::default()
         };
-        assert_eq!((call.model.as_str(), call.sampling, streams), ("m", sampling, true));
-        assert_eq!(call.constraint, Some(Constraint::JsonSchema(schema)));
+        assert_eq!((call.model.as_str(), call.request.sampling, streams), ("m", sampling, true));
+        assert_eq!(call.request.constraint, Some(Constraint::JsonSchema(schema)));
         assert!(gateway.unknown_fields().is_empty());
     }
 }

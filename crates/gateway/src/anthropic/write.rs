@@ -4,31 +4,33 @@ use levade_policy::FinishReason;
 use levade_text::{Piece, ToolCall};
 use serde_json::{Value, json};
 
-use crate::fault::{Fault, Kind};
 use crate::http::{Dialect, Gathered, frame};
-use crate::transcript::{End, Event, Head};
+use levade_call::{ApiError, ErrorKind};
+use levade_call::{End, Event, Head};
 
 /// Signature of every thought. Clients send it back, and whatever comes is taken.
 const SIGNATURE: &str = "ZHJlc3NhZ2U=";
 
 /// An error.
-pub(crate) fn fault(fault: &Fault, request: &str) -> Value {
+pub(crate) fn fault(fault: &ApiError, request: &str) -> Value {
     let kind = match fault.kind {
-        Kind::Invalid | Kind::TooLong | Kind::Limit | Kind::Method | Kind::MediaType => {
-            "invalid_request_error"
-        }
-        Kind::TooLarge => "request_too_large",
-        Kind::Unauthorised => "authentication_error",
-        Kind::Forbidden | Kind::Gone => "permission_error",
-        Kind::NotFound => "not_found_error",
-        Kind::Busy(_) => "rate_limit_error",
-        Kind::Unavailable => "overloaded_error",
-        Kind::Deadline => "timeout_error",
-        Kind::Internal => "api_error",
+        ErrorKind::Invalid
+        | ErrorKind::TooLong
+        | ErrorKind::Limit
+        | ErrorKind::Method
+        | ErrorKind::MediaType => "invalid_request_error",
+        ErrorKind::TooLarge => "request_too_large",
+        ErrorKind::Unauthorized => "authentication_error",
+        ErrorKind::Forbidden | ErrorKind::Gone => "permission_error",
+        ErrorKind::NotFound => "not_found_error",
+        ErrorKind::Busy(_) => "rate_limit_error",
+        ErrorKind::Unavailable => "overloaded_error",
+        ErrorKind::Deadline => "timeout_error",
+        ErrorKind::Internal => "api_error",
     };
     // Clients know a context that is full by these words, and then shorten it.
     let message = match fault.kind {
-        Kind::TooLong => format!("prompt is too long: {}", fault.message),
+        ErrorKind::TooLong => format!("prompt is too long: {}", fault.message),
         _ => fault.message.clone(),
     };
     json!({ "type": "error", "error": { "type": kind, "message": message }, "request_id": request })
@@ -162,7 +164,7 @@ impl Writer {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &Fault) -> Value {
+    fn fault(&self, found: &ApiError) -> Value {
         fault(found, &self.request)
     }
 

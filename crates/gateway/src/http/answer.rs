@@ -11,12 +11,12 @@ use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
 
-use crate::answering::Caller;
-use crate::batch::Batch;
 use crate::call::Call;
-use crate::fault::{Fault, Kind};
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::transcript::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
+use levade_call::Batch;
+use levade_call::{ApiError, ErrorKind};
+use levade_call::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
 
 /// A reply, put together.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct Gathered {
 /// How an API writes what comes of a call.
 pub(crate) trait Dialect: Send + 'static {
     /// Body of an error.
-    fn fault(&self, fault: &Fault) -> Value;
+    fn fault(&self, fault: &ApiError) -> Value;
 
     /// Body of an answer.
     fn whole(&mut self, head: &Head, replies: Vec<Gathered>) -> Value;
@@ -70,9 +70,9 @@ pub(crate) fn json(status: StatusCode, value: &Value) -> Response {
 }
 
 /// An error as an answer.
-pub(crate) fn failed(fault: &Fault, body: &Value) -> Response {
-    let mut response = json(fault.kind.status(), body);
-    if let Kind::Busy(after) = fault.kind {
+pub(crate) fn failed(fault: &ApiError, body: &Value) -> Response {
+    let mut response = json(status(fault.kind), body);
+    if let ErrorKind::Busy(after) = fault.kind {
         let seconds = HeaderValue::from(after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
     }
@@ -87,7 +87,7 @@ pub(crate) fn failed(fault: &Fault, body: &Value) -> Response {
 /// Answers a call in a dialect, as a stream or as a whole. Where nothing has come after `ping`, a client gets
 /// a sign of life each time it has passed.
 pub(crate) async fn answer<D: Dialect>(
-    begun: Result<Reader, Fault>,
+    begun: Result<Reader, ApiError>,
     mut dialect: D,
     streams: bool,
     ping: Duration,
@@ -134,7 +134,7 @@ impl Gathering {
     }
 
     /// Reads all events. Can be given up, and gone on with.
-    async fn all(&mut self) -> Result<(), Fault> {
+    async fn all(&mut self) -> Result<(), ApiError> {
         while let Some(event) = self.reader.next().await {
             match &*event {
                 Event::Prompt { choice, tokens } => {
@@ -167,7 +167,7 @@ impl Gathering {
 ///
 /// # Errors
 /// What the call failed with.
-async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), Fault> {
+async fn gather(reader: Reader) -> Result<(Head, Vec<Gathered>), ApiError> {
     let mut gathering = Gathering::new(reader);
     gathering.all().await?;
     gathering.reader.satisfied();
@@ -183,22 +183,22 @@ pub(crate) async fn gather_all(
     gateway: &Gateway,
     caller: &Caller,
     calls: Vec<Call>,
-) -> Result<Vec<(Head, Vec<Gathered>)>, Fault> {
+) -> Result<Vec<(Head, Vec<Gathered>)>, ApiError> {
     let readers = begin_all(gateway, caller, calls).await?;
     join_all(readers.into_iter().map(gather)).await.into_iter().collect()
 }
 
 /// Begins several calls of one body. If one is rejected, none is recorded.
-async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Vec<Reader>, Fault> {
-    let (verdict, batch) = Batch::new();
+async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Vec<Reader>, ApiError> {
+    let (outcome, batch) = Batch::new();
     let begin = async |(place, call)| {
         // Equal prompts of one body are calls of their own.
         let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
-        gateway.call_of(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
+        gateway.call_in(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
     };
     let begun = join_all(calls.into_iter().enumerate().map(begin)).await;
-    let readers = begun.into_iter().collect::<Result<Vec<Reader>, Fault>>();
-    verdict.say(readers.is_ok());
+    let readers = begun.into_iter().collect::<Result<Vec<Reader>, ApiError>>();
+    outcome.send(readers.is_ok());
     readers
 }
 
@@ -206,7 +206,11 @@ async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Resu
 ///
 /// # Errors
 /// Returns the fault of the first of them in their order that is rejected. Then none is recorded.
-pub(crate) async fn merge_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Merged, Fault> {
+pub(crate) async fn merge_all(
+    gateway: &Gateway,
+    caller: &Caller,
+    calls: Vec<Call>,
+) -> Result<Merged, ApiError> {
     let readers = begin_all(gateway, caller, calls).await?;
     let heads: Vec<Head> = readers.iter().map(|reader| reader.head().clone()).collect();
     let first = heads[0].clone();
@@ -360,5 +364,24 @@ impl<D: Dialect> Streaming<D> {
                 return Some(text);
             }
         }
+    }
+}
+
+/// Returns the HTTP status of an error, the same in all APIs.
+fn status(kind: ErrorKind) -> StatusCode {
+    match kind {
+        // Clients retry other statuses, although a retry would fail in the same way.
+        ErrorKind::Invalid | ErrorKind::TooLong | ErrorKind::Limit => StatusCode::BAD_REQUEST,
+        ErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        ErrorKind::Unauthorized => StatusCode::UNAUTHORIZED,
+        ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Method => StatusCode::METHOD_NOT_ALLOWED,
+        ErrorKind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        ErrorKind::Gone => StatusCode::GONE,
+        ErrorKind::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
+        ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Deadline => StatusCode::GATEWAY_TIMEOUT,
+        ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

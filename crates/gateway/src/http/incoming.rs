@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::answering::Caller;
-use crate::fault::{Fault, Kind};
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
+use levade_call::{ApiError, ErrorKind};
 
 /// Headers that name the agent; the second is that of before the project was called Levade.
 const AGENT: [&str; 2] = ["x-levade-agent", "x-dressage-agent"];
@@ -22,13 +22,13 @@ const RETRIES: [&str; 2] = ["x-stainless-retry-count", "x-retry-count"];
 /// A request, its body read. Whatever is wrong with it is said in the shape of the API that was called.
 pub(crate) struct Incoming {
     /// Who calls.
-    pub caller: Result<Caller, Fault>,
+    pub caller: Result<Caller, ApiError>,
     /// The key that it bears.
     pub key: Option<String>,
     /// Parts of the path that have a name.
     named: Vec<(String, String)>,
     /// All of the body.
-    pub body: Result<Bytes, Fault>,
+    pub body: Result<Bytes, ApiError>,
 }
 
 impl FromRequest<Gateway> for Incoming {
@@ -52,7 +52,7 @@ impl FromRequest<Gateway> for Incoming {
             // Without its parts nobody could tell whether the path is of the key's attempt.
             Err(error) => {
                 let message = format!("the path cannot be read: {}", error.body_text());
-                (Vec::new(), Err(Fault::new(Kind::Invalid, message)))
+                (Vec::new(), Err(ApiError::new(ErrorKind::Invalid, message)))
             }
         };
         // Nothing of a stranger's body is read.
@@ -61,11 +61,11 @@ impl FromRequest<Gateway> for Incoming {
             Ok(_) => axum::body::to_bytes(body, most).await.map_err(|error| {
                 let error = error.to_string();
                 match error.contains("length limit") {
-                    true => Fault::new(
-                        Kind::TooLarge,
+                    true => ApiError::new(
+                        ErrorKind::TooLarge,
                         format!("the body has more than {most} bytes, the most that is read"),
                     ),
-                    false => Fault::new(Kind::Invalid, format!("the body broke off: {error}")),
+                    false => ApiError::new(ErrorKind::Invalid, format!("the body broke off: {error}")),
                 }
             }),
         };
@@ -83,7 +83,7 @@ impl FromRequest<Gateway> for Incoming {
 }
 
 /// Unpacks a body, up to `max` bytes.
-fn unpacked(headers: &HeaderMap, body: Bytes, max: usize) -> Result<Bytes, Fault> {
+fn unpacked(headers: &HeaderMap, body: Bytes, max: usize) -> Result<Bytes, ApiError> {
     let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
     let (Some(encoding), None) = (encodings.next(), encodings.next()) else {
         return match headers.contains_key(header::CONTENT_ENCODING) {
@@ -94,22 +94,22 @@ fn unpacked(headers: &HeaderMap, body: Bytes, max: usize) -> Result<Bytes, Fault
     let encoding = encoding.to_str().unwrap_or_default();
     levade_http::unpack(encoding, body, max).map_err(|why| match why {
         Unpack::Unknown => packed(&format!("{encoding:?}")),
-        Unpack::Broken => Fault::new(
-            Kind::Invalid,
+        Unpack::Broken => ApiError::new(
+            ErrorKind::Invalid,
             format!("the body is not the {encoding} that its Content-Encoding names"),
         ),
-        Unpack::TooLarge => Fault::new(
-            Kind::TooLarge,
+        Unpack::TooLarge => ApiError::new(
+            ErrorKind::TooLarge,
             format!("the unpacked body has more than {max} bytes, the most that is read"),
         ),
     })
 }
 
-fn packed(encoding: &str) -> Fault {
+fn packed(encoding: &str) -> ApiError {
     let message = format!(
         "the Content-Encoding of the body is {encoding}; send the body with gzip or without encoding"
     );
-    Fault::new(Kind::MediaType, message)
+    ApiError::new(ErrorKind::MediaType, message)
 }
 
 /// The key of a request: `Authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as
@@ -129,40 +129,38 @@ fn caller(
     headers: &HeaderMap,
     key: Option<&str>,
     params: &[(String, String)],
-) -> Result<Caller, Fault> {
+) -> Result<Caller, ApiError> {
     let param = |name: &str| params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
     if let Some(attempt) = param("attempt") {
         let Some(session) = &session else {
-            return Err(Fault::new(
-                Kind::Unauthorised,
+            return Err(ApiError::new(
+                ErrorKind::Unauthorized,
                 "calls of an attempt bear its key, as Authorization: Bearer or x-api-key",
             ));
         };
         let options = &session.options;
         if options.attempt != attempt || param("rollout").is_some_and(|rollout| options.rollout != rollout) {
-            return Err(Fault::new(
-                Kind::Forbidden,
+            return Err(ApiError::new(
+                ErrorKind::Forbidden,
                 format!("this key is of another attempt than {attempt}"),
             ));
         }
     }
     if let Some(session) = &session {
-        if session.is_closed() {
-            return Err(session.gone());
-        }
+        session.recorder().check_open()?;
     } else {
         let keys = &gateway.0.options.keys;
         if !gateway.0.options.open {
-            return Err(Fault::new(
-                Kind::Unauthorised,
+            return Err(ApiError::new(
+                ErrorKind::Unauthorized,
                 "only calls that bear the key of an attempt are answered here",
             ));
         }
         if !keys.is_empty() && !key.is_some_and(|key| keys.iter().any(|known| same(known, key))) {
-            return Err(Fault::new(
-                Kind::Unauthorised,
+            return Err(ApiError::new(
+                ErrorKind::Unauthorized,
                 "the key is missing or wrong; send it as Authorization: Bearer or x-api-key",
             ));
         }
@@ -188,7 +186,7 @@ pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de
 }
 
 /// Reads a body as JSON; an error names the place.
-pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
@@ -202,12 +200,12 @@ pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
             ),
             false => why,
         };
-        let fault = Fault::new(Kind::Invalid, format!("{place}: {why}"));
-        Fault { param: Some(path).filter(|_| !is_whole), ..fault }
+        let fault = ApiError::new(ErrorKind::Invalid, format!("{place}: {why}"));
+        ApiError { param: Some(path).filter(|_| !is_whole), ..fault }
     })?;
-    deserializer
-        .end()
-        .map_err(|error| Fault::new(Kind::Invalid, format!("the body goes on after its JSON: {error}")))?;
+    deserializer.end().map_err(|error| {
+        ApiError::new(ErrorKind::Invalid, format!("the body goes on after its JSON: {error}"))
+    })?;
     Ok(value)
 }
 
@@ -218,32 +216,32 @@ impl Incoming {
     }
 
     /// Caller and body, of a request that is in order so far.
-    pub(crate) fn in_order(self) -> Result<(Caller, Bytes), Fault> {
+    pub(crate) fn in_order(self) -> Result<(Caller, Bytes), ApiError> {
         let caller = self.caller?;
         // The key for rewards opens nothing else.
         if let (Some(session), Some(key)) = (&caller.session, &self.key)
             && !session.key.is(key)
         {
-            return Err(Fault::new(Kind::Forbidden, "this key is for rewards alone"));
+            return Err(ApiError::new(ErrorKind::Forbidden, "this key is for rewards alone"));
         }
         Ok((caller, self.body?))
     }
 
     /// Session and body of a request that bears the key for rewards.
-    pub(crate) fn of_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), Fault> {
+    pub(crate) fn of_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), ApiError> {
         let session = self.caller?.session;
         let session = session.ok_or_else(|| {
-            Fault::new(Kind::Unauthorised, "rewards bear the key of their attempt for rewards")
+            ApiError::new(ErrorKind::Unauthorized, "rewards bear the key of their attempt for rewards")
         })?;
         if !session.options.rewards {
-            return Err(Fault::new(
-                Kind::Forbidden,
+            return Err(ApiError::new(
+                ErrorKind::Forbidden,
                 "this recipe takes no rewards from programs (agent.rewards)",
             ));
         }
         if !self.key.is_some_and(|key| session.reward_key.is(&key)) {
-            return Err(Fault::new(
-                Kind::Forbidden,
+            return Err(ApiError::new(
+                ErrorKind::Forbidden,
                 "this key is for calls alone; rewards have one of their own",
             ));
         }

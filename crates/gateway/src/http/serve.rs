@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -16,9 +17,9 @@ use tokio::net::TcpListener;
 
 use super::answer::failed;
 use super::incoming::key_of;
-use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
+use levade_call::{ApiError, ErrorKind};
 
 /// Paths of an API, below a prefix that says who calls or below none.
 fn api() -> Router<Gateway> {
@@ -61,8 +62,8 @@ async fn health() -> Response {
 }
 
 async fn metrics(State(gateway): State<Gateway>) -> Response {
-    let waiting = gateway.0.waiting.load(std::sync::atomic::Ordering::Relaxed);
-    let text = gateway.0.metrics.text(waiting);
+    let crate::gateway::Inner { metrics, waiting, rejoined, .. } = &*gateway.0;
+    let text = crate::metrics::text(metrics, waiting.load(Relaxed), rejoined.load(Relaxed));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
@@ -72,7 +73,7 @@ fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
 }
 
 /// Returns the response to a rejected request, in the shape of the API that it is of.
-fn rejected(gateway: &Gateway, anthropic: bool, fault: &Fault) -> Response {
+fn rejected(gateway: &Gateway, anthropic: bool, fault: &ApiError) -> Response {
     match anthropic {
         true => anthropic::rejected(gateway, fault),
         false => failed(fault, &openai::fault(fault)),
@@ -95,14 +96,15 @@ async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
 
 async fn nowhere(State(gateway): State<Gateway>, request: Request) -> Response {
     let message = format!("nothing is at {} {}", request.method(), request.uri().path());
-    let fault = Fault::new(Kind::NotFound, message);
+    let fault = ApiError::new(ErrorKind::NotFound, message);
     rejected(&gateway, is_anthropic(request.uri(), request.headers()), &fault)
 }
 
 /// Answers a request with a method that its path does not have. The router adds the header `Allow`.
 async fn wrong_method(State(gateway): State<Gateway>, request: Request) -> Response {
     let (method, path) = (request.method(), request.uri().path());
-    let fault = Fault::new(Kind::Method, format!("{path} has no method {method}; see the header Allow"));
+    let fault =
+        ApiError::new(ErrorKind::Method, format!("{path} has no method {method}; see the header Allow"));
     rejected(&gateway, is_anthropic(request.uri(), request.headers()), &fault)
 }
 
@@ -126,37 +128,31 @@ async fn guarded(
             Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
             Verdict::Rejected(Rejection { status, message }) => {
                 let kind = match status {
-                    StatusCode::UNSUPPORTED_MEDIA_TYPE => Kind::MediaType,
-                    _ => Kind::Forbidden,
+                    StatusCode::UNSUPPORTED_MEDIA_TYPE => ErrorKind::MediaType,
+                    _ => ErrorKind::Forbidden,
                 };
                 let anthropic = is_anthropic(request.uri(), request.headers());
-                return rejected(&gateway, anthropic, &Fault::new(kind, message));
+                return rejected(&gateway, anthropic, &ApiError::new(kind, message));
             }
         };
     cors.apply(response.headers_mut());
     response
 }
 
-impl Gateway {
-    /// Returns all paths of the gateway, which answers as the hosts of [`Options::access`](crate::Options).
-    pub fn router(&self) -> Router {
-        self.router_as(self.0.options.access.clone())
-    }
-
-    fn router_as(&self, access: Access) -> Router {
-        let attempt = "/rollout/{rollout}/attempt/{attempt}";
-        Router::new()
-            .merge(api())
-            .nest(attempt, api())
-            .nest(&format!("{attempt}/agent/{{agent}}"), api())
-            .route("/metrics", get(metrics))
-            .route(&format!("{attempt}/"), get(health))
-            .route(&format!("{attempt}/agent/{{agent}}/"), get(health))
-            .fallback(nowhere)
-            .method_not_allowed_fallback(wrong_method)
-            .layer(from_fn_with_state((self.clone(), Arc::new(access)), guarded))
-            .with_state(self.clone())
-    }
+/// Returns the routes of a gateway, which answers as the hosts that `access` allows.
+pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
+    let attempt = "/rollout/{rollout}/attempt/{attempt}";
+    Router::new()
+        .merge(api())
+        .nest(attempt, api())
+        .nest(&format!("{attempt}/agent/{{agent}}"), api())
+        .route("/metrics", get(metrics))
+        .route(&format!("{attempt}/"), get(health))
+        .route(&format!("{attempt}/agent/{{agent}}/"), get(health))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state((gateway.clone(), Arc::new(access)), guarded))
+        .with_state(gateway.clone())
 }
 
 /// Serves a gateway until `stop` ends, and the answers under way with it.
@@ -176,7 +172,7 @@ pub async fn serve(
             tracing::debug!(%error, "a connection keeps its small packets back");
         }
     });
-    axum::serve(listener, gateway.router_as(access)).with_graceful_shutdown(stop).await
+    axum::serve(listener, router(gateway, access)).with_graceful_shutdown(stop).await
 }
 
 #[cfg(test)]

@@ -35,7 +35,11 @@ async fn send(
     }
     let length = body.len();
     let request = request.header("content-length", length).body(Body::from(body)).unwrap();
-    let (parts, body) = gateway.router().oneshot(request).await.unwrap().into_parts();
+    let (parts, body) = crate::http::router(gateway, gateway.0.options.access.clone())
+        .oneshot(request)
+        .await
+        .unwrap()
+        .into_parts();
     let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
     (parts.status, parts.headers, serde_json::from_slice(&bytes).unwrap_or_default())
 }
@@ -44,7 +48,7 @@ const JSON: (&str, &str) = ("content-type", "application/json");
 
 fn open(options: Options) -> Gateway {
     let served = Served::scripted(&["Yes."]);
-    let models = served.gateway.models().iter().map(|model| (**model).clone()).collect();
+    let models = served.gateway.models();
     Gateway::new(models, options)
 }
 

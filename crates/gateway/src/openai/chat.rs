@@ -10,14 +10,16 @@ use serde_json::{Map, Value, json};
 
 use super::write::{Tokens, fault, finish, stop_reason, usage, usage_of, weight_versions};
 use super::{Asked, notice, structured};
-use crate::call::{Call, Input, ToolChoice};
-use crate::fault::Fault;
+use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
-use crate::model::Backend;
 use crate::parameters;
 use crate::parts::shown_result;
-use crate::transcript::{Event, Head, Token};
+use levade_call::ApiError;
+use levade_call::Backend;
+use levade_call::Request as CallRequest;
+use levade_call::{Event, Head, Token};
+use levade_call::{Input, ToolChoice};
 
 /// A request.
 #[derive(Deserialize)]
@@ -60,7 +62,7 @@ pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: Incoming) -> 
 fn prepare(
     gateway: &Gateway,
     incoming: Incoming,
-) -> Result<(crate::answering::Caller, Call, Writer, bool), Fault> {
+) -> Result<(crate::gateway::Caller, Call, Writer, bool), ApiError> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     for message in request.messages.iter_mut().filter(|message| message.role == Role::Tool) {
@@ -75,7 +77,7 @@ fn prepare(
     let logprobs = request.logprobs.unwrap_or(false);
     if let (false, Some(top @ 1..)) = (logprobs, request.top_logprobs) {
         let message = format!("top_logprobs is {top}, but logprobs is not true; set logprobs to true");
-        return Err(Fault::field("top_logprobs", message));
+        return Err(ApiError::field("top_logprobs", message));
     }
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
     let mut tools = request.tools.iter().flatten().map(tool).collect::<Result<Vec<ToolSpec>, _>>()?;
@@ -86,7 +88,7 @@ fn prepare(
         }
         None => tool_choice(request.tool_choice.as_ref())?,
     };
-    let call = Call {
+    let asked = CallRequest {
         tools,
         strict: request.tools.iter().flatten().filter_map(strict).collect(),
         tool_choice,
@@ -94,8 +96,9 @@ fn prepare(
         constraint,
         n: asked.replies()?,
         sampling,
-        ..Call::new(request.model, Input::Messages(request.messages))
+        ..CallRequest::new(Input::Messages(request.messages))
     };
+    let call = Call { model: request.model, request: asked };
     let tokens = Tokens {
         logprobs,
         ids: request.return_token_ids.unwrap_or(false),
@@ -104,7 +107,7 @@ fn prepare(
     };
     let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let variables = request.chat_template_kwargs.unwrap_or_default();
-    let model = gateway.answering_model(&caller, &call)?;
+    let model = gateway.party(&caller, &call)?;
     // A model of others knows neither.
     let chat = match &model.backend {
         Backend::Messages(_) if variables.is_empty() && !tokens.any() => None,
@@ -113,13 +116,13 @@ fn prepare(
     if let Some(chat) = &chat {
         check_variables(chat, &variables)?;
     }
-    let (calls, told) = (vec![0; call.n], vec![0; call.n]);
+    let (calls, told) = (vec![0; call.request.n], vec![0; call.request.n]);
     let writer = Writer { chat, tokens, include_usage, prompt_tokens: 0, calls, told, ended: Vec::new() };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
 /// Takes the fields about sampling out of the rest.
-pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, Fault> {
+pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, ApiError> {
     const FIELDS: [&str; 17] = [
         "max_tokens",
         "max_completion_tokens",
@@ -143,13 +146,13 @@ pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, Fault> {
         FIELDS.iter().filter_map(|name| Some(((*name).to_owned(), rest.remove(*name)?))).collect();
     serde_path_to_error::deserialize(Value::Object(found)).map_err(|error| {
         let path = error.path().to_string();
-        Fault::field(&path.clone(), format!("{path}: {}", error.into_inner()))
+        ApiError::field(&path.clone(), format!("{path}: {}", error.into_inner()))
     })
 }
 
 /// A tool in OpenAI's shape.
-pub(crate) fn tool(value: &Value) -> Result<ToolSpec, Fault> {
-    let wrong = |why: String| Fault::field("tools", why);
+pub(crate) fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
+    let wrong = |why: String| ApiError::field("tools", why);
     let kind = value["type"].as_str().unwrap_or("function");
     if kind != "function" {
         return Err(wrong(format!("a tool is of type {kind:?}, but only functions can be called here")));
@@ -182,8 +185,8 @@ pub(crate) fn allowed(
     tools: &mut Vec<ToolSpec>,
     choice: &Value,
     name: impl Fn(&Value) -> Option<String>,
-) -> Result<ToolChoice, Fault> {
-    let wrong = |why: String| Fault::field("tool_choice", why);
+) -> Result<ToolChoice, ApiError> {
+    let wrong = |why: String| ApiError::field("tool_choice", why);
     let listed = choice["tools"].as_array().filter(|listed| !listed.is_empty());
     let listed = listed
         .ok_or_else(|| wrong(format!("tool_choice allows {}; it is a list of tools", choice["tools"])))?;
@@ -202,14 +205,14 @@ pub(crate) fn allowed(
     }
 }
 
-fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, Fault> {
+fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
     match value {
         None | Some(Value::Null) => Ok(ToolChoice::Auto),
         Some(Value::String(word)) => match word.as_str() {
             "auto" => Ok(ToolChoice::Auto),
             "none" => Ok(ToolChoice::None),
             "required" => Ok(ToolChoice::Required),
-            other => Err(Fault::field(
+            other => Err(ApiError::field(
                 "tool_choice",
                 format!(
                     "tool_choice is {other:?}; it is auto, none, required, or an object that names a function"
@@ -218,15 +221,16 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, Fault> {
         },
         Some(value) => match value["function"]["name"].as_str() {
             Some(name) => Ok(ToolChoice::Named(name.to_owned())),
-            None => {
-                Err(Fault::field("tool_choice", format!("tool_choice is {value}, which names no function")))
-            }
+            None => Err(ApiError::field(
+                "tool_choice",
+                format!("tool_choice is {value}, which names no function"),
+            )),
         },
     }
 }
 
 /// Checks variables of the template, which are fixed when a model is served.
-fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Fault> {
+fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), ApiError> {
     for (name, value) in variables {
         let served = chat.variables().get(name);
         let is_fixed = served.is_some() || chat.template().source().contains(name.as_str());
@@ -236,7 +240,7 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Fa
                 "chat_template_kwargs has {name} = {value}, but this model is served with {served}; leave it \
                  out, or set it where the model is served"
             );
-            return Err(Fault::field("chat_template_kwargs", message));
+            return Err(ApiError::field("chat_template_kwargs", message));
         }
     }
     Ok(())
@@ -289,7 +293,7 @@ fn call(call: &ToolCall) -> Value {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &Fault) -> Value {
+    fn fault(&self, found: &ApiError) -> Value {
         fault(found)
     }
 

@@ -12,14 +12,16 @@ use serde_json::{Map, Value, json};
 use super::chat::{StreamOptions, split};
 use super::write::{Tokens, fault, finish, finite, stop_reason, usage, weight_versions};
 use super::{Asked, notice, structured};
-use crate::answering::Caller;
-use crate::call::{Call, Input};
-use crate::fault::Fault;
+use crate::call::Call;
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
     Dialect, Gathered, Incoming, Merged, answer, failed, frame, gather_all, json as document, merge_all, read,
 };
-use crate::transcript::{Event, Head, Token};
+use levade_call::ApiError;
+use levade_call::Input;
+use levade_call::Request as CallRequest;
+use levade_call::{Event, Head, Token};
 
 /// A request.
 #[derive(Deserialize)]
@@ -95,7 +97,7 @@ struct Prepared {
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, ApiError> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
     let asked: Asked = split(&mut request.rest)?;
@@ -103,7 +105,7 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
     notice(gateway, "completions", &request.rest)?;
     let n = asked.replies()?;
     if request.best_of.is_some_and(|best| best != n as i64) {
-        return Err(Fault::field("best_of", "best_of is not supported; ask for n replies, and choose"));
+        return Err(ApiError::field("best_of", "best_of is not supported; ask for n replies, and choose"));
     }
     let echo = request.echo.unwrap_or(false);
     let mut sampling = asked.sampling()?;
@@ -113,14 +115,17 @@ fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<Prepared, Fault> {
     sampling.max_tokens = sampling.max_tokens.or(Some(16));
     let inputs = request.prompt.inputs();
     if inputs.is_empty() {
-        return Err(Fault::field("prompt", "prompt is an empty list; give at least one"));
+        return Err(ApiError::field("prompt", "prompt is an empty list; give at least one"));
     }
     let streams = request.stream.unwrap_or(false);
     let call = |input| Call {
-        n,
-        sampling: sampling.clone(),
-        constraint: constraint.clone(),
-        ..Call::new(request.model.clone(), input)
+        model: request.model.clone(),
+        request: CallRequest {
+            n,
+            sampling: sampling.clone(),
+            constraint: constraint.clone(),
+            ..CallRequest::new(input)
+        },
     };
     let calls: Vec<Call> = inputs.into_iter().map(call).collect();
     let chat = gateway.chat_of(&caller, &calls[0])?;
@@ -254,7 +259,7 @@ impl Writer {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &Fault) -> Value {
+    fn fault(&self, found: &ApiError) -> Value {
         fault(found)
     }
 

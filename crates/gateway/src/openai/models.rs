@@ -5,38 +5,27 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::write::respond;
-use crate::fault::Fault;
 use crate::gateway::Gateway;
+use crate::gateway::Model;
 use crate::http::Incoming;
-use crate::model::Model;
+use crate::info;
+use levade_call::ApiError;
 
 fn describe(model: &Model) -> Value {
     json!({
-        "id": model.name,
+        "id": model.party.model,
         "object": "model",
         "created": model.created,
         "owned_by": "levade",
-        "root": model.name,
-        "max_model_len": model.tokens().ok().map(|model| model.context),
+        "root": model.party.model,
+        "max_model_len": model.party.tokens().ok().map(|model| model.context),
     })
 }
 
-/// Models that a caller can ask for: those of its attempt, by the names of their policies too.
-fn known(gateway: &Gateway, incoming: Incoming) -> Result<Vec<Value>, Fault> {
+/// Returns descriptions of the models that a caller can ask for.
+fn known(gateway: &Gateway, incoming: Incoming) -> Result<Vec<Value>, ApiError> {
     let caller = incoming.caller?;
-    let mut found: Vec<Value> = Vec::new();
-    match &caller.session {
-        Some(session) => {
-            for route in &session.options.routes {
-                let value = describe(&route.model);
-                if !found.contains(&value) {
-                    found.push(value);
-                }
-            }
-        }
-        None => found.extend(gateway.models().iter().map(|model| describe(model))),
-    }
-    Ok(found)
+    Ok(info::models(gateway, &caller).iter().map(describe).collect())
 }
 
 /// Answers `GET /v1/models`.

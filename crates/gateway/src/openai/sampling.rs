@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::call::Sampling;
-use crate::fault::Fault;
 use crate::gateway::Gateway;
+use levade_call::ApiError;
+use levade_call::SamplingOptions;
 
 /// One text, or several.
 #[derive(Debug, Clone, Deserialize)]
@@ -40,27 +40,27 @@ pub(crate) struct Asked {
 }
 
 /// A count that must be positive.
-fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, Fault> {
+fn count(name: &str, value: Option<i64>, least: i64) -> Result<Option<usize>, ApiError> {
     let check = |value: i64| match usize::try_from(value) {
         Ok(count) if value >= least => Ok(count),
-        _ => Err(Fault::field(name, format!("{name} = {value}, but it must be at least {least}"))),
+        _ => Err(ApiError::field(name, format!("{name} = {value}, but it must be at least {least}"))),
     };
     value.map(check).transpose()
 }
 
 impl Asked {
     /// The wishes, in no API's shape.
-    pub(crate) fn sampling(&self) -> Result<Sampling, Fault> {
+    pub(crate) fn sampling(&self) -> Result<SamplingOptions, ApiError> {
         let most = count("max_completion_tokens", self.max_completion_tokens, 0)?;
         let max_tokens = most.or(count("max_tokens", self.max_tokens, 0)?);
         let biases = self.logit_bias.iter().flatten().map(|(token, bias)| {
             let id = token.trim().parse::<u32>().map_err(|_| {
-                Fault::field("logit_bias", format!("logit_bias names {token:?}, which is no token id"))
+                ApiError::field("logit_bias", format!("logit_bias names {token:?}, which is no token id"))
             })?;
             Ok((id, *bias))
         });
-        let biases = biases.collect::<Result<BTreeMap<u32, f32>, Fault>>()?;
-        Ok(Sampling {
+        let biases = biases.collect::<Result<BTreeMap<u32, f32>, ApiError>>()?;
+        Ok(SamplingOptions {
             max_tokens,
             temperature: self.temperature,
             top_p: self.top_p,
@@ -87,7 +87,7 @@ impl Asked {
     }
 
     /// The number of replies.
-    pub(crate) fn replies(&self) -> Result<usize, Fault> {
+    pub(crate) fn replies(&self) -> Result<usize, ApiError> {
         Ok(count("n", self.n, 1)?.unwrap_or(1))
     }
 }
@@ -167,13 +167,13 @@ const REFUSED: [(&str, Value); 33] = [
 
 /// Looks through the fields of a request that nobody has read: refuses those that ask for something there is
 /// not, counts those that are unknown.
-pub(crate) fn notice(gateway: &Gateway, api: &str, rest: &Map<String, Value>) -> Result<(), Fault> {
+pub(crate) fn notice(gateway: &Gateway, api: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         if let Some((_, neutral)) = REFUSED.iter().find(|(name, _)| name == field) {
             let is_empty = value.as_array().is_some_and(Vec::is_empty);
             if !value.is_null() && value != neutral && !is_empty {
                 let message = format!("{field} is not supported; leave it out");
-                return Err(Fault::field(field, message));
+                return Err(ApiError::field(field, message));
             }
         } else if !IGNORED.contains(&field.as_str()) {
             gateway.unknown_field(api, field);

@@ -2,23 +2,24 @@
 
 use serde_json::{Map, Value};
 
-use crate::call::Constraint;
-use crate::fault::Fault;
 use crate::gateway::Gateway;
+use levade_call::ApiError;
+use levade_call::Constraint;
 
 /// The form that `response_format` asks for.
-fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Fault> {
+fn of_response_format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     match value["type"].as_str() {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Constraint::JsonObject)),
         Some("json_schema") => match &value["json_schema"]["schema"] {
             schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
-            other => {
-                Err(Fault::field("response_format", format!("json_schema.schema is {other}, not a schema")))
-            }
+            other => Err(ApiError::field(
+                "response_format",
+                format!("json_schema.schema is {other}, not a schema"),
+            )),
         },
-        _ => Err(Fault::field(
+        _ => Err(ApiError::field(
             "response_format",
             format!("response_format is {value}; its type is text, json_object or json_schema"),
         )),
@@ -39,12 +40,15 @@ const GUIDED: [(&str, &str); 5] = [
 ///
 /// # Errors
 /// When a value is no form, or several are asked for.
-pub(crate) fn of_vllm(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<Option<Constraint>, Fault> {
+pub(crate) fn of_vllm(
+    gateway: &Gateway,
+    rest: &mut Map<String, Value>,
+) -> Result<Option<Constraint>, ApiError> {
     let mut found = None;
     if let Some(outputs) = rest.remove("structured_outputs").filter(|outputs| !outputs.is_null()) {
         let Value::Object(outputs) = outputs else {
             let message = format!("structured_outputs is {outputs}, which is no object");
-            return Err(Fault::field("structured_outputs", message));
+            return Err(ApiError::field("structured_outputs", message));
         };
         for (kind, value) in &outputs {
             let field = format!("structured_outputs.{kind}");
@@ -54,7 +58,7 @@ pub(crate) fn of_vllm(gateway: &Gateway, rest: &mut Map<String, Value>) -> Resul
                 }
                 "structural_tag" if !value.is_null() => {
                     let message = format!("{field} is not supported; use json, regex, choice or grammar");
-                    return Err(Fault::field(&field, message));
+                    return Err(ApiError::field(&field, message));
                 }
                 // How a form is printed and by which library, which is decided here.
                 _ if value.is_null() => {}
@@ -98,7 +102,7 @@ pub(crate) fn of_request(
     gateway: &Gateway,
     own: Option<Constraint>,
     rest: &mut Map<String, Value>,
-) -> Result<Option<Constraint>, Fault> {
+) -> Result<Option<Constraint>, ApiError> {
     let form = of_response_format(rest.remove("response_format").as_ref())?;
     let form = either(either(own, form)?, of_vllm(gateway, rest)?)?;
     for field in FORMS {
@@ -112,7 +116,7 @@ pub(crate) fn of_request(
             let message = format!(
                 "{field} is not read here; ask for the form of the reply in response_format or structured_outputs"
             );
-            return Err(Fault::field(field, message));
+            return Err(ApiError::field(field, message));
         }
     }
     Ok(form)
@@ -125,17 +129,17 @@ pub(crate) fn of_request(
 pub(crate) fn either(
     one: Option<Constraint>,
     other: Option<Constraint>,
-) -> Result<Option<Constraint>, Fault> {
+) -> Result<Option<Constraint>, ApiError> {
     if one.is_some() && other.is_some() {
         let message = "a reply has one form; ask for it in one field alone";
-        return Err(Fault::field("structured_outputs", message));
+        return Err(ApiError::field("structured_outputs", message));
     }
     Ok(one.or(other))
 }
 
 /// The form of a kind in vLLM's words.
-fn form(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, Fault> {
-    let wrong = |must: &str| Fault::field(field, format!("{field} is {value}; it is {must}"));
+fn form(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, ApiError> {
+    let wrong = |must: &str| ApiError::field(field, format!("{field} is {value}; it is {must}"));
     let text = || value.as_str().map(str::to_owned).ok_or_else(|| wrong("a text"));
     if value.is_null() {
         return Ok(None);
@@ -163,15 +167,15 @@ fn form(field: &str, kind: &str, value: &Value) -> Result<Option<Constraint>, Fa
 ///
 /// # Errors
 /// When it is neither.
-pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, Fault> {
+pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, ApiError> {
     let schema = match value {
         Value::String(text) => serde_json::from_str(text)
-            .map_err(|error| Fault::field(field, format!("{field} is no JSON: {error}")))?,
+            .map_err(|error| ApiError::field(field, format!("{field} is no JSON: {error}")))?,
         other => other.clone(),
     };
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(Constraint::JsonSchema(schema)),
-        other => Err(Fault::field(field, format!("{field} is {other}, which is no JSON schema"))),
+        other => Err(ApiError::field(field, format!("{field} is {other}, which is no JSON schema"))),
     }
 }
 
@@ -182,7 +186,7 @@ mod tests {
     use super::*;
     use crate::Options;
 
-    fn read(rest: Value) -> Result<Option<Constraint>, Fault> {
+    fn read(rest: Value) -> Result<Option<Constraint>, ApiError> {
         let gateway = Gateway::new(Vec::new(), Options::default());
         let Value::Object(mut rest) = rest else { unreachable!("tests give objects") };
         of_vllm(&gateway, &mut rest)

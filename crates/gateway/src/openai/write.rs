@@ -6,33 +6,35 @@ use levade_policy::FinishReason;
 use levade_text::Chat;
 use serde_json::{Value, json};
 
-use crate::fault::{Fault, Kind};
 use crate::http::{Gathered, failed, json as json_document};
-use crate::transcript::{End, Token};
+use levade_call::{ApiError, ErrorKind};
+use levade_call::{End, Token};
 
 /// An error in OpenAI's shape.
-pub(crate) fn fault(fault: &Fault) -> Value {
+pub(crate) fn fault(fault: &ApiError) -> Value {
     let (kind, code) = match fault.kind {
-        Kind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
-        Kind::Invalid | Kind::TooLarge | Kind::Method | Kind::MediaType => ("invalid_request_error", None),
-        Kind::Unauthorised => ("authentication_error", Some("invalid_api_key")),
-        Kind::Limit => ("invalid_request_error", Some("attempt_limit_reached")),
-        Kind::Forbidden => ("permission_error", None),
-        Kind::NotFound if fault.param.as_deref() == Some("model") => {
+        ErrorKind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
+        ErrorKind::Invalid | ErrorKind::TooLarge | ErrorKind::Method | ErrorKind::MediaType => {
+            ("invalid_request_error", None)
+        }
+        ErrorKind::Unauthorized => ("authentication_error", Some("invalid_api_key")),
+        ErrorKind::Limit => ("invalid_request_error", Some("attempt_limit_reached")),
+        ErrorKind::Forbidden => ("permission_error", None),
+        ErrorKind::NotFound if fault.param.as_deref() == Some("model") => {
             ("invalid_request_error", Some("model_not_found"))
         }
-        Kind::NotFound => ("invalid_request_error", None),
-        Kind::Gone => ("invalid_request_error", Some("attempt_over")),
-        Kind::Busy(_) => ("rate_limit_error", Some("rate_limit_exceeded")),
-        Kind::Unavailable => ("server_error", Some("unavailable")),
-        Kind::Deadline => ("server_error", Some("deadline")),
-        Kind::Internal => ("server_error", None),
+        ErrorKind::NotFound => ("invalid_request_error", None),
+        ErrorKind::Gone => ("invalid_request_error", Some("attempt_over")),
+        ErrorKind::Busy(_) => ("rate_limit_error", Some("rate_limit_exceeded")),
+        ErrorKind::Unavailable => ("server_error", Some("unavailable")),
+        ErrorKind::Deadline => ("server_error", Some("deadline")),
+        ErrorKind::Internal => ("server_error", None),
     };
     json!({ "error": { "message": fault.message, "type": kind, "param": fault.param, "code": code } })
 }
 
 /// An answer that is there at once: a document, or an error in OpenAI's shape.
-pub(crate) fn respond(found: Result<Value, Fault>) -> Response {
+pub(crate) fn respond(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(value) => json_document(StatusCode::OK, &value),
         Err(found) => failed(&found, &fault(&found)),

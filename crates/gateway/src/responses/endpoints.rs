@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use super::recall::Recall;
 use super::request::{self, Asked};
 use super::write::{Writer, fault};
-use crate::answering::Caller;
-use crate::call::{Call, Input};
-use crate::fault::{Fault, Kind};
+use crate::call::Call;
+use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{Incoming, answer, failed, json as document};
+use levade_call::Input;
+use levade_call::{ApiError, ErrorKind};
 
 /// Answers `POST /v1/responses`.
 pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
@@ -27,27 +28,27 @@ pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: Incoming
 }
 
 /// Who calls, and what was remembered for them.
-fn recall(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Recall, bytes::Bytes), Fault> {
+fn recall(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Recall, bytes::Bytes), ApiError> {
     let key = incoming.key.clone();
     let (caller, body) = incoming.in_order()?;
     let recall = Recall::new(gateway, caller.session.clone(), key.as_deref());
     Ok((caller, recall, body))
 }
 
-fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), Fault> {
+fn prepare(gateway: &Gateway, incoming: Incoming) -> Result<(Caller, Call, Writer, bool), ApiError> {
     let (caller, recall, body) = recall(gateway, incoming)?;
     let Asked { call, streams, mut told } = request::read(gateway, &recall, &body)?;
-    if call.sampling.logprobs.is_some() {
+    if call.request.sampling.logprobs.is_some() {
         told.chat = Some(gateway.chat_of(&caller, &call)?);
     }
     Ok((caller, call, Writer::new(told, recall), streams))
 }
 
-fn unknown(id: &str) -> Fault {
-    Fault::new(Kind::NotFound, format!("Response with id '{id}' not found."))
+fn unknown(id: &str) -> ApiError {
+    ApiError::new(ErrorKind::NotFound, format!("Response with id '{id}' not found."))
 }
 
-fn respond(found: Result<Value, Fault>) -> Response {
+fn respond(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(body) => document(StatusCode::OK, &body),
         Err(found) => failed(&found, &fault(&found)),
@@ -75,7 +76,7 @@ pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: Incoming) -
 
 /// Returns the part of the items that a query asks for: the latest first, 20 of them, unless it says
 /// otherwise.
-fn page(items: &[Value], query: &str) -> Result<Value, Fault> {
+fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     const MAX: usize = 100;
     let field = |name: &str| {
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -83,17 +84,17 @@ fn page(items: &[Value], query: &str) -> Result<Value, Fault> {
     };
     let limit = field("limit").map_or(Ok(20), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=MAX).contains(limit));
-        limit.ok_or_else(|| Fault::field("limit", format!("limit is {text:?}; it is in 1..={MAX}")))
+        limit.ok_or_else(|| ApiError::field("limit", format!("limit is {text:?}; it is in 1..={MAX}")))
     })?;
     let mut items: Vec<&Value> = items.iter().collect();
     match field("order").unwrap_or("desc") {
         "desc" => items.reverse(),
         "asc" => {}
-        other => return Err(Fault::field("order", format!("order is {other:?}; it is asc or desc"))),
+        other => return Err(ApiError::field("order", format!("order is {other:?}; it is asc or desc"))),
     }
     if let Some(after) = field("after") {
         let place = items.iter().position(|item| item["id"] == after);
-        let place = place.ok_or_else(|| Fault::field("after", format!("there is no item {after:?}")))?;
+        let place = place.ok_or_else(|| ApiError::field("after", format!("there is no item {after:?}")))?;
         items.drain(..=place);
     }
     let has_more = items.len() > limit;
@@ -123,10 +124,10 @@ pub(crate) async fn input_items(
 pub(crate) async fn input_tokens(State(gateway): State<Gateway>, incoming: Incoming) -> Response {
     let counting = tokio::task::spawn_blocking(move || {
         let (caller, call, ..) = prepare(&gateway, incoming)?;
-        let Input::Messages(messages) = &call.input else { return Ok(0) };
-        Ok(gateway.chat_of(&caller, &call)?.prompt(messages, &call.tools)?.len())
+        let Input::Messages(messages) = &call.request.input else { return Ok(0) };
+        Ok(gateway.chat_of(&caller, &call)?.prompt(messages, &call.request.tools)?.len())
     });
-    let broken = |error| Fault::new(Kind::Internal, format!("counting did not end: {error}"));
+    let broken = |error| ApiError::new(ErrorKind::Internal, format!("counting did not end: {error}"));
     let counted = counting.await.map_err(broken).and_then(|counted| counted);
     respond(counted.map(|tokens| json!({ "object": "response.input_tokens", "input_tokens": tokens })))
 }

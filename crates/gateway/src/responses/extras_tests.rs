@@ -107,7 +107,7 @@ async fn input_tokens_counts_prompt() {
     assert_eq!(counted["object"], "response.input_tokens");
     let answer = served.post("/v1/responses", &asked).await.json();
     assert_eq!(counted["input_tokens"], answer["usage"]["input_tokens"]);
-    assert_eq!(served.session.state().recorded.calls.len(), 1);
+    assert_eq!(served.session.recorder().ended_calls(), 1);
 }
 
 #[tokio::test]

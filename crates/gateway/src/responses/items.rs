@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::memory::response_of;
 use super::tools::{custom_arguments, shown_name};
-use crate::fault::{Fault, Kind};
 use crate::gateway::Gateway;
 use crate::parts::PartsText;
+use levade_call::{ApiError, ErrorKind};
 
 /// Name of the API where unknown fields are counted.
 pub(super) const API: &str = "responses";
@@ -34,12 +34,15 @@ pub(super) fn read(
     gateway: &Gateway,
     input: &Value,
     find: impl Fn(&str) -> Option<Value>,
-) -> Result<Vec<Message>, Fault> {
+) -> Result<Vec<Message>, ApiError> {
     let items = match input {
         Value::String(text) => return Ok(vec![Message::user(text.as_str())]),
         Value::Array(items) => items,
         other => {
-            return Err(Fault::field("input", format!("input is {other}; it is a text or a list of items")));
+            return Err(ApiError::field(
+                "input",
+                format!("input is {other}; it is a text or a list of items"),
+            ));
         }
     };
     let mut reading = Reading { gateway, messages: Vec::new(), turn: None };
@@ -58,12 +61,12 @@ pub(super) fn read(
     Ok(reading.messages)
 }
 
-fn missing(id: &str) -> Fault {
+fn missing(id: &str) -> ApiError {
     let message = format!(
         "Item with id '{id}' not found. Items are kept for a while, and only where `store` is not false; \
          send the item itself instead."
     );
-    Fault { kind: Kind::NotFound, message, param: Some("input".into()) }
+    ApiError { kind: ErrorKind::NotFound, message, param: Some("input".into()) }
 }
 
 /// What an item of an assistant's turn is.
@@ -124,7 +127,7 @@ impl Reading<'_> {
         turn
     }
 
-    fn item(&mut self, kind: &str, item: &Value, place: &str) -> Result<(), Fault> {
+    fn item(&mut self, kind: &str, item: &Value, place: &str) -> Result<(), ApiError> {
         match kind {
             "message" => {
                 let text = content(&item["content"], &format!("{place}.content"))?;
@@ -139,7 +142,7 @@ impl Reading<'_> {
                             "{param} is {}; it is user, assistant, system or developer",
                             item["role"]
                         );
-                        return Err(Fault::field(&param, message));
+                        return Err(ApiError::field(&param, message));
                     }
                 }
             }
@@ -170,7 +173,7 @@ impl Reading<'_> {
                     "{place} has {kind}; it is message, reasoning, function_call, function_call_output, \
                      custom_tool_call, custom_tool_call_output or item_reference"
                 );
-                return Err(Fault::field(place, message));
+                return Err(ApiError::field(place, message));
             }
         }
         Ok(())
@@ -182,21 +185,24 @@ fn developer(text: String) -> Message {
 }
 
 /// A field of an item that must be a text.
-fn text<'a>(item: &'a Value, field: &str, place: &str) -> Result<&'a str, Fault> {
+fn text<'a>(item: &'a Value, field: &str, place: &str) -> Result<&'a str, ApiError> {
     item[field].as_str().ok_or_else(|| {
         let param = format!("{place}.{field}");
         let message = format!("{param} is {}, not a text", item[field]);
-        Fault::field(&param, message)
+        ApiError::field(&param, message)
     })
 }
 
 /// The text of a content: as such, or in parts.
-fn content(content: &Value, place: &str) -> Result<String, Fault> {
+fn content(content: &Value, place: &str) -> Result<String, ApiError> {
     let parts = match content {
         Value::String(text) => return Ok(text.clone()),
         Value::Array(parts) => parts,
         other => {
-            return Err(Fault::field(place, format!("{place} is {other}; it is a text or a list of parts")));
+            return Err(ApiError::field(
+                place,
+                format!("{place} is {other}; it is a text or a list of parts"),
+            ));
         }
     };
     let texts = parts.iter().enumerate().map(|(at, one)| part(one, &format!("{place}[{at}]")));
@@ -204,7 +210,7 @@ fn content(content: &Value, place: &str) -> Result<String, Fault> {
 }
 
 /// The text of a part of a content.
-fn part(part: &Value, place: &str) -> Result<String, Fault> {
+fn part(part: &Value, place: &str) -> Result<String, ApiError> {
     let text = match part["type"].as_str() {
         Some("input_text" | "output_text" | "text" | "summary_text") => text(part, "text", place)?,
         Some("refusal") => text(part, "refusal", place)?,
@@ -212,9 +218,9 @@ fn part(part: &Value, place: &str) -> Result<String, Fault> {
             let message = format!(
                 "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
             );
-            return Err(Fault::field(place, message));
+            return Err(ApiError::field(place, message));
         }
-        None => return Err(Fault::field(place, format!("{place} has no type: {part}"))),
+        None => return Err(ApiError::field(place, format!("{place} has no type: {part}"))),
     };
     Ok(text.to_owned())
 }
@@ -225,7 +231,7 @@ fn is_hosted(kind: &str) -> bool {
 }
 
 /// Returns the text of a tool's result, with lines in the place of parts that cannot be shown.
-fn result(gateway: &Gateway, output: &Value, place: &str) -> Result<String, Fault> {
+fn result(gateway: &Gateway, output: &Value, place: &str) -> Result<String, ApiError> {
     let Value::Array(parts) = output else { return content(output, place) };
     let mut all = PartsText::default();
     for (at, part) in parts.iter().enumerate() {
@@ -251,7 +257,7 @@ fn thought(item: &Value) -> String {
     kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
 }
 
-fn call(item: &Value, place: &str, arguments: Arguments) -> Result<ToolCall, Fault> {
+fn call(item: &Value, place: &str, arguments: Arguments) -> Result<ToolCall, ApiError> {
     let name = shown_name(item["namespace"].as_str(), text(item, "name", place)?);
     Ok(ToolCall { id: text(item, "call_id", place)?.to_owned(), name, arguments })
 }
@@ -266,7 +272,7 @@ mod tests {
         Gateway::new(Vec::new(), crate::Options::default())
     }
 
-    fn of(items: Value) -> Result<Vec<Message>, Fault> {
+    fn of(items: Value) -> Result<Vec<Message>, ApiError> {
         read(&gateway(), &items, |_| None)
     }
 
@@ -404,7 +410,7 @@ mod tests {
         let want = [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
         assert_eq!(read(&gateway(), &items, find).unwrap(), want);
         let fault = read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();
-        assert_eq!((fault.kind, fault.param.as_deref()), (Kind::NotFound, Some("input")));
+        assert_eq!((fault.kind, fault.param.as_deref()), (ErrorKind::NotFound, Some("input")));
         assert!(fault.message.starts_with("Item with id 'rs_a_0' not found."), "{fault}");
     }
 

@@ -9,10 +9,12 @@ use serde_json::{Map, Value, json};
 use super::items::{self, API};
 use super::recall::Recall;
 use super::tools::Tools;
-use crate::call::{Call, Constraint, Input, Sampling};
-use crate::fault::Fault;
+use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::openai;
+use levade_call::ApiError;
+use levade_call::Request as CallRequest;
+use levade_call::{Constraint, Input, SamplingOptions};
 
 /// A request.
 #[derive(Deserialize)]
@@ -71,14 +73,14 @@ pub(super) struct Told {
 ///
 /// # Errors
 /// Names the first field that cannot be used, its value and the way out.
-pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, Fault> {
+pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, ApiError> {
     let mut request: Request = crate::http::read(body)?;
     notice(gateway, &mut request.rest)?;
     let own = request.text.as_ref().map(form).transpose()?.flatten();
     let constraint = openai::structured::of_request(gateway, own, &mut request.rest)?;
     let asked = openai::split(&mut request.rest)?;
     if asked.replies()? != 1 {
-        return Err(Fault::field("n", "n is not supported; a response has one reply"));
+        return Err(ApiError::field("n", "n is not supported; a response has one reply"));
     }
     openai::notice(gateway, API, &request.rest)?;
     let include = request.include.clone().unwrap_or_default();
@@ -99,27 +101,28 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
     }
     messages.extend(input.iter().cloned());
     if messages.is_empty() {
-        return Err(Fault::field("input", "there is no input; give a text or a list of items"));
+        return Err(ApiError::field("input", "there is no input; give a text or a list of items"));
     }
     let most = request.max_output_tokens.map(|most| match usize::try_from(most) {
         Ok(most) if most > 0 => Ok(most),
         _ => {
             let message = format!("max_output_tokens = {most}, but it must be at least 1");
-            Err(Fault::field("max_output_tokens", message))
+            Err(ApiError::field("max_output_tokens", message))
         }
     });
-    let sampling = Sampling { max_tokens: most.transpose()?, logprobs, ..asked.sampling()? };
+    let sampling = SamplingOptions { max_tokens: most.transpose()?, logprobs, ..asked.sampling()? };
     let mut specs = tools.specs.clone();
     let tool_choice = tools.choice(request.tool_choice.as_ref(), &mut specs)?;
-    let call = Call {
+    let asked = CallRequest {
         tools: specs,
         strict: tools.strict.clone(),
         tool_choice,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
         constraint,
         sampling,
-        ..Call::new(request.model.clone(), Input::Messages(messages))
+        ..CallRequest::new(Input::Messages(messages))
     };
+    let call = Call { model: request.model.clone(), request: asked };
     let summary = request.reasoning.as_ref().is_some_and(|asked| {
         let wanted = |field: &str| asked[field].as_str().is_some_and(|how| how != "none");
         wanted("summary") || wanted("generate_summary")
@@ -138,7 +141,7 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
     Ok(Asked { call, streams: request.stream.unwrap_or(false), told })
 }
 
-fn not_found(asked: &str, missing: &str) -> Fault {
+fn not_found(asked: &str, missing: &str) -> ApiError {
     let why = match asked == missing {
         true => String::new(),
         false => format!(" It continues '{missing}', which is no longer there."),
@@ -147,7 +150,7 @@ fn not_found(asked: &str, missing: &str) -> Fault {
         "Previous response with id '{asked}' not found.{why} Responses are kept for a while, and only where \
          `store` is not false; send the whole history as input instead."
     );
-    Fault::field("previous_response_id", message)
+    ApiError::field("previous_response_id", message)
 }
 
 /// Fields that change nothing here.
@@ -159,7 +162,7 @@ const REFUSED: [(&str, &[Value]); 3] =
 
 /// Takes the fields of this API that nobody has read out of the rest; refuses those that ask for what there
 /// is not.
-fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), Fault> {
+fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiError> {
     for field in IGNORED {
         rest.remove(field);
     }
@@ -167,7 +170,7 @@ fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), Fault>
         let Some(value) = rest.remove(field) else { continue };
         if !value.is_null() && value != 0 && !neutral.contains(&value) {
             let message = format!("{field} is {value}, which is not supported; leave it out");
-            return Err(Fault::field(field, message));
+            return Err(ApiError::field(field, message));
         }
     }
     // Two names of the same field would otherwise both be taken.
@@ -194,11 +197,13 @@ fn included(gateway: &Gateway, include: &[String]) -> bool {
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Returns the number of alternatives of each token, if log-probabilities are asked for.
-fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, Fault> {
+fn logprobs(included: bool, top: Option<i64>) -> Result<Option<usize>, ApiError> {
     const MAX: usize = 20;
     let top = top.map(|top| {
         let count = usize::try_from(top).ok().filter(|count| *count <= MAX);
-        count.ok_or_else(|| Fault::field("top_logprobs", format!("top_logprobs = {top}; it is in 0..={MAX}")))
+        count.ok_or_else(|| {
+            ApiError::field("top_logprobs", format!("top_logprobs = {top}; it is in 0..={MAX}"))
+        })
     });
     let top = top.transpose()?.unwrap_or(0);
     Ok((included || top > 0).then_some(top))
@@ -231,7 +236,7 @@ fn input_items(input: Option<&Value>) -> Vec<Value> {
 }
 
 /// The form that `text.format` asks for.
-fn form(text: &Value) -> Result<Option<Constraint>, Fault> {
+fn form(text: &Value) -> Result<Option<Constraint>, ApiError> {
     let format = &text["format"];
     match (format["type"].as_str(), &format["schema"]) {
         (Some("text"), _) => Ok(None),
@@ -240,7 +245,7 @@ fn form(text: &Value) -> Result<Option<Constraint>, Fault> {
         (Some("json_schema"), schema @ (Value::Object(_) | Value::Bool(_))) => {
             Ok(Some(Constraint::JsonSchema(schema.clone())))
         }
-        _ => Err(Fault::field(
+        _ => Err(ApiError::field(
             "text.format",
             format!("text.format is {format}; its type is text, json_object, or json_schema with a schema"),
         )),
@@ -250,12 +255,12 @@ fn form(text: &Value) -> Result<Option<Constraint>, Fault> {
 /// Fields of a response that say how it was asked for.
 fn echo(request: &Request, call: &Call) -> Map<String, Value> {
     let or = |value: &Option<Value>, default: Value| value.clone().unwrap_or(default);
-    let sampling = &call.sampling;
+    let sampling = &call.request.sampling;
     let echo = json!({
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "metadata": or(&request.metadata, json!({})),
-        "parallel_tool_calls": call.parallel_calls,
+        "parallel_tool_calls": call.request.parallel_calls,
         "previous_response_id": request.previous_response_id,
         "reasoning": or(&request.reasoning, json!({ "effort": null, "summary": null })),
         "service_tier": "default",

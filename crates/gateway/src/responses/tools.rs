@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use levade_text::{Arguments, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
-use crate::call::ToolChoice;
-use crate::fault::Fault;
 use crate::gateway::Gateway;
 use crate::openai;
 use crate::parameters;
+use levade_call::ApiError;
+use levade_call::ToolChoice;
 
 /// The argument of a custom tool.
 const INPUT: &str = "input";
@@ -53,7 +53,7 @@ impl Tools {
     ///
     /// # Errors
     /// Names the first tool that cannot be used, and why.
-    pub(super) fn read(gateway: &Gateway, tools: &[Value]) -> Result<Self, Fault> {
+    pub(super) fn read(gateway: &Gateway, tools: &[Value]) -> Result<Self, ApiError> {
         let mut read = Tools::default();
         for (at, tool) in tools.iter().enumerate() {
             read.add(gateway, tool, None, &format!("tools[{at}]"))?;
@@ -67,14 +67,14 @@ impl Tools {
         tool: &Value,
         space: Option<&str>,
         place: &str,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ApiError> {
         let name = || {
             let name = tool["name"].as_str().filter(|name| !name.is_empty());
-            name.ok_or_else(|| Fault::field(place, format!("{place} has no name: {tool}")))
+            name.ok_or_else(|| ApiError::field(place, format!("{place} has no name: {tool}")))
         };
         match tool["type"].as_str() {
             Some("function") => {
-                let wrong = |why| Fault::field(place, format!("the parameters of {place} {why}"));
+                let wrong = |why| ApiError::field(place, format!("the parameters of {place} {why}"));
                 let parameters = parameters::schema(&tool["parameters"]).map_err(wrong)?;
                 if tool["strict"] == true {
                     self.strict.push(shown_name(space, name()?));
@@ -104,7 +104,7 @@ impl Tools {
                 gateway.unknown_field("responses", &format!("tools[type={hosted}]"));
                 Ok(())
             }
-            None => Err(Fault::field(place, format!("{place} has no type: {tool}"))),
+            None => Err(ApiError::field(place, format!("{place} has no type: {tool}"))),
         }
     }
 
@@ -114,11 +114,11 @@ impl Tools {
         description: String,
         parameters: Value,
         place: &str,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ApiError> {
         let shown = shown_name(space, name);
         let shape = Shape { namespace: space.map(str::to_owned), name: name.to_owned(), custom };
         if self.by_name.insert(shown.clone(), shape).is_some() {
-            return Err(Fault::field(
+            return Err(ApiError::field(
                 place,
                 format!("{place} has the name {shown:?}, which another tool has"),
             ));
@@ -133,10 +133,10 @@ impl Tools {
         &self,
         value: Option<&Value>,
         specs: &mut Vec<ToolSpec>,
-    ) -> Result<ToolChoice, Fault> {
+    ) -> Result<ToolChoice, ApiError> {
         let wrong = |why: &str| {
             let value = value.unwrap_or(&Value::Null);
-            Fault::field("tool_choice", format!("tool_choice is {value}, {why}"))
+            ApiError::field("tool_choice", format!("tool_choice is {value}, {why}"))
         };
         match value {
             None | Some(Value::Null) => Ok(ToolChoice::Auto),

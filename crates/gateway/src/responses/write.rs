@@ -9,13 +9,13 @@ use super::memory::{Remembered, item_id};
 use super::recall::Recall;
 use super::request::Told;
 use super::tools::CallItem;
-use crate::fault::Fault;
 use crate::http::{Dialect, Gathered, frame};
 use crate::openai;
-use crate::transcript::{End, Event, Head, MessageTokens, Token};
+use levade_call::ApiError;
+use levade_call::{End, Event, Head, MessageTokens, Token};
 
 /// An error.
-pub(super) fn fault(fault: &Fault) -> Value {
+pub(super) fn fault(fault: &ApiError) -> Value {
     let mut body = openai::fault(fault);
     let error = &mut body["error"];
     match fault.param.as_deref() {
@@ -380,7 +380,7 @@ fn usage(end: &End) -> Value {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &Fault) -> Value {
+    fn fault(&self, found: &ApiError) -> Value {
         fault(found)
     }
 

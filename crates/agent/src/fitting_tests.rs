@@ -1,8 +1,8 @@
 use levade_conversation::{Budget, Overflow};
 use levade_tree::{Kind, Segment};
 
-use super::super::tests::{CALL, bench, says};
 use super::*;
+use super::{CALL, bench, says};
 use crate::{Attempt, ContextPolicy, SummaryOptions};
 
 fn policy(overflow: Overflow, most: usize) -> ContextPolicy {

@@ -1,19 +1,18 @@
-//! Forms that replies must have, as grammars.
+//! Grammars of the output formats that requests ask for.
 
 use std::sync::Arc;
 
+use levade_conversation::Format;
 use levade_policy::Grammar;
 use levade_text::{LeftOut, ToolSpec, followed_schema};
 
+use crate::api_error::{ApiError, ErrorKind};
 use crate::blocking::blocking;
-use crate::call::{Call, Constraint, ToolChoice};
-use crate::fault::{Fault, Kind};
-use crate::gateway::Gateway;
-use crate::metrics::add;
-use crate::model::TokenModel;
+use crate::metrics::{CallMetrics, add};
+use crate::request::{Constraint, Request, ToolChoice};
 
-/// The field of a call that asks for a form; `None` where none does.
-pub(crate) fn asked(call: &Call) -> Option<&'static str> {
+/// Returns the request field that asks for an output format, if one does.
+pub(crate) fn field(call: &Request) -> Option<&'static str> {
     match (&call.constraint, &call.tool_choice) {
         (Some(_), _) => Some("response_format"),
         (None, ToolChoice::Required | ToolChoice::Named(_)) => Some("tool_choice"),
@@ -21,20 +20,20 @@ pub(crate) fn asked(call: &Call) -> Option<&'static str> {
     }
 }
 
-/// Returns the grammar of the form that a call asks for. Keywords of tools' schemas that no grammar can hold
+/// Returns the grammar of the output format that a request asks for. Keywords of tools' schemas that no grammar can hold
 /// a call to are left out and counted, unless their tool is strict.
 ///
 /// # Errors
 /// Returns an error if there is no such tool, no grammar of such a form, or a keyword in the schema of a
 /// reply or of a strict tool that no grammar can hold it to.
 pub(crate) async fn grammar(
-    gateway: &Gateway,
-    call: &Call,
-    model: &TokenModel,
-) -> Result<Option<Grammar>, Fault> {
+    metrics: &CallMetrics,
+    call: &Request,
+    format: &Arc<Format>,
+) -> Result<Option<Grammar>, ApiError> {
     let must_call = matches!(call.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
     match &call.constraint {
-        Some(_) if must_call => Err(Fault::field(
+        Some(_) if must_call => Err(ApiError::field(
             "response_format",
             "a reply cannot both be a call and have another form; leave out response_format or tool_choice",
         )),
@@ -42,15 +41,15 @@ pub(crate) async fn grammar(
         Some(Constraint::JsonSchema(schema)) => json_schema(schema.clone()).await.map(Some),
         Some(Constraint::Regex(pattern)) => Ok(Some(Grammar::Regex(pattern.clone()))),
         Some(Constraint::Grammar(grammar)) => Ok(Some(Grammar::Lark(grammar.clone()))),
-        None if must_call => calls(gateway, call, model).await.map(Some),
+        None if must_call => calls(metrics, call, format).await.map(Some),
         None => Ok(None),
     }
 }
 
 /// Returns the grammar of a reply that keeps to a schema.
-async fn json_schema(schema: serde_json::Value) -> Result<Grammar, Fault> {
+async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
     let followed = blocking(move || followed_schema(&schema)).await?;
-    let (schema, left_out) = followed.map_err(|why| Fault::new(Kind::Internal, why))?;
+    let (schema, left_out) = followed.map_err(|why| ApiError::new(ErrorKind::Internal, why))?;
     match left_out.first() {
         None => Ok(Grammar::JsonSchema(schema.to_string())),
         Some(found) => {
@@ -58,13 +57,13 @@ async fn json_schema(schema: serde_json::Value) -> Result<Grammar, Fault> {
                 "the schema has {}, which no grammar can hold a reply to; leave it out",
                 place(found)
             );
-            Err(Fault::field("response_format", message))
+            Err(ApiError::field("response_format", message))
         }
     }
 }
 
 /// Returns the grammar of calls of the tools that may be called.
-async fn calls(gateway: &Gateway, call: &Call, model: &TokenModel) -> Result<Grammar, Fault> {
+async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> Result<Grammar, ApiError> {
     let tools: Vec<ToolSpec> = match &call.tool_choice {
         ToolChoice::Named(name) => call.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
         _ => call.tools.clone(),
@@ -74,15 +73,15 @@ async fn calls(gateway: &Gateway, call: &Call, model: &TokenModel) -> Result<Gra
             ToolChoice::Named(name) => format!("tool_choice names {name:?}, which is not among the tools"),
             _ => "tool_choice asks for a call, but there are no tools".into(),
         };
-        return Err(Fault::field("tool_choice", message));
+        return Err(ApiError::field("tool_choice", message));
     }
     let several = call.parallel_calls && matches!(call.tool_choice, ToolChoice::Required);
-    let format = Arc::clone(&model.format);
+    let format = Arc::clone(format);
     let found = blocking(move || format.chat().must_call(&tools, several)).await?;
     let unknown = || {
         let message =
             "this model writes calls in a format that no grammar is known of; use tool_choice = \"auto\"";
-        Fault::field("tool_choice", message)
+        ApiError::field("tool_choice", message)
     };
     let found = found.ok_or_else(unknown)?;
     if let Some(strict) = found.left_out.iter().find(|found| call.strict.contains(&found.tool)) {
@@ -92,13 +91,13 @@ async fn calls(gateway: &Gateway, call: &Call, model: &TokenModel) -> Result<Gra
             strict.tool,
             place(strict)
         );
-        return Err(Fault::field("tools", message));
+        return Err(ApiError::field("tools", message));
     }
     for LeftOut { tool, path, keyword } in &found.left_out {
         tracing::debug!(tool, path, keyword, "left a keyword out of the grammar of calls");
-        gateway.unknown_field("tools", &format!("parameters.{keyword}"));
+        metrics.count_ignored_field("tools", &format!("parameters.{keyword}"));
     }
-    add(&gateway.0.metrics.keywords_left_out, found.left_out.len() as u64);
+    add(&metrics.keywords_left_out, found.left_out.len() as u64);
     Ok(Grammar::Lark(found.lark))
 }
 
@@ -110,7 +109,3 @@ fn place(found: &LeftOut) -> String {
         keyword => format!("the keyword {keyword:?} at {path}"),
     }
 }
-
-#[cfg(test)]
-#[path = "forms_tests.rs"]
-mod tests;

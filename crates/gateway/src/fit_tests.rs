@@ -1,11 +1,13 @@
+//! Tests of context policies over the HTTP routes.
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use levade_call::{Party, Summarizer};
 use levade_conversation::{Budget, Fork, Origin, Overflow, Reason};
 use serde_json::{Value, json};
 
-use crate::route::{RouteContext, Summary};
 use crate::testing::Served;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -13,17 +15,13 @@ const CHAT: &str = "/v1/chat/completions";
 /// A model that says these texts, for an attempt whose prompts may have so many tokens.
 fn served(texts: &[&str], overflow: Overflow, most: usize) -> Served {
     let budget = Budget { most, overflow, keep: 1 };
-    Served::within(texts, |model| RouteContext {
-        budget,
-        summary: (overflow == Overflow::Summarise).then(|| {
-            Arc::new(Summary {
-                agent: "default.summary".into(),
-                model: Arc::clone(model),
-                fixed: None,
-                tokens: 40,
-                instruction: "Sum up.".into(),
-            })
-        }),
+    Served::within(texts, |party| {
+        let summarizer = || Summarizer {
+            party: Arc::new(Party { agent: "default.summary".into(), ..(**party).clone() }),
+            max_tokens: 40,
+            instruction: "Sum up.".into(),
+        };
+        (budget, (overflow == Overflow::Summarise).then(|| Arc::new(summarizer())))
     })
 }
 
@@ -68,8 +66,8 @@ async fn a_summary_is_a_call_that_no_limit_counts() {
         );
     }
     assert_eq!(messages.last().unwrap()["content"], "Four.");
-    assert_eq!(served.session.state().left_calls, 100 - 4);
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    assert_eq!(served.session.recorder().left_calls(), 100 - 4);
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let calls: Vec<(&str, bool)> =
         recorded.calls.iter().map(|call| (call.agent.as_str(), call.summary)).collect();
     assert_eq!(calls[3..], [("default.summary", true), ("default", false)]);

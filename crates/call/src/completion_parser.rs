@@ -1,6 +1,6 @@
-//! A reply as its client is told it, while it is drawn and once it has ended.
+//! Parses a completion into the parts that its client receives, token by token and as a whole.
 //!
-//! Text from which a stop string could still grow is held back, so that no client sees one.
+//! Text that could be the start of a stop string is held back, so that no client receives a stop string.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use levade_text::{Chat, Message, Piece, ReplyStream, StreamDecoder, ToolCall, To
 
 use crate::transcript::{End, parts_of};
 
-/// Reads a reply token by token.
-pub(crate) struct Reading {
+/// Parser of one completion.
+pub(crate) struct CompletionParser {
     source: Source,
     told: Told,
 }
@@ -49,18 +49,18 @@ enum Source {
     Text(Arc<Chat>, StreamDecoder),
 }
 
-/// How a turn of a chat is read.
+/// How a completion of a chat is parsed.
 #[derive(Clone)]
-pub(crate) struct Turn {
+pub(crate) struct ChatParsing {
     pub chat: Arc<Chat>,
-    /// Whether the prompt has begun a thought.
+    /// Whether the prompt starts the completion's reasoning.
     pub in_thought: bool,
     pub tools: Arc<[ToolSpec]>,
-    /// Whether calls are text of the message.
+    /// Whether the syntax of tool calls is text of the message.
     pub calls_are_text: bool,
 }
 
-impl Turn {
+impl ChatParsing {
     fn stream(&self) -> ReplyStream {
         let mut stream = self.chat.stream(self.in_thought, Arc::clone(&self.tools));
         if self.calls_are_text {
@@ -69,7 +69,7 @@ impl Turn {
         stream
     }
 
-    /// The parts of a recorded reply in their order.
+    /// Returns the parts of a recorded completion in their order.
     fn pieces(&self, reply: &Reply) -> Vec<Piece> {
         if reply.parsed.bare && !self.calls_are_text {
             let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
@@ -79,13 +79,13 @@ impl Turn {
     }
 }
 
-impl Reading {
-    /// Reads a turn of a chat.
-    pub(crate) fn chat(turn: &Turn, stops: &[String], prefix: &str) -> Self {
+impl CompletionParser {
+    /// Creates a parser for a completion of a chat. Ids of tool calls start with `prefix`.
+    pub(crate) fn chat(turn: &ChatParsing, stops: &[String], prefix: &str) -> Self {
         Self::new(Source::Chat(turn.stream()), stops, prefix)
     }
 
-    /// Reads a text.
+    /// Creates a parser for plain text.
     pub(crate) fn text(chat: &Arc<Chat>, stops: &[String]) -> Self {
         Self::new(Source::Text(Arc::clone(chat), StreamDecoder::new()), stops, "")
     }
@@ -95,25 +95,25 @@ impl Reading {
         let stops: Vec<String> = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         let blank = (!is_text).then(String::new);
         let told = Told { is_text, stops, prefix: prefix.to_owned(), blank, ..Told::default() };
-        Reading { source, told }
+        CompletionParser { source, told }
     }
 
-    /// Tells of so many calls only.
-    pub(crate) fn most_calls(&mut self, most: usize) {
+    /// Limits the number of tool calls that the client receives.
+    pub(crate) fn set_max_calls(&mut self, most: usize) {
         self.told.most_calls = Some(most);
     }
 
-    /// Tells of the stop string that ends the reply, too.
+    /// Includes the stop string that ends the completion.
     pub(crate) fn keep_stop(&mut self) {
         self.told.keeps_stop = true;
     }
 
-    /// Number of tokens so far.
+    /// Returns the number of tokens so far.
     pub(crate) fn tokens(&self) -> usize {
         self.told.tokens
     }
 
-    /// Reads a token; gives what a client may be told.
+    /// Parses a token, and returns the pieces that the client can receive now.
     pub(crate) fn push(&mut self, id: u32) -> Vec<Piece> {
         self.told.tokens += 1;
         let pieces = match &mut self.source {
@@ -125,12 +125,13 @@ impl Reading {
         self.told.tell(pieces)
     }
 
-    /// Ends the reading: what a client has not been told yet, and the reply as a whole. `reply` is the
-    /// recorded turn of a chat, and `turn` how it is read; without `turn`, all of its text is the message.
+    /// Ends the parser. Returns the pieces that the client has not received yet, and the complete completion.
+    /// `reply` is the recorded completion of a chat, and `turn` how it is parsed. Without `turn`, all text is
+    /// the message.
     pub(crate) fn end(
         self,
         reply: Option<Reply>,
-        turn: Option<&Turn>,
+        turn: Option<&ChatParsing>,
         finish: FinishReason,
     ) -> (Vec<Piece>, End) {
         let stopped = finish == FinishReason::StopString;
@@ -165,7 +166,7 @@ impl Reading {
             None => said,
             Some(stop) => {
                 let kept = if told.keeps_stop { stop.len() } else { 0 };
-                &said[..said.len().min(before(said, stop).len() + kept)]
+                &said[..said.len().min(before_stop(said, stop).len() + kept)]
             }
         };
         let text = text.to_owned();
@@ -173,8 +174,18 @@ impl Reading {
         let message = message_of(&parts);
         let calls = !message.tool_calls.is_empty();
         let (tokens, thought_tokens) = (told.tokens, told.thought_tokens);
-        let end =
-            End { message, parts, text, finish, calls, stopped_by, prompt_tokens: 0, tokens, thought_tokens };
+        let end = End {
+            message,
+            parts,
+            text,
+            reply,
+            finish,
+            calls,
+            stopped_by,
+            prompt_tokens: 0,
+            tokens,
+            thought_tokens,
+        };
         (rest, end)
     }
 }
@@ -193,7 +204,7 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     parts
 }
 
-/// The message that parts are.
+/// Creates the message that consists of `parts`.
 fn message_of(parts: &[Piece]) -> Message {
     let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     for part in parts {
@@ -303,7 +314,7 @@ fn last_stop(stops: &[String], text: &str) -> Option<String> {
 
 /// The part of a text before the stop string that ended it; all of it where the string is not there. That is
 /// the last one, or the first of several that overlap: a token ended the reply that completed all of them.
-pub(crate) fn before<'a>(text: &'a str, stop: &str) -> &'a str {
+pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {
     let Some(mut at) = text.rfind(stop) else { return text };
     let last = stop.chars().next_back().map_or(0, char::len_utf8);
     while let Some(earlier) = text[..at + stop.len() - last].rfind(stop)
@@ -387,7 +398,7 @@ mod tests {
             ("none", "STOP", "none"),
             ("whole", "", "whole"),
         ] {
-            assert_eq!(before(text, stop), want, "{text:?}");
+            assert_eq!(before_stop(text, stop), want, "{text:?}");
         }
     }
 

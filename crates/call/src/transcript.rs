@@ -1,16 +1,16 @@
-//! Events of a call, kept until nobody can ask for them again.
+//! Events of a call, for any number of readers.
 //!
-//! Whoever answers a client reads the transcript from its beginning, so a client that repeats a call whose
-//! connection broke is told all of it, however far the first answer had come.
+//! Each reader receives all events from the first. So a client that repeats a call after its connection broke gets
+//! the complete response.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use levade_conversation::Origin;
+use levade_conversation::{Origin, Reply};
 use levade_policy::{FinishReason, TopLogprobs};
 use levade_text::{Message, Piece};
 use tokio::sync::watch;
 
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, ErrorKind};
 
 /// A token of a reply.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +35,9 @@ pub struct End {
     pub parts: Vec<Piece>,
     /// Text of the reply as it stands, without the stop string that ended it.
     pub text: String,
+    /// The recorded completion of a chat. `None` for prompts of token ids, for chat APIs, and for an aborted
+    /// completion without tokens.
+    pub reply: Option<Reply>,
     /// Why it ended.
     pub finish: FinishReason,
     /// Whether it calls tools.
@@ -77,7 +80,7 @@ pub enum Event {
         end: Box<End>,
     },
     /// The call has failed; the last event.
-    Failed(Fault),
+    Failed(ApiError),
     /// All replies have ended; the last event.
     Done,
 }
@@ -90,7 +93,7 @@ impl Event {
 }
 
 /// Splits a message into its parts, in the order in which APIs list them: thought, text, tool calls.
-pub(crate) fn parts_of(message: &Message) -> Vec<Piece> {
+pub fn parts_of(message: &Message) -> Vec<Piece> {
     let filled = |text: &&str| !text.is_empty();
     let thought = message.reasoning_content.as_deref().filter(filled);
     let said = Some(message.content.as_str()).filter(filled);
@@ -102,7 +105,7 @@ pub(crate) fn parts_of(message: &Message) -> Vec<Piece> {
 /// Tokens of the text that a client is shown, one list for each uninterrupted part of it. Tokens of thoughts
 /// and tool calls are left out.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct MessageTokens {
+pub struct MessageTokens {
     parts: Vec<Vec<Token>>,
     /// Whether further text belongs to the last part.
     open: bool,
@@ -112,7 +115,7 @@ pub(crate) struct MessageTokens {
 
 impl MessageTokens {
     /// Adds a part of a reply.
-    pub(crate) fn add(&mut self, pieces: &[Piece], tokens: &[Token]) {
+    pub fn add(&mut self, pieces: &[Piece], tokens: &[Token]) {
         self.pending.extend_from_slice(tokens);
         if pieces.iter().any(|piece| matches!(piece, Piece::Speech(_))) {
             if !std::mem::replace(&mut self.open, true) {
@@ -130,7 +133,7 @@ impl MessageTokens {
     }
 
     /// Takes the tokens of each part that arrived since the last call.
-    pub(crate) fn take(&mut self) -> Vec<Vec<Token>> {
+    pub fn take(&mut self) -> Vec<Vec<Token>> {
         self.open = false;
         std::mem::take(&mut self.parts)
     }
@@ -147,6 +150,10 @@ pub struct Head {
     pub created: u64,
     /// Ids of the prompt.
     pub prompt: Vec<u32>,
+    /// Whether the prompt starts the completion's reasoning.
+    pub opens_reasoning: bool,
+    /// Whether the opening limit truncated the prompt.
+    pub is_truncated: bool,
     /// How the prompt came about; `None` for prompts in ids or text.
     pub origin: Option<Origin>,
     /// Number of replies.
@@ -172,7 +179,7 @@ struct Readers {
 }
 
 /// Ends a transcript when it is dropped, where nobody has: a task that dies must not leave clients waiting.
-pub(crate) struct Ending(Arc<Transcript>);
+pub struct Ending(Arc<Transcript>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
@@ -181,15 +188,15 @@ impl Drop for Ending {
             events.last().is_some_and(|event| event.is_last())
         };
         if !has_ended {
-            let message = "the call came to no end: whoever drew its reply has died";
-            self.0.push(Event::Failed(Fault::new(Kind::Internal, message)));
+            let message = "the call came to no end: the task that sampled its reply has died";
+            self.0.push(Event::Failed(ApiError::new(ErrorKind::Internal, message)));
         }
     }
 }
 
 impl Transcript {
     /// A guard that its writer holds until the last event.
-    pub(crate) fn ending(self: &Arc<Self>) -> Ending {
+    pub fn ending(self: &Arc<Self>) -> Ending {
         Ending(Arc::clone(self))
     }
 
@@ -197,12 +204,14 @@ impl Transcript {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn new(head: Head) -> Arc<Self> {
+    /// Creates a transcript without events.
+    pub fn new(head: Head) -> Arc<Self> {
         let (count, readers) = (watch::Sender::new(0), watch::Sender::new(Readers::default()));
         Arc::new(Transcript { head, events: Mutex::default(), count, readers })
     }
 
-    pub(crate) fn push(&self, event: Event) {
+    /// Appends an event, and wakes all readers.
+    pub fn push(&self, event: Event) {
         let mut events = self.events();
         events.push(Arc::new(event));
         self.count.send_replace(events.len());
@@ -240,7 +249,7 @@ impl Transcript {
     }
 
     /// Waits until nobody reads any more.
-    pub(crate) async fn abandoned(&self) {
+    pub async fn abandoned(&self) {
         // The sender lives as long as `self`, so this does not fail.
         let _ = self.readers.subscribe().wait_for(|readers| readers.now == 0).await;
     }
@@ -260,9 +269,40 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Things known from the start of the call.
+    /// Returns the transcript.
+    pub fn transcript(&self) -> &Arc<Transcript> {
+        &self.transcript
+    }
+
+    /// Returns what is known from the start of the call.
     pub fn head(&self) -> &Head {
         &self.transcript.head
+    }
+
+    /// Waits for the end of a call with one completion, and returns the completion.
+    ///
+    /// # Errors
+    /// Returns the error with which the call failed.
+    pub async fn completion(self) -> Result<End, ApiError> {
+        self.completion_with(|_| {}).await
+    }
+
+    /// Waits for the end of a call like [`completion`](Self::completion), and calls `observe` for every event.
+    ///
+    /// # Errors
+    /// Returns the error with which the call failed.
+    pub async fn completion_with(mut self, mut observe: impl FnMut(&Event)) -> Result<End, ApiError> {
+        let mut completed = None;
+        while let Some(event) = self.next().await {
+            observe(&event);
+            match &*event {
+                Event::Ended { end, .. } => completed = Some((**end).clone()),
+                Event::Failed(error) => return Err(error.clone()),
+                Event::Prompt { .. } | Event::Delta { .. } | Event::Done => {}
+            }
+        }
+        self.satisfied();
+        completed.ok_or_else(|| ApiError::new(ErrorKind::Internal, "the call has ended without a completion"))
     }
 
     /// The next event, where it is there.
@@ -316,6 +356,8 @@ mod tests {
             model: "m".into(),
             created: 0,
             prompt: vec![1],
+            opens_reasoning: false,
+            is_truncated: false,
             origin: None,
             n: 1,
         })
@@ -366,7 +408,7 @@ mod tests {
         assert!(died.await.is_err());
         reader.next().await.unwrap();
         assert!(
-            matches!(&*reader.next().await.unwrap(), Event::Failed(fault) if fault.kind == Kind::Internal)
+            matches!(&*reader.next().await.unwrap(), Event::Failed(fault) if fault.kind == ErrorKind::Internal)
         );
         assert!(reader.next().await.is_none() && transcript.is_broken());
         drop(transcript.ending());

@@ -1,4 +1,5 @@
-use std::sync::Arc;
+//! Tests of calls over the HTTP routes.
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -11,9 +12,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
-use super::{Completion, Reading, Told, Turn};
-use crate::testing::{STRANGER, Served};
-use crate::{Call, Caller, Input, Options, SessionLimits};
+use crate::Options;
+use crate::testing::{Limits, STRANGER, Served};
 
 const CALL: &str =
     "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
@@ -71,26 +71,6 @@ async fn a_stream_says_what_the_whole_says() {
     assert!(answer.text.contains(&usage), "{usage}: {}", answer.text);
 }
 
-#[test]
-fn tokens_of_text_are_told_apart_from_those_of_thoughts_and_calls() {
-    let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
-    let turn = Turn { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };
-    let mut reading = Reading::chat(&turn, &[], "");
-    let reply = format!("<think>Hm.</think>One{CALL}Two");
-    let ids: Vec<u32> = reply.bytes().map(u32::from).collect();
-    let (mut told, logprobs) = (Told::default(), vec![-0.5; ids.len()]);
-    told.add(&mut reading, &mut Completion::default(), (ids, logprobs, Vec::new(), 0));
-    let mut tokens = crate::transcript::MessageTokens::default();
-    for (pieces, of) in told.into_parts() {
-        tokens.add(&pieces, &of);
-    }
-    let texts = tokens.take().into_iter().map(|part| {
-        let bytes = part.iter().map(|token| u8::try_from(token.id).unwrap());
-        String::from_utf8(bytes.collect()).unwrap()
-    });
-    assert_eq!(texts.collect::<Vec<_>>(), ["OneSo.", "Two"]);
-}
-
 #[tokio::test]
 async fn of_several_calls_a_stream_tells_the_one_that_the_whole_tells() {
     let served = Served::scripted(&[&["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()]);
@@ -122,7 +102,7 @@ async fn a_history_that_comes_back_goes_on_with_its_ids() {
     let second = served.post(CHAT, &body).await.json();
     assert_eq!(second["choices"][0]["message"]["content"], "It is 3.5.");
     assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert_eq!(recorded.trajectory.leaves().len(), 1);
     let sampled = recorded.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
     let lengths: Vec<usize> = sampled.map(|segment| segment.tokens.len()).collect();
@@ -157,7 +137,7 @@ async fn reply_comes_back_as_its_client_received_it() {
         body["messages"].as_array_mut().unwrap().extend([said, next]);
         served.post(CHAT, &body).await.json();
         assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{text:?} {change:?}");
-        let recorded = served.session.close(Duration::from_secs(5)).await;
+        let recorded = served.session.close(Duration::from_secs(5)).await.0;
         let sampled = recorded.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
         assert_eq!(sampled.count(), 2);
         assert!(recorded.drift.is_empty(), "{:?}", recorded.drift);
@@ -186,7 +166,7 @@ async fn keys_say_who_calls_and_paths_do_not() {
     assert_eq!(status(CHAT, &reward).await, StatusCode::FORBIDDEN);
     let posted = served.send("POST", "/rollout/r/attempt/a/reward", &key, "{\"value\": 1}").await;
     assert_eq!(posted.status, StatusCode::FORBIDDEN);
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert_eq!(recorded.calls.len(), 1);
     assert_eq!(status(CHAT, &key).await, StatusCode::GONE);
     served.gateway.forget(&served.session);
@@ -236,7 +216,7 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
     let answer = served.post("/v1/completions", &ask).await;
     assert!(answer.text.contains("prompt: it is neither a text nor a list"), "{}", answer.text);
     let invalid = Request::post(CHAT).body(Body::from(vec![0xFF, 0xFE])).unwrap();
-    assert_eq!(served.gateway.router().oneshot(invalid).await.unwrap().status(), StatusCode::BAD_REQUEST);
+    assert_eq!(served.router().oneshot(invalid).await.unwrap().status(), StatusCode::BAD_REQUEST);
     let long = question(&"x".repeat(5000)).to_string();
     let answer = served.send("POST", CHAT, served.session.key(), &long).await;
     assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
@@ -246,7 +226,7 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
         (answer.status, &answer.json()["error"]["code"]),
         (StatusCode::NOT_FOUND, &json!("model_not_found"))
     );
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert!(recorded.trajectory.segments().is_empty() && recorded.calls.is_empty());
 }
 
@@ -280,11 +260,11 @@ async fn a_call_whose_connection_broke_is_joined_and_drawn_once() {
         .header("x-stainless-retry-count", "1")
         .body(Body::from(body))
         .unwrap();
-    let response = served.gateway.router().oneshot(repeated).await.unwrap();
+    let response = served.router().oneshot(repeated).await.unwrap();
     let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
     let repeated: Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(repeated, other);
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert_eq!(recorded.calls.len(), 2);
     let again = Origin::Forked(Fork { at: 1, reason: Reason::AskedAgain });
     assert_eq!(recorded.calls[1].origin, Some(again));
@@ -323,7 +303,7 @@ async fn a_call_that_failed_is_made_anew_for_who_asks_again() {
     for made in 1..=2 {
         let answer = served.send("POST", CHAT, &key, &body).await;
         assert_ne!(answer.status, StatusCode::OK, "{}", answer.text);
-        assert_eq!(served.session.state().recorded.calls.len(), made);
+        assert_eq!(served.session.recorder().ended_calls(), made);
     }
 }
 
@@ -359,7 +339,7 @@ async fn equal_calls_at_once_are_calls_of_their_own() {
     let mut both = [content(&one), content(&other)];
     both.sort_by_key(Value::to_string);
     assert_eq!(both, [json!("A."), json!("B.")]);
-    assert_eq!(served.session.close(Duration::from_secs(5)).await.trajectory.leaves().len(), 2);
+    assert_eq!(served.session.close(Duration::from_secs(5)).await.0.trajectory.leaves().len(), 2);
 }
 
 #[tokio::test]
@@ -379,7 +359,7 @@ async fn a_client_that_never_comes_back_ends_its_call_and_leaves_what_was_drawn(
     .await
     .expect("the call ends");
     assert_eq!(metrics.aborted.load(Ordering::Relaxed), 1);
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let drawn = recorded.calls[0].tokens;
     assert!((1..3000).contains(&drawn), "{drawn}");
     let sampled = recorded.trajectory.segments().iter().find(|s| s.kind == Kind::Sampled).unwrap();
@@ -393,7 +373,7 @@ async fn closing_ends_calls_under_way() {
     let call = served.send("POST", CHAT, &key, &body);
     let close = async {
         tokio::time::sleep(Duration::from_millis(40)).await;
-        served.session.close(Duration::from_secs(5)).await
+        served.session.close(Duration::from_secs(5)).await.0
     };
     let (answer, recorded) = tokio::join!(call, close);
     assert_eq!(answer.json()["choices"][0]["finish_reason"], "abort");
@@ -420,21 +400,8 @@ async fn more_than_may_wait_are_told_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_calls_route_is_chosen_once() {
-    let served = Served::scripted(&["Yes."]);
-    let caller = Caller { session: Some(Arc::clone(&served.session)), ..Caller::default() };
-    let call = Call::new("tiny", Input::Text("?".into()));
-    served.gateway.chat_of(&caller, &call).unwrap();
-    assert_eq!(call.chosen.get(), Some(&0));
-    // A choice that is known is not made again.
-    let astray = Call::new("tiny", Input::Text("?".into()));
-    astray.chosen.set(7).unwrap();
-    assert!(served.gateway.chat_of(&caller, &astray).is_err());
-}
-
-#[tokio::test]
 async fn limits_of_an_attempt_refuse_further_calls() {
-    let limits = SessionLimits { calls: 2, tokens: 10, reply: Duration::from_secs(5) };
+    let limits = Limits { calls: 2, tokens: 10, timeout: Duration::from_secs(5) };
     let served = Served::limited(&["Four"], limits);
     let ask = async |text: &str| served.post(CHAT, &question(text)).await;
     assert_eq!(ask("a").await.status, StatusCode::OK);
@@ -447,7 +414,7 @@ async fn limits_of_an_attempt_refuse_further_calls() {
     );
     assert_eq!(refused.json()["error"]["code"], "attempt_limit_reached");
     assert!(refused.text.contains("its 2 calls"), "{}", refused.text);
-    let limits = SessionLimits { calls: 9, tokens: 7, reply: Duration::from_secs(5) };
+    let limits = Limits { calls: 9, tokens: 7, timeout: Duration::from_secs(5) };
     let served = Served::limited(&["Four"], limits);
     let ask = async |text: &str| served.post(CHAT, &question(text)).await;
     assert_eq!(ask("a").await.json()["choices"][0]["finish_reason"], "stop");
@@ -536,13 +503,13 @@ async fn several_prompts_are_streamed_side_by_side() {
         assert_eq!((texts, ends), (want.iter().map(ToString::to_string).collect(), vec![json!("length"); 4]));
         assert_eq!(usage, whole["usage"]);
         // Both prompts are of the attempt, and each reply was drawn once.
-        assert_eq!(served.session.close(Duration::from_secs(5)).await.calls.len(), 4);
+        assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls.len(), 4);
     }
     // One that is rejected rejects the stream.
     let served = Served::scripted(&["abcd"]);
     let body = json!({ "prompt": [[83], []], "stream": true });
     assert_eq!(served.post("/v1/completions", &body).await.status, StatusCode::BAD_REQUEST);
-    assert!(served.session.close(Duration::from_secs(5)).await.calls.is_empty());
+    assert!(served.session.close(Duration::from_secs(5)).await.0.calls.is_empty());
 }
 
 /// Prompts in ids belong to the attempt as well: those that repeat what was sampled go on from it.
@@ -553,7 +520,7 @@ async fn ids_that_come_back_go_on_from_what_was_sampled() {
         async |prompt: Vec<u32>| served.post("/v1/completions", &json!({ "prompt": prompt })).await.json();
     ask(vec![1, 2]).await;
     ask(vec![1, 2, 97, 98, 99, IM_END, 3]).await;
-    let recorded = served.session.close(Duration::from_secs(5)).await;
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let [leaf] = recorded.trajectory.leaves()[..] else { panic!("{:?}", recorded.trajectory) };
     let path = recorded.trajectory.path_tokens(leaf);
     assert_eq!(path, [1, 2, 97, 98, 99, IM_END, 3, 97, 98, 99, IM_END]);

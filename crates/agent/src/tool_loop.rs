@@ -1,0 +1,239 @@
+//! The tool loop: a model and its tools take turns until the model has an answer or a limit is reached.
+
+use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Request, Token};
+use levade_policy::{FinishReason, PolicyError};
+use levade_text::{ContentPart, Message, Parsed, ToolSpec};
+use levade_tree::{CallCounts, Finish, Outcome, TreeError};
+
+use crate::joined::{finite, join};
+use crate::tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
+
+/// Reason for an attempt to break.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("{0}")]
+    Call(#[from] ApiError),
+    #[error("{0}")]
+    Tool(#[from] ToolError),
+    #[error("{0}")]
+    Outage(String),
+    #[error("the agent {agent} broke: {why}")]
+    Helper { agent: String, why: String },
+    #[error("{0}")]
+    Tree(#[from] TreeError),
+}
+
+impl Broken {
+    /// Returns the part of the attempt that broke.
+    pub fn source(&self) -> &'static str {
+        match self {
+            Broken::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
+            Broken::Call(error) if error.param.as_deref() == Some("messages") => "chat template",
+            Broken::Call(_) => "sampler",
+            Broken::Tool(_) | Broken::Outage(_) => "tools",
+            Broken::Helper { .. } => "agents",
+            Broken::Tree(_) => "record",
+        }
+    }
+}
+
+/// Observer of a tool loop, for programs that show it live.
+pub trait LoopObserver: Send {
+    /// A completion starts. `opens_reasoning` says whether its prompt starts its reasoning.
+    fn start(&mut self, opens_reasoning: bool);
+
+    /// Tokens were sampled.
+    fn tokens(&mut self, tokens: &[Token]);
+
+    /// The completion has ended.
+    fn end(&mut self);
+
+    /// Tools have answered the calls of the completion.
+    fn results(&mut self, results: &[Observation]);
+}
+
+/// Limits of a tool loop.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LoopLimits {
+    /// Maximum number of completions.
+    pub turns: u32,
+    /// Limit of the first prompt.
+    pub opening: OpeningLimit,
+}
+
+/// Tool loop of one agent.
+pub(crate) struct ToolLoop<'a> {
+    /// Name of the agent.
+    pub agent: &'a str,
+    pub cast: &'a Cast,
+    /// Tools in the prompt. They stay the same for the complete conversation.
+    pub specs: &'a [ToolSpec],
+    pub limits: LoopLimits,
+    /// What has happened so far.
+    pub outcome: &'a mut Outcome,
+    /// Tool calls of helpers.
+    pub helped: &'a mut CallCounts,
+    pub observer: Option<&'a mut dyn LoopObserver>,
+}
+
+impl ToolLoop<'_> {
+    /// Runs the loop, and appends its messages to `history`, the last completion included.
+    ///
+    /// # Errors
+    /// Returns an error if a call fails, if a helper breaks, or if a tool after whose failure the attempt must not
+    /// continue does not work.
+    pub async fn run(&mut self, history: &mut Vec<Message>, tools: &mut OpenTools) -> Result<Finish, Broken> {
+        for index in 0.. {
+            let end = match self.call(history, index == 0).await {
+                // The task fits, but the tool results no longer do.
+                Err(error) if index > 0 && error.kind == ErrorKind::TooLong => return Ok(Finish::Context),
+                called => called?,
+            };
+            let finish = end.finish;
+            let Completed { turn, parsed, reasoning, message } = Completed::new(end, index);
+            history.push(message);
+            match finish {
+                FinishReason::StopId | FinishReason::StopString => {}
+                FinishReason::Length => return Ok(Finish::MaxTokens),
+                FinishReason::Context => return Ok(Finish::Context),
+                FinishReason::Aborted => {
+                    return Err(ApiError::from(PolicyError::Stopped("the sampler".into())).into());
+                }
+            }
+            if parsed.calls.is_empty() {
+                (self.outcome.final_text, self.outcome.thought) = (parsed.content, reasoning);
+                return Ok(Finish::Answered);
+            }
+            let is_last = index + 1 >= self.limits.turns;
+            let before = tools.counts();
+            // No call would read the results of the last turn.
+            let mut results = tools.answer(&parsed, !is_last).await;
+            self.adopt(&mut results)?;
+            if let Some(observer) = &mut self.observer {
+                observer.results(&results);
+            }
+            self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
+            let learned = learn_from(&mut self.outcome, turn, &results);
+            if let Some(answer) = learned.map_err(Broken::Outage)? {
+                self.outcome.final_text = answer;
+                return Ok(Finish::Ended);
+            }
+            if is_last {
+                return Ok(Finish::MaxTurns);
+            }
+            if self.cast.recorder().left_tokens() == 0 {
+                return Ok(Finish::MaxTokens);
+            }
+            history.extend(results.iter().map(Observation::message));
+        }
+        Ok(Finish::MaxTurns)
+    }
+
+    /// Asks for the next completion.
+    async fn call(&mut self, history: &[Message], is_first: bool) -> Result<End, ApiError> {
+        let request = Request {
+            tools: self.specs.to_vec(),
+            opening: is_first.then_some(self.limits.opening),
+            ..Request::new(Input::Messages(history.to_vec()))
+        };
+        let reader = self.cast.call(self.agent, request).await?;
+        let head = reader.head();
+        self.outcome.prompt_cut |= head.is_truncated;
+        let Some(observer) = &mut self.observer else { return reader.completion().await };
+        observer.start(head.opens_reasoning);
+        let tokens = |event: &Event| match event {
+            Event::Delta { tokens, .. } => observer.tokens(tokens),
+            _ => {}
+        };
+        let completed = reader.completion_with(tokens).await;
+        observer.end();
+        completed
+    }
+
+    /// Adds the conversations of helpers to the record.
+    fn adopt(&mut self, results: &mut [Observation]) -> Result<(), Broken> {
+        let mut broken = None;
+        for Branch { agent, trajectory, outcome } in results.iter_mut().flat_map(|one| one.branches.drain(..))
+        {
+            let first = self.cast.recorder().adopt(&trajectory)?;
+            let error = outcome.error.clone();
+            join(&mut self.outcome, &mut self.helped, first, outcome);
+            broken = broken.or(error.map(|why| Broken::Helper { agent, why }));
+        }
+        broken.map_or(Ok(()), Err)
+    }
+}
+
+/// Appends what tools say at the start to the last message.
+pub(crate) fn add_opening(history: &mut [Message], opening: Option<String>) {
+    let (Some(opening), Some(last)) = (opening, history.last_mut()) else { return };
+    let parts = match last.content.parts() {
+        Some(parts) => parts.to_vec(),
+        None => vec![ContentPart::Text(last.content.as_str().to_owned())],
+    };
+    let opening = ContentPart::Text(format!("\n\n{opening}"));
+    last.content = parts.into_iter().chain([opening]).collect();
+}
+
+/// Complete turn of the model.
+struct Completed {
+    /// Turn in the conversation; without tokens, the number of turns before.
+    turn: u32,
+    parsed: Parsed,
+    reasoning: String,
+    /// Message that continues the history: the text as the model wrote it.
+    message: Message,
+}
+
+impl Completed {
+    fn new(end: End, index: u32) -> Self {
+        let End { message, reply, .. } = end;
+        match reply {
+            Some(reply) => Completed {
+                turn: reply.turn,
+                message: reply.written(),
+                parsed: reply.parsed,
+                reasoning: reply.thought,
+            },
+            None => {
+                let calls = message.tool_calls.iter().cloned().map(Ok).collect();
+                let parsed = Parsed { content: message.content.as_str().to_owned(), calls, bare: false };
+                let reasoning = message.reasoning_content.clone().unwrap_or_default();
+                Completed { turn: index, parsed, reasoning, message }
+            }
+        }
+    }
+}
+
+/// Notes what calls brought besides their observations. Returns the final answer of the first that ended
+/// the attempt.
+///
+/// # Errors
+/// When a tool did not work after which the attempt is not to go on: which, and why.
+pub(crate) fn learn_from(
+    outcome: &mut Outcome,
+    turn: u32,
+    answers: &[Observation],
+) -> Result<Option<String>, String> {
+    for Observation { call, toolbox, kind, trouble, metrics, .. } in answers {
+        if let (Some(call), Some(trouble)) = (call, trouble) {
+            outcome.trouble(format!("tool {}", call.name), trouble.as_str());
+        }
+        let Some(toolbox) = toolbox else { continue };
+        let failed = f64::from(u8::from(*kind != ObservationKind::Ok));
+        let counted = COUNTED.into_iter().zip([1.0, failed]);
+        let measured = metrics.iter().map(|(name, value)| (name.as_str(), *value));
+        for (name, value) in counted.chain(measured) {
+            let sum = outcome.tool_metrics.entry(format!("{toolbox}/{name}")).or_default();
+            *sum = finite(*sum + value);
+        }
+    }
+    if answers.iter().any(|answer| answer.reward.is_some()) {
+        let reward = answers.iter().filter_map(|answer| answer.reward).sum();
+        outcome.earned_by_turn.push((turn, finite(reward)));
+    }
+    if let Some(Observation { toolbox, text, .. }) = answers.iter().find(|answer| answer.breaks) {
+        return Err(format!("the tool {} does not work: {text}", toolbox.as_deref().unwrap_or_default()));
+    }
+    Ok(answers.iter().find_map(|answer| answer.ends.clone()))
+}

@@ -1,0 +1,122 @@
+//! Errors of calls, independent of any API's format.
+
+use std::time::Duration;
+
+use levade_conversation::ConversationError;
+use levade_policy::PolicyError;
+use levade_text::TextError;
+
+/// Kind of an [`ApiError`]. Each API has its own status codes and names for these kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is malformed, or asks for something that does not exist.
+    Invalid,
+    /// The prompt does not fit the context.
+    TooLong,
+    /// The body exceeds the size limit.
+    TooLarge,
+    /// The key is missing or wrong.
+    Unauthorized,
+    /// The key is valid, but for something else.
+    Forbidden,
+    /// A limit of the attempt is reached.
+    Limit,
+    /// The path, model or earlier response does not exist.
+    NotFound,
+    /// The path does not support the HTTP method.
+    Method,
+    /// The type or encoding of the body is not supported.
+    MediaType,
+    /// The attempt has ended.
+    Gone,
+    /// The queue of calls is full. A retry after this time may succeed.
+    Busy(Duration),
+    /// The model is unavailable. A retry may succeed.
+    Unavailable,
+    /// A timeout expired.
+    Deadline,
+    /// A defect of this program.
+    Internal,
+}
+
+impl ErrorKind {
+    /// Returns the name of the kind in logs, metrics and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorKind::Invalid => "invalid",
+            ErrorKind::TooLong => "too_long",
+            ErrorKind::TooLarge => "too_large",
+            ErrorKind::Unauthorized => "unauthorised",
+            ErrorKind::Forbidden => "forbidden",
+            ErrorKind::Limit => "limit",
+            ErrorKind::NotFound => "not_found",
+            ErrorKind::Method => "method",
+            ErrorKind::MediaType => "media_type",
+            ErrorKind::Gone => "gone",
+            ErrorKind::Busy(_) => "busy",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::Deadline => "deadline",
+            ErrorKind::Internal => "internal",
+        }
+    }
+
+    /// Returns whether a repeated request fails in the same way in any case.
+    pub fn is_final(self) -> bool {
+        matches!(self, ErrorKind::Limit | ErrorKind::Gone)
+    }
+}
+
+/// Error of a call. The message contains what is wrong, its value and the way out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// Kind of the error.
+    pub kind: ErrorKind,
+    /// Description in one sentence.
+    pub message: String,
+    /// Request field with the wrong value.
+    pub param: Option<String>,
+}
+
+impl ApiError {
+    /// Creates an error that concerns no single field.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        ApiError { kind, message: message.into(), param: None }
+    }
+
+    /// Creates an [`ErrorKind::Invalid`] error for a field of the request.
+    pub fn field(param: &str, message: impl Into<String>) -> Self {
+        ApiError { kind: ErrorKind::Invalid, message: message.into(), param: Some(param.to_owned()) }
+    }
+}
+
+impl From<PolicyError> for ApiError {
+    fn from(error: PolicyError) -> Self {
+        let kind = match &error {
+            PolicyError::Invalid(_) => ErrorKind::Invalid,
+            PolicyError::PromptTooLong { .. } => ErrorKind::TooLong,
+            PolicyError::Deadline(..) => ErrorKind::Deadline,
+            error if error.may_pass() => ErrorKind::Unavailable,
+            _ => ErrorKind::Internal,
+        };
+        ApiError::new(kind, error.to_string())
+    }
+}
+
+impl From<ConversationError> for ApiError {
+    fn from(error: ConversationError) -> Self {
+        match error {
+            ConversationError::Text(error) => error.into(),
+            drift => ApiError::field("messages", drift.to_string()),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::TooLong { .. } => ApiError::new(ErrorKind::TooLong, error.to_string()),
+            error => ApiError::field("messages", error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Runs long computations outside of the async workers.
+
+use crate::api_error::{ApiError, ErrorKind};
+
+/// Runs `work` on a thread for blocking work.
+///
+/// # Errors
+/// Returns an [`ErrorKind::Internal`] error if the work panics.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+    let panicked =
+        |error| ApiError::new(ErrorKind::Internal, format!("writing the prompt came to no end: {error}"));
+    tokio::task::spawn_blocking(work).await.map_err(panicked)
+}

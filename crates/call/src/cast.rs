@@ -1,0 +1,129 @@
+//! Starts calls: of a party, or of an agent by its name in a cast.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use levade_text::Message;
+
+use crate::api_error::{ApiError, ErrorKind};
+use crate::generate;
+use crate::metrics::add;
+use crate::options::CallOptions;
+use crate::party::{Backend, Party, Summarizer};
+use crate::recorder::Recorder;
+use crate::relay;
+use crate::request::{Input, Request};
+use crate::transcript::Reader;
+
+/// Maximum number of completions of one call.
+const MAX_COMPLETIONS: usize = 128;
+
+/// Parties of an attempt. Each agent has one: which policy of a mixture plays it is decided before.
+#[derive(Clone)]
+pub struct Cast {
+    parties: Arc<[Arc<Party>]>,
+    recorder: Arc<Recorder>,
+}
+
+impl Cast {
+    /// Creates a cast whose calls `recorder` records. The first party is that of the task's agent.
+    pub fn new(parties: impl IntoIterator<Item = Arc<Party>>, recorder: Arc<Recorder>) -> Self {
+        Cast { parties: parties.into_iter().collect(), recorder }
+    }
+
+    /// Returns the parties in their order.
+    pub fn parties(&self) -> &[Arc<Party>] {
+        &self.parties
+    }
+
+    /// Returns the recorder of the attempt.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// Returns the party of an agent.
+    ///
+    /// # Errors
+    /// Returns an [`ErrorKind::NotFound`] error if the cast has no such agent.
+    pub fn party(&self, agent: &str) -> Result<&Arc<Party>, ApiError> {
+        let found = self.parties.iter().find(|party| party.agent == agent);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.parties.iter().map(|party| party.agent.as_str()).collect();
+            let message = format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
+            ApiError::new(ErrorKind::NotFound, message)
+        })
+    }
+
+    /// Starts a call of an agent, and returns a reader of its events.
+    ///
+    /// # Errors
+    /// See [`call`]. Returns an [`ErrorKind::NotFound`] error if the cast has no such agent.
+    pub async fn call(&self, agent: &str, request: Request) -> Result<Reader, ApiError> {
+        call(&self.recorder, self.party(agent)?, request, CallOptions::default()).await
+    }
+}
+
+/// Starts a call of a party. The call runs in its own task, which writes a [`Transcript`](crate::Transcript). If all
+/// readers of the transcript are dropped, the call is aborted after the grace period. Sampled tokens are recorded in
+/// any case.
+///
+/// # Errors
+/// Returns an error if the request is invalid, exceeds a limit, or is not accepted by the party. Then nothing is
+/// recorded, except for the prompt with
+/// [`PromptRecording::BeforeSampling`](crate::PromptRecording::BeforeSampling).
+pub async fn call(
+    recorder: &Arc<Recorder>,
+    party: &Arc<Party>,
+    request: Request,
+    options: CallOptions,
+) -> Result<Reader, ApiError> {
+    start(recorder, party, request, options, true).await
+}
+
+/// Starts a call that counts toward the limits of the attempt, or a summary.
+async fn start(
+    recorder: &Arc<Recorder>,
+    party: &Arc<Party>,
+    request: Request,
+    options: CallOptions,
+    is_counted: bool,
+) -> Result<Reader, ApiError> {
+    if !(1..=MAX_COMPLETIONS).contains(&request.n) {
+        let message = format!("n = {}, but it must be in 1..={MAX_COMPLETIONS}", request.n);
+        return Err(ApiError::field("n", message));
+    }
+    match &party.backend {
+        Backend::Tokens(_) => {
+            let summarize =
+                |summarizer: Arc<Summarizer>, text: String| summarize(Arc::clone(recorder), summarizer, text);
+            generate::start(recorder, party, request, options, is_counted, &summarize).await
+        }
+        Backend::Messages(api) => relay::start(recorder, party, &**api, request, options, is_counted).await,
+    }
+}
+
+/// Asks for a summary of a text, in a recorded call that does not count toward the limits of the attempt.
+///
+/// # Errors
+/// Returns the error with which the call failed.
+fn summarize(
+    recorder: Arc<Recorder>,
+    summarizer: Arc<Summarizer>,
+    text: String,
+) -> BoxFuture<'static, Result<String, ApiError>> {
+    async move {
+        let Summarizer { party, max_tokens, instruction } = &*summarizer;
+        let messages = vec![Message::user(format!("{instruction}\n\n{text}"))];
+        let mut request = Request::new(Input::Messages(messages));
+        request.sampling.max_tokens = Some(*max_tokens);
+        // The call that needs the summary has the permit. Waiting for another could block all calls.
+        let reader = start(&recorder, party, request, CallOptions::default(), false).await?;
+        let end = reader.completion().await?;
+        add(&recorder.options.metrics.summaries, 1);
+        // Without the white space around the text.
+        let message = end.reply.map_or(end.message, |reply| reply.message());
+        Ok(message.content.as_str().to_owned())
+    }
+    .boxed()
+}

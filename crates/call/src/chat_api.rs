@@ -1,0 +1,62 @@
+//! Chat APIs of other providers: they take messages and return messages.
+
+use std::time::Duration;
+
+use levade_policy::FinishReason;
+use levade_text::{Message, ToolSpec};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::api_error::ApiError;
+use crate::request::{Constraint, SamplingOptions, ToolChoice};
+
+/// Chat API that continues conversations.
+pub trait ChatApi: Send + Sync {
+    /// Starts a completion. The receiver yields its deltas; the last one is [`ChatDelta::Done`] or an error.
+    /// Dropping the receiver cancels the request. Must be called within a Tokio runtime.
+    fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>>;
+}
+
+/// Request to a [`ChatApi`] for one assistant message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatQuery {
+    /// Messages of the conversation so far.
+    pub messages: Vec<Message>,
+    /// Tools that the model can call.
+    pub tools: Vec<ToolSpec>,
+    /// Which tools the model may or must call.
+    pub tool_choice: ToolChoice,
+    /// Whether the model may call several tools at once.
+    pub parallel_calls: bool,
+    /// Format that the completion must have.
+    pub constraint: Option<Constraint>,
+    /// Sampling options.
+    pub sampling: SamplingOptions,
+    /// Timeout for the complete response.
+    pub timeout: Duration,
+}
+
+/// Part of a completion.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ChatDelta {
+    /// More reasoning.
+    Reasoning(String),
+    /// More text.
+    Text(String),
+    /// The complete completion; the last part.
+    Done(Box<ChatCompletion>),
+}
+
+/// Complete completion of a [`ChatApi`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatCompletion {
+    /// Assistant message, with its tool calls and reasoning.
+    pub message: Message,
+    /// Reason for its end.
+    pub finish: FinishReason,
+    /// Number of prompt tokens that the API reports; 0 if it reports none.
+    pub prompt_tokens: usize,
+    /// Number of completion tokens that the API reports; 0 if it reports none.
+    pub tokens: usize,
+    /// Number of reasoning tokens among them.
+    pub reasoning_tokens: usize,
+}

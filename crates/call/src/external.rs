@@ -1,0 +1,86 @@
+//! Records of calls of chat APIs.
+
+use std::collections::HashMap;
+
+use levade_policy::FinishReason;
+use levade_text::{Message, ToolSpec};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+/// Recorded call of a [`ChatApi`](crate::ChatApi). Messages that repeat an earlier call's history are stored once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExternalCall {
+    /// Name of the agent.
+    pub agent: String,
+    /// Name of the policy.
+    pub policy: String,
+    /// Index of the earlier call whose history this call continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<usize>,
+    /// Number of messages of that history, completions included, that this call starts with.
+    #[serde(default)]
+    pub shared: usize,
+    /// Messages after the shared ones.
+    pub messages: Vec<Message>,
+    /// Tools of the request. `None` if they equal those of the previous call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Vec<ToolSpec>>,
+    /// Assistant message, possibly incomplete.
+    pub reply: Message,
+    /// Reason for its end.
+    pub finish: FinishReason,
+    /// Number of prompt tokens that the API reports.
+    pub prompt_tokens: usize,
+    /// Number of completion tokens that the API reports.
+    pub tokens: usize,
+    /// Error that ended the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
+}
+
+impl ExternalCall {
+    /// Returns the full history of call `at` of `calls`, including its completion.
+    pub fn history(calls: &[ExternalCall], at: usize) -> Vec<Message> {
+        let Some(call) = calls.get(at) else { return Vec::new() };
+        // A call only continues an earlier one.
+        let after = call.after.filter(|after| *after < at);
+        let mut messages = after.map(|after| Self::history(calls, after)).unwrap_or_default();
+        messages.truncate(call.shared);
+        messages.extend(call.messages.iter().cloned());
+        messages.push(call.reply.clone());
+        messages
+    }
+
+    /// Returns the tools of call `at` of `calls`.
+    pub fn tools(calls: &[ExternalCall], at: usize) -> &[ToolSpec] {
+        let upto = &calls[..calls.len().min(at + 1)];
+        upto.iter().rev().find_map(|call| call.tools.as_deref()).unwrap_or_default()
+    }
+}
+
+/// Histories of the calls so far, by the hash of each prefix.
+#[derive(Debug, Default)]
+pub(crate) struct Histories(HashMap<u128, (usize, usize)>);
+
+impl Histories {
+    /// Returns the index of the call that `messages` continue, and the number of shared messages. Then adds
+    /// `messages` and `reply` as the history of call `at`.
+    pub(crate) fn note(
+        &mut self,
+        at: usize,
+        messages: &[Message],
+        reply: &Message,
+    ) -> (Option<usize>, usize) {
+        let (mut key, mut keys) = (0, Vec::with_capacity(messages.len() + 1));
+        for message in messages.iter().chain([reply]) {
+            let text = serde_json::to_vec(message).unwrap_or_default();
+            key = xxh3_128_with_seed(&text, key as u64 ^ (key >> 64) as u64);
+            keys.push(key);
+        }
+        let known = keys[..messages.len()].iter().rev().find_map(|key| self.0.get(key).copied());
+        for (key, length) in keys.into_iter().zip(1..) {
+            self.0.entry(key).or_insert((at, length));
+        }
+        known.map_or((None, 0), |(call, length)| (Some(call), length))
+    }
+}

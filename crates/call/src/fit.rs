@@ -1,0 +1,102 @@
+//! Prompts of conversations that fit their party's context.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use levade_conversation::{Judged, Overflow, Prepared, Request as PromptRequest};
+use levade_text::{Message, ToolSpec};
+
+use crate::api_error::{ApiError, ErrorKind};
+use crate::blocking::blocking;
+use crate::party::{Party, Summarizer};
+use crate::recorder::Recorder;
+use crate::request::OpeningLimit;
+
+/// Function that asks a summarizer for a summary of a text.
+pub(crate) type Summarize<'a> =
+    &'a (dyn Fn(Arc<Summarizer>, String) -> BoxFuture<'a, Result<String, ApiError>> + Send + Sync);
+
+/// Prompt of a call, with what happened to it.
+pub(crate) struct Fitted {
+    pub prepared: Box<Prepared>,
+    /// Whether the opening limit truncated it.
+    pub is_truncated: bool,
+}
+
+/// Renders the prompt of a conversation, and truncates it by the party's context policy and by `opening`.
+/// `summarize` asks for summaries of turns that no longer fit.
+///
+/// # Errors
+/// Returns an error if the prompt cannot be rendered, if it is too long and cannot be truncated, or if a summary
+/// fails.
+pub(crate) async fn fit(
+    recorder: &Arc<Recorder>,
+    party: &Arc<Party>,
+    messages: &[Message],
+    tools: &[ToolSpec],
+    (opening, summarize): (Option<OpeningLimit>, Summarize<'_>),
+) -> Result<Fitted, ApiError> {
+    let backend = party.tokens()?;
+    let (agent, policy, budget) = (party.agent.as_str(), party.policy.as_str(), party.budget);
+    let request = PromptRequest { agent, policy, format: backend.format, messages, tools };
+    let mut fitting = recorder.state().conversation.fitting(&request, budget);
+    // A policy that truncates prompts must see them.
+    let max_tokens = match budget.overflow {
+        Overflow::Fail if opening.is_none() => backend.context.min(budget.most),
+        _ => usize::MAX,
+    };
+    loop {
+        let kept = match fitting.messages() {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(messages) => Some(messages),
+        };
+        let request = PromptRequest { messages: kept.as_deref().unwrap_or(messages), ..request };
+        let recognized = recorder.state().conversation.recognise(&request);
+        let prepared = blocking(move || recognized.render_within(max_tokens)).await??;
+        let prepared = match fitting.judge(prepared) {
+            Judged::Fits(prepared) => prepared,
+            Judged::Again => continue,
+            Judged::Summarise(text) => {
+                let summary = match &party.summarizer {
+                    Some(summarizer) => summarize(Arc::clone(summarizer), text).await?,
+                    // Without a summarizer, the turns are dropped.
+                    None => String::new(),
+                };
+                fitting.summarised(&summary);
+                continue;
+            }
+            Judged::TooLong(prepared) if opening.is_some() => prepared,
+            Judged::TooLong(prepared) => {
+                let (found, max) = (prepared.prompt.len(), budget.most);
+                let message = format!(
+                    "the prompt has {found} tokens, more than the {max} that agent.max_context_tokens and the \
+                     model's context leave, and agent.context lets none of it go; make it shorter, or allow more"
+                );
+                return Err(ApiError::new(ErrorKind::TooLong, message));
+            }
+        };
+        return match opening {
+            Some(limit) => open(prepared, limit, budget.most),
+            None => Ok(Fitted { prepared, is_truncated: false }),
+        };
+    }
+}
+
+/// Truncates the first prompt of an attempt.
+fn open(mut prepared: Box<Prepared>, limit: OpeningLimit, budget: usize) -> Result<Fitted, ApiError> {
+    let found = prepared.prompt.len();
+    let too_long = |found: usize, max: usize, key: &str| {
+        let message = format!(
+            "the prompt has {found} tokens, more than the {max} of agent.{key}; allow more, or set agent.truncation"
+        );
+        ApiError::new(ErrorKind::TooLong, message)
+    };
+    let shortened = limit.truncation.truncate(prepared.prompt.clone(), limit.max_tokens);
+    prepared.shorten(shortened.ok_or_else(|| too_long(found, limit.max_tokens, "max_prompt_tokens"))?);
+    let left = prepared.prompt.len();
+    match left > budget {
+        true => Err(too_long(left, budget, "max_context_tokens")),
+        false => Ok(Fitted { prepared, is_truncated: left < found }),
+    }
+}

@@ -1,0 +1,615 @@
+//! Calls of parties with a sampler: from the admitted request to the recorded completion.
+//!
+//! A call runs in its own task, which writes a [`Transcript`]. So a client that disconnects ends nothing at once,
+//! and sampled tokens are recorded in any case.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::FutureExt;
+use levade_conversation::{Conversation, Format, Origin, Prepared};
+use levade_policy::{
+    Completion, FinishReason, Grammar, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
+    SamplingParams, TopLogprobs, crash_point, within,
+};
+use levade_text::{Message, Piece, ToolSpec};
+use levade_tree::TreeError;
+
+use crate::api_error::{ApiError, ErrorKind};
+use crate::blocking::blocking;
+use crate::completion_parser::{ChatParsing, CompletionParser};
+use crate::constraints;
+use crate::fit::{Fitted, Summarize, fit};
+use crate::metrics::{CallMetrics, add};
+use crate::options::{Batch, CallOptions};
+use crate::party::{Party, SamplingRule, TokenBackend};
+use crate::recorder::{CallGuard, CallRecord, PromptRecording, Recorder, ToolCallIds};
+use crate::request::{Input, OpeningLimit, Request, ToolChoice};
+use crate::transcript::{End, Event, Head, Reader, Token, Transcript};
+
+/// Prompt of a call.
+#[derive(Clone)]
+enum Prompt {
+    /// Rendered from messages.
+    Chat(Box<Prepared>),
+    /// Encoded or given token ids.
+    Ids(Arc<[u32]>),
+}
+
+impl Prompt {
+    fn ids(&self) -> &[u32] {
+        match self {
+            Prompt::Chat(prepared) => &prepared.prompt,
+            Prompt::Ids(ids) => ids,
+        }
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        match self {
+            Prompt::Chat(prepared) => Some(prepared.origin),
+            Prompt::Ids(_) => None,
+        }
+    }
+
+    /// Returns whether the prompt starts the completion's reasoning.
+    fn opens_reasoning(&self) -> bool {
+        matches!(self, Prompt::Chat(prepared) if prepared.in_thought)
+    }
+}
+
+/// State that the completions of a call share.
+struct Generation {
+    recorder: Arc<Recorder>,
+    party: Arc<Party>,
+    sampler: Arc<dyn Sampler>,
+    format: Arc<Format>,
+    transcript: Arc<Transcript>,
+    tools: Arc<[ToolSpec]>,
+    tool_choice: ToolChoice,
+    parallel_calls: bool,
+    /// Whether completions are constrained to JSON, in which tags of reasoning and tool calls are text.
+    is_json: bool,
+    /// Whether completions include the stop string that ended them.
+    keeps_stop: bool,
+    /// Question of a call that may be a probe.
+    question: Option<String>,
+    /// Whether the call counts toward the limits of the attempt. Summaries do not.
+    is_counted: bool,
+    started: Instant,
+    batch: Option<Batch>,
+    /// Released when all tokens are sampled.
+    permit: Mutex<Option<Box<dyn Send + Sync>>>,
+    /// Held until the call has ended.
+    _guard: CallGuard,
+}
+
+/// One completion to sample.
+struct Choice {
+    index: usize,
+    prompt: Prompt,
+    params: SamplingParams,
+    stream: SampleStream,
+    /// Prefix of the ids of its tool calls.
+    call_prefix: String,
+}
+
+/// Starts a call of a party with a sampler.
+///
+/// # Errors
+/// See [`call`](crate::call).
+pub(crate) async fn start(
+    recorder: &Arc<Recorder>,
+    party: &Arc<Party>,
+    request: Request,
+    options: CallOptions,
+    is_counted: bool,
+    summarize: Summarize<'_>,
+) -> Result<Reader, ApiError> {
+    let started = Instant::now();
+    let metrics = &recorder.options.metrics;
+    let backend = party.tokens()?;
+    let mut params = sampling_params(&request, party, backend.format);
+    params.grammar = match party.sampling {
+        SamplingRule::Fixed(_) => None,
+        SamplingRule::Default(_) => constraints::grammar(metrics, &request, backend.format).await?,
+    };
+    params.validate()?;
+
+    let guard = recorder.admit(is_counted)?;
+    let constrained_by = constraints::field(&request);
+    let Request { input, tools, tool_choice, parallel_calls, n, sampling, opening, .. } = request;
+    let tools: Arc<[ToolSpec]> = tools.into();
+    let question = match &input {
+        Input::Messages(messages) if is_counted => {
+            recorder.state().probes.begins(&party.agent, messages, &tools)
+        }
+        _ => None,
+    };
+    let rules = (opening, summarize);
+    let (mut prompt, is_truncated) = prompt(recorder, party, backend, input, &tools, rules).await?;
+    if prompt.opens_reasoning() && params.grammar.is_some() {
+        let message = "this model's replies begin with a thought, which no form can be held to; leave it out";
+        return Err(ApiError::field(constrained_by.unwrap_or("response_format"), message));
+    }
+    let ids: Arc<[u32]> = prompt.ids().into();
+    let context = backend.context;
+    if ids.len() >= context {
+        return Err(PolicyError::PromptTooLong { prompt: ids.len(), context }.into());
+    }
+    params.max_tokens = params.max_tokens.min(context - ids.len());
+    let (streams, least_version) = {
+        let mut state = recorder.state();
+        if let (PromptRecording::BeforeSampling, Prompt::Chat(prepared)) =
+            (recorder.options.prompt_recording, &mut prompt)
+        {
+            state.conversation.give(prepared).map_err(internal)?;
+        }
+        if is_counted {
+            params.max_tokens = params.max_tokens.min(state.left_tokens).max(1);
+        }
+        let streams: Vec<u64> = (0..n).map(|_| state.streams.admit(&party.agent, &ids)).collect();
+        if let Some(fixed) = party.fixed().filter(|_| is_counted) {
+            for name in sampling.overridden_by(fixed).into_iter().chain(constrained_by) {
+                *state.recorded.overridden.entry(name.to_owned()).or_default() += 1;
+            }
+        }
+        (streams, state.versions.get(&party.policy).copied().unwrap_or(0))
+    };
+    // `min_tokens` is bounded by `max_tokens`, which is only known now.
+    params.min_tokens = params.min_tokens.min(params.max_tokens);
+
+    let id = metrics.next_id();
+    let timeout = party.limits.timeout;
+    let mut choices = Vec::with_capacity(n);
+    for (index, stream) in streams.into_iter().enumerate() {
+        let request = SampleRequest {
+            id: format!("{}/{id}/{index}", recorder.options.name),
+            policy: party.policy.clone(),
+            least_version,
+            seed: recorder.options.seed,
+            stream,
+            prompt: ids.to_vec(),
+            params: params.clone(),
+        };
+        let accepted = within(&**backend.sampler, timeout, backend.sampler.sample(request)).await;
+        let late = || {
+            let message = format!("waited {timeout:?} for the sampler to accept a request");
+            ApiError::new(ErrorKind::Deadline, message)
+        };
+        let call_prefix = format!("{:08x}", stream as u32);
+        let mut prompt = prompt.clone();
+        if let (Prompt::Chat(prepared), ToolCallIds::FromStream) =
+            (&mut prompt, recorder.options.tool_call_ids)
+        {
+            prepared.name_calls(&call_prefix);
+        }
+        let stream = accepted.ok_or_else(late)??;
+        choices.push(Choice { index, prompt, params: params.clone(), stream, call_prefix });
+    }
+    crash_point("sampling");
+    count_prompt(metrics, &prompt);
+    let origin = prompt.origin();
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let model = party.model.clone();
+    let opens_reasoning = prompt.opens_reasoning();
+    let head = Head { id, model, created, prompt: ids.to_vec(), opens_reasoning, is_truncated, origin, n };
+    let transcript = Transcript::new(head);
+    let reader = transcript.read();
+    let generation = Generation {
+        recorder: Arc::clone(recorder),
+        party: Arc::clone(party),
+        sampler: Arc::clone(backend.sampler),
+        format: Arc::clone(backend.format),
+        transcript,
+        tools,
+        tool_choice,
+        parallel_calls,
+        is_json: matches!(params.grammar, Some(Grammar::JsonObject | Grammar::JsonSchema(_))),
+        keeps_stop: sampling.keeps_stop,
+        question,
+        is_counted,
+        started,
+        batch: options.batch,
+        permit: Mutex::new(options.permit),
+        _guard: guard,
+    };
+    tokio::spawn(generation.run(choices));
+    Ok(reader)
+}
+
+/// Returns the sampling parameters of a call, without the limits of its attempt.
+fn sampling_params(request: &Request, party: &Party, format: &Format) -> SamplingParams {
+    let asked = &request.sampling;
+    let (mut params, ignores_eos) = match &party.sampling {
+        SamplingRule::Fixed(fixed) => {
+            let params = SamplingParams {
+                max_tokens: asked.max_tokens.unwrap_or(usize::MAX).min(fixed.max_tokens),
+                top_logprobs: asked.logprobs.unwrap_or(0),
+                stop_strings: asked.stop.clone(),
+                ..fixed.clone()
+            };
+            (params, false)
+        }
+        SamplingRule::Default(defaults) => (asked.over(defaults), asked.ignore_eos),
+    };
+    if !ignores_eos {
+        params.stop_ids = format.chat().stop_ids().to_vec();
+    }
+    params.stop_ids.extend(&asked.stop_ids);
+    params
+}
+
+/// Creates the prompt of a call. Returns whether the opening limit truncated it.
+async fn prompt(
+    recorder: &Arc<Recorder>,
+    party: &Arc<Party>,
+    backend: TokenBackend<'_>,
+    input: Input,
+    tools: &[ToolSpec],
+    rules: (Option<OpeningLimit>, Summarize<'_>),
+) -> Result<(Prompt, bool), ApiError> {
+    let ids: Arc<[u32]> = match input {
+        Input::Messages(messages) => {
+            check_messages(&messages)?;
+            let Fitted { prepared, is_truncated } = fit(recorder, party, &messages, tools, rules).await?;
+            return Ok((Prompt::Chat(prepared), is_truncated));
+        }
+        Input::Tokens(ids) => ids.into(),
+        Input::Text(text) => {
+            let (format, context) = (Arc::clone(backend.format), backend.context);
+            let encode = move || {
+                let tokenizer = format.chat().tokenizer();
+                tokenizer.check_length(&text, context).map(|()| tokenizer.encode_document(&text))
+            };
+            blocking(encode).await??.into()
+        }
+    };
+    match ids.is_empty() {
+        true => Err(ApiError::field("prompt", "the prompt is empty; give at least one token")),
+        false => Ok((Prompt::Ids(ids), false)),
+    }
+}
+
+/// Checks that there are messages, and that the model can read their parts.
+fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "there are no messages; give at least one"));
+    }
+    for (index, message) in messages.iter().enumerate() {
+        if let Some(part) = message.content.others().next() {
+            let param = format!("messages[{index}].content");
+            let kind = part.kind();
+            let message =
+                format!("a part of type {kind:?} cannot be shown to this model, which reads text alone");
+            return Err(ApiError::field(&param, message));
+        }
+    }
+    Ok(())
+}
+
+/// Counts an accepted call and its prompt.
+fn count_prompt(metrics: &CallMetrics, prompt: &Prompt) {
+    add(&metrics.calls, 1);
+    add(&metrics.prompt_tokens, prompt.ids().len() as u64);
+    let Prompt::Chat(prepared) = prompt else { return };
+    add(&metrics.drifted, u64::from(prepared.drift.is_some()));
+    add(&metrics.systems_joined, u64::from(prepared.shifted.joined));
+    add(&metrics.systems_moved, u64::from(prepared.shifted.moved));
+    if let Origin::Forked(fork) = prepared.origin {
+        add(&metrics.forked, 1);
+        add(&metrics.truncated, u64::from(fork.reason.is_cut()));
+    }
+}
+
+/// Converts an inconsistency of the record, which no request can cause.
+fn internal(error: TreeError) -> ApiError {
+    ApiError::new(ErrorKind::Internal, error.to_string())
+}
+
+/// Waits until another call of the batch is rejected. Never returns if none is.
+async fn rejected(batch: Option<&Batch>) {
+    match batch {
+        Some(batch) => batch.rejected().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sampled tokens, in parts. Each part is text of the message, or no part of it is.
+#[derive(Default)]
+struct Parts {
+    parts: Vec<(Vec<Piece>, Vec<Token>)>,
+    /// Tokens whose text is not complete yet.
+    pending: Vec<Token>,
+}
+
+/// Returns whether pieces contain text of the message.
+fn has_text(pieces: &[Piece]) -> bool {
+    pieces.iter().any(|piece| matches!(piece, Piece::Speech(_)))
+}
+
+impl Parts {
+    /// Parses tokens, and adds them to the completion.
+    fn add(
+        &mut self,
+        parser: &mut CompletionParser,
+        completion: &mut Completion,
+        (ids, logprobs, top, version): (Vec<u32>, Vec<f32>, Vec<TopLogprobs>, u64),
+    ) {
+        for (index, (&id, &logprob)) in ids.iter().zip(&logprobs).enumerate() {
+            let pieces = parser.push(id);
+            let top = top.get(index).cloned().unwrap_or_default();
+            self.pending.push(Token { id, logprob, top, version });
+            if pieces.is_empty() {
+                continue;
+            }
+            match self.parts.last_mut().filter(|(last, _)| has_text(last) == has_text(&pieces)) {
+                Some((last, tokens)) => {
+                    last.extend(pieces);
+                    tokens.append(&mut self.pending);
+                }
+                None => self.parts.push((pieces, std::mem::take(&mut self.pending))),
+            }
+        }
+        completion.extend(&ids, &logprobs, version);
+        completion.top.extend(top);
+    }
+
+    /// Returns the parts. The last one may have no text yet.
+    fn into_parts(mut self) -> Vec<(Vec<Piece>, Vec<Token>)> {
+        if !self.pending.is_empty() {
+            self.parts.push((Vec::new(), self.pending));
+        }
+        self.parts
+    }
+}
+
+impl Generation {
+    /// Samples all completions.
+    async fn run(self, choices: Vec<Choice>) {
+        let metrics = Arc::clone(&self.recorder.options.metrics);
+        let _ending = self.transcript.ending();
+        add(&metrics.running, 1);
+        let sampled = choices.into_iter().map(|choice| self.sample(choice));
+        let sampled = futures_util::future::join_all(sampled).await;
+        metrics.running.fetch_sub(1, Ordering::Relaxed);
+        metrics.duration.observe(self.started.elapsed());
+        match sampled.into_iter().find_map(Result::err) {
+            None => self.transcript.push(Event::Done),
+            Some(error) => {
+                add(&metrics.failed, 1);
+                self.transcript.push(Event::Failed(error));
+            }
+        }
+    }
+
+    /// Samples one completion, and records the tokens sampled so far in any case.
+    async fn sample(&self, choice: Choice) -> Result<(), ApiError> {
+        let Choice { index, prompt, params, mut stream, call_prefix } = choice;
+        let chat = self.format.chat();
+        let calls_are_text = self.tool_choice == ToolChoice::None || self.tools.is_empty();
+        let parsing = ChatParsing {
+            chat: Arc::clone(chat),
+            in_thought: prompt.opens_reasoning(),
+            tools: Arc::clone(&self.tools),
+            calls_are_text,
+        };
+        let is_chat = matches!(prompt, Prompt::Chat(_)) && !self.is_json;
+        let parsing = Some(parsing).filter(|_| is_chat);
+        // Only a complete completion shows whether it is a tool call without tags.
+        let withholds = parsing.is_some() && chat.reads_bare_calls() && !calls_are_text;
+        let mut parser = match &parsing {
+            Some(parsing) => CompletionParser::chat(parsing, &params.stop_strings, &call_prefix),
+            None => CompletionParser::text(chat, &params.stop_strings),
+        };
+        if !self.parallel_calls {
+            parser.set_max_calls(1);
+        }
+        if self.keeps_stop {
+            parser.keep_stop();
+        }
+        let mut completion = Completion::default();
+        let timeout = self.party.limits.timeout;
+        let followed = self.follow(index, &mut stream, &mut parser, &mut completion, withholds);
+        let ended = within(&*self.sampler, timeout, followed).await;
+        drop(stream);
+        if let Some(batch) = &self.batch {
+            // Calls of the batch that have not started may wait for this permit.
+            self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if !batch.is_recorded().await {
+                let message = "another prompt of the same body was refused";
+                return Err(ApiError::new(ErrorKind::Invalid, message));
+            }
+        }
+        let ended = ended.unwrap_or_else(|| Err(self.late(timeout)));
+        completion.finish = *ended.as_ref().unwrap_or(&FinishReason::Aborted);
+        add(&self.recorder.options.metrics.sampled_tokens, completion.tokens.len() as u64);
+        let error = ended.err();
+        let (rest, end) =
+            self.record(prompt, completion, &params, (parser, parsing.as_ref()), error.as_ref())?;
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let pieces = if withholds { end.parts.clone() } else { rest };
+        if withholds || !pieces.is_empty() {
+            self.transcript.push(Event::Delta { choice: index, pieces, tokens: Vec::new() });
+        }
+        self.transcript.push(Event::Ended { choice: index, end: Box::new(end) });
+        Ok(())
+    }
+
+    fn late(&self, timeout: Duration) -> ApiError {
+        ApiError::new(ErrorKind::Deadline, format!("the reply was not done within {timeout:?}"))
+    }
+
+    /// Writes tokens to the transcript as they arrive, until the completion ends or is aborted.
+    async fn follow(
+        &self,
+        index: usize,
+        stream: &mut SampleStream,
+        parser: &mut CompletionParser,
+        completion: &mut Completion,
+        withholds: bool,
+    ) -> Result<FinishReason, ApiError> {
+        let mut read = 0;
+        // Created once, so that the grace period does not start again with each token.
+        let mut abandoned = std::pin::pin!(self.recorder.abandoned(&self.transcript));
+        let mut rejected = std::pin::pin!(rejected(self.batch.as_ref()));
+        // An event other than tokens that arrived right after tokens.
+        let mut after = None;
+        loop {
+            let event = match after.take() {
+                Some(event) => event,
+                None => tokio::select! {
+                    event = stream.next() => event,
+                    () = &mut abandoned => return Ok(FinishReason::Aborted),
+                    () = &mut rejected => return Ok(FinishReason::Aborted),
+                },
+            };
+            match event {
+                Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) => {
+                    if parser.tokens() == 0 {
+                        self.recorder.options.metrics.first_token.observe(self.started.elapsed());
+                    }
+                    let mut parts = Parts::default();
+                    parts.add(parser, completion, (tokens, logprobs, top, version));
+                    // Tokens that are ready are sent together: each event wakes all readers.
+                    while let Some(event) = stream.next().now_or_never() {
+                        let Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) = event else {
+                            after = Some(event);
+                            break;
+                        };
+                        parts.add(parser, completion, (tokens, logprobs, top, version));
+                    }
+                    for (pieces, tokens) in parts.into_parts() {
+                        let pieces = if withholds { Vec::new() } else { pieces };
+                        self.transcript.push(Event::Delta { choice: index, pieces, tokens });
+                    }
+                }
+                Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
+                    read += self.push_prompt(index, read, &logprobs, &top);
+                }
+                Some(Ok(SampleEvent::Finished(reason))) => return Ok(reason),
+                Some(Err(error)) => return Err(error.into()),
+                None => {
+                    let message = "the sampler stopped in the middle";
+                    return Err(ApiError::new(ErrorKind::Unavailable, message));
+                }
+            }
+        }
+    }
+
+    /// Writes log-probabilities of prompt tokens, after the first `read` of them. Returns their number.
+    fn push_prompt(&self, choice: usize, read: usize, logprobs: &[f32], top: &[TopLogprobs]) -> usize {
+        // No token predicts the first one.
+        let first = usize::from(read == 0);
+        let known = logprobs.iter().enumerate().map(|(index, logprob)| {
+            let top = top.get(index).cloned().unwrap_or_default();
+            (*logprob, top)
+        });
+        let all = std::iter::repeat_n((f32::NAN, Vec::new()), first).chain(known);
+        let ids = self.transcript.head.prompt.iter().skip(read);
+        let tokens: Vec<Token> =
+            ids.zip(all).map(|(&id, (logprob, top))| Token { id, logprob, top, version: 0 }).collect();
+        let count = tokens.len();
+        self.transcript.push(Event::Prompt { choice, tokens });
+        count
+    }
+
+    /// Records a completion, and parses it completely.
+    fn record(
+        &self,
+        prompt: Prompt,
+        completion: Completion,
+        params: &SamplingParams,
+        (parser, parsing): (CompletionParser, Option<&ChatParsing>),
+        error: Option<&ApiError>,
+    ) -> Result<(Vec<Piece>, End), ApiError> {
+        let (finish, tokens) = (completion.finish, completion.tokens.len());
+        let version = completion.versions.last().map(|run| run.version);
+        let (origin, prompt_tokens) = (prompt.origin(), prompt.ids().len());
+        let mut state = self.recorder.state();
+        let conversation: &mut Conversation = &mut state.conversation;
+        let mut reply = None;
+        // An empty completion that failed or was aborted leaves no trace.
+        if tokens > 0 || (error.is_none() && finish != FinishReason::Aborted) {
+            match prompt {
+                Prompt::Chat(prepared) => {
+                    reply = Some(conversation.record(*prepared, completion, params).map_err(internal)?);
+                }
+                Prompt::Ids(ids) => {
+                    let party = (self.party.agent.as_str(), self.party.policy.as_str());
+                    conversation.record_ids(party, &ids, completion, params).map_err(internal)?;
+                }
+            }
+        }
+        let turn = reply.as_ref().map(|reply| reply.turn);
+        let segment = reply.as_ref().map(|reply| reply.segment);
+        let (rest, mut end) = parser.end(reply, parsing, finish);
+        end.prompt_tokens = prompt_tokens;
+        if let Some(segment) = segment {
+            if let Some(question) = self.question.clone() {
+                state.probes.replied(&self.party.agent, question, segment);
+            }
+            state.conversation.told(segment, &end.message);
+            // Some clients append the stop string that ended the completion.
+            if let Some(stop) = &end.stopped_by {
+                let content = format!("{}{stop}", end.message.content.as_str()).into();
+                state.conversation.told(segment, &Message { content, ..end.message.clone() });
+            }
+        }
+        if self.is_counted {
+            state.left_tokens = state.left_tokens.saturating_sub(tokens);
+        }
+        if let Some(version) = version {
+            let least = state.versions.entry(self.party.policy.clone()).or_default();
+            *least = version.max(*least);
+        }
+        state.recorded.calls.push(CallRecord {
+            agent: self.party.agent.clone(),
+            model: self.party.model.clone(),
+            external: false,
+            summary: !self.is_counted,
+            probe: false,
+            origin,
+            prompt: prompt_tokens,
+            tokens,
+            finish,
+            error: error.map(ToString::to_string),
+            turn,
+            content: end.message.content.as_str().to_owned(),
+            calls: end.message.tool_calls.len(),
+        });
+        Ok((rest, end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transcript::MessageTokens;
+
+    const CALL: &str =
+        "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
+
+    #[test]
+    fn tokens_of_text_exclude_those_of_reasoning_and_tool_calls() {
+        let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
+        let parsing =
+            ChatParsing { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };
+        let mut parser = CompletionParser::chat(&parsing, &[], "");
+        let reply = format!("<think>Hm.</think>One{CALL}Two");
+        let ids: Vec<u32> = reply.bytes().map(u32::from).collect();
+        let (mut parts, logprobs) = (Parts::default(), vec![-0.5; ids.len()]);
+        parts.add(&mut parser, &mut Completion::default(), (ids, logprobs, Vec::new(), 0));
+        let mut tokens = MessageTokens::default();
+        for (pieces, of) in parts.into_parts() {
+            tokens.add(&pieces, &of);
+        }
+        let texts = tokens.take().into_iter().map(|part| {
+            let bytes = part.iter().map(|token| u8::try_from(token.id).unwrap());
+            String::from_utf8(bytes.collect()).unwrap()
+        });
+        assert_eq!(texts.collect::<Vec<_>>(), ["OneSo.", "Two"]);
+    }
+}

@@ -1,0 +1,148 @@
+//! Counters of calls, shared by all recorders of a process.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Maximum number of distinct names of ignored fields.
+const MAX_IGNORED_FIELDS: usize = 1000;
+
+/// Upper bounds of the buckets of a [`Histogram`], in seconds.
+const BOUNDS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
+
+/// Counters since the start of the process, and a generator of call ids.
+#[derive(Debug)]
+pub struct CallMetrics {
+    /// Calls that were admitted.
+    pub calls: AtomicU64,
+    /// Calls that failed or were rejected.
+    pub failed: AtomicU64,
+    /// Calls in flight.
+    pub running: AtomicU64,
+    /// Prompt tokens.
+    pub prompt_tokens: AtomicU64,
+    /// Sampled tokens.
+    pub sampled_tokens: AtomicU64,
+    /// Calls that were aborted because no reader was left.
+    pub aborted: AtomicU64,
+    /// Prompts in which the chat template renders recorded history differently.
+    pub drifted: AtomicU64,
+    /// Prompts that forked a recorded conversation.
+    pub forked: AtomicU64,
+    /// Prompts that a context policy truncated.
+    pub truncated: AtomicU64,
+    /// Summaries that a context policy requested.
+    pub summaries: AtomicU64,
+    /// Leading system messages that were joined.
+    pub systems_joined: AtomicU64,
+    /// Late system messages that were moved.
+    pub systems_moved: AtomicU64,
+    /// Keywords of tool schemas that a grammar left out.
+    pub keywords_left_out: AtomicU64,
+    /// Time to the first token.
+    pub first_token: Histogram,
+    /// Duration of complete calls.
+    pub duration: Histogram,
+    /// Number of occurrences of each ignored request field.
+    ignored_fields: Mutex<BTreeMap<String, u64>>,
+    /// Number of call ids so far.
+    ids: AtomicU64,
+    /// Start of the process in microseconds since 1970, which distinguishes its call ids.
+    started: u64,
+}
+
+impl Default for CallMetrics {
+    fn default() -> Self {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        CallMetrics {
+            calls: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            running: AtomicU64::new(0),
+            prompt_tokens: AtomicU64::new(0),
+            sampled_tokens: AtomicU64::new(0),
+            aborted: AtomicU64::new(0),
+            drifted: AtomicU64::new(0),
+            forked: AtomicU64::new(0),
+            truncated: AtomicU64::new(0),
+            summaries: AtomicU64::new(0),
+            systems_joined: AtomicU64::new(0),
+            systems_moved: AtomicU64::new(0),
+            keywords_left_out: AtomicU64::new(0),
+            first_token: Histogram::default(),
+            duration: Histogram::default(),
+            ignored_fields: Mutex::default(),
+            ids: AtomicU64::new(0),
+            started,
+        }
+    }
+}
+
+impl CallMetrics {
+    /// Creates a call id that is unique among all processes.
+    pub fn next_id(&self) -> String {
+        let count = self.ids.fetch_add(1, Ordering::Relaxed);
+        format!("{:x}{count:06x}", self.started)
+    }
+
+    /// Counts a request field that is ignored, and logs its first occurrence.
+    pub fn count_ignored_field(&self, api: &str, field: &str) {
+        let name = format!("{api}.{field}");
+        let mut ignored = self.ignored_fields.lock().unwrap_or_else(PoisonError::into_inner);
+        // The names come from clients, so their number must be bounded.
+        if ignored.len() >= MAX_IGNORED_FIELDS && !ignored.contains_key(&name) {
+            return;
+        }
+        let count = ignored.entry(name).or_default();
+        *count += 1;
+        if *count == 1 {
+            tracing::warn!(api, field, "ignored an unknown request field");
+        }
+    }
+
+    /// Returns the ignored request fields, with the number of their occurrences.
+    pub fn ignored_fields(&self) -> BTreeMap<String, u64> {
+        self.ignored_fields.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Adds `count` to a counter.
+pub(crate) fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+/// Durations, counted by buckets.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [AtomicU64; BOUNDS.len()],
+    count: AtomicU64,
+    microseconds: AtomicU64,
+}
+
+impl Histogram {
+    /// Adds a duration.
+    pub(crate) fn observe(&self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        if let Some(bucket) = BOUNDS.iter().position(|bound| seconds <= *bound) {
+            add(&self.buckets[bucket], 1);
+        }
+        add(&self.count, 1);
+        add(&self.microseconds, duration.as_micros() as u64);
+    }
+
+    /// Appends the histogram to `out` in Prometheus' text format.
+    pub fn write(&self, name: &str, help: &str, out: &mut String) {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
+        let mut sum = 0;
+        for (bucket, bound) in self.buckets.iter().zip(BOUNDS) {
+            sum += bucket.load(Ordering::Relaxed);
+            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {sum}");
+        }
+        let count = self.count.load(Ordering::Relaxed);
+        let seconds = self.microseconds.load(Ordering::Relaxed) as f64 / 1e6;
+        let _ =
+            writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {seconds}\n{name}_count {count}");
+    }
+}

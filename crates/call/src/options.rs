@@ -1,0 +1,48 @@
+//! Options with which a call starts, and batches: calls that are recorded together or not at all.
+
+use tokio::sync::watch;
+
+/// How a call is started, in addition to its request.
+#[derive(Default)]
+pub struct CallOptions {
+    /// Value that is dropped when the call has ended, or when its batch waits for further calls.
+    pub permit: Option<Box<dyn Send + Sync>>,
+    /// Batch of the call.
+    pub batch: Option<Batch>,
+}
+
+/// Membership of a call in a batch, which knows whether all calls of the batch have started.
+#[derive(Clone)]
+pub struct Batch(watch::Receiver<Option<bool>>);
+
+/// Sender of the outcome to all calls of a batch.
+pub struct BatchOutcome(watch::Sender<Option<bool>>);
+
+impl Batch {
+    /// Creates a batch whose calls are about to start.
+    pub fn new() -> (BatchOutcome, Batch) {
+        let (outcome, batch) = watch::channel(None);
+        (BatchOutcome(outcome), Batch(batch))
+    }
+
+    /// Waits until all calls have started or one is rejected. Returns whether the calls are recorded. They are
+    /// also recorded if the sender is dropped because the client has disconnected, like a single call.
+    pub(crate) async fn is_recorded(&self) -> bool {
+        let mut outcome = self.0.clone();
+        outcome.wait_for(Option::is_some).await.map_or(true, |all_started| *all_started != Some(false))
+    }
+
+    /// Waits until a call is rejected. Never returns if none is.
+    pub(crate) async fn rejected(&self) {
+        if self.is_recorded().await {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl BatchOutcome {
+    /// Tells all calls whether every one of them has started.
+    pub fn send(&self, all_started: bool) {
+        self.0.send_replace(Some(all_started));
+    }
+}

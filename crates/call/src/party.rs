@@ -1,0 +1,137 @@
+//! Parties: who answers the calls of an agent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_conversation::{Budget, Format};
+use levade_policy::{Sampler, SamplingParams};
+
+use crate::api_error::ApiError;
+use crate::chat_api::ChatApi;
+
+/// Party that answers the calls of an agent, and the rules for it.
+#[derive(Clone)]
+pub struct Party {
+    /// Name of the agent in recorded segments. Empty for calls outside of attempts.
+    pub agent: String,
+    /// Name of the policy in recorded segments.
+    pub policy: String,
+    /// Name of the model in API responses.
+    pub model: String,
+    /// Source of the completions.
+    pub backend: Backend,
+    /// Chat format of the conversations. Always present for [`Backend::Tokens`]. A party with
+    /// [`Backend::Messages`] has one if its completions are recorded as demonstrations for a trained policy.
+    pub format: Option<Arc<Format>>,
+    /// Limits of one call.
+    pub limits: PartyLimits,
+    /// Sampling parameters.
+    pub sampling: SamplingRule,
+    /// Maximum number of prompt tokens, and what happens to longer prompts.
+    pub budget: Budget,
+    /// Party that summarizes turns that no longer fit, if the budget asks for summaries.
+    pub summarizer: Option<Arc<Summarizer>>,
+}
+
+/// Source of a party's completions.
+#[derive(Clone)]
+pub enum Backend {
+    /// Sampler, every token of which is recorded.
+    Tokens(Arc<dyn Sampler>),
+    /// Chat API that takes messages and returns messages.
+    Messages(Arc<dyn ChatApi>),
+}
+
+/// Limits of one call of a party.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartyLimits {
+    /// Maximum number of tokens of prompt and completion together. `usize::MAX` leaves the limit to the sampler,
+    /// which then ends a completion with [`FinishReason::Context`](levade_policy::FinishReason::Context).
+    pub context: usize,
+    /// Timeout for the acceptance of a request, and again for its completion.
+    pub timeout: Duration,
+}
+
+/// Who decides the sampling parameters of a party.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SamplingRule {
+    /// The recipe: a request can only lower `max_tokens` and add stop strings, stop tokens and `top_logprobs`.
+    Fixed(SamplingParams),
+    /// The client; these are the values of options that it does not set.
+    Default(SamplingParams),
+}
+
+/// Party that summarizes turns, with the way to ask it.
+#[derive(Clone)]
+pub struct Summarizer {
+    /// The party.
+    pub party: Arc<Party>,
+    /// Maximum number of tokens of a summary.
+    pub max_tokens: usize,
+    /// Text before the turns in the request.
+    pub instruction: String,
+}
+
+/// Parts of a party with [`Backend::Tokens`].
+#[derive(Clone, Copy)]
+pub struct TokenBackend<'a> {
+    /// The sampler.
+    pub sampler: &'a Arc<dyn Sampler>,
+    /// The chat format.
+    pub format: &'a Arc<Format>,
+    /// Maximum number of tokens of prompt and completion together.
+    pub context: usize,
+}
+
+impl Party {
+    /// Creates a party for calls outside of attempts, whose policy and model have the same name. It has no agent
+    /// and no context policy.
+    pub fn new(
+        name: &str,
+        backend: Backend,
+        format: Option<Arc<Format>>,
+        limits: PartyLimits,
+        sampling: SamplingRule,
+    ) -> Self {
+        Party {
+            agent: String::new(),
+            policy: name.to_owned(),
+            model: name.to_owned(),
+            backend,
+            format,
+            limits,
+            sampling,
+            budget: Budget::NONE,
+            summarizer: None,
+        }
+    }
+
+    /// Returns the sampler of a party with [`Backend::Tokens`].
+    ///
+    /// # Errors
+    /// Returns an [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) error if a chat API answers, which has no
+    /// tokens.
+    pub fn tokens(&self) -> Result<TokenBackend<'_>, ApiError> {
+        match (&self.backend, &self.format) {
+            (Backend::Tokens(sampler), Some(format)) => {
+                Ok(TokenBackend { sampler, format, context: self.limits.context })
+            }
+            _ => {
+                let message = format!(
+                    "the model {:?} is behind an API that takes messages alone; ask it at /v1/chat/completions, \
+                     /v1/responses or /v1/messages, without log-probabilities and token ids",
+                    self.model
+                );
+                Err(ApiError::field("model", message))
+            }
+        }
+    }
+
+    /// Returns the sampling parameters that the recipe fixes, if it does.
+    pub fn fixed(&self) -> Option<&SamplingParams> {
+        match &self.sampling {
+            SamplingRule::Fixed(params) => Some(params),
+            SamplingRule::Default(_) => None,
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! The recorder of an attempt: its conversation, random streams, limits and calls.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use levade_conversation::{Conversation, Counts, Origin};
+use levade_policy::{CallStreams, FinishReason};
+use levade_tree::{Drift, Trajectory, TreeError};
+use tokio::sync::{Notify, watch};
+
+use crate::api_error::{ApiError, ErrorKind};
+use crate::external::{ExternalCall, Histories};
+use crate::metrics::{CallMetrics, add};
+use crate::probes::Probes;
+use crate::transcript::Transcript;
+
+/// Settings of a recorder.
+#[derive(Debug, Clone)]
+pub struct RecorderOptions {
+    /// Name of the attempt in errors and logs.
+    pub name: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Random stream of the attempt.
+    pub stream: u64,
+    /// Maximum number of calls. Summaries do not count.
+    pub max_calls: u32,
+    /// Maximum number of sampled tokens of all calls. Tokens of summaries do not count.
+    pub max_tokens: usize,
+    /// Time that a call without a reader continues, in case its client reconnects.
+    pub grace: Duration,
+    /// Ids of tool calls.
+    pub tool_call_ids: ToolCallIds,
+    /// When prompts are recorded.
+    pub prompt_recording: PromptRecording,
+    /// Counters that the calls update.
+    pub metrics: Arc<CallMetrics>,
+}
+
+/// Ids of tool calls in recorded completions. Some chat templates render them, so they can change tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolCallIds {
+    /// Derived from the random stream of the call.
+    FromStream,
+    /// Derived from the turn, if the format requires unique ids; otherwise those that the model wrote.
+    FromTurn,
+}
+
+/// When prompts are recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptRecording {
+    /// Before the request is sampled, so that the record has the prompt of a call that fails.
+    BeforeSampling,
+    /// With the completion, so that a call that fails leaves no trace.
+    WithCompletion,
+}
+
+/// Record of one call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallRecord {
+    /// Name of the agent.
+    pub agent: String,
+    /// Name of the model in API responses.
+    pub model: String,
+    /// Whether a chat API answered.
+    pub external: bool,
+    /// Whether it is a summary that a context policy requested.
+    pub summary: bool,
+    /// Whether it is a probe, whose completion is not trained.
+    pub probe: bool,
+    /// Origin of the prompt. `None` for prompts of token ids, and for chat APIs.
+    pub origin: Option<Origin>,
+    /// Number of prompt tokens.
+    pub prompt: usize,
+    /// Number of completion tokens.
+    pub tokens: usize,
+    /// Reason for the end of the completion.
+    pub finish: FinishReason,
+    /// Error that ended the call.
+    pub error: Option<String>,
+    /// Turn in the conversation. `None` if the call is not part of it.
+    pub turn: Option<u32>,
+    /// Content of the completion, as the client received it.
+    pub content: String,
+    /// Number of tool calls in the completion.
+    pub calls: usize,
+}
+
+/// Everything that a recorder has recorded.
+#[derive(Debug, Default)]
+pub struct Recorded {
+    /// All tokens.
+    pub trajectory: Trajectory,
+    /// Turns at which the chat template renders recorded history differently.
+    pub drift: Vec<Drift>,
+    /// Error of the comparison that finds drift. The drift found before it is in `drift`.
+    pub comparison_error: Option<String>,
+    /// Number of prompts by origin.
+    pub counts: Counts,
+    /// Calls in the order in which they ended.
+    pub calls: Vec<CallRecord>,
+    /// Calls of chat APIs, in messages.
+    pub external: Vec<ExternalCall>,
+    /// Number of times that the recipe overrode a client's sampling option, by option.
+    pub overridden: BTreeMap<String, u32>,
+    /// Number of rejected calls by kind.
+    pub refused: BTreeMap<String, u32>,
+}
+
+/// Recorder of one attempt. Calls of all its parties pass through it.
+///
+/// Calls run concurrently, each in its own task. The lock on the state is never held across an await.
+pub struct Recorder {
+    pub(crate) options: RecorderOptions,
+    state: Mutex<State>,
+    closed: AtomicBool,
+    /// Notified when the recorder closes.
+    closing: Notify,
+    /// Number of calls in flight.
+    running: watch::Sender<usize>,
+}
+
+/// Mutable part of a recorder.
+pub(crate) struct State {
+    pub conversation: Conversation,
+    pub streams: CallStreams,
+    pub left_calls: u32,
+    pub left_tokens: usize,
+    /// Newest weight version of each policy so far. No later call is answered by an older one.
+    pub versions: HashMap<String, u64>,
+    pub recorded: Recorded,
+    /// Histories of calls of chat APIs.
+    pub histories: Histories,
+    /// Calls that may be probes.
+    pub probes: Probes,
+}
+
+impl Recorder {
+    /// Creates an empty recorder.
+    pub fn new(options: RecorderOptions) -> Arc<Self> {
+        let state = State {
+            conversation: Conversation::new(),
+            streams: CallStreams::new(options.stream),
+            left_calls: options.max_calls,
+            left_tokens: options.max_tokens,
+            versions: HashMap::new(),
+            recorded: Recorded::default(),
+            histories: Histories::default(),
+            probes: Probes::default(),
+        };
+        Arc::new(Recorder {
+            options,
+            state: Mutex::new(state),
+            closed: AtomicBool::new(false),
+            closing: Notify::new(),
+            running: watch::Sender::new(0),
+        })
+    }
+
+    /// Creates a recorder for one call outside of attempts: without limits, and without a grace period for its
+    /// client. `seed` is the client's, or a random one.
+    pub fn standalone(seed: Option<u64>, metrics: Arc<CallMetrics>) -> Arc<Self> {
+        let random = || xxhash_rust::xxh3::xxh3_64(metrics.next_id().as_bytes());
+        Self::new(RecorderOptions {
+            name: String::new(),
+            seed: seed.unwrap_or_else(random),
+            stream: 0,
+            max_calls: u32::MAX,
+            max_tokens: usize::MAX,
+            grace: Duration::ZERO,
+            tool_call_ids: ToolCallIds::FromStream,
+            prompt_recording: PromptRecording::WithCompletion,
+            metrics,
+        })
+    }
+
+    /// Locks the state.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Admits a call, which is in flight until the guard is dropped.
+    ///
+    /// # Errors
+    /// Returns an [`ErrorKind::Gone`] error if the recorder is closed, and an [`ErrorKind::Limit`] error if a
+    /// limit of the attempt is reached.
+    pub(crate) fn admit(self: &Arc<Self>, is_counted: bool) -> Result<CallGuard, ApiError> {
+        let mut state = self.state();
+        self.check_open()?;
+        if is_counted {
+            if state.left_calls == 0 {
+                let max = self.options.max_calls;
+                let message = format!("this attempt has made its {max} calls (agent.max_turns)");
+                return Err(ApiError::new(ErrorKind::Limit, message));
+            }
+            if state.left_tokens == 0 {
+                let max = self.options.max_tokens;
+                let message = format!("this attempt has sampled its {max} tokens (agent.max_tokens)");
+                return Err(ApiError::new(ErrorKind::Limit, message));
+            }
+            state.left_calls -= 1;
+        }
+        self.running.send_modify(|running| *running += 1);
+        Ok(CallGuard(Arc::clone(self)))
+    }
+
+    /// Checks that the attempt has not ended.
+    ///
+    /// # Errors
+    /// Returns an [`ErrorKind::Gone`] error if the recorder is closed.
+    pub fn check_open(&self) -> Result<(), ApiError> {
+        if !self.is_closed() {
+            return Ok(());
+        }
+        let message = format!("the attempt {} is over; its key is no longer good", self.options.name);
+        Err(ApiError::new(ErrorKind::Gone, message))
+    }
+
+    /// Returns whether the recorder admits no further calls.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Waits until the recorder closes.
+    async fn closed(&self) {
+        let closing = self.closing.notified();
+        tokio::pin!(closing);
+        closing.as_mut().enable();
+        if !self.is_closed() {
+            closing.await;
+        }
+    }
+
+    /// Waits until a call has no reader left, and none has come back within the grace period, or until the recorder
+    /// closes.
+    pub(crate) async fn abandoned(&self, transcript: &Transcript) {
+        let left = async {
+            loop {
+                transcript.abandoned().await;
+                let rejoined = tokio::time::timeout(self.options.grace, transcript.joined());
+                if rejoined.await.is_err() {
+                    return add(&self.options.metrics.aborted, 1);
+                }
+            }
+        };
+        tokio::select! {
+            () = left => {}
+            () = self.closed() => {}
+        }
+    }
+
+    /// Counts a rejected call.
+    pub fn count_rejection(&self, error: &ApiError) {
+        *self.state().recorded.refused.entry(error.kind.name().to_owned()).or_default() += 1;
+    }
+
+    /// Returns the number of calls that have ended.
+    pub fn ended_calls(&self) -> usize {
+        self.state().recorded.calls.len()
+    }
+
+    /// Returns the origins of the prompts of ended calls, in the order in which the calls ended.
+    pub fn origins(&self) -> Vec<Option<Origin>> {
+        self.state().recorded.calls.iter().map(|call| call.origin).collect()
+    }
+
+    /// Returns the number of calls that the limit still allows.
+    pub fn left_calls(&self) -> u32 {
+        self.state().left_calls
+    }
+
+    /// Returns the number of tokens that the limit still allows.
+    pub fn left_tokens(&self) -> usize {
+        self.state().left_tokens
+    }
+
+    /// Returns whether an ended call is recorded under this turn.
+    pub fn has_turn(&self, turn: u32) -> bool {
+        self.state().recorded.calls.iter().any(|call| call.turn == Some(turn))
+    }
+
+    /// Adds the trajectory of a helper's conversation as a branch. Returns the turn of its first call here.
+    ///
+    /// # Errors
+    /// Returns an error if the trajectory is inconsistent.
+    pub fn adopt(&self, trajectory: &Trajectory) -> Result<u32, TreeError> {
+        self.state().conversation.adopt(trajectory)
+    }
+
+    /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted and recorded
+    /// with the tokens sampled so far. A call that does not end within `timeout` is not recorded.
+    pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recorded {
+        {
+            // Under the lock, so that no call is admitted afterwards.
+            let _state = self.state();
+            self.closed.store(true, Ordering::Release);
+        }
+        self.closing.notify_waiters();
+        let mut running = self.running.subscribe();
+        let ended = tokio::time::timeout(timeout, running.wait_for(|running| *running == 0)).await.is_ok();
+        let left = if ended { 0 } else { *self.running.borrow() };
+        if left > 0 {
+            let attempt = &self.options.name;
+            tracing::warn!(attempt, left, ?timeout, "calls that did not end are not recorded");
+        }
+        // Comparing the conversation with its template takes time, so that runs outside of the async workers.
+        let recorder = Arc::clone(self);
+        let drift = tokio::task::spawn_blocking(move || recorder.state().conversation.finish()).await;
+        let mut state = self.state();
+        let conversation = std::mem::take(&mut state.conversation);
+        let mut recorded = std::mem::take(&mut state.recorded);
+        let probes = std::mem::take(&mut state.probes);
+        drop(state);
+        recorded.drift = drift.unwrap_or_else(|error| {
+            recorded.comparison_error = Some(format!("comparing the conversation came to no end: {error}"));
+            conversation.drift()
+        });
+        recorded.counts = conversation.counts().clone();
+        recorded.trajectory = conversation.into_trajectory();
+        let probes = probes.set_apart(&mut recorded.trajectory);
+        for call in &mut recorded.calls {
+            call.probe = call.turn.is_some_and(|turn| probes.contains(&turn));
+        }
+        recorded.calls.shrink_to_fit();
+        recorded
+    }
+}
+
+/// Guard of a call in flight.
+pub(crate) struct CallGuard(Arc<Recorder>);
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        self.0.running.send_modify(|running| *running -= 1);
+    }
+}

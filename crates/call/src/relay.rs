@@ -1,0 +1,244 @@
+//! Calls of parties with a chat API: relayed in messages, and recorded as messages.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use levade_policy::{FinishReason, awake};
+use levade_text::{Message, Piece, ToolSpec};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::api_error::{ApiError, ErrorKind};
+use crate::chat_api::{ChatApi, ChatCompletion, ChatDelta, ChatQuery};
+use crate::external::ExternalCall;
+use crate::metrics::add;
+use crate::options::CallOptions;
+use crate::party::Party;
+use crate::recorder::{CallGuard, CallRecord, Recorder};
+use crate::request::{Input, Request};
+use crate::transcript::{End, Event, Head, Reader, Transcript, parts_of};
+
+/// Call of a chat API in flight.
+struct Relay {
+    recorder: Arc<Recorder>,
+    party: Arc<Party>,
+    transcript: Arc<Transcript>,
+    messages: Vec<Message>,
+    tools: Vec<ToolSpec>,
+    /// The completion so far.
+    reply: Message,
+    /// Timeout for the complete response.
+    timeout: Duration,
+    started: Instant,
+    /// Whether the call counts toward the limits of the attempt. Summaries do not.
+    is_counted: bool,
+    /// Held until the call has ended.
+    _held: (CallGuard, CallOptions),
+}
+
+/// Starts a call of a chat API, and waits for the first part of its completion.
+///
+/// # Errors
+/// Returns an error if the request cannot be relayed, or if the API rejects it.
+pub(crate) async fn start(
+    recorder: &Arc<Recorder>,
+    party: &Arc<Party>,
+    api: &dyn ChatApi,
+    request: Request,
+    options: CallOptions,
+    is_counted: bool,
+) -> Result<Reader, ApiError> {
+    let started = Instant::now();
+    let Request { input, tools, tool_choice, parallel_calls, constraint, sampling, n, .. } = request;
+    let Input::Messages(messages) = input else {
+        return Err(party.tokens().err().unwrap_or_else(|| ApiError::field("prompt", "give messages")));
+    };
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "there are no messages; give at least one"));
+    }
+    if n != 1 {
+        let message = format!("n = {n}, but the model {:?} gives one reply a call", party.model);
+        return Err(ApiError::field("n", message));
+    }
+    let guard = recorder.admit(is_counted)?;
+    let timeout = party.limits.timeout;
+    let query = ChatQuery {
+        messages: messages.clone(),
+        tools: tools.clone(),
+        tool_choice,
+        parallel_calls,
+        constraint,
+        sampling,
+        timeout,
+    };
+    let mut deltas = api.respond(query);
+    let first = awake::within(timeout, deltas.recv()).await.ok_or_else(|| late(party))?;
+    let first = first.ok_or_else(|| interrupted(party))??;
+
+    let metrics = &recorder.options.metrics;
+    add(&metrics.calls, 1);
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let transcript = Transcript::new(Head {
+        id: metrics.next_id(),
+        model: party.model.clone(),
+        created,
+        prompt: Vec::new(),
+        opens_reasoning: false,
+        is_truncated: false,
+        origin: None,
+        n,
+    });
+    let reader = transcript.read();
+    let relay = Relay {
+        recorder: Arc::clone(recorder),
+        party: Arc::clone(party),
+        transcript,
+        messages,
+        tools,
+        reply: Message::assistant(""),
+        timeout,
+        started,
+        is_counted,
+        _held: (guard, options),
+    };
+    tokio::spawn(relay.run(first, deltas));
+    Ok(reader)
+}
+
+fn late(party: &Party) -> ApiError {
+    let Party { model, limits, .. } = party;
+    ApiError::new(
+        ErrorKind::Deadline,
+        format!("the reply of {model:?} was not done within {:?}", limits.timeout),
+    )
+}
+
+fn interrupted(party: &Party) -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, format!("the reply of {:?} stopped in the middle", party.model))
+}
+
+impl Relay {
+    /// Writes the completion to the transcript as it arrives, and records it.
+    async fn run(mut self, first: ChatDelta, mut deltas: UnboundedReceiver<Result<ChatDelta, ApiError>>) {
+        let (recorder, _ending) = (Arc::clone(&self.recorder), self.transcript.ending());
+        let metrics = &recorder.options.metrics;
+        add(&metrics.running, 1);
+        metrics.first_token.observe(self.started.elapsed());
+        let left = self.timeout.saturating_sub(self.started.elapsed());
+        let ended = awake::within(left, self.follow(first, &mut deltas)).await;
+        drop(deltas);
+        let ended = ended.unwrap_or_else(|| Err(late(&self.party)));
+        metrics.running.fetch_sub(1, Ordering::Relaxed);
+        metrics.duration.observe(self.started.elapsed());
+        let error = ended.as_ref().err().cloned();
+        let completion = ended.unwrap_or_else(|_| self.so_far());
+        add(&metrics.prompt_tokens, completion.prompt_tokens as u64);
+        add(&metrics.sampled_tokens, completion.tokens as u64);
+        self.record(&completion, error.as_ref());
+        if let Some(error) = error {
+            add(&metrics.failed, 1);
+            self.transcript.push(Event::Failed(error));
+            return;
+        }
+        let ChatCompletion { message, finish, prompt_tokens, tokens, reasoning_tokens } = completion;
+        let calls = !message.tool_calls.is_empty();
+        if calls {
+            let pieces = message.tool_calls.iter().cloned().map(Ok).map(Piece::Call).collect();
+            self.transcript.push(Event::Delta { choice: 0, pieces, tokens: Vec::new() });
+        }
+        let text = message.content.as_str().to_owned();
+        let parts = parts_of(&message);
+        let end = End {
+            message,
+            parts,
+            text,
+            reply: None,
+            finish,
+            calls,
+            stopped_by: None,
+            prompt_tokens,
+            tokens,
+            thought_tokens: reasoning_tokens,
+        };
+        self.transcript.push(Event::Ended { choice: 0, end: Box::new(end) });
+        self.transcript.push(Event::Done);
+    }
+
+    /// Writes deltas to the transcript until the completion ends or is aborted.
+    async fn follow(
+        &mut self,
+        first: ChatDelta,
+        deltas: &mut UnboundedReceiver<Result<ChatDelta, ApiError>>,
+    ) -> Result<ChatCompletion, ApiError> {
+        let (recorder, transcript) = (Arc::clone(&self.recorder), Arc::clone(&self.transcript));
+        let mut abandoned = std::pin::pin!(recorder.abandoned(&transcript));
+        let mut next = Some(Ok(first));
+        loop {
+            let piece = match next.ok_or_else(|| interrupted(&self.party))?? {
+                ChatDelta::Done(completion) => return Ok(*completion),
+                ChatDelta::Reasoning(text) => {
+                    self.reply.reasoning_content.get_or_insert_default().push_str(&text);
+                    Piece::Thought(text)
+                }
+                ChatDelta::Text(text) => {
+                    self.reply.content = format!("{}{text}", self.reply.content.as_str()).into();
+                    Piece::Speech(text)
+                }
+            };
+            self.transcript.push(Event::Delta { choice: 0, pieces: vec![piece], tokens: Vec::new() });
+            next = tokio::select! {
+                next = deltas.recv() => next,
+                () = &mut abandoned => return Ok(self.so_far()),
+            };
+        }
+    }
+
+    /// Returns the completion as far as it has arrived.
+    fn so_far(&self) -> ChatCompletion {
+        ChatCompletion {
+            message: self.reply.clone(),
+            finish: FinishReason::Aborted,
+            prompt_tokens: 0,
+            tokens: 0,
+            reasoning_tokens: 0,
+        }
+    }
+
+    fn record(&mut self, completion: &ChatCompletion, error: Option<&ApiError>) {
+        let (agent, policy) = (self.party.agent.clone(), self.party.policy.clone());
+        let error = error.map(ToString::to_string);
+        let mut state = self.recorder.state();
+        let index = state.recorded.external.len();
+        let (after, shared) = state.histories.note(index, &self.messages, &completion.message);
+        let is_known = ExternalCall::tools(&state.recorded.external, index) == self.tools;
+        let tools = (!is_known).then(|| std::mem::take(&mut self.tools));
+        state.recorded.calls.push(CallRecord {
+            agent: agent.clone(),
+            model: self.party.model.clone(),
+            external: true,
+            summary: !self.is_counted,
+            probe: false,
+            origin: None,
+            prompt: completion.prompt_tokens,
+            tokens: completion.tokens,
+            finish: completion.finish,
+            error: error.clone(),
+            turn: None,
+            content: completion.message.content.as_str().to_owned(),
+            calls: completion.message.tool_calls.len(),
+        });
+        state.recorded.external.push(ExternalCall {
+            agent,
+            policy,
+            after,
+            shared,
+            messages: self.messages.split_off(shared),
+            tools,
+            reply: completion.message.clone(),
+            finish: completion.finish,
+            prompt_tokens: completion.prompt_tokens,
+            tokens: completion.tokens,
+            fault: error,
+        });
+    }
+}

@@ -1,0 +1,210 @@
+//! Requests for completions, independent of any API's format.
+
+use levade_policy::SamplingParams;
+use levade_text::{Message, ToolSpec};
+use serde::{Deserialize, Serialize};
+
+/// Input of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// A conversation, rendered by the model's chat template.
+    Messages(Vec<Message>),
+    /// A text, encoded without a chat template.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// Which tools the model may or must call.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// No tool; the syntax of a tool call is text.
+    None,
+    /// At least one tool.
+    Required,
+    /// The tool of this name.
+    Named(String),
+}
+
+/// Format that a completion must have.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Constraint {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that matches a schema.
+    JsonSchema(serde_json::Value),
+    /// Text that a regular expression matches completely.
+    Regex(String),
+    /// Text of a grammar in llguidance's notation.
+    Grammar(String),
+}
+
+/// Sampling options of a request. `None` means that the client sets no value.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SamplingOptions {
+    /// Maximum number of sampled tokens.
+    pub max_tokens: Option<usize>,
+    /// Temperature, by which logits are divided.
+    pub temperature: Option<f32>,
+    /// Probability mass of nucleus sampling.
+    pub top_p: Option<f32>,
+    /// Number of most likely tokens to sample from.
+    pub top_k: Option<usize>,
+    /// Minimum probability relative to the most likely token.
+    pub min_p: Option<f32>,
+    /// Penalty on tokens of prompt and completion.
+    pub repetition_penalty: Option<f32>,
+    /// Penalty on tokens of the completion.
+    pub presence_penalty: Option<f32>,
+    /// Penalty on tokens of the completion, times their count.
+    pub frequency_penalty: Option<f32>,
+    /// Values added to logits, by token id.
+    pub logit_bias: Option<std::collections::BTreeMap<u32, f32>>,
+    /// Minimum number of sampled tokens.
+    pub min_tokens: Option<usize>,
+    /// Stop strings. They are not part of the completion.
+    pub stop: Vec<String>,
+    /// Whether the completion's text includes the stop string that ended it.
+    pub keeps_stop: bool,
+    /// Stop tokens in addition to the model's own.
+    pub stop_ids: Vec<u32>,
+    /// Whether the model's own stop tokens are ignored.
+    pub ignore_eos: bool,
+    /// Random seed.
+    pub seed: Option<u64>,
+    /// Number of alternatives to report beside each token's log-probability. `None` reports no log-probabilities.
+    pub logprobs: Option<usize>,
+    /// The same for tokens of the prompt.
+    pub prompt_logprobs: Option<usize>,
+}
+
+impl SamplingOptions {
+    /// Returns the sampling parameters, with `defaults` for values that the client does not set.
+    pub fn over(&self, defaults: &SamplingParams) -> SamplingParams {
+        SamplingParams {
+            max_tokens: self.max_tokens.unwrap_or(defaults.max_tokens),
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            logit_bias: self.logit_bias.clone().unwrap_or_else(|| defaults.logit_bias.clone()),
+            min_tokens: self.min_tokens.unwrap_or(defaults.min_tokens),
+            top_logprobs: self.logprobs.unwrap_or(0),
+            prompt_logprobs: self.prompt_logprobs,
+            grammar: None,
+            drawn_before: 0,
+            stop_ids: Vec::new(),
+            stop_strings: self.stop.clone(),
+        }
+    }
+
+    /// Returns the names of options that differ from the recipe's `fixed` parameters and would change the
+    /// sampling distribution.
+    pub fn overridden_by(&self, fixed: &SamplingParams) -> Vec<&'static str> {
+        let differs = |asked: Option<f32>, fixed: f32| asked.is_some_and(|asked| asked != fixed);
+        let bias = self.logit_bias.as_ref().is_some_and(|asked| *asked != fixed.logit_bias);
+        [
+            ("temperature", differs(self.temperature, fixed.temperature)),
+            ("top_p", differs(self.top_p, fixed.top_p)),
+            ("top_k", self.top_k.is_some_and(|asked| asked != fixed.top_k)),
+            ("min_p", differs(self.min_p, fixed.min_p)),
+            ("repetition_penalty", differs(self.repetition_penalty, fixed.repetition_penalty)),
+            ("presence_penalty", differs(self.presence_penalty, fixed.presence_penalty)),
+            ("frequency_penalty", differs(self.frequency_penalty, fixed.frequency_penalty)),
+            ("logit_bias", bias),
+            ("min_tokens", self.min_tokens.is_some_and(|asked| asked != fixed.min_tokens)),
+            ("ignore_eos", self.ignore_eos),
+            ("seed", self.seed.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, differs)| differs.then_some(name))
+        .collect()
+    }
+}
+
+/// Limit of the first prompt of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpeningLimit {
+    /// Maximum number of tokens.
+    pub max_tokens: usize,
+    /// Way to shorten a longer prompt.
+    pub truncation: Truncation,
+}
+
+/// Way to shorten a prompt that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    /// The call fails.
+    #[default]
+    Refuse,
+    /// Removes the start, instructions first.
+    Left,
+    /// Removes the end, including the header of the completion.
+    Right,
+    /// Removes the middle.
+    Middle,
+}
+
+impl Truncation {
+    /// Shortens a prompt to `max_tokens`. Returns `None` if a longer prompt is rejected.
+    pub fn truncate(self, mut prompt: Vec<u32>, max_tokens: usize) -> Option<Vec<u32>> {
+        let excess = prompt.len().saturating_sub(max_tokens);
+        let start = match self {
+            _ if excess == 0 => 0,
+            Truncation::Refuse => return None,
+            Truncation::Left => 0,
+            Truncation::Right => max_tokens,
+            Truncation::Middle => max_tokens / 2,
+        };
+        prompt.drain(start..start + excess);
+        Some(prompt)
+    }
+}
+
+/// Request for completions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Input of the model.
+    pub input: Input,
+    /// Tools that the model can call.
+    pub tools: Vec<ToolSpec>,
+    /// Names of tools whose forced calls must satisfy every keyword of their schema.
+    pub strict: Vec<String>,
+    /// Which tools the model may or must call.
+    pub tool_choice: ToolChoice,
+    /// Whether the completion may have several tool calls. If not, only the first is returned.
+    pub parallel_calls: bool,
+    /// Sampling options.
+    pub sampling: SamplingOptions,
+    /// Format that the completion must have.
+    pub constraint: Option<Constraint>,
+    /// Number of completions, at least 1.
+    pub n: usize,
+    /// Limit of the first prompt of an attempt, with the way to shorten a longer one. `None` rejects a prompt that
+    /// exceeds the party's context budget.
+    pub opening: Option<OpeningLimit>,
+}
+
+impl Request {
+    /// Creates a request for one completion of `input`, with default options.
+    pub fn new(input: Input) -> Self {
+        Request {
+            input,
+            tools: Vec::new(),
+            strict: Vec::new(),
+            tool_choice: ToolChoice::Auto,
+            parallel_calls: true,
+            sampling: SamplingOptions::default(),
+            constraint: None,
+            n: 1,
+            opening: None,
+        }
+    }
+}
