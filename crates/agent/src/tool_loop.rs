@@ -113,7 +113,7 @@ impl ToolLoop<'_> {
                 observer.results(&results);
             }
             self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
-            let learned = learn_from(&mut self.outcome, turn, &results);
+            let learned = learn_from(self.outcome, turn, &results);
             if let Some(answer) = learned.map_err(Broken::Outage)? {
                 self.outcome.final_text = answer;
                 return Ok(Finish::Ended);
@@ -141,9 +141,10 @@ impl ToolLoop<'_> {
         self.outcome.prompt_cut |= head.is_truncated;
         let Some(observer) = &mut self.observer else { return reader.completion().await };
         observer.start(head.opens_reasoning);
-        let tokens = |event: &Event| match event {
-            Event::Delta { tokens, .. } => observer.tokens(tokens),
-            _ => {}
+        let tokens = |event: &Event| {
+            if let Event::Delta { tokens, .. } = event {
+                observer.tokens(tokens);
+            }
         };
         let completed = reader.completion_with(tokens).await;
         observer.end();
@@ -157,7 +158,7 @@ impl ToolLoop<'_> {
         {
             let first = self.cast.recorder().adopt(&trajectory)?;
             let error = outcome.error.clone();
-            join(&mut self.outcome, &mut self.helped, first, outcome);
+            join(self.outcome, self.helped, first, outcome);
             broken = broken.or(error.map(|why| Broken::Helper { agent, why }));
         }
         broken.map_or(Ok(()), Err)

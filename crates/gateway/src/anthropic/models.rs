@@ -74,7 +74,7 @@ pub(crate) async fn models(
 ) -> Response {
     let found = incoming.in_order().and_then(|(caller, _)| {
         let models: Vec<Value> =
-            info::models(&gateway, &caller).iter().map(|model| describe(model)).collect();
+            info::models(&gateway, &caller).iter().map(describe).collect();
         page(&models, query.as_deref().unwrap_or_default())
     });
     respond(&gateway, found)
