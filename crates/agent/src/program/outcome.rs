@@ -213,8 +213,8 @@ mod tests {
         }
     }
 
-    fn call(turn: u32, summary: bool, content: &str) -> Called {
-        Called {
+    fn call(turn: u32, summary: bool, content: &str) -> CallRecord {
+        CallRecord {
             agent: "solver".into(),
             model: "student".into(),
             external: false,
@@ -224,7 +224,7 @@ mod tests {
             prompt: 5,
             tokens: 7,
             finish: FinishReason::StopId,
-            fault: None,
+            error: None,
             turn: Some(turn),
             content: content.into(),
             calls: 1,
@@ -235,7 +235,8 @@ mod tests {
     fn summaries_are_no_turns_of_the_attempt() {
         let ended = Ended { code: Some(0), stdout: Tail::of(String::new()), stderr: Tail::of(String::new()) };
         let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
-        let outcome = attempt(&program(), Ok(ended), Recorded { calls, ..Recorded::default() }).outcome;
+        let recorded = Recorded { calls, ..Recorded::default() };
+        let outcome = attempt(&program(), Ok(ended), (recorded, Vec::new())).outcome;
         assert_eq!((outcome.finish, outcome.error.as_deref()), (Finish::Answered, None));
         assert_eq!((outcome.turns, outcome.sampled_tokens, outcome.calls.ok), (2, 14, 1));
         assert_eq!(outcome.final_text, "5");
@@ -246,7 +247,7 @@ mod tests {
         for (code, why) in [(0, "solve never called the model"), (3, "solve ended with 3: no such task")] {
             let stderr = Tail::of("no such task".into());
             let ended = Ended { code: Some(code), stdout: Tail::of(String::new()), stderr };
-            let outcome = attempt(&program(), Ok(ended), Recorded::default()).outcome;
+            let outcome = attempt(&program(), Ok(ended), (Recorded::default(), Vec::new())).outcome;
             let error = outcome.error.unwrap();
             assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
         }

@@ -73,8 +73,7 @@ pub(crate) async fn models(
     incoming: Incoming,
 ) -> Response {
     let found = incoming.in_order().and_then(|(caller, _)| {
-        let models: Vec<Value> =
-            info::models(&gateway, &caller).iter().map(describe).collect();
+        let models: Vec<Value> = info::models(&gateway, &caller).iter().map(describe).collect();
         page(&models, query.as_deref().unwrap_or_default())
     });
     respond(&gateway, found)
