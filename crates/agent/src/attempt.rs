@@ -1,16 +1,16 @@
 //! Attempts of the tool loop: a model and its tools take turns on one task.
 //!
 //! # Guarantees
-//! - Every token that the model saw or sampled is in the trajectory. A completion that a timeout interrupts is in it
-//!   with the tokens sampled so far.
+//! - Every token that the model saw or sampled is in the trajectory. A completion that a timeout interrupts
+//!   is in it with the tokens sampled so far.
 //! - Every wait has a timeout. Time in which the sampler's device trains does not count.
 //! - Tool sessions are closed in any case.
 //! - An attempt never fails other attempts: its errors are in its [`Outcome`].
-//! - No text of a model breaks an attempt. If the chat template renders recorded history differently, that is counted,
-//!   and the conversation forks if the format asks for it.
+//! - No text of a model breaks an attempt. If the chat template renders recorded history differently, that is
+//!   counted, and the conversation forks if the format asks for it.
 //!
-//! A teacher can answer in place of the trained policy (`taught`). Rewards are out of scope, as is the selection of
-//! tasks.
+//! A teacher can answer in place of the trained policy (`taught`). Rewards are out of scope, as is the
+//! selection of tasks.
 
 use std::sync::Arc;
 use std::time::Duration;

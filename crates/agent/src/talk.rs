@@ -25,8 +25,8 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Opens the agent's tools. `limits.tokens` of the agent is the maximum number of tokens of one completion, and
-    /// `limits.turns` that of completions for one message.
+    /// Opens the agent's tools. `limits.tokens` of the agent is the maximum number of tokens of one
+    /// completion, and `limits.turns` that of completions for one message.
     ///
     /// # Errors
     /// Returns an error if a tool cannot be opened.
@@ -51,8 +51,9 @@ impl Talk {
         self.history = messages;
     }
 
-    /// Appends a message of the user, and lets the model use its tools until it has an answer. If the returned
-    /// future is dropped, the completion is aborted; [`interrupt`](Self::interrupt) then adds its text.
+    /// Appends a message of the user, and lets the model use its tools until it has an answer. If the
+    /// returned future is dropped, the completion is aborted; [`interrupt`](Self::interrupt) then adds its
+    /// text.
     ///
     /// # Errors
     /// Returns a message if the model or a tool fails.

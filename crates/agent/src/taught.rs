@@ -1,8 +1,9 @@
 //! Demonstrations by a teacher: a chat API acts in place of a trained policy.
 //!
-//! A teacher answers in messages. Each of its completions is then written as the trained policy would have written it
-//! after its own prompt: reasoning, text and tool calls in the format of its chat, encoded by its tokenizer. These
-//! tokens are [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of any attempt.
+//! A teacher answers in messages. Each of its completions is then written as the trained policy would have
+//! written it after its own prompt: reasoning, text and tool calls in the format of its chat, encoded by its
+//! tokenizer. These tokens are [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of any
+//! attempt.
 
 use std::sync::Arc;
 

@@ -4,6 +4,7 @@ use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Re
 use levade_policy::{FinishReason, PolicyError};
 use levade_text::{ContentPart, Message, Parsed, ToolSpec};
 use levade_tree::{CallCounts, Finish, Outcome, TreeError};
+use tracing::debug;
 
 use crate::joined::{finite, join};
 use crate::tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
@@ -80,8 +81,8 @@ impl ToolLoop<'_> {
     /// Runs the loop, and appends its messages to `history`, the last completion included.
     ///
     /// # Errors
-    /// Returns an error if a call fails, if a helper breaks, or if a tool after whose failure the attempt must not
-    /// continue does not work.
+    /// Returns an error if a call fails, if a helper breaks, or if a tool after whose failure the attempt
+    /// must not continue does not work.
     pub async fn run(&mut self, history: &mut Vec<Message>, tools: &mut OpenTools) -> Result<Finish, Broken> {
         for index in 0.. {
             let end = match self.call(history, index == 0).await {
@@ -89,8 +90,9 @@ impl ToolLoop<'_> {
                 Err(error) if index > 0 && error.kind == ErrorKind::TooLong => return Ok(Finish::Context),
                 called => called?,
             };
-            let finish = end.finish;
+            let (finish, sampled) = (end.finish, end.tokens);
             let Completed { turn, parsed, reasoning, message } = Completed::new(end, index);
+            debug!(turn, sampled, ?finish, "reply");
             history.push(message);
             match finish {
                 FinishReason::StopId | FinishReason::StopString => {}

@@ -64,13 +64,13 @@ impl Cast {
     }
 }
 
-/// Starts a call of a party. The call runs in its own task, which writes a [`Transcript`](crate::Transcript). If all
-/// readers of the transcript are dropped, the call is aborted after the grace period. Sampled tokens are recorded in
-/// any case.
+/// Starts a call of a party. The call runs in its own task, which writes a [`Transcript`](crate::Transcript).
+/// If all readers of the transcript are dropped, the call is aborted after the grace period. Sampled tokens
+/// are recorded in any case.
 ///
 /// # Errors
-/// Returns an error if the request is invalid, exceeds a limit, or is not accepted by the party. Then nothing is
-/// recorded, except for the prompt with
+/// Returns an error if the request is invalid, exceeds a limit, or is not accepted by the party. Then nothing
+/// is recorded, except for the prompt with
 /// [`PromptRecording::BeforeSampling`](crate::PromptRecording::BeforeSampling).
 pub async fn call(
     recorder: &Arc<Recorder>,

@@ -20,8 +20,8 @@ pub(crate) fn field(call: &Request) -> Option<&'static str> {
     }
 }
 
-/// Returns the grammar of the output format that a request asks for. Keywords of tools' schemas that no grammar can hold
-/// a call to are left out and counted, unless their tool is strict.
+/// Returns the grammar of the output format that a request asks for. Keywords of tools' schemas that no
+/// grammar can hold a call to are left out and counted, unless their tool is strict.
 ///
 /// # Errors
 /// Returns an error if there is no such tool, no grammar of such a form, or a keyword in the schema of a

@@ -7,7 +7,8 @@ use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// Recorded call of a [`ChatApi`](crate::ChatApi). Messages that repeat an earlier call's history are stored once.
+/// Recorded call of a [`ChatApi`](crate::ChatApi). Messages that repeat an earlier call's history are stored
+/// once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExternalCall {
     /// Name of the agent.

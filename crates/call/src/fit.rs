@@ -28,8 +28,8 @@ pub(crate) struct Fitted {
 /// `summarize` asks for summaries of turns that no longer fit.
 ///
 /// # Errors
-/// Returns an error if the prompt cannot be rendered, if it is too long and cannot be truncated, or if a summary
-/// fails.
+/// Returns an error if the prompt cannot be rendered, if it is too long and cannot be truncated, or if a
+/// summary fails.
 pub(crate) async fn fit(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,

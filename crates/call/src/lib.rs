@@ -1,10 +1,42 @@
 //! Calls of models: who answers an agent, how the prompt is fitted, sampled and recorded.
 //!
-//! A [`Party`] answers the calls of one agent: a sampler of tokens, or a chat API. A [`Cast`] has the parties of an
-//! attempt by the names of their agents, and a [`Recorder`] that records all their calls. [`Cast::call`] is the one
-//! way to ask a model, for agent loops, API endpoints, teachers and judges: it finds the recorded history that the
-//! messages continue, fits the prompt into the party's context, samples with the attempt's random streams, and
-//! records prompt and completion. A [`Transcript`] has the events of the call, for any number of readers.
+//! A [`Party`] answers the calls of one agent: a sampler of tokens, or a chat API. A [`Cast`] has the parties
+//! of an attempt by the names of their agents, and a [`Recorder`] that records all their calls.
+//! [`Cast::call`] is the one way to ask a model, for agent loops, API endpoints, teachers and judges: it
+//! finds the recorded history that the messages continue, fits the prompt into the party's context, samples
+//! with the attempt's random streams, and records prompt and completion. A [`Transcript`] has the events of
+//! the call, for any number of readers.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use levade_call::{Backend, Cast, Input, Party, PartyLimits, Recorder, Request, SamplingRule};
+//! use levade_conversation::{Format, Options};
+//! use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
+//! use levade_text::{Message, testing};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let chat = Arc::new(testing::tiny_chat()?);
+//! let config = SimulatorConfig { vocabulary: testing::VOCABULARY, ..SimulatorConfig::default() };
+//! let party = Party::new(
+//!     "tiny",
+//!     Backend::Tokens(Arc::new(Simulator::new(config))),
+//!     Some(Arc::new(Format::new(chat, Options::default()))),
+//!     PartyLimits { context: 4096, timeout: Duration::from_secs(10) },
+//!     SamplingRule::Default(SamplingParams { max_tokens: 8, ..SamplingParams::default() }),
+//! );
+//! let party = Party { agent: "solver".into(), ..party };
+//! let cast = Cast::new([Arc::new(party)], Recorder::standalone(Some(1), Arc::default()));
+//!
+//! let request = Request::new(Input::Messages(vec![Message::user("What is 2 + 3?")]));
+//! let end = cast.call("solver", request).await?.completion().await?;
+//! let recorded = cast.recorder().close(Duration::from_secs(1)).await;
+//! assert_eq!(recorded.trajectory.sampled_tokens(), end.tokens);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # Guarantees
 //! - **Sampled tokens are recorded**, also those of a call that is aborted or that fails.
@@ -28,6 +60,7 @@ mod metrics;
 mod options;
 mod party;
 mod probes;
+mod prompt;
 mod recorder;
 mod relay;
 mod request;

@@ -45,8 +45,9 @@ pub enum Backend {
 /// Limits of one call of a party.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartyLimits {
-    /// Maximum number of tokens of prompt and completion together. `usize::MAX` leaves the limit to the sampler,
-    /// which then ends a completion with [`FinishReason::Context`](levade_policy::FinishReason::Context).
+    /// Maximum number of tokens of prompt and completion together. `usize::MAX` leaves the limit to the
+    /// sampler, which then ends a completion with
+    /// [`FinishReason::Context`](levade_policy::FinishReason::Context).
     pub context: usize,
     /// Timeout for the acceptance of a request, and again for its completion.
     pub timeout: Duration,
@@ -55,7 +56,8 @@ pub struct PartyLimits {
 /// Who decides the sampling parameters of a party.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SamplingRule {
-    /// The recipe: a request can only lower `max_tokens` and add stop strings, stop tokens and `top_logprobs`.
+    /// The recipe: a request can only lower `max_tokens` and add stop strings, stop tokens and
+    /// `top_logprobs`.
     Fixed(SamplingParams),
     /// The client; these are the values of options that it does not set.
     Default(SamplingParams),
@@ -84,8 +86,8 @@ pub struct TokenBackend<'a> {
 }
 
 impl Party {
-    /// Creates a party for calls outside of attempts, whose policy and model have the same name. It has no agent
-    /// and no context policy.
+    /// Creates a party for calls outside of attempts, whose policy and model have the same name. It has no
+    /// agent and no context policy.
     pub fn new(
         name: &str,
         backend: Backend,

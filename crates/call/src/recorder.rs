@@ -159,8 +159,8 @@ impl Recorder {
         })
     }
 
-    /// Creates a recorder for one call outside of attempts: without limits, and without a grace period for its
-    /// client. `seed` is the client's, or a random one.
+    /// Creates a recorder for one call outside of attempts: without limits, and without a grace period for
+    /// its client. `seed` is the client's, or a random one.
     pub fn standalone(seed: Option<u64>, metrics: Arc<CallMetrics>) -> Arc<Self> {
         let random = || xxhash_rust::xxh3::xxh3_64(metrics.next_id().as_bytes());
         Self::new(RecorderOptions {
@@ -233,8 +233,8 @@ impl Recorder {
         }
     }
 
-    /// Waits until a call has no reader left, and none has come back within the grace period, or until the recorder
-    /// closes.
+    /// Waits until a call has no reader left, and none has come back within the grace period, or until the
+    /// recorder closes.
     pub(crate) async fn abandoned(&self, transcript: &Transcript) {
         let left = async {
             loop {
@@ -289,8 +289,8 @@ impl Recorder {
         self.state().conversation.adopt(trajectory)
     }
 
-    /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted and recorded
-    /// with the tokens sampled so far. A call that does not end within `timeout` is not recorded.
+    /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted and
+    /// recorded with the tokens sampled so far. A call that does not end within `timeout` is not recorded.
     pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recorded {
         {
             // Under the lock, so that no call is admitted afterwards.

@@ -75,7 +75,8 @@ pub struct SamplingOptions {
     pub ignore_eos: bool,
     /// Random seed.
     pub seed: Option<u64>,
-    /// Number of alternatives to report beside each token's log-probability. `None` reports no log-probabilities.
+    /// Number of alternatives to report beside each token's log-probability. `None` reports no
+    /// log-probabilities.
     pub logprobs: Option<usize>,
     /// The same for tokens of the prompt.
     pub prompt_logprobs: Option<usize>,
@@ -187,8 +188,8 @@ pub struct Request {
     pub constraint: Option<Constraint>,
     /// Number of completions, at least 1.
     pub n: usize,
-    /// Limit of the first prompt of an attempt, with the way to shorten a longer one. `None` rejects a prompt that
-    /// exceeds the party's context budget.
+    /// Limit of the first prompt of an attempt, with the way to shorten a longer one. `None` rejects a prompt
+    /// that exceeds the party's context budget.
     pub opening: Option<OpeningLimit>,
 }
 

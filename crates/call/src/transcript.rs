@@ -1,7 +1,7 @@
 //! Events of a call, for any number of readers.
 //!
-//! Each reader receives all events from the first. So a client that repeats a call after its connection broke gets
-//! the complete response.
+//! Each reader receives all events from the first. So a client that repeats a call after its connection broke
+//! gets the complete response.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -287,7 +287,8 @@ impl Reader {
         self.completion_with(|_| {}).await
     }
 
-    /// Waits for the end of a call like [`completion`](Self::completion), and calls `observe` for every event.
+    /// Waits for the end of a call like [`completion`](Self::completion), and calls `observe` for every
+    /// event.
     ///
     /// # Errors
     /// Returns the error with which the call failed.

@@ -79,8 +79,8 @@ impl ChatApi for Api {
     }
 }
 
-/// Creates an API whose completions arrive complete, in one part. So any failure of an endpoint hands the call to the
-/// next one. Keys are read from the environment.
+/// Creates an API whose completions arrive complete, in one part. So any failure of an endpoint hands the
+/// call to the next one. Keys are read from the environment.
 ///
 /// # Errors
 /// Returns an error if an address cannot be used, or if a key is missing.

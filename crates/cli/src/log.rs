@@ -20,12 +20,13 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 17] = [
+const ROOMS: [&str; 18] = [
     "agent",
     "cli",
     "conversation",
     "engine",
     "gateway",
+    "call",
     "http",
     "model",
     "policy",

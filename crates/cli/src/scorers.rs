@@ -99,8 +99,8 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
     Ok(JudgeScorer::new(keys.clone(), Arc::new(Judge(Arc::new(party))))?)
 }
 
-/// Converts an error of a service: a rejection makes the request unusable, all else is an outage, for which the run
-/// waits.
+/// Converts an error of a service: a rejection makes the request unusable, all else is an outage, for which
+/// the run waits.
 fn score_error(error: &ExternalError) -> ScoreError {
     match external::is_rejected(error) {
         true => ScoreError::Unusable(error.to_string()),
@@ -146,7 +146,8 @@ impl reward::Chat for Judge {
         let called =
             async { call(&recorder, &self.0, request, CallOptions::default()).await?.completion().await };
         let end = called.await.map_err(|error| match error.kind {
-            // Another prompt may succeed if the server rejects this one. All else is an outage, for which the run waits.
+            // Another prompt may succeed if the server rejects this one. All else is an outage, for which the
+            // run waits.
             ErrorKind::Invalid => ScoreError::Unusable(error.message),
             _ => ScoreError::Unavailable(error.message),
         })?;

@@ -199,8 +199,8 @@ impl Gateway {
         })
     }
 
-    /// Starts a call. Its events are read from its transcript. If a call has no reader left, it is aborted: at
-    /// once, or after a grace period if it belongs to an attempt.
+    /// Starts a call. Its events are read from its transcript. If a call has no reader left, it is aborted:
+    /// at once, or after a grace period if it belongs to an attempt.
     ///
     /// # Errors
     /// Returns an error if the request is rejected. Then nothing of it is recorded.

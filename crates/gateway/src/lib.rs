@@ -1,8 +1,8 @@
 //! The gateway: endpoints that agents and people already speak to, behind which every token is recorded.
 //!
 //! [`Gateway::router`] answers in the shapes of OpenAI's and Anthropic's APIs, and in those in which vLLM and
-//! SGLang take token ids. A dialect parses a request into a [`Call`], which `levade-call` answers with a transcript
-//! of events. From these the dialect writes its response, complete or as a stream.
+//! SGLang take token ids. A dialect parses a request into a [`Call`], which `levade-call` answers with a
+//! transcript of events. From these the dialect writes its response, complete or as a stream.
 //!
 //! A call that bears the key of a [`Session`] belongs to an attempt: its conversation is recognised and goes
 //! on with its exact ids (`levade-conversation`), its stream of random numbers is that of its prompt, and

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use levade_call::CallMetrics;
 
-/// Returns all counters as text. `waiting` calls wait for a permit, and `rejoined` calls were repeated so far.
+/// Returns all counters as text. `waiting` calls wait for a permit, and `rejoined` calls were repeated so
+/// far.
 pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String {
     let mut out = String::new();
     let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);

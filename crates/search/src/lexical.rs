@@ -24,7 +24,8 @@ use tantivy::{
 use crate::words::Words;
 use crate::{Passage, SearchError};
 
-/// Name of the analyzer within the inverted index: the one that indices have had since the project had this name.
+/// Name of the analyzer within the inverted index: the one that indices have had since the project had this
+/// name.
 const ANALYZER: &str = "dressage";
 /// Bytes of postings that are held before they are written, a segment each time.
 const MEMORY: usize = 256 << 20;

@@ -288,8 +288,8 @@ impl Program {
     }
 }
 
-/// Returns the summarizer of an agent: the agent that its context policy names, or the agent's own party under
-/// another name.
+/// Returns the summarizer of an agent: the agent that its context policy names, or the agent's own party
+/// under another name.
 ///
 /// # Errors
 /// Returns an error if there is no agent of that name.

@@ -17,7 +17,7 @@ fn a_run_is_logged_where_and_as_far_as_is_asked() {
         ("levade_trainer::trainer: step done phase=1 ", 1),
         ("levade_trainer::checkpoint: checkpoint written ", 2),
         ("levade_agent::attempt: attempt begun ", 8),
-        ("levade_agent::attempt: reply turn=0 ", 8),
+        ("levade_agent::tool_loop: reply turn=0 ", 8),
         ("levade_agent::attempt: attempt ended ", 8),
         ("levade_engine::service: request accepted ", 8),
         ("levade_engine::sequence: first token ", 8),

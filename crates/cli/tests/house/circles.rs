@@ -37,12 +37,23 @@ pub(crate) struct Circle {
     pub uses: Vec<String>,
 }
 
-/// Every circle of a crate, the folder of whose sources is given.
-pub(crate) fn circles(folder: &Path) -> Vec<Circle> {
+/// Returns the modules of a crate by their names, with their tokens. Tests and `use` are left out.
+pub(crate) fn modules(folder: &Path) -> Vec<(String, Vec<String>)> {
+    read_crate(folder).into_iter().map(|module| (spelled(&module.name), module.tokens)).collect()
+}
+
+/// Reads the modules of a crate, the root first.
+fn read_crate(folder: &Path) -> Vec<Module> {
     let root = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
     let root = root.unwrap_or_else(|| panic!("{} is no crate", folder.display()));
     let mut modules = Vec::new();
     read(&root, folder, Vec::new(), &mut modules);
+    modules
+}
+
+/// Every circle of a crate, the folder of whose sources is given.
+pub(crate) fn circles(folder: &Path) -> Vec<Circle> {
+    let modules = read_crate(folder);
     let edges: Vec<_> = (0..modules.len()).map(|at| uses(&modules, at)).collect();
     let reached: Vec<_> = (0..modules.len()).map(|from| reachable(&edges, from)).collect();
     let mut found = BTreeMap::new();

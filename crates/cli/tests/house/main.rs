@@ -2,6 +2,7 @@
 //! fit on a line and name their things, and a room knows only the rooms that it may.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
+mod calls;
 mod circles;
 mod words;
 

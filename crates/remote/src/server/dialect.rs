@@ -210,8 +210,8 @@ pub(super) trait Dialect: Receives {
 /// The label of weights that a server has forgotten in its sleep.
 pub(super) const ASLEEP: &str = "levade-asleep";
 
-/// Returns whether a server's label says that its weights are forgotten. Servers that still run may have the label of
-/// before the project was called Levade.
+/// Returns whether a server's label says that its weights are forgotten. Servers that still run may have the
+/// label of before the project was called Levade.
 pub(super) fn says_asleep(label: &Value) -> bool {
     label == ASLEEP || label == "dressage-asleep"
 }

@@ -1,0 +1,106 @@
+//! Prompts of calls: rendered from messages, encoded from text, or given as token ids.
+
+use std::sync::Arc;
+
+use levade_conversation::{Origin, Prepared};
+use levade_text::{Message, ToolSpec};
+
+use crate::api_error::ApiError;
+use crate::blocking::blocking;
+use crate::fit::{Fitted, Summarize, fit};
+use crate::metrics::{CallMetrics, add};
+use crate::party::{Party, TokenBackend};
+use crate::recorder::Recorder;
+use crate::request::{Input, OpeningLimit};
+
+/// Prompt of a call.
+#[derive(Clone)]
+pub(crate) enum Prompt {
+    /// Rendered from messages.
+    Chat(Box<Prepared>),
+    /// Encoded or given token ids.
+    Ids(Arc<[u32]>),
+}
+
+impl Prompt {
+    pub fn ids(&self) -> &[u32] {
+        match self {
+            Prompt::Chat(prepared) => &prepared.prompt,
+            Prompt::Ids(ids) => ids,
+        }
+    }
+
+    pub fn origin(&self) -> Option<Origin> {
+        match self {
+            Prompt::Chat(prepared) => Some(prepared.origin),
+            Prompt::Ids(_) => None,
+        }
+    }
+
+    /// Returns whether the prompt starts the completion's reasoning.
+    pub fn opens_reasoning(&self) -> bool {
+        matches!(self, Prompt::Chat(prepared) if prepared.in_thought)
+    }
+}
+
+/// Creates the prompt of a call. Returns whether the opening limit truncated it.
+pub(crate) async fn prompt(
+    recorder: &Arc<Recorder>,
+    party: &Arc<Party>,
+    backend: TokenBackend<'_>,
+    input: Input,
+    tools: &[ToolSpec],
+    rules: (Option<OpeningLimit>, Summarize<'_>),
+) -> Result<(Prompt, bool), ApiError> {
+    let ids: Arc<[u32]> = match input {
+        Input::Messages(messages) => {
+            check_messages(&messages)?;
+            let Fitted { prepared, is_truncated } = fit(recorder, party, &messages, tools, rules).await?;
+            return Ok((Prompt::Chat(prepared), is_truncated));
+        }
+        Input::Tokens(ids) => ids.into(),
+        Input::Text(text) => {
+            let (format, context) = (Arc::clone(backend.format), backend.context);
+            let encode = move || {
+                let tokenizer = format.chat().tokenizer();
+                tokenizer.check_length(&text, context).map(|()| tokenizer.encode_document(&text))
+            };
+            blocking(encode).await??.into()
+        }
+    };
+    match ids.is_empty() {
+        true => Err(ApiError::field("prompt", "the prompt is empty; give at least one token")),
+        false => Ok((Prompt::Ids(ids), false)),
+    }
+}
+
+/// Checks that there are messages, and that the model can read their parts.
+fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::field("messages", "there are no messages; give at least one"));
+    }
+    for (index, message) in messages.iter().enumerate() {
+        if let Some(part) = message.content.others().next() {
+            let param = format!("messages[{index}].content");
+            let kind = part.kind();
+            let message =
+                format!("a part of type {kind:?} cannot be shown to this model, which reads text alone");
+            return Err(ApiError::field(&param, message));
+        }
+    }
+    Ok(())
+}
+
+/// Counts an accepted call and its prompt.
+pub(crate) fn count_prompt(metrics: &CallMetrics, prompt: &Prompt) {
+    add(&metrics.calls, 1);
+    add(&metrics.prompt_tokens, prompt.ids().len() as u64);
+    let Prompt::Chat(prepared) = prompt else { return };
+    add(&metrics.drifted, u64::from(prepared.drift.is_some()));
+    add(&metrics.systems_joined, u64::from(prepared.shifted.joined));
+    add(&metrics.systems_moved, u64::from(prepared.shifted.moved));
+    if let Origin::Forked(fork) = prepared.origin {
+        add(&metrics.forked, 1);
+        add(&metrics.truncated, u64::from(fork.reason.is_cut()));
+    }
+}
