@@ -110,7 +110,7 @@ RECIPES = {
     ),
     "external-teacher": recipe(
         policies=EXTERNAL,
-        phase='kind = "sft"\ndemonstrations = 3\nbatch = 3\nlearning_rate = 1e-3\nsource = { policy = "other", least_score = -10.0 }\n',
+        phase='kind = "sft"\ndemonstrations = 2\nbatch = 2\nlearning_rate = 1e-3\nsource = { policy = "other", least_score = -10.0, tasks = 24 }\n',
     ),
     "external-opponent": recipe(policies=EXTERNAL, turns=8, agent=PROGRAM, agents='[agent.critic]\npolicy = "other"'),
     "mixture": recipe(policies=TRAINED, agent='policy = [{ name = "first", share = 0.5 }, { name = "second", share = 0.5 }]\n' + TOOLS),
