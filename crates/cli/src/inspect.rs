@@ -14,6 +14,7 @@ use crate::failure::unusable;
 use crate::model;
 use crate::run::Run;
 use crate::screen::{self, Style};
+use crate::terms;
 use list::{attempts, extreme, failure_lines, no_attempts, selected, selected_failures, steps};
 
 mod list;
@@ -28,6 +29,7 @@ mod list;
   levade inspect runs/calculator --step 3               the attempts of step 3 (of the last phase)
   levade inspect runs/calculator --best --step 3        the one that earned most
   levade inspect runs/calculator --attempt train/1/3/0/2 --logprobs
+  levade inspect runs/calculator --attempt train/1/3/0/2 --terms --token 41
   levade inspect runs/calculator --eval --phase 0       the attempts of evaluations
   levade inspect runs/calculator --failed               the attempts that failed, and why
 
@@ -72,6 +74,19 @@ pub struct Args {
     /// Also show the log-probability of every token the model sampled
     #[arg(long)]
     logprobs: bool,
+
+    /// Show the loss of each trained token of the attempt: the formula, its numbers, and its part in the loss of the
+    /// step. The step is done again from the nearest checkpoint, which changes nothing
+    #[arg(long, requires = "attempt")]
+    terms: bool,
+
+    /// Only the token at this index of a sequence, from 0
+    #[arg(long, value_name = "INDEX", requires = "terms")]
+    token: Option<u32>,
+
+    /// Print the terms as JSON, a line for each token
+    #[arg(long, requires = "terms")]
+    json: bool,
 }
 
 impl Args {
@@ -126,6 +141,14 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(attempt) = found {
         let planned = planned(&store, &attempt).await?;
         let tokenizer = tokenizer(&run)?;
+        if args.terms {
+            let Some((step, _)) = planned else {
+                return Err(unusable(format!("no step has trained on {}", attempt.placement)));
+            };
+            let selected = (args.token, args.json);
+            screen::print(&terms::shown(&args.run, &attempt, step, &tokenizer, selected).await?);
+            return Ok(ExitCode::SUCCESS);
+        }
         screen::print(&shown(&attempt, planned.as_ref(), &tokenizer, args.logprobs, Style::stdout()));
     }
     Ok(ExitCode::SUCCESS)

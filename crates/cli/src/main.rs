@@ -64,6 +64,7 @@ mod serve;
 mod stop;
 mod supervise;
 mod table;
+mod terms;
 mod testbed;
 mod tools;
 mod train;

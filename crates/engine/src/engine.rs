@@ -12,9 +12,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_model::{ModelConfig, ModelFiles};
 use levade_policy::{
-    DeviceStats, ForwardBackward, Grammars, Learner, Load, LoraOptions, Manifest, OptimParams, OptimReport,
-    PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TokenBytes, WeightsAt, WeightsRef,
-    constrain,
+    DeviceStats, ForwardBackward, Grammars, Learner, Load, LoraOptions, LossTerms, Manifest, OptimParams,
+    OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TokenBytes, WeightsAt,
+    WeightsRef, constrain,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -322,6 +322,14 @@ impl Learner for Engine {
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
         self.learn(|answer| LearnerCommand::ForwardBackward(batch, loss, answer)).await
+    }
+
+    async fn forward_backward_terms(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
+        self.learn(|answer| LearnerCommand::ForwardBackwardTerms(batch, loss, answer)).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {

@@ -4,7 +4,7 @@
 //! A row of the head is a predictor (a token whose hidden state predicts others) at one temperature; where
 //! the tree branches, one row has several targets. Rows that predict no target are never computed.
 
-use levade_policy::ForwardBackward;
+use levade_policy::{ForwardBackward, LossRow};
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
 
@@ -60,6 +60,8 @@ pub struct Found<'a> {
     pub logprobs: &'a mut [f32],
     /// Entropy and Σ p² of the distribution that predicts each, where asked for.
     pub spread: Option<(&'a mut [f32], &'a mut [f32])>,
+    /// Losses of the terms, in the order in which they are added, if requested.
+    pub terms: Option<&'a mut Vec<LossRow>>,
 }
 
 /// Sums that the backward pass adds to.
@@ -121,6 +123,10 @@ impl Head {
                         entropies[*target] = result.entropy as f32;
                         concentrations[*target] = result.concentration as f32;
                     }
+                }
+                if let (Some(rows), Some(loss)) = (&mut into.terms, loss) {
+                    let targets = row.targets.iter().copied().zip(result.logprobs.iter().copied());
+                    rows.push(LossRow::new(batch, loss, targets, result.entropy));
                 }
                 sums.merge(&result.sums);
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use levade_policy::{ForwardBackward, OptimParams, OptimReport, PolicyError, Predictions};
+use levade_policy::{ForwardBackward, LossTerms, OptimParams, OptimReport, PolicyError, Predictions};
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
 
@@ -132,7 +132,13 @@ impl Learning {
         batch: &TreeBatch,
     ) -> Result<Vec<f32>, PolicyError> {
         let mut found = vec![0.0; batch.targets.len()];
-        self.evaluate(model, adapter, batch, None, Found { logprobs: &mut found, spread: None })?;
+        self.evaluate(
+            model,
+            adapter,
+            batch,
+            None,
+            Found { logprobs: &mut found, spread: None, terms: None },
+        )?;
         Ok(found)
     }
 
@@ -149,7 +155,7 @@ impl Learning {
         let zeros = || vec![0.0; batch.targets.len()];
         let mut found = Predictions { logprobs: zeros(), entropies: zeros(), concentrations: zeros() };
         let Predictions { logprobs, entropies, concentrations } = &mut found;
-        let into = Found { logprobs, spread: Some((entropies, concentrations)) };
+        let into = Found { logprobs, spread: Some((entropies, concentrations)), terms: None };
         self.evaluate(model, adapter, batch, None, into)?;
         Ok(found)
     }
@@ -166,7 +172,13 @@ impl Learning {
     ) -> Result<Vec<f32>, PolicyError> {
         let head = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
         let mut found = vec![0.0; batch.targets.len()];
-        self.evaluate(model, adapter, batch, Some(head), Found { logprobs: &mut found, spread: None })?;
+        self.evaluate(
+            model,
+            adapter,
+            batch,
+            Some(head),
+            Found { logprobs: &mut found, spread: None, terms: None },
+        )?;
         Ok(found)
     }
 
@@ -212,6 +224,22 @@ impl Learning {
         batch: &TreeBatch,
         loss: &Loss,
     ) -> Result<ForwardBackward, PolicyError> {
+        self.forward_backward_terms(model, adapter, batch, loss, None)
+    }
+
+    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and adds the losses of all terms to
+    /// `terms`, unless the loss is one of values.
+    ///
+    /// # Errors
+    /// See [`forward_backward`](Self::forward_backward).
+    pub fn forward_backward_terms(
+        &mut self,
+        model: &Transformer,
+        adapter: Option<usize>,
+        batch: &TreeBatch,
+        loss: &Loss,
+        mut terms: Option<&mut LossTerms>,
+    ) -> Result<ForwardBackward, PolicyError> {
         loss.check(batch).map_err(|error| PolicyError::Invalid(error.to_string()))?;
         packing::check(batch, model.context, model.weights.config.vocabulary)?;
         match adapter {
@@ -232,14 +260,19 @@ impl Learning {
         let mut found = vec![0.0; batch.targets.len()];
         let mut sums = ForwardBackward::default();
         for step in schedule(batch, self.limits.rows) {
-            match step {
-                Step::Push(unit) => self.push(model, adapter, batch, &unit),
-                Step::Train(unit) => {
-                    sums.merge(&self.train(model, adapter, batch, &unit, false, loss, &mut found));
+            let (unit, on_stack) = match step {
+                Step::Push(unit) => {
+                    self.push(model, adapter, batch, &unit);
+                    continue;
                 }
-                Step::Pop(unit) => {
-                    sums.merge(&self.train(model, adapter, batch, &unit, true, loss, &mut found));
-                }
+                Step::Train(unit) => (unit, false),
+                Step::Pop(unit) => (unit, true),
+            };
+            let mut rows = terms.as_ref().map(|_| Vec::new());
+            let into = Found { logprobs: &mut found, spread: None, terms: rows.as_mut() };
+            sums.merge(&self.train(model, adapter, batch, &unit, on_stack, loss, into));
+            if let (Some(terms), Some(rows)) = (&mut terms, rows) {
+                terms.units.push(rows);
             }
         }
         Ok(sums)
@@ -314,7 +347,7 @@ impl Learning {
         unit: &Unit,
         on_stack: bool,
         loss: &Loss,
-        found: &mut [f32],
+        mut found: Found<'_>,
     ) -> ForwardBackward {
         let config = &model.weights.config;
         let laid = self.lay(adapter, batch, unit, on_stack);
@@ -365,12 +398,9 @@ impl Learning {
         let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
             (Some(critic), Some(optimiser)) if loss.is_of_values() => {
                 let gradient = Some((gradient, &mut optimiser.gradient[..]));
-                values.run(model, critic, batch, unit, x, gradient, found)
+                values.run(model, critic, batch, unit, x, gradient, found.logprobs)
             }
-            _ => {
-                let mut found = Found { logprobs: found, spread: None };
-                head.run(model, batch, unit, x, &mut temporary.scratch.product, Some(gradient), &mut found)
-            }
+            _ => head.run(model, batch, unit, x, &mut temporary.scratch.product, Some(gradient), &mut found),
         };
 
         let width = 2 * attention_shape(config).key();

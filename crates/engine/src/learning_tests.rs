@@ -502,3 +502,51 @@ fn predictions_match_f64() {
         assert_eq!(parts.predictions(&model, None, &batch).unwrap(), whole);
     }
 }
+
+/// Losses of every kind, whose terms need nothing but what [`paths`] gives them.
+fn every_loss() -> Vec<Loss> {
+    let trust = levade_rl::TrustRegion::default();
+    let policies = [
+        PolicyLoss::Reinforce,
+        PolicyLoss::ImportanceSampling,
+        PolicyLoss::Clip { low: 0.2, high: 0.2, dual: None, trust: Some(trust), keep: None },
+        PolicyLoss::MiniRl { low: 0.2, high: 0.3, trust },
+        PolicyLoss::Cispo { low: 1.0, high: 0.28 },
+        PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 },
+        PolicyLoss::Direct { beta: 0.1 },
+        PolicyLoss::KlCov { coefficient: 1.0, share: 0.1 },
+        PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower: 1.0, upper: 5.0 },
+    ];
+    policies.map(Loss::of).into_iter().chain(losses()).collect()
+}
+
+#[test]
+fn terms_add_up_to_the_loss_in_every_bit() {
+    let config = tiny_config();
+    let model = model(&config, 2);
+    let mut paths = paths(config.vocabulary);
+    // Some terms have no weight, some a correction, and some are stale.
+    for (index, target) in paths.iter_mut().flat_map(|path| &mut path.targets).enumerate() {
+        let term = &mut target.term;
+        term.weight = if index % 7 == 0 { 0.0 } else { term.weight };
+        term.correction = (index % 3 == 0).then_some(0.75);
+        (term.age, term.marked) = (index as u32 % 2, index % 5 == 0);
+    }
+    let batch = TreeBatch::merge(&paths).unwrap();
+    for loss in every_loss() {
+        // As one unit, and in pieces.
+        for rows in [usize::MAX, 24] {
+            let mut learning = Learning::new(&model, Limits { rows, ..Limits::NONE });
+            let mut terms = LossTerms::default();
+            let sums =
+                learning.forward_backward_terms(&model, None, &batch, &loss, Some(&mut terms)).unwrap();
+            assert_eq!(terms.total(&batch).to_bits(), sums.loss.to_bits(), "{loss:?}, {rows} rows");
+            assert_eq!(terms.units.len() > 1, rows == 24);
+            let found: usize = terms.units.iter().flatten().map(|row| row.terms.len()).sum();
+            assert_eq!(found, batch.terms.len());
+            let mut alone = Learning::new(&model, Limits { rows, ..Limits::NONE });
+            let plain = alone.forward_backward(&model, None, &batch, &loss).unwrap();
+            assert_eq!(plain, sums);
+        }
+    }
+}

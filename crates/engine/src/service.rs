@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use levade_model::ModelError;
 use levade_policy::{
-    Constraint, DeviceStats, ForwardBackward, Load, LoraOptions, Manifest, OptimParams, OptimReport,
-    PolicyError, Predictions, SampleRequest,
+    Constraint, DeviceStats, ForwardBackward, Load, LoraOptions, LossTerms, Manifest, OptimParams,
+    OptimReport, PolicyError, Predictions, SampleRequest,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -69,6 +69,8 @@ pub enum LearnerCommand {
     AddValueHead(Answer<()>),
     /// Accumulate a gradient.
     ForwardBackward(Arc<TreeBatch>, Loss, Answer<ForwardBackward>),
+    /// Accumulate a gradient, and report the losses of the terms.
+    ForwardBackwardTerms(Arc<TreeBatch>, Loss, Answer<(ForwardBackward, LossTerms)>),
     /// Apply it.
     OptimStep(OptimParams, Answer<OptimReport>),
     /// Into a folder, with the optimiser's state or without it.
@@ -92,6 +94,7 @@ impl LearnerCommand {
             LearnerCommand::Values(..) => "values",
             LearnerCommand::AddValueHead(..) => "add_value_head",
             LearnerCommand::ForwardBackward(..) => "forward_backward",
+            LearnerCommand::ForwardBackwardTerms(..) => "forward_backward_terms",
             LearnerCommand::OptimStep(..) => "optim_step",
             LearnerCommand::Save(..) => "save",
             LearnerCommand::Load(..) => "load",
@@ -298,6 +301,13 @@ impl Service {
                 let sums =
                     trainable().and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));
                 drop(answer.send(sums));
+            }
+            LearnerCommand::ForwardBackwardTerms(batch, loss, answer) => {
+                let mut terms = LossTerms::default();
+                let sums = trainable().and_then(|()| {
+                    learning.forward_backward_terms(model, adapter, &batch, &loss, Some(&mut terms))
+                });
+                drop(answer.send(sums.map(|sums| (sums, terms))));
             }
             LearnerCommand::OptimStep(params, answer) => {
                 let report = trainable().map(|()| learning.optim_step(model, adapter, &params));

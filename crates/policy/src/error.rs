@@ -76,6 +76,9 @@ pub enum PolicyError {
          probabilities); train with one that does, or without what needs them"
     )]
     NoPredictions,
+    /// The learner does not report the losses of single terms.
+    #[error("this learner does not report the losses of single tokens; only the engine of this machine does")]
+    NoTerms,
 }
 
 impl PolicyError {
@@ -94,6 +97,7 @@ impl PolicyError {
             PolicyError::Storage(_) => "storage",
             PolicyError::NoValueHead => "no_value_head",
             PolicyError::NoPredictions => "no_predictions",
+            PolicyError::NoTerms => "no_terms",
         }
     }
 
@@ -111,7 +115,8 @@ impl PolicyError {
             | PolicyError::NotAdopted(_)
             | PolicyError::Storage(_)
             | PolicyError::NoValueHead
-            | PolicyError::NoPredictions => false,
+            | PolicyError::NoPredictions
+            | PolicyError::NoTerms => false,
         }
     }
 }
@@ -135,6 +140,7 @@ mod tests {
             (PolicyError::Storage("full".into()), false),
             (PolicyError::NoValueHead, false),
             (PolicyError::NoPredictions, false),
+            (PolicyError::NoTerms, false),
         ];
         for (error, may_pass) in errors {
             let json = serde_json::to_value(&error).unwrap();

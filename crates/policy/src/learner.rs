@@ -9,7 +9,7 @@ use levade_rl::{Evaluated, Loss};
 use levade_tree::{PathInput, Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
-use crate::{Cut, Manifest, PolicyError, Uncut, WeightsRef};
+use crate::{Cut, LossTerms, Manifest, PolicyError, Uncut, WeightsRef};
 
 /// Findings of one forward and backward pass over a batch. All fields are sums or extrema, so those of
 /// several micro-batches combine.
@@ -249,6 +249,20 @@ pub trait Learner: Send + Sync {
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError>;
+
+    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and returns the loss of each term.
+    ///
+    /// # Errors
+    /// Returns [`PolicyError::NoTerms`] if the learner does not report terms, and the errors of
+    /// [`forward_backward`](Self::forward_backward).
+    async fn forward_backward_terms(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
+        let _ = (batch, loss);
+        Err(PolicyError::NoTerms)
+    }
 
     /// Applies the accumulated gradient and clears it.
     ///

@@ -40,6 +40,7 @@ mod precision;
 mod random;
 mod sampler;
 mod simulator;
+mod terms;
 mod timely;
 mod weights;
 mod within;
@@ -63,6 +64,7 @@ pub use sampler::{
     SamplingParams, TokenBytes, TopLogprobs,
 };
 pub use simulator::{Simulator, SimulatorConfig};
+pub use terms::{LossRow, LossTerm, LossTerms};
 pub use timely::Timely;
 pub use weights::{Content, Manifest, Place, SavedFile, WeightsAt, WeightsRef, checksum};
 pub use within::within;

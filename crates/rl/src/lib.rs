@@ -32,6 +32,7 @@ mod advantage;
 mod attempts;
 pub mod correction;
 mod error;
+mod formula;
 mod kl;
 mod loss;
 mod moments;

@@ -322,6 +322,14 @@ pub enum TrainerError {
     /// A plan names an attempt that is not recorded.
     #[error("the plan of the step names attempt {0}, which is not in the record; the record is incomplete")]
     Unrecorded(AttemptId),
+    /// A step that is asked for is not recorded.
+    #[error("step {step} of phase {phase} is not in the record; `levade inspect` lists the steps that are")]
+    NoStep {
+        /// Index of the phase.
+        phase: u32,
+        /// Index of the step within the phase.
+        step: u32,
+    },
     /// A planned step took an attempt that is not recorded.
     #[error("a planned step took {0}, which is not in the record; the record is incomplete")]
     NotMade(Placement),
@@ -408,6 +416,7 @@ impl TrainerError {
             | E::NoScorer { .. }
             | E::OverlongBuffer { .. }
             | E::NotCompared { .. }
+            | E::NoStep { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)
             | E::NoCritic(_)

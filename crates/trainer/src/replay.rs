@@ -10,12 +10,12 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use levade_store::{Sqlite, Store};
+use levade_store::{Sqlite, StepPlan, Store};
 use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::Targets;
-use crate::checkpoint::{Checkpoints, Found};
+use crate::checkpoint::{Checkpoint, Checkpoints, Found};
 use crate::folder::file_error;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
@@ -23,6 +23,7 @@ use crate::origin::Origin;
 use crate::policies::{CRITIC, Companions, Models, Policies, Policy, REFERENCE};
 use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
+use crate::terms::{Observed, PolicyTerms};
 
 /// How a checkpoint compares with what was computed again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,82 +49,192 @@ pub async fn replay(
     observer: &mut dyn Observer,
     compared: &mut dyn FnMut(Compared),
 ) -> Result<u32, TrainerError> {
-    let record = folder.join("run.db");
-    if !record.exists() {
-        return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
-    }
-    let store = Sqlite::open_existing(&record).await?;
-    let (planned, origin) = (store.planned_steps().await?, Origin::read(folder)?);
-    let (policies, untrained) = (Policies::new(policies, &recipe.engine), recipe.untrained_agents());
+    let again = Again::open(recipe, folder, policies).await?;
+    let planned = again.store.planned_steps().await?;
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
     for note in &damaged {
         observer.event(&Event::Note(note));
     }
-    let scratch = Scratch::new(recipe, folder)?;
-    for (_, learns) in policies.trained() {
-        learns.recall(None).await?;
-    }
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
-        let trained = recipe.trained_in(phase);
-        let before = &recipe.phase[..index];
-        for (name, learns) in policies.among(&trained).filter(|_| !before.is_empty()) {
-            let has_critic = |phase: &Phase| {
-                recipe.trained_in(phase).iter().any(|trained| trained == name)
-                    && learns.models(phase).critic.is_some()
-            };
-            enter(learns.models(phase), before.iter().any(has_critic), &scratch.0).await?;
-        }
-        let steps = phase.steps();
-        for step in 0..steps {
-            let Some(plan) = store.step(index as u32, step).await? else {
+        again.enter(index).await?;
+        for step in 0..phase.steps() {
+            let Some(plan) = again.store.step(index as u32, step).await? else {
                 // A phase ends early where it is good enough.
                 if planned.iter().any(|(phase, _)| *phase as usize > index) {
                     break;
                 }
                 return Ok(done);
             };
-            let mut attempts = HashMap::new();
-            for path in plan.paths() {
-                if let std::collections::hash_map::Entry::Vacant(place) = attempts.entry(path.attempt) {
-                    let attempt = store.attempt(&path.attempt).await?;
-                    place.insert(attempt.ok_or(TrainerError::Unrecorded(path.attempt))?.trajectory);
-                }
-            }
-            let trajectories: HashMap<AttemptId, &Trajectory> =
-                attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
-            let mut progress = Progress::of(&plan);
-            for policy in &plan.policies {
-                let name = policy.policy.as_str();
-                let learns = policies.learns(name)?;
-                let models = learns.models(phase);
-                if let (Phase::Rl(keys), Some(reference)) = (phase, models.reference)
-                    && keys.reference_moves(step)
-                {
-                    copy_weights(models.policy, reference, &scratch.0).await?;
-                }
-                let targets = Targets { policy: name, untrained: &untrained };
-                let rules =
-                    Rules::new((index as u32, phase), step, origin.as_ref(), targets, policy.version, recipe);
-                run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
-                learns.learner.publish(policy.version + 1).await?;
-            }
+            again.step(&plan, None, observer).await?;
             done += 1;
             if let Some(checkpoint) = checkpoints.iter().find(|c| c.position.global_step == done) {
-                let mut differs = None;
-                for (name, learns) in policies.trained() {
-                    // Of one that the phase does not train, the weights alone are as they were.
-                    let models = learns.models(phase);
-                    let trains = trained.iter().any(|trained| trained == name);
-                    let place = policies.place(&checkpoint.path, name);
-                    let found = compare(models, &learns.companions, trains, &place, &scratch.0).await?;
-                    differs = differs.or(found);
-                }
+                let differs = again.compare(index, &checkpoint.path).await?;
                 compared(Compared { checkpoint: checkpoint.path.clone(), step: done, differs });
             }
         }
     }
     Ok(done)
+}
+
+/// Computes the terms of the loss of a recorded step, by doing the run again up to it: from the newest checkpoint of
+/// the same phase, or from the start.
+///
+/// # Errors
+/// Returns an error if the step is not recorded, if a learner does not report terms, or if a learner fails.
+pub async fn terms(
+    recipe: &Recipe,
+    folder: &Path,
+    policies: Vec<Policy>,
+    (phase, step): (u32, u32),
+    observer: &mut dyn Observer,
+) -> Result<Vec<PolicyTerms>, TrainerError> {
+    let again = Again::open(recipe, folder, policies).await?;
+    let Found { whole: checkpoints, .. } = Checkpoints::look(folder.join("checkpoints")).find()?;
+    let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
+    let newest = checkpoints.iter().filter(before).max_by_key(|at| at.position.step);
+    let start = match newest {
+        Some(checkpoint) => {
+            again.restore(phase as usize, &checkpoint.path).await?;
+            (phase, checkpoint.position.step)
+        }
+        None => (0, 0),
+    };
+    for index in start.0..=phase {
+        let from_checkpoint = newest.is_some();
+        if !from_checkpoint {
+            again.enter(index as usize).await?;
+        }
+        let first = if from_checkpoint { start.1 } else { 0 };
+        for at in first..recipe.phase[index as usize].steps() {
+            let Some(plan) = again.store.step(index, at).await? else { break };
+            if (index, at) == (phase, step) {
+                let mut found = Vec::new();
+                again.step(&plan, Some(&mut found), observer).await?;
+                return Ok(found);
+            }
+            again.step(&plan, None, observer).await?;
+        }
+    }
+    Err(TrainerError::NoStep { phase, step })
+}
+
+/// A recorded run whose steps are done again.
+struct Again<'a> {
+    recipe: &'a Recipe,
+    store: Sqlite,
+    origin: Option<Origin>,
+    policies: Policies,
+    untrained: Vec<String>,
+    scratch: Scratch,
+}
+
+impl<'a> Again<'a> {
+    async fn open(recipe: &'a Recipe, folder: &Path, policies: Vec<Policy>) -> Result<Self, TrainerError> {
+        let record = folder.join("run.db");
+        if !record.exists() {
+            return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
+        }
+        let (store, origin) = (Sqlite::open_existing(&record).await?, Origin::read(folder)?);
+        let policies = Policies::new(policies, &recipe.engine);
+        for (_, learns) in policies.trained() {
+            learns.recall(None).await?;
+        }
+        let (untrained, scratch) = (recipe.untrained_agents(), Scratch::new(recipe, folder)?);
+        Ok(Again { recipe, store, origin, policies, untrained, scratch })
+    }
+
+    /// Starts a phase with the models of its policies, as the run did.
+    async fn enter(&self, index: usize) -> Result<(), TrainerError> {
+        let (before, phase) = (&self.recipe.phase[..index], &self.recipe.phase[index]);
+        let trained = self.recipe.trained_in(phase);
+        for (name, learns) in self.policies.among(&trained).filter(|_| !before.is_empty()) {
+            let has_critic = |phase: &Phase| {
+                self.recipe.trained_in(phase).iter().any(|trained| trained == name)
+                    && learns.models(phase).critic.is_some()
+            };
+            enter(learns.models(phase), before.iter().any(has_critic), &self.scratch.0).await?;
+        }
+        Ok(())
+    }
+
+    /// Loads the models of a phase from a checkpoint within it.
+    async fn restore(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
+        let phase = &self.recipe.phase[index];
+        for (name, learns) in self.policies.among(&self.recipe.trained_in(phase)) {
+            let (place, models) = (self.policies.place(checkpoint, name), learns.models(phase));
+            models.policy.load(&place, true).await?;
+            if let Some(critic) = models.critic {
+                critic.load(&place.join(CRITIC), true).await?;
+            }
+            if let Some(reference) = models.reference {
+                reference.load(&place.join(REFERENCE), false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does a step again. Adds the terms of its losses to `terms`, if given.
+    async fn step(
+        &self,
+        plan: &StepPlan,
+        mut terms: Option<&mut Vec<PolicyTerms>>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainerError> {
+        let phase = &self.recipe.phase[plan.phase as usize];
+        let mut attempts = HashMap::new();
+        for path in plan.paths() {
+            if let std::collections::hash_map::Entry::Vacant(place) = attempts.entry(path.attempt) {
+                let attempt = self.store.attempt(&path.attempt).await?;
+                place.insert(attempt.ok_or(TrainerError::Unrecorded(path.attempt))?.trajectory);
+            }
+        }
+        let trajectories: HashMap<AttemptId, &Trajectory> =
+            attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
+        let mut progress = Progress::of(plan);
+        for policy in &plan.policies {
+            let name = policy.policy.as_str();
+            let learns = self.policies.learns(name)?;
+            let models = learns.models(phase);
+            if let (Phase::Rl(keys), Some(reference)) = (phase, models.reference)
+                && keys.reference_moves(plan.step)
+            {
+                copy_weights(models.policy, reference, &self.scratch.0).await?;
+            }
+            let targets = Targets { policy: name, untrained: &self.untrained };
+            let (at, origin) = ((plan.phase, phase), self.origin.as_ref());
+            let rules = Rules::new(at, plan.step, origin, targets, policy.version, self.recipe);
+            match &mut terms {
+                None => {
+                    run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
+                }
+                Some(terms) => {
+                    let observed = Observed::new(models.policy);
+                    let models = Models { policy: &observed, ..models };
+                    run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
+                    terms.push(observed.into_terms(policy));
+                }
+            }
+            learns.learner.publish(policy.version + 1).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the first file of a checkpoint that differs from the weights now.
+    async fn compare(&self, index: usize, checkpoint: &Path) -> Result<Option<String>, TrainerError> {
+        let phase = &self.recipe.phase[index];
+        let trained = self.recipe.trained_in(phase);
+        let mut differs = None;
+        for (name, learns) in self.policies.trained() {
+            // Of a policy that the phase does not train, only the weights are as they were.
+            let trains = trained.iter().any(|trained| trained == name);
+            let place = self.policies.place(checkpoint, name);
+            let models = learns.models(phase);
+            let found = compare(models, &learns.companions, trains, &place, &self.scratch.0).await?;
+            differs = differs.or(found);
+        }
+        Ok(differs)
+    }
 }
 
 /// Begins a phase with the models of a policy, as the run did: optimisers start afresh, the reference is what

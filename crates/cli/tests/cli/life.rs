@@ -147,6 +147,32 @@ fn it_can_be_looked_into(place: &Place) {
         line.split(',').next().unwrap().trim().parse().unwrap()
     };
     assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
+    let (terms, lines) =
+        (inspect(&["--attempt", name, "--terms"]), inspect(&["--attempt", name, "--terms", "--json"]));
+    terms_of_a_step_add_up_to_its_recorded_loss(place, &terms, &lines);
+}
+
+/// The attempt is of the second step of its phase. Other attempts have the rest of the terms.
+fn terms_of_a_step_add_up_to_its_recorded_loss(place: &Place, terms: &str, lines: &str) {
+    let sum = terms.lines().find_map(|line| line.strip_prefix("all terms of the step add up to its loss, "));
+    let sum: f64 = sum.expect(terms).strip_suffix(", to the bit").expect(terms).parse().unwrap();
+    let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let losses = metrics.lines().filter_map(|line| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        ["actor/pg_loss", "actor/loss"].iter().find_map(|name| line[name].as_f64())
+    });
+    assert_eq!(losses.collect::<Vec<f64>>()[1].to_bits(), sum.to_bits(), "{metrics}");
+
+    let tokens: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(!tokens.is_empty() && terms.matches("weight · (").count() == tokens.len());
+    for token in &tokens {
+        let number = |name: &str| token[name].as_f64().unwrap();
+        // Sampled by the weights that were trained: the ratio is 1, and nothing is clipped.
+        assert_eq!((number("ratio"), token["clipped"].as_bool()), (1.0, Some(false)), "{token}");
+        assert_eq!((number("logp"), number("age")), (number("behavior"), 0.0));
+        assert!((number("loss") + number("advantage")).abs() < 1e-12, "−A ρ at ρ = 1: {token}");
+        assert_eq!(number("part"), number("weight") * number("loss"));
+    }
 }
 
 /// A copy of a run is a run of its own, and one that has moved is where it lies.

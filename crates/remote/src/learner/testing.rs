@@ -317,6 +317,7 @@ fn refused(error: &PolicyError) -> (u16, Bytes) {
         PolicyError::Cut(why) => refusal(409, "cut", why),
         PolicyError::NoValueHead => refusal(422, "no_value_head", error),
         PolicyError::NoPredictions => refusal(422, "no_predictions", error),
+        PolicyError::NoTerms => refusal(422, "no_terms", error),
         PolicyError::Storage(why) => refusal(507, "storage", why),
         other => refusal(400, "invalid", other),
     }

@@ -73,7 +73,8 @@ impl Fault {
             | PolicyError::PromptTooLong { .. }
             | PolicyError::Cut(_)
             | PolicyError::NoValueHead
-            | PolicyError::NoPredictions => Fault::Request,
+            | PolicyError::NoPredictions
+            | PolicyError::NoTerms => Fault::Request,
         }
     }
 }

@@ -1,0 +1,134 @@
+//! `levade inspect --terms`: the loss of each trained token, in its own numbers.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use levade_agent::environments::Environments;
+use levade_policy::awake::Clock;
+use levade_store::Attempt;
+use levade_text::Tokenizer;
+use levade_trainer::{PolicyTerms, TokenTerm, terms};
+use serde_json::{Value, json};
+
+use crate::failure::unusable;
+use crate::policies::{self, Started};
+use crate::run::Run;
+use crate::watch::Watch;
+
+/// Computes the terms of an attempt that `step` trained on, by doing that step again, and returns them as text or as
+/// a line of JSON for each token. `token` selects one index on the sequences.
+///
+/// # Errors
+/// Returns an error if the recipe has a learner elsewhere, or if the step cannot be done again.
+pub async fn shown(
+    folder: &Path,
+    attempt: &Attempt,
+    step: u32,
+    tokenizer: &Tokenizer,
+    (token, as_json): (Option<u32>, bool),
+) -> anyhow::Result<String> {
+    let run = Run::open(folder)?;
+    let (mut recipe, started_at) = (run.recipe()?, run.begun()?);
+    recipe.run.folder = std::path::absolute(folder)?;
+    if recipe.cluster.learner.is_some() {
+        return Err(unusable(
+            "--terms does a step again on the engine of this machine, but this run has a learner elsewhere"
+                .to_owned(),
+        ));
+    }
+    let mut trained = recipe.clone();
+    trained.cluster.samplers = None;
+    let Started { policies, .. } =
+        policies::start(&trained, started_at, &Environments::default(), &mut Vec::new()).await?;
+    let mut watch = Watch::new(Clock::default());
+    let phase = attempt.placement.phase;
+    let found = terms(&recipe, folder, policies, (phase, step), &mut watch).await?;
+    watch.clear();
+    let mut text = String::new();
+    for policy in &found {
+        let tokens = policy.tokens_of(attempt.id);
+        let selected = tokens.iter().filter(|(_, term)| token.is_none_or(|token| term.index == token));
+        let mut selected = selected.peekable();
+        if selected.peek().is_none() {
+            continue;
+        }
+        if !as_json {
+            write_head(&mut text, policy, (phase, step));
+        }
+        for (loss, term) in selected {
+            let shown = tokenizer.decode_with_special(&[term.token]);
+            match as_json {
+                true => {
+                    let line = as_document(policy, (phase, step), &loss.formula(), term, &shown);
+                    let _ = writeln!(text, "{line}");
+                }
+                false => write_term(&mut text, &loss.formula(), term, &shown),
+            }
+        }
+    }
+    match text.is_empty() {
+        true => {
+            let of = token.map_or(String::new(), |token| format!(" at index {token}"));
+            Err(unusable(format!("step {step} trained no token of {}{of}", attempt.placement)))
+        }
+        false => Ok(text),
+    }
+}
+
+/// Writes which policy and step the terms are of, and that they add up to the loss of the step.
+fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
+    let PolicyTerms { policy: name, version, .. } = policy;
+    let _ = writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
+    let (sum, total) = (policy.sum(), policy.total());
+    let _ = match sum.to_bits() == total.to_bits() {
+        true => writeln!(text, "all terms of the step add up to its loss, {sum:e}, to the bit"),
+        false => writeln!(text, "all terms of the step add up to {total:e}, but the learner has {sum:e}"),
+    };
+}
+
+fn as_document(
+    policy: &PolicyTerms,
+    (phase, step): (u32, u32),
+    formula: &str,
+    term: &TokenTerm,
+    shown: &str,
+) -> Value {
+    let mut document = json!({
+        "policy": policy.policy, "version": policy.version, "phase": phase, "step": step,
+        "text": shown, "formula": formula,
+    });
+    if let (Value::Object(all), Ok(Value::Object(term))) = (&mut document, serde_json::to_value(term)) {
+        all.extend(term);
+    }
+    document
+}
+
+/// Writes a term: the token, then the formula's symbols with their values, then its part in the loss.
+fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
+    let TokenTerm { leaf, index, update, ratio, advantage, weight, loss, part, .. } = term;
+    let _ = writeln!(text, "\n{index:>6}  {shown:?}  (sequence {}, update {update})", leaf.0);
+    let _ = writeln!(text, "        weight · ({formula}) = {weight} · {loss} = {part}");
+    let clip = match (term.clipped, term.dual_clipped) {
+        (_, true) => " (dual-clipped)",
+        (true, _) => " (clipped)",
+        _ => "",
+    };
+    let mut values = vec![
+        format!("p = {}", f64::from(term.logp).exp()),
+        format!("ρ = {ratio}{clip}"),
+        format!("A = {advantage}"),
+        format!("D = {}", term.kl),
+        format!("H = {}", term.entropy),
+        format!("age = {}", term.age),
+    ];
+    values.extend(term.correction.map(|correction| format!("c = {correction}")));
+    let logprobs = [("behavior", term.behavior), ("proximal", term.proximal), ("reference", term.reference)];
+    let known = logprobs.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", value?)));
+    let _ = writeln!(text, "        {}", values.join(", "));
+    let _ = writeln!(
+        text,
+        "        log-probabilities: trained {}{}",
+        term.logp,
+        known.fold(String::new(), |all, one| format!("{all}, {one}"))
+    );
+}

@@ -1,0 +1,298 @@
+//! Terms of a step's loss, token by token.
+//!
+//! A loss is a sum over terms: one for each trained token of each sequence. [`Observed`] is a learner that trains like
+//! the one behind it and keeps the terms; [`PolicyTerms::tokens_of`] lists those of one attempt with the numbers that
+//! the loss was computed from.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_policy::{
+    Cut, ForwardBackward, Learner, LossTerms, Manifest, OptimParams, OptimReport, PolicyError, Predictions,
+    TrainRequest, Trained, Uncut, WeightsRef,
+};
+use levade_rl::Loss;
+use levade_store::PolicyPlan;
+use levade_tree::{AttemptId, PathInput, SegmentId, Term, TreeBatch};
+use serde::Serialize;
+
+/// Terms of the losses of a policy in one step.
+#[derive(Debug, Clone)]
+pub struct PolicyTerms {
+    /// Name of the policy.
+    pub policy: String,
+    /// Version of the weights before the step.
+    pub version: u64,
+    /// Micro-batches in their order, over all updates of the step.
+    pub batches: Vec<BatchTerms>,
+}
+
+/// Terms of one micro-batch.
+#[derive(Debug, Clone)]
+pub struct BatchTerms {
+    /// Index of the optimizer's update within the step.
+    pub update: u32,
+    /// The loss.
+    pub loss: Loss,
+    /// Sum of the loss that the learner computed.
+    pub sum: f64,
+    /// Terms in the order in which the learner added them.
+    pub terms: LossTerms,
+    batch: TreeBatch,
+    /// Attempt and leaf of each sequence of the batch.
+    sequences: Vec<(AttemptId, SegmentId)>,
+    /// Index of each term's token on its sequence.
+    indices: Vec<u32>,
+}
+
+/// One trained token on one sequence, with the numbers of its loss.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenTerm {
+    /// Index of the optimizer's update within the step.
+    pub update: u32,
+    /// Index of the micro-batch within the step.
+    pub micro_batch: u32,
+    /// Leaf of the sequence in the attempt's trajectory.
+    pub leaf: SegmentId,
+    /// Index of the token on its sequence.
+    pub index: u32,
+    /// Token id.
+    pub token: u32,
+    /// Number of weight versions between sampling and training.
+    pub age: u32,
+    /// Log-probability under the weights that were trained.
+    pub logp: f32,
+    /// Log-probability under the policy that sampled the token.
+    pub behavior: Option<f32>,
+    /// Log-probability under the proximal policy.
+    pub proximal: Option<f32>,
+    /// Log-probability under the reference.
+    pub reference: Option<f32>,
+    /// Probability ratio that the loss works with.
+    pub ratio: f64,
+    /// Whether the bound of the clipping was active.
+    pub clipped: bool,
+    /// Whether the bound of the dual clipping was active.
+    pub dual_clipped: bool,
+    /// Advantage of the token.
+    pub advantage: f32,
+    /// Importance weight that corrects for stale or mismatched samplers.
+    pub correction: Option<f32>,
+    /// Estimated KL divergence from the reference.
+    pub kl: f64,
+    /// Entropy of the distribution that predicts the token, in nats.
+    pub entropy: f64,
+    /// Loss of the token without its weight.
+    pub loss: f64,
+    /// Weight, which has all normalizers folded in.
+    pub weight: f32,
+    /// Part of the token in the loss of the step: `weight` × `loss`.
+    pub part: f64,
+}
+
+impl PolicyTerms {
+    /// Adds all terms in the learner's order, by micro-batches.
+    pub fn total(&self) -> f64 {
+        self.batches.iter().fold(0.0, |sum, batch| sum + batch.terms.total(&batch.batch))
+    }
+
+    /// Returns the sum of the loss that the learner computed.
+    pub fn sum(&self) -> f64 {
+        self.batches.iter().fold(0.0, |sum, batch| sum + batch.sum)
+    }
+
+    /// Lists the trained tokens of an attempt, by sequence and position.
+    pub fn tokens_of(&self, attempt: AttemptId) -> Vec<(Loss, TokenTerm)> {
+        let mut found = Vec::new();
+        for (micro_batch, batch) in self.batches.iter().enumerate() {
+            batch.add_tokens_of(attempt, micro_batch as u32, &mut found);
+        }
+        found.sort_by_key(|(_, term)| (term.update, term.leaf.0, term.index));
+        found
+    }
+}
+
+impl BatchTerms {
+    fn add_tokens_of(&self, attempt: AttemptId, micro_batch: u32, found: &mut Vec<(Loss, TokenTerm)>) {
+        for row in self.terms.units.iter().flatten() {
+            for at in &row.terms {
+                let term: &Term = &self.batch.terms[at.term as usize];
+                let (of, leaf) = self.sequences[term.path as usize];
+                if of != attempt {
+                    continue;
+                }
+                let evaluated = self.loss.evaluate(at.logp, term);
+                let point = self.loss.point(at.logp, term);
+                let target = self.batch.targets.partition_point(|target| target.first_term <= at.term) - 1;
+                found.push((
+                    self.loss,
+                    TokenTerm {
+                        update: self.update,
+                        micro_batch,
+                        leaf,
+                        index: self.indices[at.term as usize],
+                        token: self.batch.tokens[self.batch.targets[target].token as usize],
+                        age: term.age,
+                        logp: at.logp,
+                        behavior: term.behaviour,
+                        proximal: term.proximal,
+                        reference: term.reference,
+                        ratio: evaluated.ratio,
+                        clipped: evaluated.clipped && !evaluated.dual,
+                        dual_clipped: evaluated.dual,
+                        advantage: term.advantage,
+                        correction: point.correction.map(|correction| correction as f32),
+                        kl: evaluated.kl,
+                        entropy: row.entropy,
+                        loss: at.loss,
+                        weight: term.weight,
+                        part: f64::from(term.weight) * at.loss,
+                    },
+                ));
+            }
+        }
+    }
+}
+
+/// Terms of a micro-batch, with the sequences of the update that it has.
+struct Kept {
+    batch: TreeBatch,
+    terms: LossTerms,
+    loss: Loss,
+    sum: f64,
+    /// Indices of the sequences in the update.
+    sequences: Vec<u32>,
+    indices: Vec<u32>,
+}
+
+/// Learner that trains like the one behind it, and keeps the terms of its losses.
+pub(crate) struct Observed<'a> {
+    learner: &'a dyn Learner,
+    updates: Mutex<Vec<Vec<Kept>>>,
+}
+
+impl<'a> Observed<'a> {
+    pub fn new(learner: &'a dyn Learner) -> Self {
+        Observed { learner, updates: Mutex::default() }
+    }
+
+    /// Returns the terms of a plan that this learner has trained.
+    pub fn into_terms(self, plan: &PolicyPlan) -> PolicyTerms {
+        let updates = self.updates.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // Updates without sequences are not trained.
+        let planned = plan.updates.iter().enumerate().filter(|(_, update)| !update.paths.is_empty());
+        let mut batches = Vec::new();
+        for ((index, update), kept) in planned.zip(updates) {
+            for Kept { batch, terms, loss, sum, sequences, indices } in kept {
+                let planned = sequences.iter().map(|at| &update.paths[*at as usize]);
+                let sequences = planned.map(|path| (path.attempt, path.leaf)).collect();
+                batches.push(BatchTerms {
+                    update: index as u32,
+                    loss,
+                    sum,
+                    terms,
+                    batch,
+                    sequences,
+                    indices,
+                });
+            }
+        }
+        PolicyTerms { policy: plan.policy.clone(), version: plan.version, batches }
+    }
+}
+
+/// Returns the index of each term's token on its sequence.
+fn indices(batch: &TreeBatch, sequences: &[PathInput]) -> Vec<u32> {
+    let mut next = vec![0; sequences.len()];
+    let mut index = |term: &Term| {
+        let (sequence, at) = (&sequences[term.path as usize], &mut next[term.path as usize]);
+        *at += 1;
+        sequence.targets[*at - 1].index
+    };
+    // Terms are sorted by their targets, and targets by their tokens, as the targets of each sequence are.
+    batch.terms.iter().map(&mut index).collect()
+}
+
+#[async_trait]
+impl Learner for Observed<'_> {
+    async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
+        self.learner.plan(update).await
+    }
+
+    async fn train(
+        &self,
+        update: TrainRequest,
+        cut: &Cut,
+        done: &mut (dyn FnMut() + Send),
+    ) -> Result<Trained, PolicyError> {
+        let TrainRequest { mut paths, loss, params } = update;
+        cut.check(paths.len(), 1)?;
+        let (mut sums, mut all) = (Vec::new(), Vec::new());
+        for micro_batch in &cut.micro_batches {
+            if micro_batch.paths.is_empty() {
+                sums.push(ForwardBackward::default());
+            } else {
+                let take = |path: &u32| std::mem::take(&mut paths[*path as usize]);
+                let sequences: Vec<PathInput> = micro_batch.paths.iter().map(take).collect();
+                let merged =
+                    TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
+                let (found, terms) =
+                    self.learner.forward_backward_terms(Arc::new(merged.clone()), loss).await?;
+                all.push(Kept {
+                    indices: indices(&merged, &sequences),
+                    batch: merged,
+                    terms,
+                    loss,
+                    sum: found.loss,
+                    sequences: micro_batch.paths.clone(),
+                });
+                sums.push(found);
+            }
+            done();
+        }
+        self.updates.lock().unwrap_or_else(PoisonError::into_inner).push(all);
+        Ok(Trained { sums, step: self.optim_step(params).await? })
+    }
+
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.learner.logprobs(batch).await
+    }
+
+    async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
+        self.learner.predictions(batch).await
+    }
+
+    async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
+        self.learner.values(batch).await
+    }
+
+    async fn forward_backward(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
+        self.learner.forward_backward(batch, loss).await
+    }
+
+    async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
+        self.learner.optim_step(params).await
+    }
+
+    async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError> {
+        self.learner.save(folder, with_optimiser).await
+    }
+
+    async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError> {
+        self.learner.load(folder, with_optimiser).await
+    }
+
+    fn handed_over(&self) -> Option<Duration> {
+        self.learner.handed_over()
+    }
+
+    async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {
+        self.learner.publish(version).await
+    }
+}
