@@ -75,8 +75,8 @@ pub struct Args {
     #[arg(long)]
     logprobs: bool,
 
-    /// Show the loss of each trained token of the attempt: the formula, its numbers, and its part in the loss of the
-    /// step. The step is done again from the nearest checkpoint, which changes nothing
+    /// Show the loss of each trained token of the attempt: the formula, its numbers, and its part in the loss
+    /// of the step. The step is done again from the nearest checkpoint, which changes nothing
     #[arg(long, requires = "attempt")]
     terms: bool,
 

@@ -15,8 +15,8 @@ use crate::policies::{self, Started};
 use crate::run::Run;
 use crate::watch::Watch;
 
-/// Computes the terms of an attempt that `step` trained on, by doing that step again, and returns them as text or as
-/// a line of JSON for each token. `token` selects one index on the sequences.
+/// Computes the terms of an attempt that `step` trained on, by doing that step again, and returns them as
+/// text or as a line of JSON for each token. `token` selects one index on the sequences.
 ///
 /// # Errors
 /// Returns an error if the recipe has a learner elsewhere, or if the step cannot be done again.

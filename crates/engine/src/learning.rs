@@ -227,8 +227,8 @@ impl Learning {
         self.forward_backward_terms(model, adapter, batch, loss, None)
     }
 
-    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and adds the losses of all terms to
-    /// `terms`, unless the loss is one of values.
+    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and adds the losses of all terms
+    /// to `terms`, unless the loss is one of values.
     ///
     /// # Errors
     /// See [`forward_backward`](Self::forward_backward).

@@ -250,7 +250,8 @@ pub trait Learner: Send + Sync {
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError>;
 
-    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and returns the loss of each term.
+    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and returns the loss of each
+    /// term.
     ///
     /// # Errors
     /// Returns [`PolicyError::NoTerms`] if the learner does not report terms, and the errors of

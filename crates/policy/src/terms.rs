@@ -35,8 +35,8 @@ pub struct LossTerm {
 }
 
 impl LossTerms {
-    /// Adds all terms in the learner's order. The sum equals [`ForwardBackward::loss`](crate::ForwardBackward::loss)
-    /// to the bit.
+    /// Adds all terms in the learner's order. The sum equals
+    /// [`ForwardBackward::loss`](crate::ForwardBackward::loss) to the bit.
     pub fn total(&self, batch: &TreeBatch) -> f64 {
         self.units
             .iter()

@@ -4,9 +4,9 @@ use crate::Loss;
 use crate::loss::PolicyLoss;
 
 impl Loss {
-    /// Returns the formula of one term's loss, without its weight. Symbols: p is the token's probability, ρ the ratio
-    /// to the old policy, A the advantage, x = ln ρ, c the correction, D the KL estimate, H the entropy, and sg(·)
-    /// marks a factor without gradient.
+    /// Returns the formula of one term's loss, without its weight. Symbols: p is the token's probability, ρ
+    /// the ratio to the old policy, A the advantage, x = ln ρ, c the correction, D the KL estimate, H the
+    /// entropy, and sg(·) marks a factor without gradient.
     pub fn formula(&self) -> String {
         let mut text = self.policy.formula();
         if self.policy != PolicyLoss::CrossEntropy && !self.is_of_values() {

@@ -77,8 +77,8 @@ pub async fn replay(
     Ok(done)
 }
 
-/// Computes the terms of the loss of a recorded step, by doing the run again up to it: from the newest checkpoint of
-/// the same phase, or from the start.
+/// Computes the terms of the loss of a recorded step, by doing the run again up to it: from the newest
+/// checkpoint of the same phase, or from the start.
 ///
 /// # Errors
 /// Returns an error if the step is not recorded, if a learner does not report terms, or if a learner fails.

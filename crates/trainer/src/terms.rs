@@ -1,8 +1,8 @@
 //! Terms of a step's loss, token by token.
 //!
-//! A loss is a sum over terms: one for each trained token of each sequence. [`Observed`] is a learner that trains like
-//! the one behind it and keeps the terms; [`PolicyTerms::tokens_of`] lists those of one attempt with the numbers that
-//! the loss was computed from.
+//! A loss is a sum over terms: one for each trained token of each sequence. [`Observed`] is a learner that
+//! trains like the one behind it and keeps the terms; [`PolicyTerms::tokens_of`] lists those of one attempt
+//! with the numbers that the loss was computed from.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
