@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use levade_agent::tasks::Task;
 use levade_agent::{AgentLoop, AttemptContext, Limits, Truncation};
 use levade_policy::{Precision, Sampler, SamplingParams};
+use levade_recipe::{AgentKeys, AgentKind};
 use levade_text::Message;
-use levade_trainer::recipe::{AgentKeys, AgentKind};
 use levade_tree::{DEFAULT, Kind};
 
 use crate::screen::{self, Style};

@@ -12,8 +12,8 @@ use levade_agent::{Agent, ContextPolicy, Keeper, Limits, LoopObserver, Talk, Tru
 use levade_call::Token;
 use levade_conversation::Format;
 use levade_policy::{Precision, SamplingParams};
+use levade_recipe::{AgentKeys, QUESTION, ToolKeys};
 use levade_text::{Chat, Message, Piece, ReplyStream};
-use levade_trainer::recipe::{AgentKeys, QUESTION, ToolKeys};
 use levade_trainer::{Toolboxes, chat_options};
 use levade_tree::Finish;
 use tokio::sync::mpsc;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use levade_model::{ModelConfig, ModelFiles, write_json, write_safetensors_with};
 use levade_policy::{Learner, LoraOptions};
+use levade_recipe::{LearnerKeys, Recipe, TorchKeys};
 use levade_remote::{Adapter, CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
-use levade_trainer::recipe::{LearnerKeys, Recipe, TorchKeys};
 
 use crate::child::Gone;
 use crate::failure::unusable;

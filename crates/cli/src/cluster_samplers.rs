@@ -12,13 +12,13 @@ use levade_agent::Keeper;
 use levade_model::ModelFiles;
 use levade_policy::awake::{sleep, within};
 use levade_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
+use levade_recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 use levade_remote::{
     GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
     ServerOptions, Sharer, TokenizerProbe, Turns,
 };
 use levade_text::{Chat, Vocabulary};
 use levade_trainer::Companions;
-use levade_trainer::recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 
 use crate::child::Gone;
 use crate::failure::unusable;

@@ -9,10 +9,10 @@ use levade_call::{
     ToolChoice,
 };
 use levade_policy::FinishReason;
+use levade_recipe::{ExternalKeys, Phase, PolicyKeys, Recipe};
 use levade_remote::{
     ChatEvent, ChatParams, ChatReply, ChatRequest, Endpoint, External, ExternalError, ExternalOptions, Finish,
 };
-use levade_trainer::recipe::{ExternalKeys, Phase, PolicyKeys, Recipe};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use levade_engine::{EngineError, Purpose};
 use levade_model::ModelError;
 use levade_policy::PolicyError;
+use levade_recipe::RecipeError;
 use levade_search::SearchError;
 use levade_store::StoreError;
 use levade_text::TextError;
 use levade_trainer::TrainerError;
-use levade_trainer::recipe::RecipeError;
 
 /// The exit code of a command that was interrupted: 128 + SIGINT, as shells have it.
 pub const INTERRUPTED: u8 = 130;

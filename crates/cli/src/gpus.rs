@@ -4,7 +4,7 @@
 //! the first. Where `CUDA_VISIBLE_DEVICES` names some, as Slurm does and whoever shares a machine with
 //! others, these are all that there are.
 
-use levade_trainer::recipe::{LearnerKeys, Placement, Recipe};
+use levade_recipe::{LearnerKeys, Placement, Recipe};
 
 use crate::failure::unusable;
 use crate::screen;

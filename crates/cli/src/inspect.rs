@@ -193,7 +193,7 @@ fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
         Some(file) => TokenizerSource::Json(std::fs::read(file)?),
         // Before the first checkpoint the model has it.
         None => {
-            let levade_trainer::recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
+            let levade_recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
             let files = model::open(&source, base.as_deref())?.files;
             files.tokenizer.ok_or_else(|| unusable(format!("{source} has no tokenizer")))?
         }

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_trainer::recipe::{LearnerKeys, Override, Recipe};
+use levade_recipe::{LearnerKeys, Override, Recipe};
 
 use crate::failure::unusable;
 use crate::gpus::Shares;

@@ -11,9 +11,9 @@ use levade_model::{
     default_cache, fetch, write_tokenizer_config,
 };
 use levade_policy::{Learner, LoraOptions, Precision, TokenBytes};
+use levade_recipe::Recipe;
 use levade_text::{Chat, ChatOptions, TextError, Vocabulary};
 use levade_trainer::Companions;
-use levade_trainer::recipe::Recipe;
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use levade_model::ModelFiles;
-use levade_trainer::recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
+use levade_recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
 
 use crate::failure::unusable;
 use crate::policies::{EnginePlan, Planned};

@@ -9,9 +9,9 @@ use levade_agent::program::Replies;
 use levade_agent::{Keeper, Pick, ProgramAgent, Teacher};
 use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use levade_policy::LoraOptions;
+use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use levade_remote::{Mixture, RemoteLearner, Turns};
 use levade_text::Chat;
-use levade_trainer::recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use levade_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
 
 use crate::child::Gone;

@@ -9,8 +9,8 @@ use levade_agent::environments::{Environments, Leader};
 use levade_agent::program::{Launch, Replies, Workers};
 use levade_agent::{Keeper, Limits, Program, ProgramAgent};
 use levade_gateway::{Gateway, Options, When, serve};
+use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use levade_trainer::AgentParts;
-use levade_trainer::recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use regex::Regex;
 use tokio::net::TcpListener;
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use levade_trainer::recipe::{Override, Recipe};
+use levade_recipe::{Override, Recipe};
 
 use crate::failure::unusable;
 use crate::run::{RECIPE, Run};

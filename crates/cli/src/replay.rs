@@ -45,7 +45,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     // Nothing is sampled: what was is in the record.
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
-    trained.cluster.placement = levade_trainer::recipe::Placement::Apart;
+    trained.cluster.placement = levade_recipe::Placement::Apart;
     let Started { policies, fingerprint, .. } =
         policies::start(&trained, begun, &Environments::default(), &mut Vec::new()).await?;
     numerics::compare(&args.run, &fingerprint);

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use levade_trainer::recipe::Recipe;
+use levade_recipe::Recipe;
 use levade_trainer::{begun, merged_from, seconds};
 use levade_tree::DEFAULT;
 

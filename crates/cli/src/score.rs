@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use levade_agent::Keeper;
 use levade_agent::environments::Environments;
 use levade_agent::tasks::{FileOptions, FileRow, QuestionKey, Task};
+use levade_recipe::{Override, Recipe, TaskSource};
 use levade_store::Attempt;
-use levade_trainer::recipe::{Override, Recipe, TaskSource};
 use levade_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
 use serde_json::{Value, json};
 

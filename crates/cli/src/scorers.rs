@@ -13,6 +13,7 @@ use levade_call::{
     SamplingRule, call,
 };
 use levade_policy::{FinishReason, SamplingParams};
+use levade_recipe::RewardKeys;
 use levade_remote::{Endpoint, ExternalError, ExternalOptions, Service, ServiceOptions};
 use levade_reward::{
     self as reward, ChatText, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer,
@@ -20,7 +21,6 @@ use levade_reward::{
 };
 use levade_text::Message;
 use levade_trainer::CustomScorers;
-use levade_trainer::recipe::RewardKeys;
 use serde_json::Value;
 
 use crate::failure::unusable;
@@ -158,8 +158,8 @@ impl reward::Chat for Judge {
 
 #[cfg(test)]
 mod tests {
+    use levade_recipe::ScorerKeys;
     use levade_reward::Evidence;
-    use levade_trainer::recipe::ScorerKeys;
     use levade_tree::{AttemptId, Component, Outcome};
     use serde_json::json;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

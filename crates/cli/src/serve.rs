@@ -13,8 +13,8 @@ use levade_engine::attention_shape;
 use levade_gateway::{Gateway, Model, Options, serve};
 use levade_policy::environment::own;
 use levade_policy::{Precision, SamplingParams};
+use levade_recipe::ExternalKeys;
 use levade_text::ChatOptions;
-use levade_trainer::recipe::ExternalKeys;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 

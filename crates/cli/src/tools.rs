@@ -10,8 +10,8 @@ use levade_agent::Keeper;
 use levade_agent::tasks::Task;
 use levade_agent::tools::{ObservationKind, OpenTools, ToolContext};
 use levade_policy::SamplingParams;
+use levade_recipe::Override;
 use levade_text::{Parsed, ToolCall};
-use levade_trainer::recipe::Override;
 use levade_trainer::{Toolboxes, chat_options};
 use serde_json::{Map, Value};
 

@@ -8,7 +8,7 @@ use levade_agent::Keeper;
 use levade_agent::environments::Environments;
 use levade_policy::PolicyError;
 use levade_policy::awake::Clock;
-use levade_trainer::recipe::{LearnerKeys, Override, Recipe};
+use levade_recipe::{LearnerKeys, Override, Recipe};
 use levade_trainer::{Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
 
 use crate::child;

@@ -10,12 +10,12 @@ use levade_agent::{
     Agent, AgentLoop, Attempt, AttemptContext, HelperAgent, Limits, Pick, Summariser, Teacher,
 };
 use levade_policy::{Sampler, SamplingParams};
+use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 use levade_text::Chat;
 use levade_tree::DEFAULT;
 
 use crate::TrainerError;
 use crate::policies::Policies;
-use crate::recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 
 /// Parts that an agent of a recipe works with.
 #[derive(Clone)]

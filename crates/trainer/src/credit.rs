@@ -4,12 +4,12 @@
 //! that of the action itself, of the action that an observation answers, or of an agent's part of a path.
 //! What no action came before stays with the outcome, which belongs to the end of every path.
 
+use levade_recipe::GroupBy;
 use levade_rl::Rollout;
 use levade_store::{Earned, Earner};
 use levade_tree::{SegmentId, Trajectory};
 
 use crate::batch::TrainedPath;
-use crate::recipe::GroupBy;
 use crate::signals::Signals;
 
 /// A trained token: the path among those of its attempt, and its place among the trained ones of that.

@@ -14,7 +14,7 @@ use levade_store::StoreError;
 use levade_text::TextError;
 use levade_tree::{AttemptId, Placement, TreeError};
 
-use crate::recipe::{Difference, RecipeError};
+use levade_recipe::{Difference, RecipeError};
 
 /// Errors of a run.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use levade_agent::tasks::Task;
+use levade_recipe::EvalKeys;
 use levade_rl::{Interval, Paired, best_of, majority_of, mean_score, paired_difference, wilson};
 use levade_store::{Attempt, EvalKey, Status, Store};
 use levade_tree::{Kind, Outcome, Placement, Purpose};
@@ -13,7 +14,6 @@ use serde_json::{Map, Value, json};
 use crate::TrainerError;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
-use crate::recipe::EvalKeys;
 use crate::rollout::Rollouts;
 use crate::tasks::EvalSlice;
 

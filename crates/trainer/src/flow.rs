@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use levade_agent::tasks::Task;
 use levade_policy::SamplingParams;
+use levade_recipe::{OversampleKeep, Prefer, RlKeys, UniformGroups};
 use levade_store::{Attempt, Status};
 use levade_tree::{Placement, Purpose};
 
@@ -29,7 +30,6 @@ use crate::batch::Targets;
 use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
 use crate::plan;
-use crate::recipe::{OversampleKeep, Prefer, RlKeys, UniformGroups};
 use crate::rollout::{Away, Rollouts};
 use crate::tasks::{TaskOrder, Tasks};
 use crate::under_way::{Ended, UnderWay, compared_before};

@@ -4,9 +4,10 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use levade_recipe::Recipe;
+
 use crate::TrainerError;
 use crate::origin::Origin;
-use crate::recipe::Recipe;
 
 pub(crate) const RECIPE: &str = "recipe.toml";
 /// Locked by the process that works on the run.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use levade_policy::{Cut, ForwardBackward, Learner, OptimParams, TrainRequest, Trained, crash_point};
+use levade_recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 use levade_rl::correction::Mismatch;
 use levade_rl::{Loss, PolicyLoss, explained_variance};
 use levade_store::{PlannedPath, PolicyPlan, StepPlan, Update};
@@ -17,7 +18,6 @@ use crate::observe::{Event, Observer};
 use crate::origin::Origin;
 use crate::policies::Models;
 use crate::prepare::{Inputs, Preparer};
-use crate::recipe::{OptimiserKeys, Phase, Recipe, Schedule};
 use crate::survey::{Question, ask};
 
 /// Findings of the optimiser steps of a step.
@@ -486,8 +486,8 @@ mod tests {
         assert_eq!([2, 3].map(rates), [[Some(0.25), Some(0.75)]; 2]);
         let Phase::Rl(keys) = &recipe.phase[0] else { panic!() };
         assert_eq!(keys.value_loss(), Loss::of(PolicyLoss::Value { clip: Some(0.2) }));
-        let free = crate::recipe::CriticKeys { clip: 0.0, ..keys.critic.clone() };
-        let free = crate::recipe::RlKeys { critic: free, ..(**keys).clone() };
+        let free = levade_recipe::CriticKeys { clip: 0.0, ..keys.critic.clone() };
+        let free = levade_recipe::RlKeys { critic: free, ..(**keys).clone() };
         assert_eq!(free.value_loss(), Loss::of(PolicyLoss::Value { clip: None }));
     }
 }

@@ -1,6 +1,6 @@
 //! The training loop: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a [`Trainer`]
+//! A [`Recipe`](levade_recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a [`Trainer`]
 //! does it. It knows samplers and learners by their traits alone, so the same loop drives the embedded
 //! engine, a simulator and whatever else implements them.
 //!
@@ -44,7 +44,6 @@ mod plan;
 mod policies;
 mod prepare;
 mod random;
-pub mod recipe;
 mod reference;
 mod replay;
 mod replies;

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use levade_agent::tasks::Matching;
 use levade_policy::checksum;
+use levade_recipe::{Phase, Recipe, Schedule, TaskSource};
 use levade_store::Store;
 use levade_tree::Purpose;
 use serde::de::DeserializeOwned;
@@ -17,7 +18,6 @@ use serde_json::json;
 use crate::TrainerError;
 use crate::agents::Agents;
 use crate::folder::{RECIPE, file_error, write_whole};
-use crate::recipe::{Phase, Recipe, Schedule, TaskSource};
 use crate::tasks::{Listing, Tasks};
 
 const FILE: &str = "origin.json";

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use levade_policy::Uncut;
+use levade_recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
 use levade_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
 use levade_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
 use levade_tree::{
@@ -19,7 +20,6 @@ use crate::batch::{Action, Census, Paths, Targets, TrainedPath, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::policies::Models;
 use crate::random::order;
-use crate::recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
 use crate::signals::Signals;
 use crate::survey::PathKey;
 

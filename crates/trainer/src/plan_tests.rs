@@ -1,6 +1,7 @@
 //! Tests of plans.
 
 use levade_policy::{Simulator, SimulatorConfig};
+use levade_recipe::KlKeys;
 use levade_rl::{Estimator, GroupBaseline};
 use levade_store::{Earned, Earner, Status, testing::wait};
 use levade_tree::{Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
@@ -8,7 +9,6 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::recipe::KlKeys;
 
 /// A name that says where the attempt belongs.
 fn id(group: u32, sample: u32) -> AttemptId {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use levade_agent::Samplers;
 use levade_policy::{Learner, Sampler, adopt_all};
+use levade_recipe::{EngineKeys, Phase, RlKeys};
 
 use crate::TrainerError;
-use crate::recipe::{EngineKeys, Phase, RlKeys};
 
 /// Writes what a model folder needs beside the weights (tokenizer, chat template) into a checkpoint.
 pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;

@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 
 use levade_policy::{Learner, uniform};
+use levade_recipe::{Proximal, RlKeys};
 use levade_rl::correction::Mismatch;
 use levade_rl::{Counting, Loss, Point, PolicyLoss, prepare};
 use levade_tree::{PathInput, PathTarget, Term};
 
 use crate::TrainerError;
 use crate::apart::Apart;
-use crate::recipe::{Proximal, RlKeys};
 use crate::survey::{PathKey, Question, ask};
 
 /// The paths of one micro-batch.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use levade_policy::{
     Content, Cut, ForwardBackward, Manifest, OptimParams, OptimReport, PolicyError, WeightsAt, WeightsRef,
 };
+use levade_recipe::Phase;
 use levade_rl::Loss;
 use levade_store::{PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
 use levade_tree::{AttemptId, Kind, PathTarget, Segment, SegmentId, Trajectory, TreeBatch, VersionRun};
@@ -14,7 +15,6 @@ use super::*;
 use crate::batch::Targets;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::policies::Models;
-use crate::recipe::Phase;
 
 /// Says −id / 10 of every token, and remembers what it was asked and what it was to learn.
 #[derive(Default)]
@@ -474,7 +474,7 @@ async fn policies_rest_while_the_critic_warms_up() {
                 kind = 'rl'\nalgorithm = 'ppo'\nsteps = 2\ngroups = 1\ngroup_size = 1\nlearning_rate = 1.0\n\
                 critic = { warmup = 1 }\n";
     std::fs::write(&file, text).unwrap();
-    let recipe = crate::recipe::Recipe::load(&file, &[]).unwrap();
+    let recipe = levade_recipe::Recipe::load(&file, &[]).unwrap();
     for (step, steps) in [(0, 0), (1, 1)] {
         let (policy, critic) = (Known::default(), Known::default());
         let models = Models { policy: &policy, reference: None, critic: Some(&critic) };

@@ -8,32 +8,12 @@ use std::fs;
 use std::path::Path;
 
 use levade_policy::Learner;
+use levade_recipe::Phase;
 
 use crate::TrainerError;
 use crate::folder::file_error;
 use crate::policies::{Learns, REFERENCE};
-use crate::recipe::{Phase, RlKeys};
 use crate::trainer::Trainer;
-
-impl RlKeys {
-    /// How many steps of the phase were done when the reference was taken that a step is measured from; 0 for
-    /// where the phase began.
-    pub(crate) fn reference_taken(&self, step: u32) -> u32 {
-        let every = self.kl.map_or(0, |kl| kl.reference_every);
-        step.checked_rem(every).map_or(0, |since| step - since)
-    }
-
-    /// Whether the reference moves before a step.
-    pub(crate) fn reference_moves(&self, step: u32) -> bool {
-        step > 0 && self.reference_taken(step) == step
-    }
-
-    /// Whether the weights of the reference are neither those that the phase began with nor the policy's,
-    /// after so many steps.
-    fn reference_is_its_own(&self, done: u32) -> bool {
-        (1..done).contains(&self.reference_taken(done))
-    }
-}
 
 /// Makes an empty folder of what may be there already.
 pub(crate) fn empty(folder: &Path) -> Result<(), TrainerError> {
@@ -86,31 +66,5 @@ impl Trainer {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reference_moves_every_so_many_steps() {
-        let keys = |every: u32| -> RlKeys {
-            let text = format!(
-                "steps = 9\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\n\
-                 kl = {{ estimator = 'k3', coefficient = 0.1, reference_every = {every} }}"
-            );
-            toml::from_str(&text).unwrap()
-        };
-        let moving = keys(3);
-        let taken: Vec<u32> = (0..8).map(|step| moving.reference_taken(step)).collect();
-        assert_eq!(taken, [0, 0, 0, 3, 3, 3, 6, 6]);
-        let moves: Vec<u32> = (0..8).filter(|step| moving.reference_moves(*step)).collect();
-        assert_eq!(moves, [3, 6]);
-        let kept: Vec<u32> = (0..8).filter(|done| moving.reference_is_its_own(*done)).collect();
-        assert_eq!(kept, [4, 5, 7]);
-        let fixed = keys(0);
-        assert!((0..8).all(|step| fixed.reference_taken(step) == 0 && !fixed.reference_moves(step)));
-        assert!(!fixed.reference_is_its_own(7));
     }
 }

@@ -10,6 +10,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use levade_recipe::{Phase, Recipe};
 use levade_store::{Sqlite, StepPlan, Store};
 use levade_tree::{AttemptId, Trajectory};
 
@@ -21,7 +22,6 @@ use crate::learn::{Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
 use crate::policies::{CRITIC, Companions, Models, Policies, Policy, REFERENCE};
-use crate::recipe::{Phase, Recipe};
 use crate::reference::{copy_weights, empty};
 use crate::terms::{Observed, PolicyTerms};
 

@@ -106,7 +106,7 @@ mod tests {
     use levade_store::Status;
 
     use super::*;
-    use crate::recipe::RewardKeys;
+    use levade_recipe::RewardKeys;
 
     fn task(id: &str, answer: i64) -> Task {
         Task { id: id.to_owned(), question: "?".into(), answer: json!(answer), ..Task::default() }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use levade_agent::tasks::without_endings;
 use levade_policy::awake;
+use levade_recipe::{RewardKeys, ScorerKeys, Unscored, WhenKeys};
 use levade_reward::{Evidence, ScoreError, Scorer, task_field};
 use levade_store::{Attempt, Earned, Earner, Status};
 use levade_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
@@ -17,7 +18,6 @@ use serde_json::Value;
 
 use crate::TrainerError;
 use crate::alone::alone;
-use crate::recipe::{RewardKeys, ScorerKeys, Unscored, WhenKeys};
 
 /// Scorers that a program brings, in place of those that the recipe has of these names.
 pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;

@@ -1,9 +1,9 @@
 use async_trait::async_trait;
+use levade_recipe::ScorerKeys;
 use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment, Trajectory};
 use serde_json::json;
 
 use super::*;
-use crate::recipe::ScorerKeys;
 
 /// Gives these components for every attempt.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use levade_recipe::{Charge, Overlong, RlKeys};
 use levade_store::Attempt;
 use levade_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
 
@@ -10,7 +11,6 @@ use crate::TrainerError;
 use crate::batch::{Targets, trained_paths};
 use crate::plan::{every_path, is_cut};
 use crate::policies::Models;
-use crate::recipe::{Charge, Overlong, RlKeys};
 use crate::survey::{PathKey, Question, predictions, survey};
 
 /// Knowledge of a path besides its record, a number for every trained token each; empty where not asked

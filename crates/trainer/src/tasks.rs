@@ -10,6 +10,7 @@ use levade_agent::tasks::{
 use levade_agent::tools::ToolContext;
 use levade_conversation::Overflow;
 use levade_policy::SamplingParams;
+use levade_recipe::{AgentKeys, Overlong, Phase, Recipe, TaskSource};
 use levade_store::Store;
 use levade_text::ChatOptions;
 use levade_tree::Purpose;
@@ -18,7 +19,6 @@ use serde_json::json;
 use crate::TrainerError;
 use crate::agents::{Agents, NamedAgent};
 use crate::random::order;
-use crate::recipe::{AgentKeys, Overlong, Phase, Recipe, TaskSource};
 use crate::scoring::{Rehearsed, Scorers};
 
 /// How many tasks of a generator are looked at before the start. The others differ from them in their numbers

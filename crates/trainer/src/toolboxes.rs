@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use levade_agent::Keeper;
 use levade_agent::tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
+use levade_recipe::{AgentKeys, Outage, ToolKeys};
 use levade_text::Chat;
 
 use crate::TrainerError;
-use crate::recipe::{AgentKeys, Outage, ToolKeys};
 
 /// The toolboxes of a recipe. However many agents have one, it is made once: they share its processes and the
 /// limits of its calls.
@@ -82,7 +82,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::recipe::Recipe;
+    use levade_recipe::Recipe;
 
     fn recipe(tools: &str) -> Recipe {
         let folder = tempfile::tempdir().unwrap();

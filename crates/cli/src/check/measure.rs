@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use levade_agent::environments::Environments;
-use levade_trainer::recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
+use levade_recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
 use levade_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
 use tokio::sync::Notify;
 

@@ -20,8 +20,8 @@ use levade_agent::Keeper;
 use levade_agent::environments::Environments;
 use levade_agent::tasks::Task;
 use levade_policy::{Sampler, Simulator, SimulatorConfig};
+use levade_recipe::{Override, Recipe};
 use levade_text::Chat;
-use levade_trainer::recipe::{Override, Recipe};
 use levade_trainer::{
     AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
     rehearse,

@@ -9,8 +9,8 @@ use levade_agent::program::{Rehearsal, Replies};
 use levade_agent::tasks::Task;
 use levade_agent::{AttemptContext, ProgramAgent, Samplers};
 use levade_policy::{Sampler, SamplingParams};
+use levade_recipe::{AgentKeys, AgentKind, Recipe};
 use levade_text::Chat;
-use levade_trainer::recipe::{AgentKeys, AgentKind, Recipe};
 
 use super::report::Report;
 use super::scripted::Scripted;

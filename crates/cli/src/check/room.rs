@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use levade_trainer::recipe::Recipe;
+use levade_recipe::Recipe;
 
 use super::report::Report;
 use crate::policies::Planned;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use levade_agent::tasks::Task;
 use levade_agent::tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolSet};
 use levade_policy::SamplingParams;
+use levade_recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
 use levade_text::{Chat, Parsed, ToolCall, ToolSpec};
 use levade_trainer::Toolboxes;
-use levade_trainer::recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
 use serde_json::{Map, Value, json};
 
 use super::report::Report;

@@ -13,8 +13,8 @@ use levade_agent::{Keeper, KeptProcess};
 use levade_policy::LoraOptions;
 use levade_policy::awake::{Stopwatch, sleep};
 use levade_policy::environment::own;
+use levade_recipe::{Recipe, TorchKeys};
 use levade_remote::Processes;
-use levade_trainer::recipe::{Recipe, TorchKeys};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 

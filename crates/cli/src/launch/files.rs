@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use levade_trainer::recipe::Recipe;
+use levade_recipe::Recipe;
 
 use crate::failure::unusable;
 use crate::run::RECIPE;

@@ -12,7 +12,7 @@ use clap::{Subcommand, ValueEnum};
 use levade_agent::environments::Environments;
 use levade_agent::tasks::{Task, TaskError};
 use levade_model::{ModelFiles, Source};
-use levade_trainer::recipe::{Override, Recipe, RecipeError};
+use levade_recipe::{Override, Recipe, RecipeError};
 use levade_trainer::{Tasks, TrainerError};
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-use levade_trainer::recipe::{Phase, TaskSource};
+use levade_recipe::{Phase, TaskSource};
 use serde_json::json;
 
 use super::*;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use levade_engine::{Engine, MemoryPlan};
 use levade_model::ModelFiles;
-use levade_trainer::recipe::Recipe;
+use levade_recipe::Recipe;
 
 use super::{Model, Whole, models};
 use crate::failure::unusable;

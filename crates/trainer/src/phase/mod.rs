@@ -7,6 +7,7 @@ mod teacher;
 
 use std::collections::HashMap;
 
+use levade_recipe::{Phase, Recipe, SftKeys};
 use levade_store::Attempt;
 use levade_tree::{AttemptId, RunId, Trajectory};
 
@@ -14,7 +15,6 @@ use crate::TrainerError;
 use crate::agents::Agents;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
-use crate::recipe::{Phase, Recipe, SftKeys};
 use crate::tasks::Tasks;
 use crate::trainer::{Leave, Trainer};
 

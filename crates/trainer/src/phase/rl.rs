@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use levade_policy::crash_point;
+use levade_recipe::{Phase, RlKeys};
 use levade_store::{Attempt, PolicyPlan, StepPlan};
 
 use super::describe::Look;
@@ -14,7 +15,6 @@ use crate::learn::{Learned, Progress, Rules, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::plan;
-use crate::recipe::{Phase, RlKeys};
 use crate::signals::Heard;
 use crate::tasks::TaskOrder;
 use crate::trainer::{Leave, Trainer};

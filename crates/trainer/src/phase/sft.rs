@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use levade_agent::{Agent, Teacher, demonstrate};
 use levade_policy::crash_point;
+use levade_recipe::{Phase, Recipe, SftKeys};
 use levade_store::{Attempt, Status, StepPlan};
 use levade_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
@@ -17,7 +18,6 @@ use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::plan;
 use crate::random::order;
-use crate::recipe::{Phase, Recipe, SftKeys};
 use crate::tasks::Tasks;
 use crate::trainer::{Leave, Trainer};
 

@@ -6,13 +6,13 @@
 use levade_agent::tasks::Task;
 use levade_agent::{Teacher, written};
 use levade_policy::SamplingParams;
+use levade_recipe::{SftKeys, SourceKeys};
 use levade_store::{Attempt, Status};
 use levade_tree::{Placement, Purpose};
 
 use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};
 use crate::random::order;
-use crate::recipe::{SftKeys, SourceKeys};
 use crate::rollout::Rollouts;
 use crate::tasks::Tasks;
 

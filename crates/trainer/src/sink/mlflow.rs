@@ -11,13 +11,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use levade_policy::awake;
+use levade_recipe::Recipe;
 use serde_json::{Value, json};
 use ureq::Body;
 use ureq::http::Response;
 
 use super::{Sink, parameters, wire};
 use crate::metrics::Metrics;
-use crate::recipe::Recipe;
 
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_secs(10);

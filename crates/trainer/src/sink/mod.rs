@@ -10,11 +10,11 @@ mod wire;
 
 use std::path::Path;
 
+use levade_recipe::Recipe;
 use serde_json::{Value, json};
 
 use crate::TrainerError;
 use crate::metrics::Metrics;
-use crate::recipe::Recipe;
 
 pub(crate) use mlflow::Mlflow;
 pub(crate) use tensorboard::TensorBoard;

@@ -7,13 +7,13 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use levade_recipe::Recipe;
 use sha2::{Digest, Sha256};
 
 use super::{Sink, parameters, wire};
 use crate::TrainerError;
 use crate::folder::file_error;
 use crate::metrics::Metrics;
-use crate::recipe::Recipe;
 
 /// Beginning of a file: name, magic number, version.
 const IDENT: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];

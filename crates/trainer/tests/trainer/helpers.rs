@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_agent::Keeper;
+use levade_recipe::Recipe;
 use levade_store::testing::wait;
 use levade_store::{Attempt, Sqlite, Store};
 use levade_text::testing::tiny_chat;
-use levade_trainer::recipe::Recipe;
 use levade_trainer::{AgentParts, Ended, Parts, Start, StopFlag, Toolboxes, Trainer, replay};
 use levade_tree::Purpose;
 

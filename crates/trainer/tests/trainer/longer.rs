@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use levade_recipe::Recipe;
 use levade_store::testing::{undisturbed, undisturbed_plan, wait};
 use levade_store::{Sqlite, Store};
-use levade_trainer::recipe::Recipe;
 use levade_trainer::{
     Ended, Event, Observer, Parts, Start, StopFlag, Trainer, TrainerError, begun, replay, seconds,
 };

@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_agent::{AgentLoop, Attempt, AttemptContext};
 use levade_policy::{CRASH_AT, SampleRequest, SamplingParams, Simulator, SimulatorConfig};
+use levade_recipe::{Override, Recipe};
 use levade_store::{PolicyPlan, Sqlite, StepPlan, Store};
-use levade_trainer::recipe::{Override, Recipe};
 use levade_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
 use levade_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
 
@@ -198,7 +198,7 @@ async fn beside_a_frozen_one_it_is_planned_alike() {
         }
         let mut recipe = recipe(&folder, *kinds, &[]);
         recipe.phase.truncate(1);
-        if let levade_trainer::recipe::Phase::Rl(keys) = &mut recipe.phase[0] {
+        if let levade_recipe::Phase::Rl(keys) = &mut recipe.phase[0] {
             keys.steps = 1;
         }
         run(recipe, parts, Start::Fresh).await;

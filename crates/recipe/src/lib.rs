@@ -1,8 +1,50 @@
-//! Recipes: what to train, on what, and how. One TOML file, typed, every key declared once in [`keys`](self).
+//! Declares, reads, checks and writes recipes: what a run trains, on what, and how.
 //!
-//! Guarantees: a key that is not known, has the wrong type or a value out of range is an error that names the
-//! key by its path. Paths in a recipe are relative to the recipe's folder, those given with `--set` to the
-//! working directory. What [`Recipe::to_toml`] writes, [`Recipe::load`] reads back as the same recipe.
+//! A recipe is one TOML file. Every key is declared once, as a field of a type in one of the `…Keys` modules,
+//! with its type, its default and its meaning. [`Recipe::load`] reads a file: it makes paths absolute, applies
+//! `--set` overrides, fills defaults that depend on other keys, and checks every value. Each agent,
+//! scorer and tool has the keys of its kind only.
+//!
+//! # Guarantees
+//! - **Named errors.** A key that is unknown, has the wrong type or a value out of range is an error that names
+//!   the key by its path; for an unknown key, the nearest known one.
+//! - **Paths.** Paths in a recipe are relative to the recipe's directory, paths in `--set` to the working
+//!   directory.
+//! - **Round trip.** [`Recipe::load`] reads what [`Recipe::to_toml`] writes as the same recipe.
+//!
+//! # Example
+//! ```
+//! use levade_recipe::{Override, Phase, Recipe};
+//!
+//! let dir = std::env::temp_dir().join(format!("levade-recipe-{}", std::process::id()));
+//! std::fs::create_dir_all(&dir)?;
+//! let file = dir.join("sums.toml");
+//! std::fs::write(
+//!     &file,
+//!     r#"
+//!     [run]
+//!     name = "sums"
+//!     [model]
+//!     source = "Qwen/Qwen3-0.6B"
+//!     [[tasks]]
+//!     kind = "arithmetic"
+//!     [[phase]]
+//!     kind = "rl"
+//!     steps = 10
+//!     groups = 4
+//!     group_size = 8
+//!     learning_rate = 1e-5
+//!     "#,
+//! )?;
+//! let recipe = Recipe::load(&file, &["phase.0.steps=20".parse::<Override>()?])?;
+//! let Phase::Rl(keys) = &recipe.phase[0] else { unreachable!() };
+//! assert_eq!((keys.steps, keys.group_size), (20, 8));
+//! # std::fs::remove_dir_all(dir)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Out of scope: running a recipe (`levade-trainer`), and choosing the parts that it names, such as models and
+//! devices (the binary).
 
 mod agent;
 mod apart;
@@ -23,9 +65,11 @@ mod environments;
 mod helpers;
 mod keys;
 mod named;
+mod optimiser;
 mod own_tools;
 mod policy;
 mod read;
+mod reference;
 mod retrieval;
 mod reward;
 mod rl;
@@ -52,9 +96,10 @@ pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummariseKeys};
 pub use helpers::{AgentToolKeys, CondenseKeys};
 pub use keys::{
-    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, OptimiserKeys, Phase, Recipe, RunKeys, Schedule,
-    SftKeys, SourceKeys, TaskSource,
+    ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,
+    TaskSource,
 };
+pub use optimiser::{OptimiserKeys, Schedule};
 pub use own_tools::{CommandKeys, PythonKeys};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
@@ -345,5 +390,4 @@ fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

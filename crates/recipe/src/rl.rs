@@ -7,7 +7,7 @@ use levade_rl::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::keys::OptimiserKeys;
+use super::optimiser::OptimiserKeys;
 
 /// `[[phase]] kind = "rl"`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

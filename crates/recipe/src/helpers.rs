@@ -53,7 +53,7 @@ fn instruction() -> String {
 
 impl CondenseKeys {
     /// Options of the toolbox around another one.
-    pub(crate) fn options(&self) -> Condensing {
+    pub fn options(&self) -> Condensing {
         let CondenseKeys { agent, above, instruction } = self.clone();
         Condensing { slot: HelperSlot::new(agent), above, instruction }
     }

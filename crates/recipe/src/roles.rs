@@ -79,7 +79,7 @@ impl Recipe {
     }
 
     /// Names of the agents whose replies are no targets.
-    pub(crate) fn untrained_agents(&self) -> Vec<String> {
+    pub fn untrained_agents(&self) -> Vec<String> {
         let agents = self.agents();
         let untrained = agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
         let silent = agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());

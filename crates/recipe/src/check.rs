@@ -8,7 +8,8 @@ use levade_rl::correction::Level;
 use levade_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
 use levade_tree::DEFAULT;
 
-use super::keys::{EvalKeys, OptimiserKeys, Phase, Recipe, SftKeys, TaskSource};
+use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource};
+use super::optimiser::OptimiserKeys;
 use super::policy::PolicyKeys;
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
 use super::{MOST_SECONDS, RecipeError};

@@ -1,0 +1,50 @@
+//! Schedule of a reference that moves: after every `kl.reference_every` steps of a phase, the reference takes
+//! the weights that the policy has then.
+
+use super::rl::RlKeys;
+
+impl RlKeys {
+    /// Returns how many steps of the phase were done when the reference took the weights that step `step` is
+    /// measured from. 0 is the start of the phase.
+    pub fn reference_taken(&self, step: u32) -> u32 {
+        let every = self.kl.map_or(0, |kl| kl.reference_every);
+        step.checked_rem(every).map_or(0, |since| step - since)
+    }
+
+    /// Returns whether the reference moves before step `step`.
+    pub fn reference_moves(&self, step: u32) -> bool {
+        step > 0 && self.reference_taken(step) == step
+    }
+
+    /// Returns whether, after `done` steps, the weights of the reference are neither those that the phase
+    /// started with nor the policy's.
+    pub fn reference_is_its_own(&self, done: u32) -> bool {
+        (1..done).contains(&self.reference_taken(done))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reference_moves_after_every_so_many_steps() {
+        let keys = |every: u32| -> RlKeys {
+            let text = format!(
+                "steps = 9\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\n\
+                 kl = {{ estimator = 'k3', coefficient = 0.1, reference_every = {every} }}"
+            );
+            toml::from_str(&text).unwrap()
+        };
+        let moving = keys(3);
+        let taken: Vec<u32> = (0..8).map(|step| moving.reference_taken(step)).collect();
+        assert_eq!(taken, [0, 0, 0, 3, 3, 3, 6, 6]);
+        let moves: Vec<u32> = (0..8).filter(|step| moving.reference_moves(*step)).collect();
+        assert_eq!(moves, [3, 6]);
+        let kept: Vec<u32> = (0..8).filter(|done| moving.reference_is_its_own(*done)).collect();
+        assert_eq!(kept, [4, 5, 7]);
+        let fixed = keys(0);
+        assert!((0..8).all(|step| fixed.reference_taken(step) == 0 && !fixed.reference_moves(step)));
+        assert!(!fixed.reference_is_its_own(7));
+    }
+}
