@@ -1,13 +1,13 @@
 //! Declares, reads, checks and writes recipes: what a run trains, on what, and how.
 //!
 //! A recipe is one TOML file. Every key is declared once, as a field of a type in one of the `…Keys` modules,
-//! with its type, its default and its meaning. [`Recipe::load`] reads a file: it makes paths absolute, applies
-//! `--set` overrides, fills defaults that depend on other keys, and checks every value. Each agent,
+//! with its type, its default and its meaning. [`Recipe::load`] reads a file: it makes paths absolute,
+//! applies `--set` overrides, fills defaults that depend on other keys, and checks every value. Each agent,
 //! scorer and tool has the keys of its kind only.
 //!
 //! # Guarantees
-//! - **Named errors.** A key that is unknown, has the wrong type or a value out of range is an error that names
-//!   the key by its path; for an unknown key, the nearest known one.
+//! - **Named errors.** A key that is unknown, has the wrong type or a value out of range is an error that
+//!   names the key by its path; for an unknown key, the nearest known one.
 //! - **Paths.** Paths in a recipe are relative to the recipe's directory, paths in `--set` to the working
 //!   directory.
 //! - **Round trip.** [`Recipe::load`] reads what [`Recipe::to_toml`] writes as the same recipe.
@@ -43,8 +43,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Out of scope: running a recipe (`levade-trainer`), and choosing the parts that it names, such as models and
-//! devices (the binary).
+//! Out of scope: running a recipe (`levade-trainer`), and choosing the parts that it names, such as models
+//! and devices (the binary).
 
 mod agent;
 mod apart;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use levade_rl::Interval;
 
-use crate::evaluate::EvalResult;
+use crate::eval_result::EvalResult;
 
 /// The checkpoint that did best on the tasks that choose.
 #[derive(Debug, Clone, PartialEq)]

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::TrainerError;
-use crate::folder::{file_error, sync_folder, write_whole};
+use crate::files::{file_error, sync_folder, write_whole};
 use crate::policies::{CRITIC, REFERENCE};
 
 /// Version of `trainer.json` that this build reads and writes. Since 2 it holds checksums.

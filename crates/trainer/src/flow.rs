@@ -29,7 +29,7 @@ use crate::agents::TokenLimits;
 use crate::batch::Targets;
 use crate::checkpoint::Versions;
 use crate::observe::{Event, Observer};
-use crate::plan;
+use crate::rewards;
 use crate::rollout::{Away, Rollouts};
 use crate::tasks::{TaskOrder, Tasks};
 use crate::under_way::{Ended, UnderWay, compared_before};
@@ -397,8 +397,8 @@ impl Flow {
             // It teaches any policy whose own attempts earned different rewards.
             self.began.keys().all(|policy| {
                 let targets = Targets { policy, untrained: &[] };
-                let samples = group.attempts.iter().flatten().filter(|a| plan::is_sample(a, targets));
-                plan::is_idle(&self.keys, &plan::rewarded(samples, &self.keys, &self.limits))
+                let samples = group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
+                rewards::is_idle(&self.keys, &rewards::rewarded(samples, &self.keys, &self.limits))
             })
         })
     }

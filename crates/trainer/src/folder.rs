@@ -1,13 +1,12 @@
-//! The folder of a run: what lies where, and files that are whole or not there.
+//! The folder of a run: which process works on it, and what lies where.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use levade_recipe::Recipe;
 
 use crate::TrainerError;
-use crate::origin::Origin;
+use crate::files::{file_error, write_whole};
 
 pub(crate) const RECIPE: &str = "recipe.toml";
 /// Locked by the process that works on the run.
@@ -21,11 +20,11 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Starts a run in a folder that holds none.
+    /// Takes a folder that holds no run. With [`RunFolder::write_recipe`], which comes last, it holds one.
     ///
     /// # Errors
-    /// When it holds one, another process works on it, or it cannot be written.
-    pub(crate) fn create(recipe: &Recipe, origin: &Origin) -> Result<Self, TrainerError> {
+    /// Returns an error if the folder holds a run, another process works on it, or it cannot be written.
+    pub(crate) fn create(recipe: &Recipe) -> Result<Self, TrainerError> {
         let root = &recipe.run.folder;
         fs::create_dir_all(root).map_err(|source| file_error("create", root, source))?;
         let folder = Self::lock(root)?;
@@ -34,9 +33,6 @@ impl RunFolder {
         {
             return Err(TrainerError::FolderTaken(folder.root));
         }
-        // The recipe last: with it the folder holds a run.
-        origin.write(&folder.root)?;
-        folder.write_recipe(recipe)?;
         Ok(folder)
     }
 
@@ -105,36 +101,4 @@ impl RunFolder {
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }
-}
-
-/// An error of a file, with what was being done.
-pub(crate) fn file_error(action: &'static str, path: &Path, source: io::Error) -> TrainerError {
-    TrainerError::File { action, path: path.to_owned(), source }
-}
-
-/// Writes a file that is either whole or not there, also after a power cut.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TrainerError> {
-    let half = path.with_extension("half");
-    let write = || {
-        let mut file = File::create(&half)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&half, path)
-    };
-    write().map_err(|source| file_error("write", path, source))?;
-    match path.parent() {
-        Some(parent) => sync_folder(parent),
-        None => Ok(()),
-    }
-}
-
-/// Flushes the names in a folder to the disk.
-pub(crate) fn sync_folder(path: &Path) -> Result<(), TrainerError> {
-    // Elsewhere a folder cannot be opened, and renames are flushed with the file system's own log.
-    if cfg!(unix) {
-        File::open(path)
-            .and_then(|folder| folder.sync_all())
-            .map_err(|source| file_error("flush", path, source))?;
-    }
-    Ok(())
 }

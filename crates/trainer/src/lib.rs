@@ -1,7 +1,7 @@
 //! The training loop: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](levade_recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a [`Trainer`]
-//! does it. It knows samplers and learners by their traits alone, so the same loop drives the embedded
+//! A [`Recipe`](levade_recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a
+//! [`Trainer`] does it. It knows samplers and learners by their traits alone, so the same loop drives the embedded
 //! engine, a simulator and whatever else implements them.
 //!
 //! Guarantees:
@@ -31,9 +31,12 @@ mod best;
 mod checkpoint;
 mod credit;
 mod error;
+mod eval_result;
 mod evaluate;
+mod files;
 mod flow;
 mod folder;
+mod gain;
 mod learn;
 mod measure;
 mod metrics;
@@ -47,6 +50,7 @@ mod random;
 mod reference;
 mod replay;
 mod replies;
+mod rewards;
 mod rollout;
 mod scoring;
 mod signals;
@@ -62,8 +66,10 @@ pub use agents::{AgentParts, Agents, MixtureParts, NamedAgent};
 pub use best::Best;
 pub use checkpoint::{Checkpoint, Position};
 pub use error::TrainerError;
-pub use evaluate::{AtK, EvalResult, Gain, SliceResult, Uncalled, evaluate, milestones};
+pub use eval_result::{AtK, EvalResult, SliceResult, Uncalled};
+pub use evaluate::evaluate;
 pub use folder::RunFolder;
+pub use gain::{Gain, milestones};
 pub use levade_rl::Interval;
 pub use metrics::Metrics;
 pub use observe::{Event, Observer, StopFlag};

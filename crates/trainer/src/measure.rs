@@ -7,7 +7,8 @@ use tracing::info;
 use crate::TrainerError;
 use crate::best::best_of;
 use crate::checkpoint::Position;
-use crate::evaluate::{EvalResult, evaluate};
+use crate::eval_result::EvalResult;
+use crate::evaluate::evaluate;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::trainer::{Leave, Trainer};
 

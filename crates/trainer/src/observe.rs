@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use levade_tree::Purpose;
 use tokio::sync::Notify;
 
-use crate::evaluate::EvalResult;
+use crate::eval_result::EvalResult;
 use crate::metrics::Metrics;
 
 /// Events of a run.

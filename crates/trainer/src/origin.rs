@@ -17,7 +17,8 @@ use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::folder::{RECIPE, file_error, write_whole};
+use crate::files::{file_error, write_whole};
+use crate::folder::RECIPE;
 use crate::tasks::{Listing, Tasks};
 
 const FILE: &str = "origin.json";

@@ -7,12 +7,10 @@
 use std::collections::HashMap;
 
 use levade_policy::Uncut;
-use levade_recipe::{Charge, Empty, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
-use levade_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare, shaping};
+use levade_recipe::{Charge, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
+use levade_rl::{Counting, Normaliser, PathAdvantages, RolloutTokens, prepare};
 use levade_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
-use levade_tree::{
-    AttemptId, Component, Finish, Kind, PathInput, Placement, Segment, SegmentId, Tokens, Trajectory,
-};
+use levade_tree::{AttemptId, Component, Kind, PathInput, Placement, Segment, SegmentId, Tokens, Trajectory};
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;
@@ -20,8 +18,8 @@ use crate::batch::{Action, Census, Paths, Targets, TrainedPath, trained_paths};
 use crate::credit::{Earnings, Sample};
 use crate::policies::Models;
 use crate::random::order;
+use crate::rewards::{is_idle, is_sample, reward_of, rewarded};
 use crate::signals::Signals;
-use crate::survey::PathKey;
 
 /// Where the signals of a path are looked up.
 pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> Signals;
@@ -126,27 +124,6 @@ impl<'a> Rollout<'a> {
     }
 }
 
-/// Whether an attempt was cut for its length, in tokens, turns, context or time.
-pub(crate) fn is_cut(attempt: &Attempt) -> bool {
-    let finish = attempt.outcome.finish;
-    !finish.is_whole() && finish != Finish::Failed
-}
-
-/// The reward of an attempt and what becomes of it, by the recipe's way with long ones.
-fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) -> Option<(f64, bool)> {
-    let reward = attempt.reward?;
-    match keys.overlong {
-        Overlong::Keep | Overlong::Bootstrap => Some((reward, true)),
-        Overlong::Mask => Some((reward, !is_cut(attempt))),
-        Overlong::Drop => (!is_cut(attempt)).then_some((reward, true)),
-        Overlong::Penalise { buffer, factor } => {
-            let tokens = attempt.trajectory.sampled_tokens() as u64;
-            let limit = limits.of(&attempt.task) as u64;
-            Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
-        }
-    }
-}
-
 /// The reward of a greedy attempt that attempts of a policy are compared with: as theirs, save that it is not
 /// left out for its length. `None` if it broke, or another policy made it.
 fn rival_of(setting: &Setting<'_>, baseline: &Attempt) -> Option<f64> {
@@ -156,38 +133,6 @@ fn rival_of(setting: &Setting<'_>, baseline: &Attempt) -> Option<f64> {
         Overlong::Drop => baseline.reward,
         _ => reward_of(baseline, keys, setting.limits).map(|(reward, _)| reward),
     }
-}
-
-/// Whether an attempt is a sample of a policy: not if another one was cast for an agent, and nothing in it is
-/// the policy's own.
-pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
-    attempt.outcome.cast.values().all(|cast| cast == targets.policy) || acts(&attempt.trajectory, targets)
-}
-
-/// Whether a policy acted in a trajectory, trained or greedy.
-fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
-    trajectory.segments().iter().any(|segment| segment.kind != Kind::Given && targets.are_of(segment))
-}
-
-/// The attempts of a group that count, with their rewards and whether they are trained.
-pub(crate) fn rewarded<'a>(
-    attempts: impl Iterator<Item = &'a Attempt>,
-    keys: &RlKeys,
-    limits: &TokenLimits,
-) -> Vec<(&'a Attempt, f64, bool)> {
-    attempts
-        .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
-        .filter_map(|attempt| reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained)))
-        .collect()
-}
-
-/// Whether the attempts of a group have no gradient, since all earned the same.
-pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
-    let Some((first, reward, _)) = rewarded.first() else { return true };
-    let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
-        r == reward && (!keys.sees_parts() || attempt.earned == first.earned)
-    };
-    keys.uniform_is_idle() && rewarded.iter().all(alike)
 }
 
 /// Settings that a step of reinforcement is planned from, besides the attempts.
@@ -218,26 +163,6 @@ pub(crate) fn census<'a>(
     let rewarded = attempts.filter(|attempt| attempt.reward.is_some());
     let trained = |segment: &Segment| targets.are_of(segment) && keys.only.agent(&segment.agent);
     Census::of(rewarded.map(|attempt| &attempt.trajectory), trained)
-}
-
-/// Every path of the attempts that can be trained on, with all of its targets.
-pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(PathKey, PathInput)> {
-    let mut found = Vec::new();
-    for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
-        let paths = Paths::of(&attempt.trajectory);
-        for path in trained_paths(&attempt.trajectory, targets) {
-            let planned = PlannedPath {
-                attempt: attempt.id,
-                leaf: path.leaf,
-                advantage: PerToken::same(0.0),
-                weight: PerToken::same(0.0),
-                returns: None,
-                values: None,
-            };
-            found.push(((attempt.id, path.leaf), paths.input(&planned, targets, 0)));
-        }
-    }
-    found
 }
 
 /// The attempts of a step on their way to advantages.

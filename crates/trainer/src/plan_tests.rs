@@ -1,14 +1,15 @@
 //! Tests of plans.
 
 use levade_policy::{Simulator, SimulatorConfig};
-use levade_recipe::KlKeys;
+use levade_recipe::{Empty, KlKeys};
 use levade_rl::{Estimator, GroupBaseline};
 use levade_store::{Earned, Earner, Status, testing::wait};
-use levade_tree::{Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
+use levade_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::signals::every_path;
 
 /// A name that says where the attempt belongs.
 fn id(group: u32, sample: u32) -> AttemptId {

@@ -11,7 +11,7 @@ use levade_policy::Learner;
 use levade_recipe::Phase;
 
 use crate::TrainerError;
-use crate::folder::file_error;
+use crate::files::file_error;
 use crate::policies::{Learns, REFERENCE};
 use crate::trainer::Trainer;
 

@@ -17,7 +17,7 @@ use levade_tree::{AttemptId, Trajectory};
 use crate::TrainerError;
 use crate::batch::Targets;
 use crate::checkpoint::{Checkpoint, Checkpoints, Found};
-use crate::folder::file_error;
+use crate::files::file_error;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;

@@ -14,7 +14,7 @@ use levade_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
 
 use crate::TrainerError;
-use crate::evaluate::{RESAMPLES, is_right};
+use crate::eval_result::{RESAMPLES, is_right};
 use crate::scoring::Scorers;
 
 /// Scores of a file of replies.

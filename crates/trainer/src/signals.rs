@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 
 use levade_recipe::{Charge, Overlong, RlKeys};
-use levade_store::Attempt;
+use levade_store::{Attempt, PerToken, PlannedPath};
 use levade_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
 
 use crate::TrainerError;
-use crate::batch::{Targets, trained_paths};
-use crate::plan::{every_path, is_cut};
+use crate::batch::{Paths, Targets, trained_paths};
 use crate::policies::Models;
+use crate::rewards::is_cut;
 use crate::survey::{PathKey, Question, predictions, survey};
 
 /// Knowledge of a path besides its record, a number for every trained token each; empty where not asked
@@ -116,6 +116,26 @@ impl Heard {
         }
         Ok(())
     }
+}
+
+/// Every path of the attempts that can be trained on, with all of its targets.
+pub(crate) fn every_path(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(PathKey, PathInput)> {
+    let mut found = Vec::new();
+    for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
+        let paths = Paths::of(&attempt.trajectory);
+        for path in trained_paths(&attempt.trajectory, targets) {
+            let planned = PlannedPath {
+                attempt: attempt.id,
+                leaf: path.leaf,
+                advantage: PerToken::same(0.0),
+                weight: PerToken::same(0.0),
+                returns: None,
+                values: None,
+            };
+            found.push(((attempt.id, path.leaf), paths.input(&planned, targets, 0)));
+        }
+    }
+    found
 }
 
 /// The path on which the targets of an attempt were when it ended, and one token more on it as a target: a

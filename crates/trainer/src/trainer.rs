@@ -19,8 +19,9 @@ use crate::agents::{AgentParts, Agents};
 use crate::batch::Targets;
 use crate::best::Best;
 use crate::checkpoint::{About, Checkpoint, Checkpoints, Content, Position, Versions};
-use crate::evaluate::{EvalResult, Gain, milestones};
+use crate::eval_result::EvalResult;
 use crate::folder::RunFolder;
+use crate::gain::{Gain, milestones};
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::{Offered, Origin, matching};
@@ -183,7 +184,9 @@ impl Trainer {
         let now = now.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let (folder, store, origin, mut notes) = match start {
             Start::Fresh => {
-                let folder = RunFolder::create(&recipe, &now)?;
+                let folder = RunFolder::create(&recipe)?;
+                now.write(folder.root())?;
+                folder.write_recipe(&recipe)?;
                 let store = Sqlite::open(&folder.record(), &recipe.run.id()).await?;
                 (folder, store, now, Vec::new())
             }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::{Sink, wire};
 use crate::TrainerError;
-use crate::folder::file_error;
+use crate::files::file_error;
 use crate::metrics::Metrics;
 
 /// Fields of `Event`; of those that are no bytes and no whole numbers, with the wire type.

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Sink, parameters, wire};
 use crate::TrainerError;
-use crate::folder::file_error;
+use crate::files::file_error;
 use crate::metrics::Metrics;
 
 /// Beginning of a file: name, magic number, version.

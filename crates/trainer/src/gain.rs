@@ -1,0 +1,131 @@
+//! Compares evaluations of a run at the same tasks.
+
+use std::collections::BTreeMap;
+
+use levade_rl::{Interval, Paired, paired_difference};
+use levade_store::Store;
+use levade_tree::Purpose;
+
+use crate::TrainerError;
+use crate::eval_result::{EvalResult, RESAMPLES};
+
+/// How much better one evaluation was than another, at the same tasks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gain {
+    /// The earlier one.
+    pub from: String,
+    /// The later one.
+    pub to: String,
+    /// Difference of the mean scores (the shares of right answers, where an answer is right or wrong), with
+    /// its 95 % interval by the bootstrap over tasks; slices that are reported apart do not count.
+    pub difference: Interval,
+    /// Whether there were scores other than 0 and 1, so that the difference is none of shares.
+    pub graded: bool,
+}
+
+impl Gain {
+    /// From each of `evals`, which had the same tasks, to the next.
+    ///
+    /// # Errors
+    /// When their attempts cannot be read.
+    pub(crate) async fn between(evals: &[&EvalResult], store: &dyn Store) -> Result<Vec<Gain>, TrainerError> {
+        let attempts = store.summaries(Purpose::Eval).await?;
+        // The sum of scores at every task that counts, and how many there are, by its place.
+        let scored = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
+            let counted: Vec<bool> =
+                eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
+            let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+            for attempt in
+                attempts.iter().filter(|a| (a.placement.phase, a.placement.step) == (eval.phase, eval.step))
+            {
+                if counted.get(attempt.placement.group as usize) == Some(&true) {
+                    let (sum, made) = found.entry(attempt.placement.group).or_default();
+                    *sum += attempt.score.unwrap_or(0.0);
+                    *made += 1.0;
+                }
+            }
+            found
+        };
+        let mean = |(sum, made): (f64, f64)| sum / made;
+        let mut gains = Vec::new();
+        for pair in evals.windows(2) {
+            let (before, after) = (scored(pair[0]), scored(pair[1]));
+            let pairs: Vec<Paired> = before
+                .into_iter()
+                .filter_map(|(group, before)| {
+                    let after = mean(*after.get(&group)?);
+                    Some(Paired { cluster: group.into(), before: mean(before), after })
+                })
+                .collect();
+            let difference = paired_difference(&pairs, RESAMPLES, 0)?;
+            let (from, to) = (pair[0].label.clone(), pair[1].label.clone());
+            let graded = pair.iter().any(|eval| eval.overall.score.is_some());
+            gains.push(Gain { from, to, difference, graded });
+        }
+        Ok(gains)
+    }
+}
+
+/// Before training, and after each phase: the evaluations that a summary compares.
+pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
+    let mut picked: Vec<&EvalResult> = evals.iter().take(1).collect();
+    for (i, eval) in evals.iter().enumerate().skip(1) {
+        // The last evaluation of a phase is the one after it.
+        if evals.get(i + 1).is_none_or(|next| next.phase != eval.phase) {
+            picked.push(eval);
+        }
+    }
+    picked
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_store::{Attempt, Memory};
+    use levade_tree::{Placement, RunId};
+
+    use super::*;
+    use crate::eval_result::tests::{blank, eval};
+
+    #[test]
+    fn milestones_are_the_ends_of_phases() {
+        let evals =
+            [eval(0, 0, "before"), eval(0, 3, "x"), eval(0, 6, "sft"), eval(1, 3, "y"), eval(1, 5, "grpo")];
+        let labels: Vec<&str> = milestones(&evals).iter().map(|eval| eval.label.as_str()).collect();
+        assert_eq!(labels, ["before", "sft", "grpo"]);
+        assert_eq!(milestones(&[]).len(), 0);
+    }
+
+    #[tokio::test]
+    async fn gain_counts_slices_that_are_not_apart() {
+        let store = Memory::new(RunId("r".into()));
+        let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
+        // Scores by task; with those of the slice apart the gain would be 5/9.
+        let scores = [(&before, "100100010"), (&after, "111011111")];
+        for (eval, scores) in scores {
+            let attempts = scores.bytes().zip(0..).map(|(score, group)| Attempt {
+                score: Some(f64::from(score - b'0')),
+                ..blank(Placement {
+                    purpose: Purpose::Eval,
+                    phase: eval.phase,
+                    step: eval.step,
+                    group,
+                    sample: 0,
+                })
+            });
+            store.record_attempts(&attempts.collect::<Vec<_>>()).await.unwrap();
+        }
+        let gains = Gain::between(&[&before, &after], &store).await.unwrap();
+        let [gain] = &gains[..] else { panic!("{gains:?}") };
+        assert_eq!((gain.from.as_str(), gain.to.as_str()), ("before", "after"));
+        // a: 1001 → 1110, c: 10 → 11.
+        assert!((gain.difference.estimate - 2.0 / 6.0).abs() < 1e-12, "{gain:?}");
+        assert!(
+            gain.difference.low < gain.difference.estimate && gain.difference.estimate < gain.difference.high
+        );
+        assert!(!gain.graded);
+        let mut scored = after.clone();
+        scored.overall.score = Some(scored.overall.success);
+        assert!(Gain::between(&[&before, &scored], &store).await.unwrap()[0].graded);
+        assert_eq!(Gain::between(&[&before], &store).await.unwrap(), []);
+    }
+}

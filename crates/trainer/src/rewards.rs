@@ -1,0 +1,67 @@
+//! Selects the attempts of a group that count, with the reward at which each counts.
+//!
+//! Attempts without tokens and attempts that were cut count by the recipe (`empty`, `overlong`). A group
+//! whose attempts all count the same has no gradient. [`flow`](crate::flow) asks this to complete a step,
+//! [`plan`](crate::plan) to compute advantages.
+
+use levade_recipe::{Empty, Overlong, RlKeys};
+use levade_rl::shaping;
+use levade_store::Attempt;
+use levade_tree::{Finish, Kind, Trajectory};
+
+use crate::agents::TokenLimits;
+use crate::batch::Targets;
+
+/// Whether an attempt was cut for its length, in tokens, turns, context or time.
+pub(crate) fn is_cut(attempt: &Attempt) -> bool {
+    let finish = attempt.outcome.finish;
+    !finish.is_whole() && finish != Finish::Failed
+}
+
+/// Returns the reward of an attempt by the recipe's rule for long attempts, and whether the attempt is
+/// trained. `None` if the attempt counts for nothing.
+pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) -> Option<(f64, bool)> {
+    let reward = attempt.reward?;
+    match keys.overlong {
+        Overlong::Keep | Overlong::Bootstrap => Some((reward, true)),
+        Overlong::Mask => Some((reward, !is_cut(attempt))),
+        Overlong::Drop => (!is_cut(attempt)).then_some((reward, true)),
+        Overlong::Penalise { buffer, factor } => {
+            let tokens = attempt.trajectory.sampled_tokens() as u64;
+            let limit = limits.of(&attempt.task) as u64;
+            Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
+        }
+    }
+}
+
+/// Whether an attempt is a sample of a policy: not if another one was cast for an agent, and nothing in it is
+/// the policy's own.
+pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
+    attempt.outcome.cast.values().all(|cast| cast == targets.policy) || acts(&attempt.trajectory, targets)
+}
+
+/// Whether a policy acted in a trajectory, trained or greedy.
+fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
+    trajectory.segments().iter().any(|segment| segment.kind != Kind::Given && targets.are_of(segment))
+}
+
+/// The attempts of a group that count, with their rewards and whether they are trained.
+pub(crate) fn rewarded<'a>(
+    attempts: impl Iterator<Item = &'a Attempt>,
+    keys: &RlKeys,
+    limits: &TokenLimits,
+) -> Vec<(&'a Attempt, f64, bool)> {
+    attempts
+        .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
+        .filter_map(|attempt| reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained)))
+        .collect()
+}
+
+/// Whether the attempts of a group have no gradient, since all earned the same.
+pub(crate) fn is_idle(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
+    let Some((first, reward, _)) = rewarded.first() else { return true };
+    let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
+        r == reward && (!keys.sees_parts() || attempt.earned == first.earned)
+    };
+    keys.uniform_is_idle() && rewarded.iter().all(alike)
+}
