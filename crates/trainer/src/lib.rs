@@ -1,8 +1,8 @@
 //! The training loop: sample, score, plan, update, publish, checkpoint.
 //!
 //! A [`Recipe`](levade_recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a
-//! [`Trainer`] does it. It knows samplers and learners by their traits alone, so the same loop drives the embedded
-//! engine, a simulator and whatever else implements them.
+//! [`Trainer`] does it. It knows samplers and learners by their traits alone, so the same loop drives the
+//! embedded engine, a simulator and whatever else implements them.
 //!
 //! Guarantees:
 //! - *Deterministic.* The final weights are a function of the recipe and its seed (given a learner and a
@@ -29,10 +29,12 @@ mod apart;
 mod batch;
 mod best;
 mod checkpoint;
+mod context;
 mod credit;
 mod error;
 mod eval_result;
 mod evaluate;
+mod exit;
 mod files;
 mod flow;
 mod folder;
@@ -46,12 +48,15 @@ mod phase;
 mod plan;
 mod policies;
 mod prepare;
+mod progress;
 mod random;
 mod reference;
 mod replay;
 mod replies;
+mod reporter;
 mod rewards;
 mod rollout;
+mod save;
 mod scoring;
 mod signals;
 mod sink;

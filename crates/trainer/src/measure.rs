@@ -7,111 +7,127 @@ use tracing::info;
 use crate::TrainerError;
 use crate::best::best_of;
 use crate::checkpoint::Position;
+use crate::context::RunContext;
 use crate::eval_result::EvalResult;
 use crate::evaluate::evaluate;
+use crate::exit::Exit;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::trainer::{Leave, Trainer};
+use crate::progress::RunProgress;
+use crate::reporter::Reporter;
+use crate::save::save_checkpoint;
 
-impl Trainer {
-    /// Steps of the run that were done before the best evaluation.
-    async fn best_step(&self) -> Result<Option<u32>, TrainerError> {
-        let Some(best) = best_of(&self.evals) else { return Ok(None) };
-        // Phases can end before their last step; what is planned of one that is over was done.
-        let before =
-            self.store.planned_steps().await?.iter().filter(|(phase, _)| *phase < best.phase).count();
-        Ok(Some(before as u32 + best.step))
+/// Returns the number of steps of the run that were done before its best evaluation; `None` if it has none.
+async fn best_step(run: &RunContext, progress: &RunProgress) -> Result<Option<u32>, TrainerError> {
+    let Some(best) = best_of(&progress.evals) else { return Ok(None) };
+    // Phases can end before their last step; what is planned of one that is over was done.
+    let before = run.store.planned_steps().await?.iter().filter(|(phase, _)| *phase < best.phase).count();
+    Ok(Some(before as u32 + best.step))
+}
+
+/// Saves and marks the current weights if their mean score is the highest so far.
+///
+/// # Errors
+/// Returns an error if the record cannot be read or a checkpoint cannot be written.
+pub(crate) async fn keep_best(
+    run: &RunContext,
+    progress: &mut RunProgress,
+    reporter: &mut Reporter,
+    observer: &mut dyn Observer,
+) -> Result<(), TrainerError> {
+    let here = progress.position.global_step;
+    if here == 0 || best_step(run, progress).await? != Some(here) {
+        return Ok(());
     }
-
-    /// Sees to it that the weights with the highest mean score so far are kept, and marked, if those are the
-    /// ones at hand.
-    pub(crate) async fn keep_the_best(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
-        let here = self.position.global_step;
-        if here == 0 || self.best_step().await? != Some(here) {
-            return Ok(());
-        }
-        if self.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
-            self.checkpoint(false, observer).await?;
-        }
-        match &self.latest {
-            Some(latest) => self.checkpoints.mark_best(latest),
-            None => Ok(()),
-        }
+    if progress.latest.as_ref().is_none_or(|latest| latest.position.global_step != here) {
+        save_checkpoint(run, progress, reporter, false, observer).await?;
     }
-
-    /// Evaluations that an earlier process of the run made before the position it goes on from.
-    pub(crate) async fn recall_evals(&mut self, observer: &mut dyn Observer) -> Result<(), TrainerError> {
-        let Position { phase, step, evaluated, .. } = self.position;
-        let here = EvalKey { phase, step };
-        for (key, result) in self.store.evals().await? {
-            if key < here || (key == here && evaluated) {
-                let result = parse_eval(self.store.place(), key, result)?;
-                observer.event(&Event::Evaluated(&result));
-                self.evals.push(result);
-            }
-        }
-        Ok(())
+    match &progress.latest {
+        Some(latest) => run.checkpoints.mark_best(latest),
+        None => Ok(()),
     }
+}
 
-    /// Whether the recipe wants an evaluation at the position, and what it is called.
-    fn due(&self) -> Option<String> {
-        let Position { phase, step, evaluated, .. } = self.position;
-        let eval = &self.recipe.eval;
-        if evaluated || self.tasks.eval.is_empty() {
-            return None;
-        }
-        let Some(keys) = self.recipe.phase.get(phase as usize) else {
-            return Some("without training".to_owned());
-        };
-        let steps = keys.steps();
-        // Phases of one kind are told apart by their number.
-        let same = self.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
-        let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
-        match step {
-            0 if phase == 0 => eval.before.then(|| "before training".to_owned()),
-            _ if step == steps => Some(format!("after {name}")),
-            _ if step > 0 && eval.every > 0 && step.is_multiple_of(eval.every) => {
-                Some(format!("{name}, step {step}"))
-            }
-            _ => None,
+/// Restores the evaluations that an earlier process of the run made before the current position.
+///
+/// # Errors
+/// Returns an error if the record cannot be read.
+pub(crate) async fn restore_evals(
+    run: &RunContext,
+    progress: &mut RunProgress,
+    observer: &mut dyn Observer,
+) -> Result<(), TrainerError> {
+    let Position { phase, step, evaluated, .. } = progress.position;
+    let here = EvalKey { phase, step };
+    for (key, result) in run.store.evals().await? {
+        if key < here || (key == here && evaluated) {
+            let result = parse_eval(run.store.place(), key, result)?;
+            observer.event(&Event::Evaluated(&result));
+            progress.evals.push(result);
         }
     }
+    Ok(())
+}
 
-    pub(crate) async fn evaluate_if_due(
-        &mut self,
-        observer: &mut dyn Observer,
-        stop: &StopFlag,
-    ) -> Result<(), Leave> {
-        let Some(label) = self.due() else { return Ok(()) };
-        let key = EvalKey { phase: self.position.phase, step: self.position.step };
-        let recorded = self.store.evals().await?.into_iter().find(|(recorded, _)| *recorded == key);
-        let result = match recorded {
-            // Where a phase has become longer, it is not the last of it any more.
-            Some((_, result)) => EvalResult { label, ..parse_eval(self.store.place(), key, result)? },
-            None => {
-                let result = evaluate(
-                    &self.rollouts,
-                    &self.tasks.eval,
-                    &self.recipe.eval,
-                    key,
-                    &label,
-                    observer,
-                    stop,
-                )
-                .await?;
-                let (result, attempts) = result.ok_or(Leave::Stopped)?;
-                self.note_troubles(&attempts, observer).await?;
-                self.store.record_eval(key, &json!(result)).await?;
-                result
-            }
-        };
-        self.metrics.append(&result.to_json(self.position.global_step))?;
-        self.tell_sinks(&result.metrics(self.position.global_step), observer);
-        self.position.evaluated = true;
-        info!(%key, "evaluated");
-        observer.event(&Event::Evaluated(&result));
-        self.evals.push(result);
-        Ok(self.keep_the_best(observer).await?)
+/// Returns the label of the evaluation that is due at a position; `None` if none is.
+fn due(run: &RunContext, position: Position) -> Option<String> {
+    let Position { phase, step, evaluated, .. } = position;
+    let eval = &run.recipe.eval;
+    if evaluated || run.tasks.eval.is_empty() {
+        return None;
     }
+    let Some(keys) = run.recipe.phase.get(phase as usize) else {
+        return Some("without training".to_owned());
+    };
+    let steps = keys.steps();
+    // Phases of one kind are told apart by their number.
+    let same = run.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
+    let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
+    match step {
+        0 if phase == 0 => eval.before.then(|| "before training".to_owned()),
+        _ if step == steps => Some(format!("after {name}")),
+        _ if step > 0 && eval.every > 0 && step.is_multiple_of(eval.every) => {
+            Some(format!("{name}, step {step}"))
+        }
+        _ => None,
+    }
+}
+
+/// Evaluates the policies if the recipe sets an evaluation at the current position, and keeps the best
+/// weights.
+///
+/// # Errors
+/// Returns [`Exit::Stopped`] if the run was asked to stop, and an error if the evaluation cannot be made,
+/// recorded or reported.
+pub(crate) async fn evaluate_if_due(
+    run: &RunContext,
+    progress: &mut RunProgress,
+    reporter: &mut Reporter,
+    observer: &mut dyn Observer,
+    stop: &StopFlag,
+) -> Result<(), Exit> {
+    let position = progress.position;
+    let Some(label) = due(run, position) else { return Ok(()) };
+    let key = EvalKey { phase: position.phase, step: position.step };
+    let recorded = run.store.evals().await?.into_iter().find(|(recorded, _)| *recorded == key);
+    let result = match recorded {
+        // If a phase has become longer, this is no longer its last evaluation.
+        Some((_, result)) => EvalResult { label, ..parse_eval(run.store.place(), key, result)? },
+        None => {
+            let (slices, keys) = (&run.tasks.eval, &run.recipe.eval);
+            let result = evaluate(&run.rollouts, slices, keys, key, &label, observer, stop).await?;
+            let (result, attempts) = result.ok_or(Exit::Stopped)?;
+            reporter.note_troubles(&run.rollouts, &attempts, observer).await?;
+            run.store.record_eval(key, &json!(result)).await?;
+            result
+        }
+    };
+    let step = position.global_step;
+    reporter.report(&result.to_json(step), step, &result.metrics(step), observer)?;
+    progress.position.evaluated = true;
+    info!(%key, "evaluated");
+    observer.event(&Event::Evaluated(&result));
+    progress.evals.push(result);
+    Ok(keep_best(run, progress, reporter, observer).await?)
 }
 
 fn parse_eval(place: &str, key: EvalKey, result: serde_json::Value) -> Result<EvalResult, TrainerError> {

@@ -11,9 +11,10 @@ use levade_policy::Learner;
 use levade_recipe::Phase;
 
 use crate::TrainerError;
+use crate::context::RunContext;
 use crate::files::file_error;
 use crate::policies::{Learns, REFERENCE};
-use crate::trainer::Trainer;
+use crate::progress::RunProgress;
 
 /// Makes an empty folder of what may be there already.
 pub(crate) fn empty(folder: &Path) -> Result<(), TrainerError> {
@@ -33,38 +34,51 @@ pub(crate) async fn copy_weights(
     fs::remove_dir_all(through).map_err(|source| file_error("remove", through, source))
 }
 
-impl Trainer {
-    /// The reference of a policy, where the next checkpoint must hold it.
-    pub(crate) fn reference_to_keep<'a>(&self, name: &str, learns: &'a Learns) -> Option<&'a dyn Learner> {
-        let phase = self.recipe.phase.get(self.position.phase as usize)?;
-        let Phase::Rl(keys) = phase else { return None };
-        let trains = self.recipe.trained_in(phase).iter().any(|trained| trained == name);
-        learns.reference.as_deref().filter(|_| trains && keys.reference_is_its_own(self.position.step))
-    }
+/// Returns the reference of a policy if the next checkpoint must hold it.
+pub(crate) fn reference_to_keep<'a>(
+    run: &RunContext,
+    progress: &RunProgress,
+    name: &str,
+    learns: &'a Learns,
+) -> Option<&'a dyn Learner> {
+    let phase = run.recipe.phase.get(progress.position.phase as usize)?;
+    let Phase::Rl(keys) = phase else { return None };
+    let trains = run.recipe.trained_in(phase).iter().any(|trained| trained == name);
+    learns.reference.as_deref().filter(|_| trains && keys.reference_is_its_own(progress.position.step))
+}
 
-    /// Gives references the weights that they had when the phase was left in the middle.
-    pub(crate) async fn recall_references(&self, phase: &Phase) -> Result<(), TrainerError> {
-        let Phase::Rl(keys) = phase else { return Ok(()) };
-        let Some(latest) = self.latest.as_ref().filter(|_| keys.reference_is_its_own(self.position.step))
-        else {
-            return Ok(());
-        };
-        for (name, learns) in self.policies.among(&self.recipe.trained_in(phase)) {
-            if let Some(reference) = &learns.reference {
-                reference.load(&self.policies.place(&latest.path, name).join(REFERENCE), false).await?;
-            }
+/// Loads into references the weights that they had when the run was interrupted within the phase.
+///
+/// # Errors
+/// Returns an error if a reference cannot be loaded.
+pub(crate) async fn restore_references(
+    run: &RunContext,
+    progress: &RunProgress,
+    phase: &Phase,
+) -> Result<(), TrainerError> {
+    let Phase::Rl(keys) = phase else { return Ok(()) };
+    let Some(latest) = progress.latest.as_ref().filter(|_| keys.reference_is_its_own(progress.position.step))
+    else {
+        return Ok(());
+    };
+    for (name, learns) in run.policies.among(&run.recipe.trained_in(phase)) {
+        if let Some(reference) = &learns.reference {
+            reference.load(&run.policies.place(&latest.path, name).join(REFERENCE), false).await?;
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// Moves references to the weights of their policies, if they are to move before `step`.
-    pub(crate) async fn move_references(&self, phase: &Phase, step: u32) -> Result<(), TrainerError> {
-        let Phase::Rl(keys) = phase else { return Ok(()) };
-        for (_, Learns { learner, reference, .. }) in self.policies.among(&self.recipe.trained_in(phase)) {
-            if let Some(reference) = reference.as_deref().filter(|_| keys.reference_moves(step)) {
-                copy_weights(&**learner, reference, &self.checkpoints.scratch()).await?;
-            }
+/// Copies the weights of policies into their references if these move before `step`.
+///
+/// # Errors
+/// Returns an error if weights cannot be saved or loaded.
+pub(crate) async fn move_references(run: &RunContext, phase: &Phase, step: u32) -> Result<(), TrainerError> {
+    let Phase::Rl(keys) = phase else { return Ok(()) };
+    for (_, Learns { learner, reference, .. }) in run.policies.among(&run.recipe.trained_in(phase)) {
+        if let Some(reference) = reference.as_deref().filter(|_| keys.reference_moves(step)) {
+            copy_weights(&**learner, reference, &run.checkpoints.scratch()).await?;
         }
-        Ok(())
     }
+    Ok(())
 }

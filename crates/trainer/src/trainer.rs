@@ -1,35 +1,40 @@
 //! The loop over phases and steps.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use levade_agent::Teacher;
 use levade_agent::environments::Environments;
 use levade_agent::tasks::Matching;
-use levade_policy::{Learner, crash_point};
+use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, RlKeys, RunKeys};
-use levade_store::{Attempt, Sqlite, Store};
+use levade_store::{Sqlite, Store};
 use serde_json::json;
 use tracing::{Instrument, info, info_span};
 
 use crate::TrainerError;
 use crate::agents::{AgentParts, Agents};
-use crate::batch::Targets;
 use crate::best::Best;
-use crate::checkpoint::{About, Checkpoint, Checkpoints, Content, Position, Versions};
+use crate::checkpoint::{Checkpoint, Checkpoints, Position, Versions};
+use crate::context::RunContext;
 use crate::eval_result::EvalResult;
+use crate::exit::Exit;
 use crate::folder::RunFolder;
 use crate::gain::{Gain, milestones};
-use crate::metrics::{Metrics, MetricsFile};
+use crate::measure::{evaluate_if_due, keep_best, restore_evals};
+use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::origin::{Offered, Origin, matching};
-use crate::phase::{PhaseRun, check_phases};
-use crate::policies::{CRITIC, Learns, Models, Policies, Policy};
+use crate::phase::{PhaseRun, check_phases, enter};
+use crate::policies::{Policies, Policy};
+use crate::progress::RunProgress;
+use crate::reference::restore_references;
+use crate::reporter::Reporter;
 use crate::rollout::{Rollouts, Troubles};
+use crate::save::save_checkpoint;
 use crate::scoring::{CustomScorers, Scorers};
-use crate::sink::{self, Sink};
 use crate::tasks::{Tasks, check_tasks};
 
 /// Parts that a trainer works with.
@@ -95,44 +100,13 @@ pub struct Summary {
     pub troubles: Troubles,
 }
 
-/// A run.
+/// A run: sequences its phases, steps, evaluations and checkpoints.
 pub struct Trainer {
-    pub(crate) recipe: Recipe,
-    pub(crate) tasks: Tasks,
-    pub(crate) rollouts: Rollouts,
-    pub(crate) policies: Policies,
-    /// How many steps have trained each policy.
-    pub(crate) versions: Versions,
-    /// Names of the agents whose replies are no targets.
-    pub(crate) untrained: Vec<String>,
-    /// Policies of others that phases imitate.
-    pub(crate) teachers: BTreeMap<String, Teacher>,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) checkpoints: Checkpoints,
-    pub(crate) metrics: MetricsFile,
-    pub(crate) latest: Option<Checkpoint>,
-    /// Notes for its user at the beginning.
+    run: RunContext,
+    progress: RunProgress,
+    reporter: Reporter,
+    /// Notes for the user at the start.
     notes: Vec<String>,
-    pub(crate) origin: Origin,
-    pub(crate) position: Position,
-    pub(crate) evals: Vec<EvalResult>,
-    troubles: Troubles,
-    /// For how long shared devices had been handed over when the last step was done.
-    turned: Duration,
-    sinks: Vec<Box<dyn Sink>>,
-    folder: RunFolder,
-}
-
-/// Leaves the loop early.
-pub(crate) enum Leave {
-    Stopped,
-    Failed(TrainerError),
-}
-
-impl<E: Into<TrainerError>> From<E> for Leave {
-    fn from(error: E) -> Self {
-        Leave::Failed(error.into())
-    }
 }
 
 impl Trainer {
@@ -206,11 +180,7 @@ impl Trainer {
             learns.recall(place.as_deref()).await?;
             policies.publish(name, versions[name]).await?;
         }
-        let metrics = MetricsFile::open(
-            &folder.metrics(),
-            latest.as_ref().map_or(0, |checkpoint| checkpoint.metrics_bytes),
-        )?;
-        let sinks = sink::open(&recipe, folder.root(), position.global_step)?;
+        let reporter = Reporter::open(&recipe, &folder, latest.as_ref())?;
         let rollouts = Rollouts {
             agents,
             samplers: policies.samplers(),
@@ -219,37 +189,31 @@ impl Trainer {
             concurrency: recipe.concurrency(),
             store: store.clone(),
         };
-        Ok(Trainer {
-            untrained: recipe.untrained_agents(),
+        let untrained = recipe.untrained_agents();
+        let run = RunContext {
             recipe,
             tasks,
             rollouts,
             policies,
-            versions,
+            untrained,
+            teachers,
             store,
             checkpoints,
-            metrics,
-            latest,
-            notes,
             origin,
-            position,
-            evals: Vec::new(),
-            troubles: Troubles::default(),
-            turned: Duration::ZERO,
-            teachers,
-            sinks,
             folder,
-        })
+        };
+        let progress = RunProgress { position, versions, latest, evals: Vec::new() };
+        Ok(Trainer { run, progress, reporter, notes })
     }
 
     /// The folder of the run.
     pub fn folder(&self) -> &RunFolder {
-        &self.folder
+        &self.run.folder
     }
 
     /// How many steps each phase has.
     fn steps(&self) -> Vec<u32> {
-        self.recipe.phase.iter().map(Phase::steps).collect()
+        self.run.recipe.phase.iter().map(Phase::steps).collect()
     }
 
     /// How many steps all phases have.
@@ -265,107 +229,98 @@ impl Trainer {
     pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
         let start = Instant::now();
         let all = self.all_steps();
-        info!(folder = %self.folder.root().display(), done = self.position.global_step, steps = all, "run begins");
+        info!(folder = %self.run.folder.root().display(), done = self.progress.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
         // Nobody waits any more for what is still under way: spare attempts, and what a request to stop has
         // cut short.
-        let abandoned = self.store.abandon_running().await;
+        let abandoned = self.run.store.abandon_running().await;
         let ended = match ended {
-            Err(Leave::Failed(error)) => Err(Leave::Failed(error)),
-            ended => abandoned.map_err(Leave::from).and(ended),
+            Err(Exit::Failed(error)) => Err(Exit::Failed(error)),
+            ended => abandoned.map_err(Exit::from).and(ended),
         };
-        info!(done = self.position.global_step, seconds = start.elapsed().as_secs_f64(), "run ends");
-        for sink in &mut self.sinks {
-            if let Err(why) = sink.close(ended.is_ok()) {
-                observer.event(&Event::Note(&format!("{}: {why}", sink.name())));
-            }
-        }
+        info!(done = self.progress.position.global_step, seconds = start.elapsed().as_secs_f64(), "run ends");
+        self.reporter.close(ended.is_ok(), observer);
         match ended {
             Ok(()) => Ok(Ended::Finished(Summary {
-                gains: Gain::between(&milestones(&self.evals), &*self.store).await?,
-                evals: self.evals.clone(),
-                checkpoint: self.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
-                best: Best::of(&self.evals, self.checkpoints.best()),
-                steps: self.position.global_step,
+                gains: Gain::between(&milestones(&self.progress.evals), &*self.run.store).await?,
+                evals: self.progress.evals.clone(),
+                checkpoint: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
+                best: Best::of(&self.progress.evals, self.run.checkpoints.best()),
+                steps: self.progress.position.global_step,
                 elapsed: start.elapsed(),
-                troubles: self.troubles.clone(),
+                troubles: self.reporter.troubles.clone(),
             })),
-            Err(Leave::Stopped) => {
+            Err(Exit::Stopped) => {
                 // The weights are those of the last step boundary: attempts change nothing, and steps are
                 // finished.
-                if self.latest.as_ref().map_or(0, |c| c.position.global_step) < self.position.global_step {
+                if self.progress.latest.as_ref().map_or(0, |c| c.position.global_step)
+                    < self.progress.position.global_step
+                {
                     self.checkpoint(false, observer).await?;
                 }
-                let checkpoint = self.latest.as_ref().map(|checkpoint| checkpoint.path.clone());
-                Ok(Ended::Stopped { checkpoint, done: self.position.global_step, steps: all })
+                let checkpoint = self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.clone());
+                Ok(Ended::Stopped { checkpoint, done: self.progress.position.global_step, steps: all })
             }
-            Err(Leave::Failed(error)) => Err(error),
+            Err(Exit::Failed(error)) => Err(error),
         }
     }
 
-    async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Leave> {
+    async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Exit> {
         let steps = self.steps();
-        for note in self.checkpoints.find()?.damaged.iter().chain(&self.notes) {
+        for note in self.run.checkpoints.find()?.damaged.iter().chain(&self.notes) {
             observer.event(&Event::Note(note));
         }
         observer.event(&Event::Started {
-            from: self.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
-            done: self.position.global_step,
+            from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
+            done: self.progress.position.global_step,
             steps: self.all_steps(),
         });
-        if self.latest.is_none() {
-            self.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
+        if self.progress.latest.is_none() {
+            self.run.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
         }
-        self.recall_evals(observer).await?;
-        self.keep_the_best(observer).await?;
+        restore_evals(&self.run, &mut self.progress, observer).await?;
+        keep_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
         self.evaluate_if_due(observer, stop).await?;
-        for (phase, &of_phase) in steps.iter().enumerate().skip(self.position.phase as usize) {
-            self.enter(phase).await?;
-            let keys = self.recipe.phase[phase].clone();
-            self.recall_references(&keys).await?;
+        for (phase, &of_phase) in steps.iter().enumerate().skip(self.progress.position.phase as usize) {
+            enter(&self.run, &mut self.progress, phase).await?;
+            let keys = self.run.recipe.phase[phase].clone();
+            restore_references(&self.run, &self.progress, &keys).await?;
             observer.event(&Event::PhaseStarted {
                 phase,
                 kind: keys.name(),
-                done: self.position.step,
+                done: self.progress.position.step,
                 steps: of_phase,
             });
-            let mut run = PhaseRun::new(phase, &keys, self, observer, stop).await?;
-            while self.position.step < of_phase && !self.is_good_enough(&keys).await? {
+            let mut current = PhaseRun::new(phase, &keys, &self.run, &self.progress, observer, stop).await?;
+            while self.progress.position.step < of_phase && !self.is_good_enough(&keys).await? {
                 if stop.is_stopped() {
-                    return Err(Leave::Stopped);
+                    return Err(Exit::Stopped);
                 }
-                let step = self.position.step;
+                let step = self.progress.position.step;
                 let span = info_span!("step", phase, step);
-                let (mut metrics, attempts) = run.step(self, step, observer, stop).instrument(span).await?;
-                let retried = self.note_troubles(&attempts, observer).await?;
+                let done = current.step(&self.run, &self.progress, step, observer, stop);
+                let (mut metrics, attempts) = done.instrument(span).await?;
+                let retried = self.reporter.note_troubles(&self.run.rollouts, &attempts, observer).await?;
                 metrics.add("training/retried", retried as f64);
-                self.add_turns(&mut metrics);
+                self.reporter.add_handoffs(&self.run.policies, &mut metrics);
                 self.finish_step(&keys, of_phase, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
-            if self.position.step < of_phase {
+            if self.progress.position.step < of_phase {
                 self.end_early(&keys, of_phase, observer).await?;
             }
         }
         Ok(())
     }
 
-    /// Adds for how long devices that learner and samplers share were handed over since the step before.
-    fn add_turns(&mut self, metrics: &mut Metrics) {
-        let of_each = self.policies.trained().filter_map(|(_, learns)| learns.learner.handed_over());
-        if let Some(now) = of_each.reduce(|a, b| a + b) {
-            metrics.add("timing_s/turns", now.saturating_sub(self.turned).as_secs_f64());
-            self.turned = now;
-        }
-    }
-
     /// Whether the evaluation at hand reached the success at which a phase ends. Where the record has a
     /// further step, it did not end there.
     async fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
-        let Position { phase, step, .. } = self.position;
-        let here = self.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
+        let Position { phase, step, .. } = self.progress.position;
+        let here =
+            self.progress.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
         let (Some(eval), Some(until)) = (here, keys.until()) else { return Ok(false) };
-        Ok(eval.chosen_success() >= until && self.store.step(phase, step).await?.is_none())
+        Ok(eval.chosen_success() >= until && self.run.store.step(phase, step).await?.is_none())
     }
 
     /// Ends a phase before its last step: the next one begins from a checkpoint that says so.
@@ -375,69 +330,15 @@ impl Trainer {
         steps: u32,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainerError> {
-        let Position { phase, step, global_step, .. } = self.position;
+        let Position { phase, step, global_step, .. } = self.progress.position;
         observer.event(&Event::Note(&format!(
             "phase {phase} ({}) ends after step {step} of {steps}: the success on held-out tasks has reached `phase.{phase}.until` = {}",
             keys.name(),
             keys.until().unwrap_or_default()
         )));
         let is_written = |latest: &Checkpoint| latest.phase_end && latest.position.global_step == global_step;
-        if !self.latest.as_ref().is_some_and(is_written) {
+        if !self.progress.latest.as_ref().is_some_and(is_written) {
             self.checkpoint(true, observer).await?;
-        }
-        Ok(())
-    }
-
-    /// Begins a phase, unless the run is in the middle of it: the optimiser starts afresh, and a penalty is
-    /// measured from the weights that the phase begins with.
-    async fn enter(&mut self, phase: usize) -> Result<(), TrainerError> {
-        let begins = phase as u32 > self.position.phase;
-        if begins {
-            self.position = Position { phase: phase as u32, step: 0, ..self.position };
-        }
-        // The checkpoint at the end of the phase before; there is none before the first, which begins from
-        // the model.
-        let found = self.checkpoints.find()?.whole;
-        let before = found
-            .iter()
-            .rfind(|checkpoint| checkpoint.phase_end && checkpoint.position.phase + 1 == phase as u32);
-        let Some(before) = before else {
-            return match phase {
-                0 => Ok(()),
-                _ => Err(TrainerError::Damaged {
-                    path: self.folder.checkpoints(),
-                    why: format!(
-                        "the checkpoint at the end of phase {} is gone, from which phase {phase} began",
-                        phase - 1
-                    ),
-                }),
-            };
-        };
-        let phase = &self.recipe.phase[phase];
-        let trained = self.recipe.trained_in(phase);
-        for (name, learns) in self.policies.among(&trained) {
-            let place = self.policies.place(&before.path, name);
-            if begins {
-                learns.learner.load(&place, false).await?;
-                self.policies.publish(name, self.versions[name]).await?;
-            }
-            let Models { reference, critic, .. } = learns.models(phase);
-            if let Some(reference) = reference {
-                // Where the phase begins, these are the weights at hand, which were written or checked just
-                // before.
-                if !begins {
-                    before
-                        .verify()
-                        .map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
-                }
-                reference.load(&place, false).await?;
-            }
-            // A critic that an earlier phase has trained goes on from there; one that is new begins as the
-            // policy does.
-            if let Some(critic) = critic.filter(|_| begins) {
-                let from = place.join(CRITIC);
-                critic.load(if from.is_dir() { &from } else { &place }, false).await?;
-            }
         }
         Ok(())
     }
@@ -451,22 +352,20 @@ impl Trainer {
         mut metrics: Metrics,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainerError> {
-        self.position.step += 1;
-        self.position.global_step += 1;
-        self.position.evaluated = false;
-        let Position { phase, step, global_step, .. } = self.position;
-        let trained = self.recipe.trained_in(keys);
-        for (name, _) in self.policies.among(&trained) {
-            let version = self.versions.entry(name.to_owned()).or_default();
+        self.progress.position.step += 1;
+        self.progress.position.global_step += 1;
+        self.progress.position.evaluated = false;
+        let Position { phase, step, global_step, .. } = self.progress.position;
+        let trained = self.run.recipe.trained_in(keys);
+        for (name, _) in self.run.policies.among(&trained) {
+            let version = self.progress.versions.entry(name.to_owned()).or_default();
             *version += 1;
-            self.policies.publish(name, *version).await?;
+            self.run.policies.publish(name, *version).await?;
         }
-        let head = json!({"phase": phase, "kind": keys.name(), "step": step});
+        let head = [("phase", json!(phase)), ("kind", json!(keys.name())), ("step", json!(step))];
+        let head = head.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         metrics.add("training/global_step", f64::from(global_step));
-        if let serde_json::Value::Object(head) = head {
-            self.metrics.append(&metrics.to_json(head))?;
-        }
-        self.tell_sinks(&metrics, observer);
+        self.reporter.report(&metrics.to_json(head), global_step, &metrics, observer)?;
         crash_point("metrics_written");
         info!(phase, kind = keys.name(), step, steps, version = global_step, "step done");
         observer.event(&Event::Step {
@@ -476,91 +375,19 @@ impl Trainer {
             steps,
             metrics: &metrics,
         });
-        let every = self.recipe.run.checkpoint_every;
+        let every = self.run.recipe.run.checkpoint_every;
         if step == steps || (every > 0 && global_step.is_multiple_of(every)) {
             self.checkpoint(step == steps, observer).await?;
         }
         Ok(())
     }
 
-    /// Keeps what went wrong around the model, and says it the first time. Returns how many tries came to
-    /// nothing before these attempts.
-    pub(crate) async fn note_troubles(
-        &mut self,
-        attempts: &[Attempt],
-        observer: &mut dyn Observer,
-    ) -> Result<usize, TrainerError> {
-        let earlier = self.rollouts.earlier_tries(attempts).await?;
-        for trouble in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
-            observer.event(&Event::Note(&trouble));
-        }
-        Ok(earlier.len())
+    async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
+        save_checkpoint(&self.run, &mut self.progress, &mut self.reporter, phase_end, observer).await
     }
 
-    /// Passes metrics on. A sink that fails is dropped.
-    pub(crate) fn tell_sinks(&mut self, metrics: &Metrics, observer: &mut dyn Observer) {
-        let step = self.position.global_step;
-        self.sinks.retain_mut(|sink| match sink.log(step, metrics) {
-            Ok(()) => true,
-            Err(why) => {
-                let note = format!("{} takes no more metrics: {why}", sink.name());
-                observer.event(&Event::Note(&note));
-                false
-            }
-        });
-    }
-
-    /// Version of the weights of a policy that samplers draw from.
-    pub(crate) fn version(&self, policy: &str) -> u64 {
-        self.versions.get(policy).copied().unwrap_or_default()
-    }
-
-    /// Tokens that a policy learns from.
-    pub(crate) fn targets<'a>(&'a self, policy: &'a str) -> Targets<'a> {
-        Targets { policy, untrained: &self.untrained }
-    }
-
-    /// Steps of a phase that are done, for one that is under way or to come.
-    pub(crate) fn steps_done(&self, phase: u32) -> u32 {
-        if self.position.phase == phase { self.position.step } else { 0 }
-    }
-
-    /// The critic of a policy, once a phase has begun that trains it.
-    fn critic_in_use<'a>(&self, name: &str, learns: &'a Learns) -> Option<&'a dyn Learner> {
-        let mut begun = self.recipe.phase.iter().take(self.position.phase as usize + 1);
-        let needs = |phase: &Phase| {
-            let trains = self.recipe.trained_in(phase).iter().any(|trained| trained == name);
-            trains && matches!(phase, Phase::Rl(keys) if keys.needs_critic())
-        };
-        learns.critic.as_deref().filter(|_| begun.any(needs))
-    }
-
-    pub(crate) async fn checkpoint(
-        &mut self,
-        phase_end: bool,
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainerError> {
-        let bytes = self.metrics.sync()?;
-        let mut contents = Vec::new();
-        for (name, learns) in self.policies.trained() {
-            contents.push(Content {
-                place: self.policies.place(Path::new(""), name),
-                learner: &*learns.learner,
-                critic: self.critic_in_use(name, learns),
-                reference: self.reference_to_keep(name, learns),
-                companions: &*learns.companions,
-            });
-        }
-        let about = About {
-            position: self.position,
-            versions: self.versions.clone(),
-            phase_end,
-            metrics_bytes: bytes,
-        };
-        let written = self.checkpoints.write(&contents, about).await?;
-        observer.event(&Event::Checkpoint(&written.path));
-        self.latest = Some(written);
-        self.checkpoints.prune(self.recipe.run.keep as usize)
+    async fn evaluate_if_due(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Exit> {
+        evaluate_if_due(&self.run, &mut self.progress, &mut self.reporter, observer, stop).await
     }
 }
 

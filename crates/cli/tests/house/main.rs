@@ -63,7 +63,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
 ];
 
 /// Files that may lead to each other, and why is said in ARCHITECTURE.md.
-const CIRCLES: [(&str, &[&str]); 1] = [("trainer", &["phase", "phase::rl", "phase::sft", "trainer"])];
+const CIRCLES: [(&str, &[&str]); 0] = [];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()

@@ -1,6 +1,7 @@
 //! One phase: what a step of it trains on.
 
 mod describe;
+mod enter;
 mod rl;
 mod sft;
 mod teacher;
@@ -13,11 +14,14 @@ use levade_tree::{AttemptId, RunId, Trajectory};
 
 use crate::TrainerError;
 use crate::agents::Agents;
+use crate::context::RunContext;
+use crate::exit::Exit;
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
+use crate::progress::RunProgress;
 use crate::tasks::Tasks;
-use crate::trainer::{Leave, Trainer};
 
+pub(crate) use enter::enter;
 use rl::Rl;
 use sft::Sft;
 
@@ -65,30 +69,32 @@ impl PhaseRun {
     pub async fn new(
         index: usize,
         phase: &Phase,
-        trainer: &Trainer,
+        run: &RunContext,
+        progress: &RunProgress,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<Self, Leave> {
+    ) -> Result<Self, Exit> {
         let (phase, number) = (phase.clone(), index as u32);
         Ok(match phase.clone() {
             Phase::Sft(keys) => {
-                PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, trainer, observer, stop).await?))
+                PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, run, observer, stop).await?))
             }
-            Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, trainer).await?)),
+            Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, run, progress).await?)),
         })
     }
 
     /// Runs a step up to its last optimiser step. Also returns the attempts that were made for it.
     pub async fn step(
         &mut self,
-        trainer: &Trainer,
+        run: &RunContext,
+        progress: &RunProgress,
         step: u32,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<(Metrics, Vec<Attempt>), Leave> {
+    ) -> Result<(Metrics, Vec<Attempt>), Exit> {
         match self {
-            PhaseRun::Sft(phase) => Ok((phase.step(trainer, step, observer).await?, Vec::new())),
-            PhaseRun::Rl(phase) => phase.step(trainer, step, observer, stop).await,
+            PhaseRun::Sft(phase) => Ok((phase.step(run, progress, step, observer).await?, Vec::new())),
+            PhaseRun::Rl(phase) => phase.step(run, progress, step, observer, stop).await,
         }
     }
 }

@@ -10,14 +10,17 @@ use super::describe::Look;
 use super::{by_id, describe};
 use crate::TrainerError;
 use crate::batch::Census;
+use crate::context::RunContext;
+use crate::exit::Exit;
 use crate::flow::{Flow, Taken};
 use crate::learn::{Learned, Progress, Rules, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::plan;
+use crate::progress::RunProgress;
+use crate::reference::move_references;
 use crate::signals::Heard;
 use crate::tasks::TaskOrder;
-use crate::trainer::{Leave, Trainer};
 
 pub(crate) struct Rl {
     phase: Phase,
@@ -31,18 +34,19 @@ impl Rl {
         phase: Phase,
         index: u32,
         keys: RlKeys,
-        trainer: &Trainer,
+        run: &RunContext,
+        progress: &RunProgress,
     ) -> Result<Self, TrainerError> {
-        let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
+        let RunContext { recipe, tasks, rollouts, store, .. } = run;
         let order = TaskOrder::new(recipe.run.seed, index, tasks.train_len());
-        let done = trainer.steps_done(index);
+        let done = progress.steps_done(index);
         let mut taken = Vec::new();
         for step in 0..done {
             let plan = store.step(index, step).await?;
             taken.extend(plan.map_or_else(|| in_order(&keys, step), |plan| places_of(&plan, &keys)));
         }
         let began = |name: String| {
-            let version = trainer.version(&name) - u64::from(done);
+            let version = progress.version(&name) - u64::from(done);
             (name, version)
         };
         let began = recipe.trained_in(&phase).into_iter().map(began).collect();
@@ -52,21 +56,22 @@ impl Rl {
 
     pub async fn step(
         &mut self,
-        trainer: &Trainer,
+        run: &RunContext,
+        progress: &RunProgress,
         step: u32,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<(Metrics, Vec<Attempt>), Leave> {
+    ) -> Result<(Metrics, Vec<Attempt>), Exit> {
         let start = Instant::now();
-        let Trainer { rollouts, tasks, store, .. } = trainer;
+        let RunContext { rollouts, tasks, store, .. } = run;
         let sampler = &rollouts.agents.first().built_in.sampler;
         let (before, used) = (Look::at(&**sampler).await?, rollouts.agents.used());
         self.flow.advance(step);
-        trainer.move_references(&self.phase, step).await?;
+        move_references(run, &self.phase, step).await?;
         let planned = store.step(self.index, step).await?;
         let taken = match &planned {
             Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks).await?,
-            None => collect(&mut self.flow, trainer, observer, stop).await?,
+            None => collect(&mut self.flow, run, observer, stop).await?,
         };
         let attempts = taken.groups.concat();
         let baselines: Vec<Attempt> = taken.baselines.iter().flatten().cloned().collect();
@@ -95,22 +100,22 @@ impl Rl {
             );
             observer.event(&Event::Note(&note));
         }
-        let of_phase = OfPhase { phase, index: *index, keys };
+        let of_phase = OfPhase { phase, index: *index, keys, run, progress };
         let learning = Instant::now();
         let training = async {
             let plan = match planned {
                 Some(plan) => plan,
                 None => {
-                    let policies = of_phase.plan(trainer, step, &groups, &taken.baselines).await?;
+                    let policies = of_phase.plan(step, &groups, &taken.baselines).await?;
                     StepPlan { phase: of_phase.index, step, places: taken.places.clone(), policies }
                 }
             };
             store.record_step(&plan).await?;
             crash_point("ledger_written");
-            let learned = of_phase.learn(trainer, step, &plan, &attempts, observer).await?;
+            let learned = of_phase.learn(step, &plan, &attempts, observer).await?;
             Ok::<_, TrainerError>((plan, learned))
         };
-        let (plan, learned) = alongside(flow, trainer, training).await?;
+        let (plan, learned) = alongside(flow, run, training).await?;
         let aside = |of: &Learned| of.reference_seconds + of.critic_seconds + of.prepare_seconds;
         let updated = learning.elapsed().as_secs_f64() - learned.iter().map(aside).sum::<f64>();
 
@@ -121,7 +126,7 @@ impl Rl {
         describe::oversampled(&lengths, &taken.left_out, &mut metrics);
         let several = plan.policies.len() > 1;
         for (policy, learned) in plan.policies.iter().zip(&learned) {
-            let found = of_phase.describe(trainer, step, policy, learned, &attempts);
+            let found = of_phase.describe(step, policy, learned, &attempts);
             metrics.extend(several.then_some(policy.policy.as_str()), found);
         }
         if keys.needs_baseline() {
@@ -153,11 +158,11 @@ fn places_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
 /// Waits for the groups of the next step.
 async fn collect(
     flow: &mut Flow,
-    trainer: &Trainer,
+    run: &RunContext,
     observer: &mut dyn Observer,
     stop: &StopFlag,
-) -> Result<Taken, Leave> {
-    let Trainer { rollouts, tasks, .. } = trainer;
+) -> Result<Taken, Exit> {
+    let RunContext { rollouts, tasks, .. } = run;
     flow.admit(rollouts, tasks).await?;
     loop {
         if let Some(taken) = flow.take() {
@@ -168,7 +173,7 @@ async fn collect(
                 return Err(TrainerError::Starved.into());
             },
             // What is under way is abandoned: it is made again, from the same stream, when the run goes on.
-            () = stop.stopped() => return Err(Leave::Stopped),
+            () = stop.stopped() => return Err(Exit::Stopped),
         }
     }
 }
@@ -176,10 +181,10 @@ async fn collect(
 /// Does `work` while attempts go on, are recorded, and others begin.
 async fn alongside<T>(
     flow: &mut Flow,
-    trainer: &Trainer,
+    run: &RunContext,
     work: impl Future<Output = Result<T, TrainerError>>,
 ) -> Result<T, TrainerError> {
-    let Trainer { rollouts, tasks, .. } = trainer;
+    let RunContext { rollouts, tasks, .. } = run;
     flow.admit(rollouts, tasks).await?;
     tokio::pin!(work);
     let mut unseen = ();
@@ -196,43 +201,38 @@ struct OfPhase<'a> {
     phase: &'a Phase,
     index: u32,
     keys: &'a RlKeys,
+    run: &'a RunContext,
+    progress: &'a RunProgress,
 }
 
 impl OfPhase<'_> {
     async fn learn(
         &self,
-        trainer: &Trainer,
         step: u32,
         plan: &StepPlan,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<Vec<Learned>, TrainerError> {
-        let (trajectories, mut progress) = (by_id(attempts), Progress::of(plan));
+        let (trajectories, mut micro_batches) = (by_id(attempts), Progress::of(plan));
         let mut learned = Vec::with_capacity(plan.policies.len());
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let learns = trainer.policies.learns(name)?;
-            let (models, rules) = (learns.models(self.phase), self.rules(trainer, name, step));
-            learned.push(run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?);
+            let learns = self.run.policies.learns(name)?;
+            let (models, rules) = (learns.models(self.phase), self.rules(name, step));
+            learned
+                .push(run_plan(policy, &trajectories, models, &rules, &mut micro_batches, observer).await?);
         }
         Ok(learned)
     }
 
-    fn rules<'t>(&'t self, trainer: &'t Trainer, policy: &'t str, step: u32) -> Rules<'t> {
-        let Trainer { origin, recipe, .. } = trainer;
-        let (targets, version) = (trainer.targets(policy), trainer.version(policy));
+    fn rules<'t>(&'t self, policy: &'t str, step: u32) -> Rules<'t> {
+        let RunContext { origin, recipe, .. } = self.run;
+        let (targets, version) = (self.run.targets(policy), self.progress.version(policy));
         Rules::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
     }
 
     /// Metrics of a policy.
-    fn describe(
-        &self,
-        trainer: &Trainer,
-        step: u32,
-        plan: &PolicyPlan,
-        learned: &Learned,
-        attempts: &[Attempt],
-    ) -> Metrics {
+    fn describe(&self, step: u32, plan: &PolicyPlan, learned: &Learned, attempts: &[Attempt]) -> Metrics {
         let mut metrics = Metrics::default();
         let advantages =
             plan.paths().flat_map(|path| path.advantage.distinct().map(f64::from).collect::<Vec<_>>());
@@ -244,7 +244,7 @@ impl OfPhase<'_> {
         if let Some(high) = &plan.high_entropy {
             describe::high_entropy(high, &mut metrics);
         }
-        let rules = self.rules(trainer, &plan.policy, step);
+        let rules = self.rules(&plan.policy, step);
         describe::masked(&plan::census(attempts.iter(), rules.targets, self.keys), &mut metrics);
         describe::age(attempts, rules.targets, rules.version, &mut metrics);
         learned.report(self.phase, rules.policy, &mut metrics);
@@ -253,12 +253,12 @@ impl OfPhase<'_> {
 
     /// The coefficient of a divergence charged to the reward: the recipe's, or as what the step before found
     /// has changed it.
-    async fn kl_coefficient(&self, trainer: &Trainer, policy: &str, step: u32) -> Result<f64, TrainerError> {
+    async fn kl_coefficient(&self, policy: &str, step: u32) -> Result<f64, TrainerError> {
         let Some(kl) = self.keys.kl else { return Ok(0.0) };
         let (Some(adaptive), Some(before)) = (kl.adaptive, step.checked_sub(1)) else {
             return Ok(kl.coefficient);
         };
-        let before = trainer.store.step(self.index, before).await?;
+        let before = self.run.store.step(self.index, before).await?;
         let before = before.and_then(|plan| plan.policies.into_iter().find(|of| of.policy == policy)?.kl);
         Ok(before.map_or(kl.coefficient, |before| {
             adaptive.next(before.coefficient, before.found, before.rollouts as usize)
@@ -268,25 +268,24 @@ impl OfPhase<'_> {
     /// Plans a step for each policy, after asking its models for what advantages need to know.
     async fn plan(
         &self,
-        trainer: &Trainer,
         step: u32,
         groups: &[&[Attempt]],
         baselines: &[Option<Attempt>],
     ) -> Result<Vec<PolicyPlan>, TrainerError> {
-        let Trainer { recipe, policies, .. } = trainer;
-        let limits = trainer.rollouts.agents.token_limits();
+        let RunContext { recipe, policies, .. } = self.run;
+        let limits = self.run.rollouts.agents.token_limits();
         let budget = recipe.engine.micro_batch_tokens;
         let (mut plans, mut sampled) = (Vec::new(), Census::default());
         for (name, learns) in policies.among(&recipe.trained_in(self.phase)) {
-            let (models, targets) = (learns.models(self.phase), trainer.targets(name));
+            let (models, targets) = (learns.models(self.phase), self.run.targets(name));
             sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
             let heard = Heard::of(self.keys, models, targets, groups, policies.context(name), budget).await?;
-            let kl_coefficient = self.kl_coefficient(trainer, name, step).await?;
+            let kl_coefficient = self.kl_coefficient(name, step).await?;
             let draft = {
                 let signals = |attempt, leaf| heard.get(attempt, leaf);
                 let setting = plan::Setting {
                     targets,
-                    version: trainer.version(name),
+                    version: self.progress.version(name),
                     keys: self.keys,
                     seed: recipe.run.seed,
                     limits: &limits,

@@ -13,13 +13,15 @@ use serde_json::json;
 use super::{by_id, describe, teacher};
 use crate::TrainerError;
 use crate::agents::Agents;
+use crate::context::RunContext;
+use crate::exit::Exit;
 use crate::learn::{Progress, Rules, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::plan;
+use crate::progress::RunProgress;
 use crate::random::order;
 use crate::tasks::Tasks;
-use crate::trainer::{Leave, Trainer};
 
 pub(crate) struct Sft {
     phase: Phase,
@@ -103,23 +105,23 @@ impl Sft {
         phase: Phase,
         index: u32,
         keys: SftKeys,
-        trainer: &Trainer,
+        run: &RunContext,
         observer: &mut dyn Observer,
         stop: &StopFlag,
-    ) -> Result<Self, Leave> {
-        let Trainer { recipe, tasks, rollouts, store, .. } = trainer;
+    ) -> Result<Self, Exit> {
+        let RunContext { recipe, tasks, rollouts, store, .. } = run;
         if let Some(source) = &keys.source {
             let teacher = match (&source.policy, &source.field) {
                 (None, Some(field)) => &Teacher::Written(field.clone()),
                 (policy, _) => {
                     let no_part = || TrainerError::NoPart(source.to_string());
-                    policy.as_ref().and_then(|name| trainer.teachers.get(name)).ok_or_else(no_part)?
+                    policy.as_ref().and_then(|name| run.teachers.get(name)).ok_or_else(no_part)?
                 }
             };
             let asked = (&keys, source);
             let found =
                 teacher::demonstrations(index, asked, teacher, tasks, rollouts, observer, stop).await?;
-            let demonstrations = found.ok_or(Leave::Stopped)?;
+            let demonstrations = found.ok_or(Exit::Stopped)?;
             return Ok(Sft { phase, index, keys, demonstrations });
         }
         let found = demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
@@ -129,12 +131,13 @@ impl Sft {
 
     pub async fn step(
         &mut self,
-        trainer: &Trainer,
+        run: &RunContext,
+        progress: &RunProgress,
         step: u32,
         observer: &mut dyn Observer,
     ) -> Result<Metrics, TrainerError> {
         let start = Instant::now();
-        let Trainer { recipe, store, policies, origin, .. } = trainer;
+        let RunContext { recipe, store, policies, origin, .. } = run;
         let trained = recipe.trained_in(&self.phase);
         let total = self.demonstrations.len();
         let a_pass = total.div_ceil(self.keys.batch) as u32;
@@ -152,7 +155,7 @@ impl Sft {
                 let budget = recipe.engine.micro_batch_tokens;
                 let mut plans = Vec::new();
                 for (name, learns) in policies.among(&trained) {
-                    let (targets, version) = (trainer.targets(name), trainer.version(name));
+                    let (targets, version) = (run.targets(name), progress.version(name));
                     let draft = plan::sft(targets, version, &picked, self.keys.normaliser);
                     plans.push(draft.cut(learns.models(&self.phase), budget).await?);
                 }
@@ -164,15 +167,16 @@ impl Sft {
         let trajectories = by_id(&self.demonstrations);
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
-        let (of_phase, mut progress) = ((self.index, &self.phase), Progress::of(&plan));
+        let (of_phase, mut micro_batches) = ((self.index, &self.phase), Progress::of(&plan));
         let (several, mut forward_tokens) = (plan.policies.len() > 1, 0);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
             let learns = policies.learns(name)?;
-            let (targets, version) = (trainer.targets(name), trainer.version(name));
+            let (targets, version) = (run.targets(name), progress.version(name));
             let rules = Rules::new(of_phase, step, Some(origin), targets, version, recipe);
             let models = learns.models(&self.phase);
-            let learned = run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
+            let learned =
+                run_plan(policy, &trajectories, models, &rules, &mut micro_batches, observer).await?;
             let mut found = Metrics::default();
             learned.report(&self.phase, rules.policy, &mut found);
             metrics.extend(several.then_some(name), found);

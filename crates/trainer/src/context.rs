@@ -1,0 +1,40 @@
+//! Holds what a run works with, which stays the same from its start to its end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use levade_agent::Teacher;
+use levade_recipe::Recipe;
+use levade_store::Store;
+
+use crate::batch::Targets;
+use crate::checkpoint::Checkpoints;
+use crate::folder::RunFolder;
+use crate::origin::Origin;
+use crate::policies::Policies;
+use crate::rollout::Rollouts;
+use crate::tasks::Tasks;
+
+/// The parts of a run that phases, evaluations and checkpoints share. What changes as the run goes on is in
+/// its [`RunProgress`](crate::progress::RunProgress).
+pub(crate) struct RunContext {
+    pub recipe: Recipe,
+    pub tasks: Tasks,
+    pub rollouts: Rollouts,
+    pub policies: Policies,
+    /// Names of the agents whose replies are no targets.
+    pub untrained: Vec<String>,
+    /// External policies that phases imitate, by name.
+    pub teachers: BTreeMap<String, Teacher>,
+    pub store: Arc<dyn Store>,
+    pub checkpoints: Checkpoints,
+    pub origin: Origin,
+    pub folder: RunFolder,
+}
+
+impl RunContext {
+    /// Returns the tokens that a policy learns from.
+    pub fn targets<'a>(&'a self, policy: &'a str) -> Targets<'a> {
+        Targets { policy, untrained: &self.untrained }
+    }
+}

@@ -1,0 +1,116 @@
+//! Reports a run: metrics into their file and to the sinks, troubles and failed sinks to the observer.
+
+use std::time::Duration;
+
+use levade_recipe::Recipe;
+use levade_store::Attempt;
+use serde_json::Value;
+
+use crate::TrainerError;
+use crate::checkpoint::Checkpoint;
+use crate::folder::RunFolder;
+use crate::metrics::{Metrics, MetricsFile};
+use crate::observe::{Event, Observer};
+use crate::policies::Policies;
+use crate::rollout::{Rollouts, Troubles};
+use crate::sink::{self, Sink};
+
+/// Receives the measures and the troubles of a run.
+pub(crate) struct Reporter {
+    file: MetricsFile,
+    sinks: Vec<Box<dyn Sink>>,
+    /// Troubles around the model since this process started.
+    pub troubles: Troubles,
+    /// Total time of handoffs of shared devices when the last step was done.
+    handed_over: Duration,
+}
+
+impl Reporter {
+    /// Opens the metrics file and the sinks of a run that continues from `latest`, or that starts if it is
+    /// `None`. Lines of the file that were written after the checkpoint are removed.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be opened.
+    pub fn open(
+        recipe: &Recipe,
+        folder: &RunFolder,
+        latest: Option<&Checkpoint>,
+    ) -> Result<Self, TrainerError> {
+        let (bytes, step) =
+            latest.map_or((0, 0), |latest| (latest.metrics_bytes, latest.position.global_step));
+        Ok(Reporter {
+            file: MetricsFile::open(&folder.metrics(), bytes)?,
+            sinks: sink::open(recipe, folder.root(), step)?,
+            troubles: Troubles::default(),
+            handed_over: Duration::ZERO,
+        })
+    }
+
+    /// Appends a line to the metrics file and sends its `metrics` to the sinks as those of `step`. A sink
+    /// that fails is dropped.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    pub fn report(
+        &mut self,
+        line: &Value,
+        step: u32,
+        metrics: &Metrics,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainerError> {
+        self.file.append(line)?;
+        self.sinks.retain_mut(|sink| match sink.log(step, metrics) {
+            Ok(()) => true,
+            Err(why) => {
+                let note = format!("{} takes no more metrics: {why}", sink.name());
+                observer.event(&Event::Note(&note));
+                false
+            }
+        });
+        Ok(())
+    }
+
+    /// Flushes the metrics file to the disk and returns its length in bytes.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be flushed.
+    pub fn sync(&mut self) -> Result<u64, TrainerError> {
+        self.file.sync()
+    }
+
+    /// Adds the troubles of attempts and of the tries before them, and reports each kind once. Returns the
+    /// number of tries that were superseded by these attempts.
+    ///
+    /// # Errors
+    /// Returns an error if the earlier tries cannot be read.
+    pub async fn note_troubles(
+        &mut self,
+        rollouts: &Rollouts,
+        attempts: &[Attempt],
+        observer: &mut dyn Observer,
+    ) -> Result<usize, TrainerError> {
+        let earlier = rollouts.earlier_tries(attempts).await?;
+        for trouble in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
+            observer.event(&Event::Note(&trouble));
+        }
+        Ok(earlier.len())
+    }
+
+    /// Adds the time of handoffs of devices that learner and samplers share, since the step before.
+    pub fn add_handoffs(&mut self, policies: &Policies, metrics: &mut Metrics) {
+        let of_each = policies.trained().filter_map(|(_, learns)| learns.learner.handed_over());
+        if let Some(now) = of_each.reduce(|a, b| a + b) {
+            metrics.add("timing_s/turns", now.saturating_sub(self.handed_over).as_secs_f64());
+            self.handed_over = now;
+        }
+    }
+
+    /// Closes the sinks. `finished` is whether all phases are done.
+    pub fn close(&mut self, finished: bool, observer: &mut dyn Observer) {
+        for sink in &mut self.sinks {
+            if let Err(why) = sink.close(finished) {
+                observer.event(&Event::Note(&format!("{}: {why}", sink.name())));
+            }
+        }
+    }
+}

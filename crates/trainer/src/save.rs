@@ -1,0 +1,64 @@
+//! Writes checkpoints of a run at its position.
+
+use std::path::Path;
+
+use levade_policy::Learner;
+use levade_recipe::Phase;
+
+use crate::TrainerError;
+use crate::checkpoint::{About, Content};
+use crate::context::RunContext;
+use crate::observe::{Event, Observer};
+use crate::policies::Learns;
+use crate::progress::RunProgress;
+use crate::reference::reference_to_keep;
+use crate::reporter::Reporter;
+
+/// Writes a checkpoint, which becomes the latest one, and removes those that the recipe does not keep.
+///
+/// # Errors
+/// Returns an error if a file cannot be written or a learner fails.
+pub(crate) async fn save_checkpoint(
+    run: &RunContext,
+    progress: &mut RunProgress,
+    reporter: &mut Reporter,
+    phase_end: bool,
+    observer: &mut dyn Observer,
+) -> Result<(), TrainerError> {
+    let bytes = reporter.sync()?;
+    let mut contents = Vec::new();
+    for (name, learns) in run.policies.trained() {
+        contents.push(Content {
+            place: run.policies.place(Path::new(""), name),
+            learner: &*learns.learner,
+            critic: critic_in_use(run, progress, name, learns),
+            reference: reference_to_keep(run, progress, name, learns),
+            companions: &*learns.companions,
+        });
+    }
+    let about = About {
+        position: progress.position,
+        versions: progress.versions.clone(),
+        phase_end,
+        metrics_bytes: bytes,
+    };
+    let written = run.checkpoints.write(&contents, about).await?;
+    observer.event(&Event::Checkpoint(&written.path));
+    progress.latest = Some(written);
+    run.checkpoints.prune(run.recipe.run.keep as usize)
+}
+
+/// Returns the critic of a policy if a phase that trains the critic has started.
+fn critic_in_use<'a>(
+    run: &RunContext,
+    progress: &RunProgress,
+    name: &str,
+    learns: &'a Learns,
+) -> Option<&'a dyn Learner> {
+    let mut begun = run.recipe.phase.iter().take(progress.position.phase as usize + 1);
+    let needs = |phase: &Phase| {
+        let trains = run.recipe.trained_in(phase).iter().any(|trained| trained == name);
+        trains && matches!(phase, Phase::Rl(keys) if keys.needs_critic())
+    };
+    learns.critic.as_deref().filter(|_| begun.any(needs))
+}
