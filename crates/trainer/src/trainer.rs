@@ -1,4 +1,8 @@
-//! The loop over phases and steps.
+//! Runs the loop over phases and steps.
+//!
+//! A run has three parts: a [`RunContext`], which stays the same, a [`RunProgress`], which each step changes,
+//! and a [`Reporter`]. Phases, evaluations and checkpoints take those parts that they need; only the
+//! [`Trainer`] knows their order.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
