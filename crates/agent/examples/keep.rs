@@ -1,7 +1,7 @@
-//! The keeper of programs alone, as tests of tools start it.
+//! The supervisor process alone, as tests of tools start it.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    levade_agent::program::keeper::keep()
+    levade_process::supervise()
 }

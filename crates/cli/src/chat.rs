@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use levade_agent::tools::Observation;
-use levade_agent::{Agent, ContextPolicy, Keeper, Limits, LoopObserver, Talk, Truncation};
+use levade_agent::{Agent, ContextPolicy, Limits, LoopObserver, Talk, Truncation};
 use levade_call::Token;
 use levade_conversation::Format;
 use levade_policy::{Precision, SamplingParams};
+use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, QUESTION, ToolKeys};
 use levade_text::{Chat, Message, Piece, ReplyStream};
 use levade_trainer::{Toolboxes, chat_options};
@@ -137,7 +138,7 @@ async fn talk(
     let found = model::open(source, args.base.as_deref().or(base.as_deref()))?;
     let files = &found.files;
     let chat = Arc::new(model::chat(files, chat_options(&keys, begun))?);
-    let tools = Toolboxes::new(tools, Keeper::this()?).of(&keys, &chat)?;
+    let tools = Toolboxes::new(tools, Supervisor::this()?).of(&keys, &chat)?;
     let params = args.sampling(&chat);
     params.validate()?;
     // A recipe for a longer context than this model's was made for another one.

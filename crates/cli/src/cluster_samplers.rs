@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use levade_agent::Keeper;
 use levade_model::ModelFiles;
 use levade_policy::awake::{sleep, within};
 use levade_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
+use levade_process::Supervisor;
 use levade_recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 use levade_remote::{
     GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
@@ -116,7 +116,7 @@ pub async fn start(
             members.push((spec.name.clone(), server));
             let may = wants.turns.map(|turns| turns.starts());
             let name = format!("the sampler {}", spec.name);
-            let (process, ended) = Process::start(spec, Keeper::this()?, may);
+            let (process, ended) = Process::start(spec, Supervisor::this()?, may);
             processes.push(process);
             children.push(Gone { name, ended });
         }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use levade_agent::Keeper;
 use levade_agent::environments::Environments;
 use levade_agent::program::Replies;
 use levade_agent::tasks::{Matching, QuestionKey};
 use levade_engine::Engine;
 use levade_policy::Sampler;
+use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
 use levade_store::{EvalKey, Memory, Sqlite, Store};
 use levade_trainer::{
@@ -165,7 +165,7 @@ async fn measure(
     needs_adapter: bool,
     mut out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
-    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
+    let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
     let by = trained_by.as_ref().map_or(Ok(Matching::default()), |run| matching(run.root()))?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
@@ -180,7 +180,7 @@ async fn measure(
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
-    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
+    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 #[cfg(unix)]
 pub fn main() -> ExitCode {
-    levade_agent::program::keeper::keep()
+    levade_process::supervise()
 }
 
 #[cfg(not(unix))]

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use levade_agent::environments::Environments;
 use levade_agent::program::Replies;
-use levade_agent::{Keeper, Pick, ProgramAgent, Teacher};
+use levade_agent::{Pick, ProgramAgent, Teacher};
 use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use levade_policy::LoraOptions;
+use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use levade_remote::{Mixture, RemoteLearner, Turns};
 use levade_text::Chat;
@@ -123,7 +124,7 @@ pub async fn start(
             policies.push(policy);
         }
     }
-    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
+    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
     let programs = recipe.agents().iter().any(|(_, keys)| keys.kind.calls());
     let (mut agents, mut callers) = (Vec::new(), Vec::new());
     for (name, keys) in recipe.agents() {

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use levade_agent::environments::{Environments, Leader};
-use levade_agent::program::{Launch, Replies, Workers};
-use levade_agent::{Keeper, Limits, Program, ProgramAgent};
+use levade_agent::program::{Replies, workers};
+use levade_agent::{Limits, Program, ProgramAgent};
 use levade_gateway::{Gateway, Options, When, serve};
+use levade_process::{Launch, Supervisor};
 use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use levade_trainer::AgentParts;
 use regex::Regex;
@@ -58,8 +59,8 @@ fn takes_rewards(reward: &RewardKeys) -> bool {
 pub struct Started {
     gateway: Gateway,
     address: String,
-    /// This binary, which keeps programs.
-    keeper: Keeper,
+    /// This binary, which supervises programs.
+    supervisor: Supervisor,
 }
 
 impl Started {
@@ -80,8 +81,8 @@ impl Started {
                 tracing::error!(%error, "the gateway has ended");
             }
         });
-        let keeper = Keeper::this().context("this program's own file is not found")?;
-        Ok(Started { gateway, address, keeper })
+        let supervisor = Supervisor::this().context("this program's own file is not found")?;
+        Ok(Started { gateway, address, supervisor })
     }
 
     /// The program of an agent, which calls as all of these; the first is its own. It may give `rewards`
@@ -95,20 +96,17 @@ impl Started {
     ) -> Program {
         let workers = (keys.workers > 0).then(|| {
             let launch = Launch {
-                keeper: self.keeper.clone(),
-                command: keys.command.clone(),
-                folder: keys.folder.clone(),
+                dir: keys.folder.clone(),
                 passes: keys.environment.clone(),
-                variables: Vec::new(),
-                first: None,
+                ..Launch::new(&keys.command)
             };
-            Arc::new(Workers::new(launch, keys.workers, keys.worker_attempts))
+            Arc::new(workers(&self.supervisor, launch, None, (keys.workers, keys.worker_attempts)))
         });
         Program {
             command: keys.command.clone(),
             folder: keys.folder.clone(),
             passes: keys.environment.clone(),
-            keeper: self.keeper.clone(),
+            supervisor: self.supervisor.clone(),
             gateway: self.gateway.clone(),
             address: self.address.clone(),
             agents,

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use levade_agent::Keeper;
 use levade_agent::environments::Environments;
 use levade_agent::tasks::{FileOptions, FileRow, QuestionKey, Task};
+use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe, TaskSource};
 use levade_store::Attempt;
 use levade_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
@@ -112,7 +112,7 @@ fn source(attempt: &Attempt) -> &str {
 }
 
 async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplies> {
-    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
+    let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
     let known = known_tasks(recipe, &environments).await;
     let mut replies = Vec::new();
     let mut own_ids = OwnIds::default();

@@ -1,4 +1,4 @@
-//! Scorers that ask others or start processes, with the clients, sandboxes and keepers for that.
+//! Scorers that ask others or start processes, with the clients, sandboxes and supervisors for that.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
-use levade_agent::Keeper;
 use levade_agent::environments::{EnvironmentScorer, Environments};
 use levade_call::{
     Backend, CallOptions, ErrorKind, Input, Party, PartyLimits, Recorder, Request, SamplingOptions,
     SamplingRule, call,
 };
 use levade_policy::{FinishReason, SamplingParams};
+use levade_process::Supervisor;
 use levade_recipe::RewardKeys;
 use levade_remote::{Endpoint, ExternalError, ExternalOptions, Service, ServiceOptions};
 use levade_reward::{
     self as reward, ChatText, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer,
-    ScoreError, Scorer, ScorerKind, Supervisor,
+    ScoreError, Scorer, ScorerKind,
 };
 use levade_text::Message;
 use levade_trainer::CustomScorers;
@@ -26,15 +26,14 @@ use serde_json::Value;
 use crate::failure::unusable;
 use crate::{external, testbed};
 
-/// Scorers of a recipe that need a client, a sandbox, a keeper of processes, or its environments. Keys are
+/// Scorers of a recipe that need a client, a sandbox, a supervisor of processes, or its environments. Keys are
 /// read from variables of the process.
 ///
 /// # Errors
 /// When an address or a setting cannot be used, or a key is missing: of which scorer.
 pub fn asking(keys: &RewardKeys, environments: &Environments) -> anyhow::Result<CustomScorers> {
     let only = [keys.only()];
-    let keeper = Keeper::this().context("this program's own file is not found")?;
-    let keeper = || Some(Arc::new(keeper.clone()) as Arc<dyn Supervisor>);
+    let supervisor = Supervisor::this().context("this program's own file is not found")?;
     let all = if keys.scorers.is_empty() { &only[..] } else { &keys.scorers[..] };
     let mut scorers = CustomScorers::new();
     for scorer in all {
@@ -42,8 +41,8 @@ pub fn asking(keys: &RewardKeys, environments: &Environments) -> anyhow::Result<
             ScorerKind::Http(keys) => http(keys).map_err(|error| error.to_string()),
             ScorerKind::Judge(keys) => judge(keys).map_err(|error| error.to_string()),
             ScorerKind::Code(keys) => testbed::scorer(keys),
-            ScorerKind::Command(keys) => Ok(Arc::new(CommandScorer::new(keys.clone(), keeper()))),
-            ScorerKind::Python(keys) => Ok(PythonScorer::new(keys.clone(), keeper())),
+            ScorerKind::Command(keys) => Ok(Arc::new(CommandScorer::new(keys.clone(), supervisor.clone()))),
+            ScorerKind::Python(keys) => Ok(PythonScorer::new(keys.clone(), supervisor.clone())),
             ScorerKind::Environment(_) => Ok(Arc::new(EnvironmentScorer::new(environments.clone()))),
             _ => continue,
         };

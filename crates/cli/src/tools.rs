@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use levade_agent::Keeper;
 use levade_agent::tasks::Task;
 use levade_agent::tools::{ObservationKind, OpenTools, ToolContext};
 use levade_policy::SamplingParams;
+use levade_process::Supervisor;
 use levade_recipe::Override;
 use levade_text::{Parsed, ToolCall};
 use levade_trainer::{Toolboxes, chat_options};
@@ -77,7 +77,7 @@ async fn show(
     })?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
     let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);
-    let tools = Toolboxes::new(&recipe.tool, Keeper::this()?).of(keys, &chat)?;
+    let tools = Toolboxes::new(&recipe.tool, Supervisor::this()?).of(keys, &chat)?;
     let begun = Instant::now();
     let context = ToolContext {
         attempt: "tools".to_owned(),

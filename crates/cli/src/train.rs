@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use levade_agent::Keeper;
 use levade_agent::environments::Environments;
 use levade_policy::PolicyError;
 use levade_policy::awake::Clock;
+use levade_process::Supervisor;
 use levade_recipe::{LearnerKeys, Override, Recipe};
 use levade_trainer::{Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
 
@@ -146,7 +146,7 @@ async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> 
     let begun = run::begun_or_now(folder)?;
     let mut children = Vec::new();
     let ended = async {
-        let environments = Environments::new(recipe.environments(), &Keeper::this()?);
+        let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
         let Started { policies, agents, fingerprint, model_files, teachers } =
             policies::start(recipe, begun, &environments, &mut children).await?;
         let scorers = scorers::asking(&recipe.reward, &environments)?;

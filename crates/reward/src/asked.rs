@@ -64,7 +64,7 @@ pub(crate) fn components(said: &Value) -> Result<Vec<Component>, String> {
         _ => (None, None),
     };
     let Some(score) = score else {
-        let shown = crate::process::shown(&said.to_string());
+        let shown = crate::scorer::shown(&said.to_string());
         return Err(format!("{shown:?}, which is neither a number nor {{\"score\": number, …}}"));
     };
     let extra = extra.into_iter().flatten().filter(|(name, _)| *name != Component::SCORE);

@@ -6,17 +6,19 @@
 //! those that are named.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::awake::within;
+use levade_process::{Launch, Run, Supervisor, Tail, exit_status};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::process::{self, Launch, Supervisor, shown};
-use crate::scorer::{expected, of_answer};
+use crate::scorer::{expected, of_answer, shown};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
+
+/// Maximum number of bytes that are kept of the beginning and of the end of a program's output.
+const MAX_OUTPUT: usize = 512 << 10;
 
 /// Options of a program that is started for each answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,7 +45,7 @@ fn minute() -> f64 {
 #[derive(Debug, Clone)]
 pub struct CommandScorer {
     keys: CommandKeys,
-    supervisor: Option<Arc<dyn Supervisor>>,
+    supervisor: Supervisor,
 }
 
 /// Parses the output of a program: a number, or an object with a score.
@@ -87,7 +89,7 @@ impl CommandKeys {
 
 impl CommandScorer {
     /// Creates a scorer whose programs `supervisor` starts.
-    pub fn new(keys: CommandKeys, supervisor: Option<Arc<dyn Supervisor>>) -> Self {
+    pub fn new(keys: CommandKeys, supervisor: Supervisor) -> Self {
         CommandScorer { keys, supervisor }
     }
 
@@ -105,24 +107,22 @@ impl CommandScorer {
     }
 
     async fn ask(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
-        let CommandKeys { command: program, folder, environment, .. } = &self.keys;
-        let launch = Launch { program, folder, environment, supervisor: self.supervisor.as_deref() };
+        let CommandKeys { command, folder, environment, .. } = &self.keys;
+        let (dir, passes) = (folder.clone(), environment.clone());
+        let launch = Launch { dir, passes, ..Launch::new(command) };
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
-        let started = process::start(launch, Some(question)).await;
+        let started = Run::start(&self.supervisor, &launch, question, Tail::new(MAX_OUTPUT, MAX_OUTPUT));
         // Dropped at the end, with all that the program has started.
-        let mut process = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
-        let output = process.output().await;
-        let output = output.map_err(|error| self.broken(format!("cannot be waited for: {error}")))?;
-        if let Some(why) = process::not_started(output.status, &output.stderr) {
+        let mut run = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
+        let output = run.wait().await.map_err(|error| self.broken(error))?;
+        if let Some(why) = output.start_error() {
             return Err(self.broken(format!("cannot be started: {why}")));
         }
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let last =
-                said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing on standard error");
-            return Err(self.broken(format!("ended with {}: {last}", process::ending(output.status))));
+        if output.code != Some(0) {
+            let last = output.stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
+            return Err(self.broken(format!("ended with {}: {last}", exit_status(output.code))));
         }
-        let said = String::from_utf8_lossy(&output.stdout);
+        let said = output.stdout.text();
         let Some(score) = printed(said.trim()) else {
             let start = shown(&said);
             return Err(self.broken(format!("printed {start:?}, which is neither a number nor a score")));
@@ -145,7 +145,7 @@ mod tests {
     fn shell(script: &str) -> CommandScorer {
         let command = vec!["sh".into(), "-c".into(), script.into()];
         let keys = CommandKeys { command, seconds: 5.0, folder: PathBuf::new(), environment: Vec::new() };
-        CommandScorer::new(keys, None)
+        CommandScorer::new(keys, Supervisor::default())
     }
 
     fn with(script: &str, change: impl FnOnce(&mut CommandKeys)) -> CommandScorer {

@@ -122,7 +122,7 @@ impl Scorer for HttpScorer {
         let said = self.service.ask(&json!({ "group": asked })).await?;
         let each = said.as_array().filter(|each| each.len() == group.len());
         let each = each.ok_or_else(|| {
-            let shown = crate::process::shown(&said.to_string());
+            let shown = crate::scorer::shown(&said.to_string());
             self.unusable(&format!("{shown:?}, which is no list of {} scores", group.len()))
         })?;
         each.iter().map(|said| components(said).map_err(|what| self.unusable(&what))).collect()

@@ -44,7 +44,6 @@ mod maths;
 mod numbers;
 mod numeric;
 mod pattern;
-mod process;
 mod program;
 mod python;
 mod rational;
@@ -61,6 +60,7 @@ mod words;
 use std::sync::Arc;
 
 use asked::Unwired;
+use levade_process::Supervisor;
 use serde::{Deserialize, Serialize};
 
 pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1};
@@ -74,7 +74,6 @@ pub use judge::{Group, JudgeEndpoint, JudgeKeys, JudgeScorer, Verdict};
 pub use levade_tree::Component;
 pub use maths::{MathsPlace, MathsScorer, Percent, Units};
 pub use numeric::{Extract, NumericScorer, Tolerance};
-pub use process::Supervisor;
 pub use program::{ProgramScorer, Said};
 pub use python::{Completions, PythonKeys, PythonScorer, Solution};
 pub use rational::Rational;
@@ -250,11 +249,11 @@ impl ScorerKind {
             ScorerKind::Form(scorer) => Arc::new(scorer.clone()),
             ScorerKind::JsonSchema(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
-            ScorerKind::Command(keys) => Arc::new(CommandScorer::new(keys.clone(), None)),
+            ScorerKind::Command(keys) => Arc::new(CommandScorer::new(keys.clone(), Supervisor::default())),
             ScorerKind::Code(_) | ScorerKind::Http(_) | ScorerKind::Judge(_) | ScorerKind::Environment(_) => {
                 Arc::new(Unwired(self.name()))
             }
-            ScorerKind::Python(keys) => PythonScorer::new(keys.clone(), None),
+            ScorerKind::Python(keys) => PythonScorer::new(keys.clone(), Supervisor::default()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
         }
     }

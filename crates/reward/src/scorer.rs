@@ -134,3 +134,8 @@ pub(crate) fn of_answer(
     };
     Ok(vec![score])
 }
+
+/// Returns the beginning of a text, for a message.
+pub(crate) fn shown(text: &str) -> String {
+    text.trim().chars().take(80).collect()
+}

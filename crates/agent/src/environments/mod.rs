@@ -8,7 +8,7 @@
 //! environment's own packages. One process has many attempts at once.
 //!
 //! Guarantees: environments run with the user's rights, in processes that get named environment variables
-//! only, under a keeper, so that whatever they start ends with them. Loading, listing, scoring and attempts
+//! only, under a supervisor, so that whatever they start ends with them. Loading, listing, scoring and attempts
 //! have deadlines; a process that does not let go of what is late is ended, and fails what it has under way.
 //! A reward that is no finite number breaks its attempt, and never counts.
 
@@ -19,15 +19,12 @@ mod scorer;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use levade_policy::awake;
+use levade_process::{Launch, Pool, Request, Supervisor, WorkerError, python_command, python_first_line};
 use serde_json::{Value, json};
 
-use crate::Keeper;
-use crate::program::{Launch, Workers};
-use crate::tools::START;
+use crate::program::workers;
 
 pub use leader::Leader;
 pub use listing::Listed;
@@ -59,9 +56,7 @@ pub struct Environments(Arc<Vec<Environment>>);
 /// An environment with its processes, which are started as they are needed.
 pub struct Environment {
     options: EnvironmentOptions,
-    workers: Arc<Workers>,
-    /// Orders that are no attempts, so that each has a name of its own.
-    orders: AtomicU64,
+    workers: Arc<Pool>,
 }
 
 /// Errors of an environment: whose, and what it said.
@@ -82,8 +77,8 @@ impl fmt::Debug for Environments {
 
 impl Environments {
     /// Environments with these options. Nothing is started yet.
-    pub fn new(options: impl IntoIterator<Item = EnvironmentOptions>, keeper: &Keeper) -> Self {
-        let all = options.into_iter().map(|options| Environment::new(options, keeper));
+    pub fn new(options: impl IntoIterator<Item = EnvironmentOptions>, supervisor: &Supervisor) -> Self {
+        let all = options.into_iter().map(|options| Environment::new(options, supervisor));
         Environments(Arc::new(all.collect()))
     }
 
@@ -94,19 +89,19 @@ impl Environments {
 }
 
 impl Environment {
-    fn new(options: EnvironmentOptions, keeper: &Keeper) -> Self {
+    fn new(options: EnvironmentOptions, supervisor: &Supervisor) -> Self {
         let worker = options.common().worker;
         let launch = Launch {
-            keeper: keeper.clone(),
-            command: [worker.python.as_str(), "-u", "-c", START].map(str::to_owned).to_vec(),
-            folder: worker.folder.clone(),
+            command: python_command(&worker.python),
+            dir: worker.folder.clone(),
             passes: worker.environment.clone(),
             // Whatever an environment takes from a set is the same in every process.
             variables: vec![("PYTHONHASHSEED".into(), "0".into())],
-            first: Some(json!({ "modules": MODULES, "source": options.told() })),
         };
-        let workers = Arc::new(Workers::new(launch, worker.processes, worker.attempts));
-        Environment { options, workers, orders: AtomicU64::new(0) }
+        let first = json!({ "key": "attempt", "source": options.told() });
+        let first = Some(python_first_line(&MODULES, first));
+        let workers = Arc::new(workers(supervisor, launch, first, (worker.processes, worker.attempts)));
+        Environment { options, workers }
     }
 
     /// The name of the source.
@@ -123,22 +118,18 @@ impl Environment {
     /// # Errors
     /// When the process cannot be started or ends, the environment refuses, or does not answer in time.
     async fn ask(&self, what: &str, mut order: Value) -> Result<Value, EnvironmentError> {
-        let number = self.orders.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{what}-{number}");
-        order["attempt"] = json!(name);
         order["do"] = json!(what);
         let limit = Duration::from_secs_f64(self.options.common().worker.seconds);
-        let mut taken = self.workers.take(&name, order).await.map_err(|why| self.error(why))?;
-        match awake::within(limit, taken.wait()).await {
-            Some(Ok(said)) => match said["error"].as_str() {
-                Some(why) => Err(self.error(why)),
-                None => Ok(said),
-            },
-            Some(Err(why)) => Err(self.error(why)),
-            None => {
-                taken.stop().await;
-                Err(self.error(format!("did not answer to {what:?} within {limit:?} (worker.seconds)")))
-            }
+        let said =
+            self.workers.request(Request::new(what, order), limit).await.map_err(|error| match error {
+                WorkerError::Timeout(_) => {
+                    self.error(format!("did not answer to {what:?} within {limit:?} (worker.seconds)"))
+                }
+                error => self.error(error.to_string()),
+            })?;
+        match said["error"].as_str() {
+            Some(why) => Err(self.error(why)),
+            None => Ok(said),
         }
     }
 }

@@ -10,12 +10,9 @@ use crate::AttemptContext;
 /// Longest value that a variable can have on Linux, with some to spare.
 const LONGEST: usize = 100_000;
 
-/// Variables that are the same in every attempt, those that are `passed` on among them.
-pub(super) fn shared_environment(passes: &[String]) -> Vec<(String, String)> {
-    // Clients go to the endpoint itself, whatever proxies this machine has.
-    let direct = ["NO_PROXY", "no_proxy"].map(|name| (name.into(), "127.0.0.1,localhost,::1".into()));
-    passed(passes).into_iter().chain(direct).collect()
-}
+/// Variables with which clients reach the endpoint without the proxies of this machine.
+pub(super) const DIRECT: [(&str, &str); 2] =
+    [("NO_PROXY", "127.0.0.1,localhost,::1"), ("no_proxy", "127.0.0.1,localhost,::1")];
 
 impl Program {
     /// All variables of the program in an attempt.
@@ -27,7 +24,8 @@ impl Program {
     ) -> Vec<(String, String)> {
         let base = format!("{}{}", self.address, session.path());
         let (v1, key) = (format!("{base}/v1"), session.key());
-        let mut variables = shared_environment(&self.passes);
+        let mut variables = passed(&self.passes);
+        variables.extend(DIRECT.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let task = task_of(context).to_string();
         let ours = [
             // Every client reads its own; those of Anthropic add /v1 themselves. Their SDKs take one key:

@@ -5,18 +5,15 @@
 //!
 //! Guarantees: the program gets the environment variables that are named for it, and no others. A deadline
 //! ends the program with everything that it has started, and so does the end of this process, however it
-//! comes (see [`keeper`]). What it prints is read to the end and kept in part, so no output blocks it or
+//! comes (see [`levade_process`]). What it prints is read to the end and kept in part, so no output blocks it or
 //! fills the memory. An attempt never fails the ones beside it: what breaks is in its outcome.
 //!
 //! Not here: HTTP (`levade-gateway`), and what a reward is worth.
 
 mod environment;
-pub mod keeper;
-mod launch;
 mod outcome;
 mod process;
 mod rehearsal;
-mod workers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,17 +23,16 @@ use async_trait::async_trait;
 use levade_call::{Backend, ChatApi, Party, PartyLimits, Recorded, SamplingRule, Summarizer};
 use levade_conversation::{Budget, Format};
 use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions, When};
-use levade_policy::{Sampler, SamplingParams, within};
+use levade_policy::{Sampler, SamplingParams};
+use levade_process::{Output, Pool, Supervisor};
 use tracing::{Instrument, debug_span};
 
-pub use launch::Launch;
-use process::Ended;
+pub use process::workers;
 pub use rehearsal::Rehearsal;
-pub use workers::Workers;
 
 use crate::context::{ContextPolicy, summary_agent};
 use crate::taught::{self, Exchange, Pupil};
-use crate::{AgentLoop, Attempt, AttemptContext, Keeper, Limits, Pick, Teacher};
+use crate::{AgentLoop, Attempt, AttemptContext, Limits, Pick, Teacher};
 
 /// How long calls under way may take to end once the program has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -50,8 +46,8 @@ pub struct Program {
     pub folder: PathBuf,
     /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
     pub passes: Vec<String>,
-    /// Keeps it.
-    pub keeper: Keeper,
+    /// Starts the program.
+    pub supervisor: Supervisor,
     /// Answers its calls.
     pub gateway: Gateway,
     /// Where the gateway listens, as `http://HOST:PORT`.
@@ -64,7 +60,7 @@ pub struct Program {
     /// Whether it may give its own rewards.
     pub rewards: bool,
     /// Where it stays alive and takes attempts by the line.
-    pub workers: Option<Arc<Workers>>,
+    pub workers: Option<Arc<Pool>>,
     /// A policy of others that acts in the place of the trained ones, to be imitated.
     pub teacher: Option<Teacher>,
 }
@@ -151,31 +147,7 @@ impl Program {
             Err(why) => return Attempt::broken("policies", why),
         };
         let environment = self.environment(&session, &context, &first.policy);
-        let longest = self.limits.attempt;
-        let task = environment::task_of(&context);
-        let ended = match &self.workers {
-            Some(workers) => {
-                // What is of one attempt is not in the environment of a process that makes many.
-                let order = workers::order_of(self, &environment, &context.name, &task);
-                match workers.take(&context.name, order).await {
-                    Err(why) => Err(why),
-                    Ok(mut taken) => match within(&*sampler, longest, taken.wait()).await {
-                        Some(said) => said.map(Ended::of_worker),
-                        None => {
-                            taken.stop().await;
-                            Ok(Ended::stopped())
-                        }
-                    },
-                }
-            }
-            None => match process::start(self, environment, &task) {
-                Err(why) => Err(why),
-                Ok(mut process) => match within(&*sampler, longest, process.wait()).await {
-                    Some(ended) => ended,
-                    None => Ok(process.stop().await),
-                },
-            },
-        };
+        let ended = self.execute(&context, environment, &*sampler, std::future::pending()).await;
         let recorded = session.close(PATIENCE).await;
         self.gateway.forget(&session);
         match &self.teacher {
@@ -194,7 +166,7 @@ impl Program {
     }
 
     /// The attempt that a teacher has made, its replies as demonstrations.
-    async fn lesson(&self, ended: Result<Ended, String>, recorded: (Recorded, Vec<Reward>)) -> Attempt {
+    async fn lesson(&self, ended: Result<Output, String>, recorded: (Recorded, Vec<Reward>)) -> Attempt {
         let (pupils, calls) = (self.pupils(), recorded.0.external.clone());
         let Attempt { outcome, .. } = outcome::attempt(self, ended, recorded);
         taught::finished(outcome, move || {

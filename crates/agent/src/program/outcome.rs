@@ -6,13 +6,12 @@ use levade_call::{CallRecord, Recorded};
 use levade_conversation::{Fork, Origin};
 use levade_gateway::Reward;
 use levade_policy::FinishReason;
+use levade_process::{Output, Tail, telling_lines};
 use levade_tree::{Finish, Outcome};
 use serde_json::{Value, json};
 
 use super::Program;
-use super::process::Ended;
 use crate::attempt::context_cut;
-use crate::kept::{Tail, telling_lines};
 use crate::{Attempt, nested};
 
 /// Key of a program's own account among an attempt's evidence.
@@ -21,7 +20,7 @@ const EVIDENCE: &str = "program";
 /// The attempt that a program has made.
 pub(super) fn attempt(
     program: &Program,
-    ended: Result<Ended, String>,
+    ended: Result<Output, String>,
     (recorded, rewards): (Recorded, Vec<Reward>),
 ) -> Attempt {
     let mut outcome = Outcome::begun();
@@ -41,7 +40,7 @@ pub(super) fn attempt(
     let mut printed = None;
     match ended {
         Err(why) => broken(&mut outcome, name, why),
-        Ok(Ended { code, stdout, stderr }) => {
+        Ok(Output { code, stdout, stderr }) => {
             printed = stdout.last_line();
             let refused = |kind: &str| recorded.refused.contains_key(kind);
             match code {
@@ -195,7 +194,7 @@ mod tests {
             command: vec!["solve".into()],
             folder: PathBuf::new(),
             passes: Vec::new(),
-            keeper: crate::Keeper(Vec::new()),
+            supervisor: Default::default(),
             gateway: Gateway::new(Vec::new(), Options::default()),
             address: String::new(),
             agents: Vec::new(),
@@ -233,7 +232,7 @@ mod tests {
 
     #[test]
     fn summaries_are_no_turns_of_the_attempt() {
-        let ended = Ended { code: Some(0), stdout: Tail::of(String::new()), stderr: Tail::of(String::new()) };
+        let ended = Output { code: Some(0), stdout: Tail::default(), stderr: Tail::default() };
         let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
         let recorded = Recorded { calls, ..Recorded::default() };
         let outcome = attempt(&program(), Ok(ended), (recorded, Vec::new())).outcome;
@@ -245,8 +244,8 @@ mod tests {
     #[test]
     fn attempt_without_calls_fails_with_first_reason() {
         for (code, why) in [(0, "solve never called the model"), (3, "solve ended with 3: no such task")] {
-            let stderr = Tail::of("no such task".into());
-            let ended = Ended { code: Some(code), stdout: Tail::of(String::new()), stderr };
+            let stderr = Tail::from("no such task");
+            let ended = Output { code: Some(code), stdout: Tail::default(), stderr };
             let outcome = attempt(&program(), Ok(ended), (Recorded::default(), Vec::new())).outcome;
             let error = outcome.error.unwrap();
             assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
@@ -256,7 +255,7 @@ mod tests {
     #[test]
     fn silent_program_is_quoted_in_error() {
         let (none, refused) = (BTreeMap::new(), BTreeMap::from([("not_found".to_owned(), 2)]));
-        let tail = |text: &str| Tail::of(text.to_owned());
+        let tail = |text: &str| Tail::from(text);
         let why = silent(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
         assert!(why.starts_with("never called the model"), "{why}");
         let printed = "; its standard error ends with\n  set ONE key, not two\nits standard output ends with\n  a\n  b\n  c\n  d";

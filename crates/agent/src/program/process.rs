@@ -1,128 +1,117 @@
-//! The process of a program: started through its keeper, read to the end, stopped with all that it started.
+//! Runs the program of an attempt: in a process of its own, or as a request to a worker.
+//!
+//! A worker reads one line of JSON for each attempt, with all that a program finds in its environment, and prints
+//! one when it is done: `{"attempt": NAME, "answer": …, "reward": …}`, or with `"error"`. Other lines are ignored.
 
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::process::{Child, ChildStdin};
-use tokio::task::JoinHandle;
+use levade_policy::{Sampler, within};
+use levade_process::{Launch, Output, Pool, PoolOptions, Request, Run, Supervisor, Tail};
+use serde_json::{Value, json};
 
 use super::Program;
-use crate::kept::{self, Tail, read};
+use super::environment::{DIRECT, task_of};
+use crate::AttemptContext;
 
-/// Placeholder of the question among the arguments of a program.
+/// Placeholder of the question in the arguments of a program.
 const QUESTION: &str = "{question}";
 
-/// How long the keeper may take to end the program; then it is ended itself.
-const STOPPING: Duration = Duration::from_secs(10);
+/// Time in which a worker must let go of an attempt that was stopped; then the worker is ended.
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// A program under way. Dropping it ends the line to the keeper, which then ends the program.
-pub(super) struct Process {
-    keeper: Child,
-    /// Open for as long as the program may live.
-    line: Option<ChildStdin>,
-    /// Order that the keeper has yet to be told.
-    order: Option<String>,
-    stdout: JoinHandle<Tail>,
-    stderr: JoinHandle<Tail>,
+/// Creates workers of a program: at most `count`, with at most `attempts` at once each. They are started when they
+/// are needed, and read the line `first` before all attempts.
+pub fn workers(
+    supervisor: &Supervisor,
+    mut launch: Launch,
+    first: Option<Value>,
+    (count, attempts): (usize, usize),
+) -> Pool {
+    launch.variables.extend(DIRECT.map(|(name, value)| (name.into(), value.into())));
+    Pool::new(PoolOptions {
+        name: launch.command.first().cloned().unwrap_or_default(),
+        supervisor: supervisor.clone(),
+        launch,
+        first,
+        handshake: None,
+        id_key: "attempt",
+        max_workers: count,
+        max_requests: attempts,
+        cancel_grace: CANCEL_GRACE,
+    })
 }
 
-/// How a program ended.
-#[derive(Debug)]
-pub(super) struct Ended {
-    /// Exit code; beyond 128 the signal that ended it. `None` where it was stopped.
-    pub code: Option<i32>,
-    pub stdout: Tail,
-    pub stderr: Tail,
-}
-
-impl Ended {
-    /// One whose worker has said how it went.
-    pub(super) fn of_worker(said: serde_json::Value) -> Self {
-        match said["error"].as_str() {
-            Some(error) => {
-                Ended { code: Some(1), stdout: Tail::default(), stderr: Tail::of(error.to_owned()) }
-            }
-            None => Ended { code: Some(0), stdout: Tail::of(said.to_string()), stderr: Tail::default() },
-        }
-    }
-
-    /// One that was stopped.
-    pub(super) fn stopped() -> Self {
-        Ended { code: None, stdout: Tail::default(), stderr: Tail::default() }
-    }
-}
-
-/// The order to a keeper: the program, and its whole input.
-fn order(program: &Program, input: &serde_json::Value) -> String {
-    let question = input["question"].as_str().unwrap_or_default();
-    let command: Vec<String> =
-        program.command.iter().map(|argument| argument.replace(QUESTION, question)).collect();
-    kept::order(&command, &program.folder, Some(format!("{input}\n")))
-}
-
-/// Starts the program of an attempt.
-///
-/// # Errors
-/// When its keeper cannot be started, in words.
-pub(super) fn start(
-    program: &Program,
-    environment: Vec<(String, String)>,
-    input: &serde_json::Value,
-) -> Result<Process, String> {
-    let mut keeper = program.keeper.start(environment)?;
-    let line = keeper.stdin.take();
-    let stdout = tokio::spawn(read(keeper.stdout.take()));
-    let stderr = tokio::spawn(read(keeper.stderr.take()));
-    Ok(Process { keeper, line, order: Some(order(program, input)), stdout, stderr })
-}
-
-impl Process {
-    /// Waits for the program's end.
+impl Program {
+    /// Runs the program of an attempt until it ends, `stop` completes or its timeout passes. The output of a program
+    /// that was stopped has no exit code.
     ///
     /// # Errors
-    /// When it cannot be waited for, in words.
-    pub(super) async fn wait(&mut self) -> Result<Ended, String> {
-        if let (Some(order), Some(line)) = (self.order.take(), &mut self.line) {
-            // A keeper that is gone says why on its standard error.
-            let _ = line.write_all(order.as_bytes()).await;
-        }
-        let status = self.keeper.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
-        self.line = None;
-        Ok(self.ended(status.code()).await)
-    }
-
-    /// Ends the program, and all that it has started.
-    pub(super) async fn stop(&mut self) -> Ended {
-        // The keeper takes the end of the line for the end of its program.
-        self.line = None;
-        if tokio::time::timeout(STOPPING, self.keeper.wait()).await.is_err() {
-            let _ = self.keeper.kill().await;
-        }
-        self.ended(None).await
-    }
-
-    async fn ended(&mut self, code: Option<i32>) -> Ended {
-        // Whoever holds the streams open was ended by the keeper; should somebody have got away, they are
-        // left alone.
-        let mut take = async |stream: Stream| {
-            let stream = match stream {
-                Stream::Out => &mut self.stdout,
-                Stream::Err => &mut self.stderr,
+    /// Returns an error if the program cannot be started, or its worker ends.
+    pub(super) async fn execute(
+        &self,
+        context: &AttemptContext,
+        variables: Vec<(String, String)>,
+        sampler: &dyn Sampler,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Output, String> {
+        let (task, timeout) = (task_of(context), self.limits.attempt);
+        let Some(workers) = &self.workers else {
+            let mut run = self.start(variables, &task)?;
+            let output = tokio::select! {
+                output = within(sampler, timeout, run.wait()) => output,
+                () = stop => None,
             };
-            match tokio::time::timeout(STOPPING, &mut *stream).await {
-                Ok(tail) => tail.unwrap_or_default(),
-                Err(_) => {
-                    stream.abort();
-                    Tail::default()
-                }
-            }
+            return match output {
+                Some(output) => output,
+                None => Ok(run.stop().await),
+            };
         };
-        Ended { code, stdout: take(Stream::Out).await, stderr: take(Stream::Err).await }
+        let request = Request::with_id(&context.name, self.request(&variables, &context.name, &task));
+        let mut call = workers.send(request).await.map_err(|error| error.to_string())?;
+        let answer = tokio::select! {
+            answer = within(sampler, timeout, call.answer()) => answer,
+            () = stop => None,
+        };
+        match answer {
+            Some(answer) => answer.map(to_output).map_err(|error| error.to_string()),
+            None => {
+                call.cancel().await;
+                Ok(Output { code: None, stdout: Tail::default(), stderr: Tail::default() })
+            }
+        }
+    }
+
+    fn start(&self, variables: Vec<(String, String)>, task: &Value) -> Result<Run, String> {
+        let question = task["question"].as_str().unwrap_or_default();
+        let command = self.command.iter().map(|argument| argument.replace(QUESTION, question));
+        let launch = Launch { dir: self.folder.clone(), variables, ..Launch::new(command) };
+        Run::start(&self.supervisor, &launch, format!("{task}\n"), Tail::default())
+    }
+
+    /// Returns the request to a worker for an attempt. A worker makes many attempts, so the request has what is in
+    /// the `variables` of a process that makes one, and the limits and agents of the attempt.
+    fn request(&self, variables: &[(String, String)], attempt: &str, task: &Value) -> Value {
+        let variable =
+            |name: &str| variables.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+        json!({
+            "attempt": attempt,
+            "base_url": variable("OPENAI_BASE_URL"),
+            "anthropic_base_url": variable("ANTHROPIC_BASE_URL"),
+            "api_key": variable("LEVADE_API_KEY"),
+            "model": variable("LEVADE_MODEL"),
+            "reward_url": variable("LEVADE_REWARD_URL"),
+            "reward_key": variable("LEVADE_REWARD_KEY"),
+            "max_turns": self.limits.turns,
+            "agents": self.agents.iter().map(|agent| &agent.name).collect::<Vec<_>>(),
+            "task": task,
+        })
     }
 }
 
-/// Streams that a program prints to.
-enum Stream {
-    Out,
-    Err,
+/// Returns the answer of a worker as the output of a program.
+fn to_output(answer: Value) -> Output {
+    match answer["error"].as_str() {
+        Some(error) => Output { code: Some(1), stdout: Tail::default(), stderr: error.into() },
+        None => Output { code: Some(0), stdout: (&*answer.to_string()).into(), stderr: Tail::default() },
+    }
 }

@@ -1,11 +1,10 @@
 //! A first start of a program, to see whether it loads and calls the model.
 
 use levade_call::Recorded;
-use levade_policy::within;
+use levade_process::{Output, telling_lines};
 
-use super::process::{self, Ended};
-use super::{Opened, PATIENCE, Program, environment, workers};
-use crate::{AttemptContext, kept};
+use super::{Opened, PATIENCE, Program};
+use crate::AttemptContext;
 
 /// What a program did when it was started once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +25,7 @@ impl Program {
     /// its time is over. Nothing is recorded.
     ///
     /// # Errors
-    /// Returns an error if the program cannot be started, or its policies are not there.
+    /// Returns an error if a policy of the program has no sampler.
     pub async fn rehearse(
         &self,
         context: AttemptContext,
@@ -34,45 +33,17 @@ impl Program {
     ) -> Result<Rehearsal, String> {
         let Opened { session, first, sampler } = self.open(&context)?;
         let variables = self.environment(&session, &context, &first.policy);
-        let (longest, task) = (self.limits.attempt, environment::task_of(&context));
-        let ended = match &self.workers {
-            Some(workers) => {
-                let order = workers::order_of(self, &variables, &context.name, &task);
-                let mut taken = workers.take(&context.name, order).await?;
-                let said = tokio::select! {
-                    said = within(&*sampler, longest, taken.wait()) => said,
-                    () = enough => None,
-                };
-                match said {
-                    Some(said) => said.map(Ended::of_worker),
-                    None => {
-                        taken.stop().await;
-                        Ok(Ended::stopped())
-                    }
-                }
-            }
-            None => {
-                let mut process = process::start(self, variables, &task)?;
-                let ended = tokio::select! {
-                    ended = within(&*sampler, longest, process.wait()) => ended,
-                    () = enough => None,
-                };
-                match ended {
-                    Some(ended) => ended,
-                    None => Ok(process.stop().await),
-                }
-            }
-        };
+        let ended = self.execute(&context, variables, &*sampler, enough).await;
         let Recorded { calls, refused, .. } = session.close(PATIENCE).await.0;
         self.gateway.forget(&session);
         let answered = calls.iter().filter(|call| call.error.is_none()).count();
         let refused = refused.into_keys().map(|kind| kind.to_string()).collect();
-        let Ended { code, stdout, stderr } = match ended {
+        let Output { code, stdout, stderr } = match ended {
             Ok(ended) => ended,
-            // A worker that ended has said how.
+            // It could not be started, or its worker ended.
             Err(why) => return Ok(Rehearsal { answered, refused, code: Some(1), printed: why }),
         };
-        let mut streams = [stderr, stdout].into_iter().map(|stream| kept::telling_lines(&stream.text()));
+        let mut streams = [stderr, stdout].into_iter().map(|stream| telling_lines(&stream.text()));
         let printed = streams.find(|lines| !lines.is_empty()).unwrap_or_default().join("\n");
         Ok(Rehearsal { answered, refused, code, printed })
     }

@@ -1,17 +1,14 @@
 //! A program of the user's as a tool: started once for each call.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use async_trait::async_trait;
+use levade_process::{Launch, Run, Supervisor, Tail, describe_exit};
 use levade_text::ToolSpec;
 use serde_json::{Map, Value};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::time::timeout;
 
 use super::arguments::Arguments;
 use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
-use crate::{Keeper, kept};
 
 /// Most bytes of output that are kept, of its beginning and of its end each.
 const KEPT: usize = 512 << 10;
@@ -21,9 +18,6 @@ const ERRORS: usize = 2000;
 
 /// Longest argument of a program, in bytes: Linux takes no longer ones.
 const LONGEST: usize = 128 << 10;
-
-/// How long output may come after the program's end, from whoever still holds the stream.
-const ENDING: Duration = Duration::from_secs(10);
 
 /// Which program, and how the model is told of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,7 +37,7 @@ pub struct CommandOptions {
 }
 
 /// A program as a tool. It reads its arguments as one line of JSON, too; what it prints is the answer, and an
-/// exit code other than 0 a failure. No shell is between. It runs with the user's rights, under a keeper,
+/// exit code other than 0 a failure. No shell is between. It runs with the user's rights, under a supervisor,
 /// which ends it with all that it has started.
 #[derive(Debug, Clone)]
 pub struct CommandTool {
@@ -51,7 +45,7 @@ pub struct CommandTool {
     options: CommandOptions,
     elements: Vec<Element>,
     arguments: Arguments,
-    keeper: Keeper,
+    supervisor: Supervisor,
 }
 
 /// An element of a command: texts, and names of arguments between them.
@@ -69,7 +63,11 @@ impl CommandTool {
     /// # Errors
     /// Says which part of the options is wrong: no program, a schema that is none, a placeholder of an
     /// argument that the schema does not have.
-    pub fn new(name: impl Into<String>, options: CommandOptions, keeper: Keeper) -> Result<Self, String> {
+    pub fn new(
+        name: impl Into<String>,
+        options: CommandOptions,
+        supervisor: Supervisor,
+    ) -> Result<Self, String> {
         if options.command.first().is_none_or(String::is_empty) {
             return Err("its command names no program".into());
         }
@@ -98,7 +96,7 @@ impl CommandTool {
         }
         let (description, parameters) = (options.description.clone(), options.parameters.clone());
         let spec = ToolSpec { name: name.into(), description, parameters };
-        Ok(CommandTool { spec, options, elements, arguments, keeper })
+        Ok(CommandTool { spec, options, elements, arguments, supervisor })
     }
 
     /// The command of a call.
@@ -137,40 +135,26 @@ impl CommandTool {
     /// # Errors
     /// When it cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
-        let mut keeper = self.keeper.start(levade_policy::environment::passed(&self.options.passes))?;
-        // Open for as long as the program may live: where this is given up, the keeper ends it.
-        let mut line = keeper.stdin.take();
-        let order = kept::order(command, &self.options.folder, Some(input));
-        let mut stdout = tokio::spawn(read(keeper.stdout.take()));
-        let mut stderr = tokio::spawn(kept::read(keeper.stderr.take()));
-        if let Some(line) = &mut line {
-            // A keeper that is gone says why on its standard error.
-            let _ = line.write_all(order.as_bytes()).await;
+        let CommandOptions { folder: dir, passes, .. } = &self.options;
+        let launch = Launch { dir: dir.clone(), passes: passes.clone(), ..Launch::new(command) };
+        let output = Run::start(&self.supervisor, &launch, input, Tail::new(KEPT, KEPT))?.wait().await?;
+        if let Some(why) = output.start_error() {
+            return Err(why);
         }
-        let status = keeper.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
-        let printed = timeout(ENDING, &mut stdout).await.ok().and_then(Result::ok).unwrap_or_default();
-        let errors = timeout(ENDING, &mut stderr).await.ok().and_then(Result::ok).unwrap_or_default();
-        stdout.abort();
-        stderr.abort();
         let name = &self.spec.name;
-        match status.code() {
-            Some(0) => Ok(ToolOutput::text(printed.text())),
-            Some(127) if printed.is_empty() && errors.text().starts_with("cannot start") => {
-                Err(errors.text())
-            }
-            code => {
-                let mut said = errors.text();
-                if said.trim().is_empty() {
-                    said = printed.text();
-                }
-                let said = said.trim_end();
-                let from = said.char_indices().nth_back(ERRORS - 1).map_or(0, |(at, _)| at);
-                let said = if from > 0 { format!("…{}", &said[from..]) } else { said.to_owned() };
-                let how = format!("{name} failed ({})", kept::ending(code));
-                let text = if said.is_empty() { how } else { format!("{how}: {said}") };
-                Ok(ToolOutput::error(CallError::Failed, text))
-            }
+        if output.code == Some(0) {
+            return Ok(ToolOutput::text(output.stdout.text()));
         }
+        let mut said = output.stderr.text();
+        if said.trim().is_empty() {
+            said = output.stdout.text();
+        }
+        let said = said.trim_end();
+        let from = said.char_indices().nth_back(ERRORS - 1).map_or(0, |(at, _)| at);
+        let said = if from > 0 { format!("…{}", &said[from..]) } else { said.to_owned() };
+        let how = format!("{name} failed ({})", describe_exit(output.code));
+        let text = if said.is_empty() { how } else { format!("{how}: {said}") };
+        Ok(ToolOutput::error(CallError::Failed, text))
     }
 }
 
@@ -207,52 +191,6 @@ fn pieces(element: &str) -> Element {
 /// A value as an argument of a program: texts as they are, all else as JSON.
 fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-/// Beginning and end of what a program has printed.
-#[derive(Debug, Default)]
-struct Printed {
-    head: Vec<u8>,
-    tail: Vec<u8>,
-    /// Bytes between them that were not kept.
-    gone: usize,
-}
-
-impl Printed {
-    fn push(&mut self, bytes: &[u8]) {
-        let (first, more) = bytes.split_at(bytes.len().min(KEPT - self.head.len()));
-        self.head.extend_from_slice(first);
-        self.tail.extend_from_slice(more);
-        if self.tail.len() > 2 * KEPT {
-            let over = self.tail.len() - KEPT;
-            self.tail.drain(..over);
-            self.gone += over;
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.head.is_empty()
-    }
-
-    fn text(mut self) -> String {
-        let over = self.tail.len().saturating_sub(KEPT);
-        if over == 0 && self.gone == 0 {
-            self.head.append(&mut self.tail);
-            return String::from_utf8_lossy(&self.head).into_owned();
-        }
-        let (head, tail) = (String::from_utf8_lossy(&self.head), String::from_utf8_lossy(&self.tail[over..]));
-        format!("{head}\n[… {} bytes are left out here …]\n{tail}", self.gone + over)
-    }
-}
-
-async fn read(stream: Option<impl AsyncRead + Unpin>) -> Printed {
-    let mut printed = Printed::default();
-    let Some(mut stream) = stream else { return printed };
-    let mut buffer = vec![0; 16 << 10];
-    while let Ok(count @ 1..) = stream.read(&mut buffer).await {
-        printed.push(&buffer[..count]);
-    }
-    printed
 }
 
 #[async_trait]
@@ -308,7 +246,7 @@ mod tests {
             description: String::new(),
             parameters,
         };
-        CommandTool::new("x", options, Keeper::default())
+        CommandTool::new("x", options, Supervisor::default())
     }
 
     fn schema() -> Value {
@@ -374,20 +312,5 @@ mod tests {
             assert!(found.contains(why), "{found}");
         }
         assert!(tool(&["a"], json!({ "type": 3 })).unwrap_err().starts_with("its parameters are no schema"));
-    }
-
-    #[test]
-    fn of_long_output_both_ends_are_kept() {
-        let mut printed = Printed::default();
-        for line in 0..400_000 {
-            printed.push(format!("{line}\n").as_bytes());
-        }
-        let text = printed.text();
-        assert!(text.starts_with("0\n1\n") && text.ends_with("399998\n399999\n"));
-        let bytes: usize = (0..400_000).map(|line| format!("{line}\n").len()).sum();
-        assert!(text.contains(&format!("[… {} bytes are left out here …]", bytes - 2 * KEPT)));
-        let mut short = Printed::default();
-        short.push("ü".repeat(KEPT - 1).as_bytes());
-        assert_eq!(short.text(), "ü".repeat(KEPT - 1));
     }
 }

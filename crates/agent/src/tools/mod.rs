@@ -66,7 +66,6 @@ pub(crate) use observation::COUNTED;
 pub use observation::{Observation, ObservationKind};
 pub use output::{Branch, CallError, ToolOutput};
 pub use permit::Permit;
-pub(crate) use python::START;
 pub use python::{PythonOptions, PythonTools};
 pub use sandbox::{CodeOptions, CodeTool};
 pub use search::{SearchOptions, SearchTool};

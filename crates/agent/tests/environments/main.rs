@@ -1,4 +1,4 @@
-//! Environments in processes under a keeper: what they list and score, and what becomes of those that break.
+//! Environments in processes under a supervisor: what they list and score, and what becomes of those that break.
 //! The package is a small one of reasoning-gym's interface, beside the recipe, so that no other need be
 //! installed.
 
@@ -8,12 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use levade_agent::Keeper;
 use levade_agent::environments::{
     DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, Listed, ReasoningGymOptions,
     VerifiersOptions, WorkerOptions,
 };
 use levade_agent::tasks::Task;
+use levade_process::Supervisor;
 use levade_reward::{Evidence, ScoreError, Scorer};
 use levade_tree::{AttemptId, Component, Outcome, Trajectory};
 use serde_json::{Map, json};
@@ -64,12 +64,12 @@ fn folder() -> TempDir {
     folder
 }
 
-/// The keeper, which is an example of this crate.
-fn keeper() -> Keeper {
+/// The supervisor process, which is an example of this crate.
+fn supervisor() -> Supervisor {
     let test = std::env::current_exe().unwrap();
-    let keeper = test.ancestors().nth(2).unwrap().join("examples/keep");
-    assert!(keeper.exists(), "first build it: cargo build -p levade-agent --example keep");
-    Keeper(vec![keeper.display().to_string()])
+    let supervisor = test.ancestors().nth(2).unwrap().join("examples/keep");
+    assert!(supervisor.exists(), "first build it: cargo build -p levade-agent --example keep");
+    Supervisor(vec![supervisor.display().to_string()])
 }
 
 fn worker(folder: &Path, seconds: f64) -> WorkerOptions {
@@ -94,7 +94,7 @@ fn options(folder: &Path, datasets: &[(&str, f64)]) -> ReasoningGymOptions {
 }
 
 fn environments(options: ReasoningGymOptions) -> Environments {
-    Environments::new([EnvironmentOptions::ReasoningGym(options)], &keeper())
+    Environments::new([EnvironmentOptions::ReasoningGym(options)], &supervisor())
 }
 
 async fn listed(environments: &Environments, seed: u64, split_seed: u64) -> Result<Listed, String> {
@@ -199,7 +199,7 @@ async fn what_cannot_be_used_is_refused_before_anything_is_sampled() {
         agent: String::new(),
         worker: worker(empty.path(), 60.0),
     };
-    let all = Environments::new([EnvironmentOptions::Verifiers(verifiers)], &keeper());
+    let all = Environments::new([EnvironmentOptions::Verifiers(verifiers)], &supervisor());
     let error = all.find("nobody-has-this").unwrap().tasks(1, 1).await.unwrap_err().to_string();
     assert!(error.contains("pip install 'verifiers>=0.4'") && error.contains("nobody-has-this"), "{error}");
 }

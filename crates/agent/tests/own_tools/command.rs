@@ -15,7 +15,7 @@ fn command(command: &[&str], folder: &Path, deadline: Duration) -> ToolSet {
         description: "Runs.".into(),
         parameters: json!({ "type": "object", "properties": { "text": { "type": "string" } }, "required": ["text"] }),
     };
-    let toolbox = CommandTool::new("run", options, keeper()).unwrap();
+    let toolbox = CommandTool::new("run", options, supervisor()).unwrap();
     ToolSet::new(vec![Arc::new(toolbox)], deadline).unwrap()
 }
 

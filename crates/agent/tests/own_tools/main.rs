@@ -1,4 +1,4 @@
-//! Tools of a user's own, in processes under a keeper.
+//! Tools of a user's own, in processes under a supervisor.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -12,20 +12,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::Keeper;
 use levade_agent::tasks::Task;
 use levade_agent::tools::{
     Observation, OpenTools, PythonOptions, PythonTools, ToolContext, ToolSet, Toolbox,
 };
+use levade_process::Supervisor;
 use levade_text::{Parsed, ToolCall};
 use serde_json::{Map, Value};
 
-/// The keeper, which is an example of this crate.
-fn keeper() -> Keeper {
+/// The supervisor process, which is an example of this crate.
+fn supervisor() -> Supervisor {
     let test = std::env::current_exe().unwrap();
-    let keeper = test.ancestors().nth(2).unwrap().join("examples/keep");
-    assert!(keeper.exists(), "first build it: cargo build -p levade-agent --example keep");
-    Keeper(vec![keeper.display().to_string()])
+    let supervisor = test.ancestors().nth(2).unwrap().join("examples/keep");
+    assert!(supervisor.exists(), "first build it: cargo build -p levade-agent --example keep");
+    Supervisor(vec![supervisor.display().to_string()])
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
@@ -48,7 +48,7 @@ fn options(file: PathBuf) -> PythonOptions {
 }
 
 fn set_of(options: PythonOptions, deadline: Duration) -> ToolSet {
-    let toolbox: Arc<dyn Toolbox> = Arc::new(PythonTools::new("own", options, keeper()));
+    let toolbox: Arc<dyn Toolbox> = Arc::new(PythonTools::new("own", options, supervisor()));
     ToolSet::new(vec![toolbox], deadline).unwrap()
 }
 

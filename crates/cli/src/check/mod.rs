@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use levade_agent::Keeper;
 use levade_agent::environments::Environments;
 use levade_agent::tasks::Task;
 use levade_policy::{Sampler, Simulator, SimulatorConfig};
+use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
 use levade_text::Chat;
 use levade_trainer::{
@@ -84,7 +84,7 @@ fn describe(recipe: &Recipe) -> String {
 
 async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Result<()> {
     folder(recipe, report);
-    let environments = Environments::new(recipe.environments(), &Keeper::this()?);
+    let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
     let tasks = Tasks::load(recipe, &environments).await;
     let tasks = report.item("tasks", tasks, |tasks| {
         let asked: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
@@ -99,7 +99,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     let chats = planned.as_ref().map(|planned| chats(recipe, planned, report));
     let start = chats.as_deref().filter(|_| !args.no_start);
     programs::check(recipe, planned.as_ref(), start, &first, report).await;
-    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::this()?);
+    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
     let mut parts = Vec::new();
     for (name, chat) in chats.unwrap_or_default() {
         let Some(keys) = recipe.agent_named(&name) else { continue };

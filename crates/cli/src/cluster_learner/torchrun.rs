@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use levade_agent::{Keeper, KeptProcess};
 use levade_policy::LoraOptions;
 use levade_policy::awake::{Stopwatch, sleep};
 use levade_policy::environment::own;
+use levade_process::{Child, Launch, Supervisor};
 use levade_recipe::{Recipe, TorchKeys};
 use levade_remote::Processes;
 use tokio::sync::{oneshot, watch};
@@ -105,9 +105,10 @@ pub async fn serve(
     root: &Path,
     environment: Vec<(String, String)>,
     log: &Path,
-) -> anyhow::Result<KeptProcess> {
+) -> anyhow::Result<Child> {
     let file = child::log(log).with_context(|| format!("cannot write {}", log.display()))?;
-    let kept = Keeper::this()?.serve(&order.of_node(node), root, environment, file).await;
+    let launch = Launch { dir: root.to_owned(), variables: environment, ..Launch::new(order.of_node(node)) };
+    let kept = Supervisor::this()?.serve(&launch, file).await;
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
 
@@ -167,12 +168,7 @@ fn variables(keys: &TorchKeys) -> Vec<(String, String)> {
 }
 
 /// Waits until rank 0 says where it listens.
-async fn listens(
-    kept: &mut KeptProcess,
-    port: &Path,
-    log: &Path,
-    longest: Duration,
-) -> anyhow::Result<String> {
+async fn listens(kept: &mut Child, port: &Path, log: &Path, longest: Duration) -> anyhow::Result<String> {
     let mut watch = Stopwatch::start();
     loop {
         let found = fs::read_to_string(port).ok().filter(|text| text.trim().parse::<SocketAddr>().is_ok());

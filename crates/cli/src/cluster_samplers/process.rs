@@ -1,13 +1,13 @@
-//! Servers that a run starts: each under a keeper, so that none outlives it, and started again when it dies.
+//! Servers that a run starts: each under a supervisor, so that none outlives it, and started again when it dies.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use levade_agent::Keeper;
 use levade_policy::Precision;
 use levade_policy::environment::passed;
+use levade_process::{Launch, Supervisor};
 use levade_recipe::SamplersKeys;
 use levade_remote::GroupBackend;
 use tokio::sync::{oneshot, watch};
@@ -38,9 +38,7 @@ pub(super) struct Spec {
     pub url: String,
     /// The file that takes what it prints.
     pub log: PathBuf,
-    command: Vec<String>,
-    environment: Vec<(String, String)>,
-    folder: PathBuf,
+    launch: Launch,
 }
 
 impl Spec {
@@ -146,9 +144,7 @@ impl Spec {
             url: format!("http://127.0.0.1:{port}"),
             log: logs.join(format!("{name}.log")),
             name,
-            command,
-            environment,
-            folder: folder.to_owned(),
+            launch: Launch { dir: folder.to_owned(), variables: environment, ..Launch::new(command) },
         })
     }
 }
@@ -163,11 +159,15 @@ pub(super) struct Process {
 impl Process {
     /// Starts a server, and again whenever it dies. One that has its devices by turns is started while `may`
     /// says that this is its turn. What comes beside it ends once the server is gone for good.
-    pub fn start(spec: Spec, keeper: Keeper, may: Option<watch::Receiver<bool>>) -> (Self, JoinHandle<()>) {
+    pub fn start(
+        spec: Spec,
+        supervisor: Supervisor,
+        may: Option<watch::Receiver<bool>>,
+    ) -> (Self, JoinHandle<()>) {
         let died = Arc::<Mutex<Option<String>>>::default();
         let (lives, watched) = watch::channel(false);
         let (held, dropped) = oneshot::channel();
-        let gone = tokio::spawn(keep(spec, keeper, Arc::clone(&died), may, lives, dropped));
+        let gone = tokio::spawn(keep(spec, supervisor, Arc::clone(&died), may, lives, dropped));
         (Process { lives: watched, died, _held: held }, gone)
     }
 
@@ -202,7 +202,7 @@ async fn begins(may: &mut Option<watch::Receiver<bool>>, lives: &watch::Sender<b
 /// Looks after a server until `dropped` ends, and returns once the server is gone.
 async fn keep(
     spec: Spec,
-    keeper: Keeper,
+    supervisor: Supervisor,
     died: Arc<Mutex<Option<String>>>,
     mut may: Option<watch::Receiver<bool>>,
     lives: watch::Sender<bool>,
@@ -217,7 +217,7 @@ async fn keep(
         }
         let begun = Instant::now();
         let started = match child::log(&spec.log) {
-            Ok(log) => keeper.serve(&spec.command, &spec.folder, spec.environment.clone(), log).await,
+            Ok(log) => supervisor.serve(&spec.launch, log).await,
             Err(error) => Err(format!("cannot write {}: {error}", spec.log.display())),
         };
         let why = match started {
@@ -279,21 +279,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_nobody_holds_is_gone_once_its_keeper_says_so() {
+    async fn a_server_that_nobody_holds_is_gone_once_its_supervisor_says_so() {
         let folder = tempfile::tempdir().unwrap();
         let mark = folder.path().join("gone");
-        // In place of a keeper: a program that takes its time to end.
+        // In place of a supervisor: a program that takes its time to end.
         let slow = format!("read order; cat; sleep 0.5; echo > '{}'", mark.display());
-        let keeper = Keeper(vec!["sh".into(), "-c".into(), slow]);
+        let supervisor = Supervisor(vec!["sh".into(), "-c".into(), slow]);
         let spec = Spec {
             name: "vllm-0".into(),
             url: "http://127.0.0.1:1".into(),
             log: folder.path().join("log"),
-            command: vec!["true".into()],
-            environment: passed(&[]),
-            folder: folder.path().to_owned(),
+            launch: Launch { dir: folder.path().to_owned(), ..Launch::new(["true"]) },
         };
-        let (process, gone) = Process::start(spec, keeper, None);
+        let (process, gone) = Process::start(spec, supervisor, None);
         process.lives().wait_for(|lives| *lives).await.unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!gone.is_finished() && process.died_at_start().is_none());

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use levade_agent::{Keeper, KeptProcess};
+use levade_process::{Child, Launch, Supervisor};
 
 use super::files::Job;
 use super::follow::Growing;
@@ -34,7 +34,7 @@ pub struct Options {
 
 /// Machines, each with the keeper of its part.
 pub struct Hosts {
-    machines: Vec<(String, Keeper)>,
+    machines: Vec<(String, Supervisor)>,
     head: String,
     script: String,
 }
@@ -61,8 +61,8 @@ pub fn local(job: &Job) -> anyhow::Result<Plan> {
             job.nodes
         )));
     }
-    let keeper = Keeper(vec![job.binary.display().to_string(), "keep".into()]);
-    let machines = (0..job.nodes).map(|node| (format!("part {node} here"), keeper.clone())).collect();
+    let supervisor = Supervisor(vec![job.binary.display().to_string(), "keep".into()]);
+    let machines = (0..job.nodes).map(|node| (format!("part {node} here"), supervisor.clone())).collect();
     let script = job.script().display().to_string();
     Ok(Plan::Hosts(Hosts { machines, head: "127.0.0.1".into(), script }))
 }
@@ -101,7 +101,7 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
         words.push(host.clone());
         let keep = format!("env {HEAD}={} {} keep", quoted(&head), quoted(&job.binary.display()));
         words.push(keep);
-        (host.clone(), Keeper(words))
+        (host.clone(), Supervisor(words))
     };
     let script = job.script().display().to_string();
     Ok(Plan::Hosts(Hosts { machines: hosts.iter().map(machine).collect(), head, script }))
@@ -137,7 +137,7 @@ fn given_up(ended: i32) -> u8 {
 /// A machine's part.
 enum Part {
     /// Under way, after it has died so often in a row.
-    Up { process: Box<KeptProcess>, since: Instant, died: u32 },
+    Up { process: Box<Child>, since: Instant, died: u32 },
     /// To be started again.
     Down { until: Instant, died: u32 },
     /// Has done what there was to do.
@@ -157,7 +157,7 @@ async fn ask_to_stop(parts: &mut [Part]) {
 fn stopped(parts: &mut [Part]) -> Option<u8> {
     match parts.first_mut() {
         Some(Part::Up { process, .. }) => {
-            let code = process.has_ended()?;
+            let code = process.try_wait()?;
             Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(INTERRUPTED))
         }
         _ => Some(INTERRUPTED),
@@ -167,7 +167,7 @@ fn stopped(parts: &mut [Part]) -> Option<u8> {
 impl Hosts {
     /// Commands as they are run.
     pub fn commands(&self) -> Vec<String> {
-        let command = |(node, (_, Keeper(words))): (usize, &(String, Keeper))| {
+        let command = |(node, (_, Supervisor(words))): (usize, &(String, Supervisor))| {
             let words: Vec<String> = words.iter().map(quoted).collect();
             format!("{}  # then: sh {} {node}", words.join(" "), quoted(&self.script))
         };
@@ -175,7 +175,7 @@ impl Hosts {
     }
 
     async fn start(&self, job: &Job, node: u32, died: u32) -> anyhow::Result<Part> {
-        let (name, keeper) = &self.machines[node as usize];
+        let (name, supervisor) = &self.machines[node as usize];
         let log = job.log(node);
         let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
         // Both ssh and what is started here may need any of it.
@@ -185,7 +185,8 @@ impl Hosts {
         environment.retain(|(name, _)| name != HEAD);
         environment.push((HEAD.into(), self.head.clone()));
         let command = ["sh".to_owned(), self.script.clone(), node.to_string()];
-        let process = keeper.serve(&command, &job.root, environment, file).await;
+        let launch = Launch { dir: job.root.clone(), variables: environment, ..Launch::new(command) };
+        let process = supervisor.serve(&launch, file).await;
         let process = process.map_err(|why| anyhow::anyhow!("{name} cannot be started: {why}"))?;
         Ok(Part::Up { process: Box::new(process), since: Instant::now(), died })
     }
@@ -237,7 +238,7 @@ impl Hosts {
             }
         }
         for part in parts {
-            if let Part::Up { process, .. } = part {
+            if let Part::Up { mut process, .. } = part {
                 process.stop().await;
             }
         }
@@ -249,7 +250,7 @@ impl Hosts {
         for node in 0..job.nodes {
             let part = &mut parts[node as usize];
             let (ended, lived, died) = match part {
-                Part::Up { process, since, died } => match process.has_ended() {
+                Part::Up { process, since, died } => match process.try_wait() {
                     Some(ended) => (ended.unwrap_or(255), since.elapsed(), *died),
                     None => continue,
                 },

@@ -211,5 +211,5 @@ fn text(value: &Value) -> String {
 }
 
 fn shown(value: &Value) -> String {
-    crate::process::shown(&value.to_string())
+    crate::scorer::shown(&value.to_string())
 }

@@ -273,7 +273,7 @@ impl JudgeScorer {
                 self.verdicts.put(prompt, verdict.clone());
                 return Ok(verdict);
             }
-            let shown = crate::process::shown(&reply.text);
+            let shown = crate::scorer::shown(&reply.text);
             last = match reply.is_truncated {
                 true => format!("{shown:?}, truncated at max_tokens = {}", self.keys.max_tokens),
                 false => format!("{shown:?}"),

@@ -7,20 +7,23 @@
 //! `async`. It runs in processes that stay alive, one call at a time in each; one that does not answer in
 //! time is ended, with all that it has started, and the next call gets another.
 
-mod workers;
-
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::awake::within;
+use levade_process::{
+    Handshake, Launch, Pool, PoolOptions, Request, Supervisor, WorkerError, exit_status, python_command,
+    python_first_line,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::scorer::task_field;
-use crate::{Component, Evidence, ScoreError, Scorer, Supervisor};
-use workers::Workers;
+use crate::{Component, Evidence, ScoreError, Scorer};
+
+/// The file of a worker.
+const MODULES: [(&str, &str); 1] = [("serve", include_str!("serve.py"))];
 
 /// Calls a function of the user's for each attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -196,13 +199,50 @@ fn columns(task: &Value) -> Map<String, Value> {
 #[derive(Debug)]
 pub struct PythonScorer {
     keys: PythonKeys,
-    workers: Workers,
+    workers: Pool,
+    /// Columns of the data set that the function must get, as the last worker that became ready reported them.
+    columns: Arc<Mutex<Vec<String>>>,
 }
 
 impl PythonScorer {
     /// Creates a scorer whose processes `supervisor` starts as they are needed.
-    pub fn new(keys: PythonKeys, supervisor: Option<Arc<dyn Supervisor>>) -> Arc<Self> {
-        Arc::new(PythonScorer { workers: Workers::new(&keys, supervisor), keys })
+    pub fn new(keys: PythonKeys, supervisor: Supervisor) -> Arc<Self> {
+        // The process can run in another directory than this one.
+        let file = std::path::absolute(&keys.file).unwrap_or_else(|_| keys.file.clone());
+        let first = json!({
+            "key": "id",
+            "file": file.display().to_string(),
+            "function": keys.function,
+            "arguments": keys.arguments.keys().collect::<Vec<_>>(),
+            "completions": keys.completions.name(),
+        });
+        let columns = Arc::<Mutex<Vec<String>>>::default();
+        let reported = Arc::clone(&columns);
+        let check = move |mut report: Value| {
+            let columns = serde_json::from_value(report["columns"].take());
+            let columns = columns.map_err(|error| format!("its first line is none of a worker: {error}"))?;
+            *reported.lock().unwrap_or_else(PoisonError::into_inner) = columns;
+            Ok(())
+        };
+        let timeout = Duration::from_secs_f64(keys.start_seconds);
+        let workers = Pool::new(PoolOptions {
+            name: format!("scorer {}", file.display()),
+            supervisor,
+            launch: Launch {
+                command: python_command(&keys.python),
+                dir: file.parent().map(PathBuf::from).unwrap_or_default(),
+                passes: keys.environment.clone(),
+                variables: Vec::new(),
+            },
+            first: Some(python_first_line(&MODULES, first)),
+            handshake: Some(Handshake { timeout, check: Arc::new(check) }),
+            id_key: "id",
+            max_workers: keys.workers.min(WORKERS),
+            max_requests: 1,
+            // A function that is late is ended at once: nothing of the process is worth keeping.
+            cancel_grace: Duration::ZERO,
+        });
+        Arc::new(PythonScorer { keys, workers, columns })
     }
 
     /// Returns what is known of an attempt, by the names that verl has for it, with the columns that TRL
@@ -234,16 +274,23 @@ impl PythonScorer {
         ScoreError::Command { command: self.keys.file.display().to_string(), what: what.into() }
     }
 
-    async fn ask(&self, attempt: &Value) -> Result<Vec<Component>, ScoreError> {
-        let start = Duration::from_secs_f64(self.keys.start_seconds);
-        let limit = Duration::from_secs_f64(self.keys.seconds);
-        let mut worker = self.workers.take(start).await.map_err(|why| self.broken(why))?;
-        let said = match within(limit, worker.ask(attempt)).await {
-            Some(said) => said.map_err(|why| self.broken(why))?,
-            // The worker is dropped, which ends it.
-            None => return Err(self.broken(format!("did not answer within {limit:?}, and was ended"))),
-        };
-        worker.give_back();
+    fn failed(&self, error: WorkerError) -> ScoreError {
+        self.broken(match error {
+            WorkerError::NotStarted(why) => format!("cannot be run by {}: {why}", self.keys.python),
+            WorkerError::StartTimeout(timeout) => format!("did not load within {timeout:?}"),
+            WorkerError::Exited { code, last_line } => {
+                let last = last_line.unwrap_or_else(|| "nothing on standard error".into());
+                format!("ended its process with {}: {last}", exit_status(code))
+            }
+            WorkerError::Timeout(_) => format!("{error}, and was ended"),
+            error => error.to_string(),
+        })
+    }
+
+    async fn ask(&self, attempt: Value) -> Result<Vec<Component>, ScoreError> {
+        let timeout = Duration::from_secs_f64(self.keys.seconds);
+        let said = self.workers.request(Request::new("score", attempt), timeout).await;
+        let said = said.map_err(|error| self.failed(error))?;
         if let Some(error) = said["error"].as_str() {
             return Err(self.broken(error));
         }
@@ -258,11 +305,10 @@ impl PythonScorer {
 impl Scorer for PythonScorer {
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.keys.check()?;
-        let start = Duration::from_secs_f64(self.keys.start_seconds);
-        let worker = self.workers.take(start).await.map_err(|why| self.broken(why))?;
+        self.workers.slot().await.map_err(|error| self.failed(error))?;
         let columns = columns(task);
-        let missing = worker.columns().iter().find(|name| !columns.contains_key(*name)).cloned();
-        worker.give_back();
+        let required = self.columns.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let missing = required.into_iter().find(|name| !columns.contains_key(name));
         match missing {
             None => Ok(()),
             Some(name) => Err(self.broken(format!(
@@ -275,7 +321,7 @@ impl Scorer for PythonScorer {
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         // Also where there is no answer: what that is worth, the function says.
-        self.ask(&self.attempt(evidence)).await
+        self.ask(self.attempt(evidence)).await
     }
 }
 

@@ -23,7 +23,7 @@ fn script(text: &str, change: impl FnOnce(&mut PythonKeys)) -> Script {
     let mut keys = PythonKeys { seconds: 20.0, ..PythonKeys::new(file) };
     change(&mut keys);
     keys.check().unwrap();
-    Script { _folder: folder, scorer: PythonScorer::new(keys, None) }
+    Script { _folder: folder, scorer: PythonScorer::new(keys, Supervisor::default()) }
 }
 
 impl Script {

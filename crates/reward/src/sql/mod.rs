@@ -167,10 +167,7 @@ impl SqlScorer {
 }
 
 fn unusable(query: &str, why: &str) -> ScoreError {
-    ScoreError::Unusable(format!(
-        "the expected query {:?} cannot be run: {why}",
-        crate::process::shown(query)
-    ))
+    ScoreError::Unusable(format!("the expected query {:?} cannot be run: {why}", crate::scorer::shown(query)))
 }
 
 /// The expected query.

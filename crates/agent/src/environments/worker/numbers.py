@@ -5,6 +5,8 @@ import numbers
 import sys
 from importlib import metadata
 
+from levade_worker.protocol import shown
+
 
 class Refused(Exception):
     """An environment that cannot be used, or an answer of it; in words for its user."""
@@ -25,12 +27,6 @@ def reward(value, of):
     if not math.isfinite(number):
         raise Refused(f"{of} is {number}, which is no reward")
     return number
-
-
-def shown(value):
-    """The beginning of a value, for a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"
 
 
 def plain(value):

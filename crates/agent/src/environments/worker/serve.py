@@ -1,14 +1,12 @@
-"""Takes orders, one line of JSON each, and prints an answer to each, in any order."""
+"""Takes orders, and answers them in any order."""
 
 import asyncio
 import importlib
-import json
 import os
 import sys
 import threading
-import traceback
 
-from levade_worker import numbers
+from levade_worker import numbers, protocol
 
 # The module of each kind of source.
 KINDS = {"reasoning_gym": "reasoning", "verifiers": "rubrics", "gymnasium": "worlds", "openenv": "servers"}
@@ -21,24 +19,16 @@ STOPPED = {"error": "stopped"}
 class Server:
     """One source, and what is under way at it."""
 
-    def __init__(self, options, out, loop):
-        self.options, self.out, self.loop = options, out, loop
+    def __init__(self, options, line, loop):
+        self.options, self.line, self.loop = options, line, loop
         self.source = None
         self.loading = threading.Lock()
-        self.writing = threading.Lock()
         self.running = {}
 
     def answer(self, order, said):
-        name = order["attempt"]
-        try:
-            line = json.dumps({"attempt": name, **said}, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            line = json.dumps({"attempt": name, "error": f"its answer cannot be written as JSON: {error}"})
-        with self.writing:
-            # Whoever was answered once is not answered again: a call that was stopped may end late.
-            if self.running.pop(name, None) is not None:
-                self.out.write(line.encode() + b"\n")
-                self.out.flush()
+        # Whoever was answered once is not answered again: a call that was stopped may end late.
+        if self.running.pop(order["attempt"], None) is not None:
+            self.line.answer(order, said)
 
     def load(self):
         with self.loading:
@@ -107,25 +97,20 @@ def told(error):
     """An error in words, with the place in the environment's code that it came from."""
     if isinstance(error, numbers.Refused):
         return str(error)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("levade_worker/")]
-    where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    place = protocol.where(error, lambda file: not file.startswith("levade_worker/"))
+    where = f" ({os.path.basename(place[0])}, line {place[1]})" if place else ""
     if isinstance(error, SystemExit):
         return f"ended with exit({error.code!r}){where}"
     return f"{type(error).__name__}: {error}{where}"
 
 
-def main(first, orders, out):
+def main(first, line):
     sys.path.insert(0, os.getcwd())
     loop = asyncio.new_event_loop()
-    server = Server(first["source"], out, loop)
+    server = Server(first["source"], line, loop)
 
-    def read():
-        for line in orders:
-            server.take(json.loads(line))
-        # Nobody is there to answer to.
-        loop.call_soon_threadsafe(loop.stop)
-
-    threading.Thread(target=read, daemon=True).start()
+    # When the line ends, nobody is there to answer to.
+    protocol.read_in_thread(line, server.take, lambda: loop.call_soon_threadsafe(loop.stop))
     loop.run_forever()
     for task in asyncio.all_tasks(loop):
         task.cancel()

@@ -1,10 +1,10 @@
 //! One connection to a server.
 
-use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use levade_process::{Child, Input, Launch, Tail, TailReader};
 use levade_text::ToolSpec;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
@@ -19,23 +19,20 @@ use rmcp::transport::streamable_http_client::{
 };
 use rmcp::{RoleClient, ServiceError};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::Child;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::Mutex;
 
 use super::ledger::Ledger;
 use super::lines::Lines;
 use super::web::Web;
 use super::{MOST_BYTES, McpServer, Prolonged, reasons};
-use crate::kept;
 
-/// How long a server's keeper may take to end it.
+/// Timeout for the end of a server whose input has ended.
 const ENDING: Duration = Duration::from_secs(10);
 
 /// How long a server may take to be told of the end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Characters of what a server writes to its standard error that are kept: the end.
+/// Maximum number of bytes that are kept of the end of a server's standard error.
 const KEPT: usize = 16_000;
 
 /// Most tools of a server.
@@ -108,7 +105,7 @@ impl From<String> for Refusal {
 struct Opening<'a> {
     ledger: Arc<Ledger>,
     /// Tail of the server's standard error, if the server is a process.
-    said: Option<Arc<std::sync::Mutex<String>>>,
+    said: Option<Arc<TailReader>>,
     /// Receives what the server did instead of answering; `None` once the connection is open or refused.
     late: Option<&'a std::sync::Mutex<String>>,
 }
@@ -116,22 +113,17 @@ struct Opening<'a> {
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
         let Some(late) = self.late else { return };
-        let said = self
-            .said
-            .as_ref()
-            .map(|said| reasons::printed(&said.lock().unwrap_or_else(std::sync::PoisonError::into_inner)));
+        let said = self.said.as_ref().map(|said| reasons::printed(&said.tail().text()));
         *late.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
             self.ledger.instead() + &said.unwrap_or_default();
     }
 }
 
-/// The process of a server, under its keeper.
+/// The process of a server.
 struct Process {
-    keeper: Arc<Mutex<Child>>,
-    /// End of what it wrote to its standard error.
-    said: Arc<std::sync::Mutex<String>>,
-    /// Closed once the standard error was read to its end.
-    reading: watch::Receiver<()>,
+    child: Arc<Mutex<Child>>,
+    /// End of its standard error.
+    said: Arc<TailReader>,
 }
 
 impl Connection {
@@ -181,14 +173,14 @@ impl Connection {
         let mut opening = Opening { ledger: Arc::clone(&ledger), said: None, late: Some(late) };
         let (process, served) = match server {
             McpServer::Program { command, folder, passes, keeper } => {
-                let mut child = keeper.start(levade_policy::environment::passed(passes))?;
-                let (Some(mut stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+                let (dir, passes) = (folder.clone(), passes.clone());
+                let launch = Launch { dir, passes, ..Launch::new(command) };
+                let mut child = keeper.start(&launch, Input::Piped)?;
+                let (Some(stdin), Some(stdout)) = (child.take_stdin().await, child.take_stdout()) else {
                     return Err("its standard input and output cannot be had".to_owned().into());
                 };
                 let process = Process::new(child);
                 opening.said = Some(Arc::clone(&process.said));
-                // A keeper that takes no order is gone, and its standard error says why.
-                let _ = stdin.write_all(kept::order(command, folder, None).as_bytes()).await;
                 let transport = Lines::new(stdout, stdin, MOST_BYTES, Arc::clone(&ledger));
                 (Some(process), info.serve_with_lifecycle(transport, lifecycle).await)
             }
@@ -381,11 +373,11 @@ impl Connection {
     pub async fn close(&self) {
         let _ = self.service.lock().await.close_with_timeout(PATIENCE).await;
         if let Some(process) = &self.process {
-            let keeper = Arc::clone(&process.keeper);
+            let child = Arc::clone(&process.child);
             tokio::spawn(async move {
-                let mut keeper = keeper.lock().await;
-                if tokio::time::timeout(ENDING, keeper.wait()).await.is_err() {
-                    let _ = keeper.kill().await;
+                let mut child = child.lock().await;
+                if tokio::time::timeout(ENDING, child.wait()).await.is_err() {
+                    child.stop().await;
                 }
             });
         }
@@ -393,37 +385,21 @@ impl Connection {
 }
 
 impl Process {
-    fn new(mut keeper: Child) -> Self {
-        let said = Arc::new(std::sync::Mutex::new(String::new()));
-        let (read, reading) = watch::channel(());
-        if let Some(mut stderr) = keeper.stderr.take() {
-            let said = Arc::clone(&said);
-            tokio::spawn(async move {
-                let mut buffer = vec![0; 16 << 10];
-                while let Ok(count @ 1..) = stderr.read(&mut buffer).await {
-                    let mut said = said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    said.push_str(&String::from_utf8_lossy(&buffer[..count]));
-                    if said.len() > 2 * KEPT {
-                        let from = said.ceil_char_boundary(said.len() - KEPT);
-                        said.drain(..from);
-                    }
-                }
-                drop(read);
-            });
-        }
-        Process { keeper: Arc::new(Mutex::new(keeper)), said, reading }
+    fn new(mut child: Child) -> Self {
+        let said = Arc::new(child.read_stderr(Tail::new(0, KEPT), None));
+        Process { child: Arc::new(Mutex::new(child)), said }
     }
 
     /// The end of a process that has closed its output, in words, once it has come.
     async fn end_told(&self) -> String {
         let ended =
-            tokio::time::timeout(Duration::from_secs(2), async { self.keeper.lock().await.wait().await });
+            tokio::time::timeout(Duration::from_secs(2), async { self.child.lock().await.wait().await });
         let ended = ended.await.ok().and_then(Result::ok);
         if ended.is_some() {
             // The last lines may still be on their way.
-            let _ = tokio::time::timeout(PATIENCE, self.reading.clone().changed()).await;
+            self.said.finish(PATIENCE).await;
         }
-        let ended = ended.map(|status: ExitStatus| match status.code() {
+        let ended = ended.map(|code| match code {
             Some(code) if code > 128 => format!("; its process was ended by signal {}", code - 128),
             Some(code) => format!("; its process ended with code {code}"),
             None => "; its process was killed".into(),
@@ -433,6 +409,6 @@ impl Process {
 
     /// Returns what it printed on its standard error, to append to a reason; empty if that is nothing.
     fn told(&self) -> String {
-        reasons::printed(&self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        reasons::printed(&self.said.tail().text())
     }
 }

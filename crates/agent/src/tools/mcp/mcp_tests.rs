@@ -21,7 +21,7 @@ fn server(script: &str) -> McpServer {
         command: vec!["python3".into(), "-c".into(), script.into()],
         folder: PathBuf::new(),
         passes: vec!["NAMED".into()],
-        keeper: Keeper(["python3", "-c", KEEPER].map(str::to_owned).to_vec()),
+        keeper: Supervisor(["python3", "-c", KEEPER].map(str::to_owned).to_vec()),
     }
 }
 

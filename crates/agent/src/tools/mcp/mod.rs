@@ -27,13 +27,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hyper::header::{HeaderName, HeaderValue};
 use levade_http::Client;
+use levade_process::Supervisor;
 use levade_text::ToolSpec;
 use rmcp::model::CallToolRequestParams;
 use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
 use super::{Session, ToolContext, ToolError, ToolOutput, Toolbox};
-use crate::Keeper;
 use connection::Connection;
 
 /// Most bytes of a message of a server.
@@ -54,7 +54,7 @@ pub enum McpServer {
         /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
         passes: Vec<String>,
         /// Ends it with all that it has started.
-        keeper: Keeper,
+        keeper: Supervisor,
     },
     /// An address of streamable HTTP.
     Address {

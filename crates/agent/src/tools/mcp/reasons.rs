@@ -6,7 +6,6 @@ use rmcp::service::ClientInitializeError;
 use rmcp::transport::DynamicTransportError;
 
 use super::ledger::{Ledger, in_words};
-use crate::kept;
 
 /// Returns why a connection was not established.
 pub(super) fn of_start(error: &ClientInitializeError, ledger: &Ledger) -> String {
@@ -82,7 +81,7 @@ fn of_transport(error: &DynamicTransportError) -> String {
 
 /// Returns the lines of a server's standard error that tell most, to append to a reason.
 pub(super) fn printed(stderr: &str) -> String {
-    match &kept::telling_lines(stderr)[..] {
+    match &levade_process::telling_lines(stderr)[..] {
         [] => String::new(),
         [one] => format!("; it printed: {}", one.trim()),
         lines => format!("; it printed:\n{}", lines.join("\n")),

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use levade_process::{Affinity, Pool, Request, Worker, WorkerError, describe_exit};
 use levade_text::{ContentPart, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::offered::Offered;
-use super::pool::Pool;
-use super::worker::Worker;
 use crate::tools::{CallError, Permit, Session, ToolError, ToolOutput};
 
 /// Names of attempts in workers, unique in this process.
@@ -18,7 +17,7 @@ static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The instances of an attempt, and the worker that has them.
 pub(super) struct Pinned {
-    worker: Arc<Worker>,
+    worker: Affinity,
     session: String,
     is_closed: bool,
     /// Texts with which the instances begin the attempt.
@@ -30,12 +29,12 @@ impl Pinned {
     ///
     /// # Errors
     /// When one cannot be made, in words. Others are released again.
-    pub async fn open(worker: Arc<Worker>, attempt: &str, task: Value) -> Result<Self, String> {
+    pub async fn open(worker: &Arc<Worker>, attempt: &str, task: Value) -> Result<Self, String> {
         let session = format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed));
-        worker.sessions.fetch_add(1, Ordering::Relaxed);
+        let worker = worker.affinity();
         // From here on it is closed on every way out, also where nobody waits any more.
         let mut pinned = Pinned { worker, session, is_closed: false, opening: None };
-        let opened = pinned.ask("open", |order| order["task"] = task).await.and_then(refused);
+        let opened = pinned.ask("open", "open", |order| order["task"] = task).await.and_then(refused);
         match opened {
             Ok(answer) => {
                 let opening = answer["opening"].as_str().filter(|text| !text.trim().is_empty());
@@ -49,18 +48,17 @@ impl Pinned {
         }
     }
 
-    async fn ask(&self, verb: &str, more: impl FnOnce(&mut Value)) -> Result<Value, String> {
+    async fn ask(&self, label: &str, verb: &str, more: impl FnOnce(&mut Value)) -> Result<Value, String> {
         let mut order = json!({ "do": verb, "session": self.session });
         more(&mut order);
-        self.worker.ask(order).await
+        self.worker.request(Request::new(label, order)).await.map_err(describe)
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.worker.sessions.fetch_sub(1, Ordering::Relaxed);
         if !self.is_closed {
-            self.worker.tell(json!({ "do": "close", "session": self.session }));
+            self.worker.notify(Request::new("close", json!({ "do": "close", "session": self.session })));
         }
     }
 }
@@ -76,7 +74,7 @@ pub(super) struct PythonSession {
 impl PythonSession {
     /// Why the instances of the attempt are gone, where they are.
     fn lost(&self) -> Option<String> {
-        let why = self.pinned.as_ref()?.worker.ended()?;
+        let why = describe(self.pinned.as_ref()?.worker.error()?);
         Some(format!("the state of this attempt is lost: {why}"))
     }
 }
@@ -99,7 +97,13 @@ impl Session for PythonSession {
         if self.offered.is_stateful(tool) && self.lost().is_some() {
             return Permit::default();
         }
-        self.pool.admit().await
+        let mut permit = Permit::default();
+        if let Some(place) = self.pool.acquire_permit().await {
+            permit.hold(place);
+        }
+        // Without a worker, the call returns the error.
+        let _ = self.pool.slot().await;
+        permit
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
@@ -115,11 +119,11 @@ impl Session for PythonSession {
                     order["tool"] = json!(tool);
                     order["arguments"] = json!(arguments);
                 };
-                pinned.ask("call", name).await.map_err(|why| self.lost().unwrap_or(why))
+                pinned.ask(tool, "call", name).await.map_err(|why| self.lost().unwrap_or(why))
             }
-            _ => match self.pool.ready().await {
-                Ok(worker) => worker.ask(order).await,
-                Err(why) => Err(why),
+            _ => match self.pool.slot().await {
+                Ok(slot) => slot.send(Request::new(tool, order)).answer().await.map_err(describe),
+                Err(error) => Err(describe(error)),
             },
         };
         match answer {
@@ -130,7 +134,7 @@ impl Session for PythonSession {
 
     async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
         let Some(pinned) = &self.pinned else { return Ok(Map::new()) };
-        let found = pinned.ask("evidence", |_| {}).await.and_then(refused);
+        let found = pinned.ask("evidence", "evidence", |_| {}).await.and_then(refused);
         match found.map(|mut found| found["found"].take()) {
             Ok(Value::Object(found)) => Ok(found),
             Ok(_) => Ok(Map::new()),
@@ -143,10 +147,21 @@ impl Session for PythonSession {
 
     async fn close(&mut self) -> Result<(), ToolError> {
         let Some(mut pinned) = self.pinned.take() else { return Ok(()) };
-        let closed = pinned.ask("close", |_| {}).await.and_then(refused);
+        let closed = pinned.ask("close", "close", |_| {}).await.and_then(refused);
         pinned.is_closed = true;
         let wrong = |why| ToolError::Close { tool: self.toolbox.clone(), why };
         closed.map(drop).map_err(wrong)
+    }
+}
+
+/// Describes an error of a worker to the model.
+pub(super) fn describe(error: WorkerError) -> String {
+    match error {
+        WorkerError::Exited { code, last_line } => {
+            let last = last_line.unwrap_or_else(|| "it printed nothing".into());
+            format!("the Python process ended ({}): {last}", describe_exit(code))
+        }
+        error => error.to_string(),
     }
 }
 

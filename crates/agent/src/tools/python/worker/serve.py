@@ -1,7 +1,6 @@
-"""The worker: reads orders, one line of JSON each, and answers them as they are done.
+"""The worker: takes orders, and answers them as they are done.
 
-Functions that are coroutines run on one loop, all others in a thread for each call. Whatever the user's code
-prints goes to standard error; the line to whoever gives the orders is out of its reach."""
+Functions that are coroutines run on one loop, all others in a thread for each call."""
 
 import asyncio
 import ctypes
@@ -9,11 +8,10 @@ import gc
 import inspect
 import json
 import os
-import platform
 import sys
 import threading
 
-from levade_worker import answers, load, schema, shims
+from levade_worker import answers, load, protocol, schema, shims
 from levade_worker.tools import finished
 
 
@@ -163,21 +161,17 @@ def refusal(error, folder, is_given_up):
 
 
 class Server:
-    def __init__(self, tools, out, folder):
-        self.tools, self.out, self.folder = tools, out, folder
+    def __init__(self, tools, line, folder):
+        self.tools, self.line, self.folder = tools, line, folder
         holders = {id(tool.holder): tool.holder for tool in tools.values() if tool.stateful}
         self.holders = list(holders.values())
         self.sessions, self.running = {}, {}
         # Orders under way that were given up.
         self.given_up = set()
 
-    def say(self, reply):
-        self.out.write(json.dumps(reply, allow_nan=False).encode() + b"\n")
-        self.out.flush()
-
     def take(self, order):
         """Begins what an order asks for."""
-        if order["do"] == "give_up":
+        if order.get("stop"):
             task = self.running.get(order["id"])
             if task is not None:
                 self.given_up.add(order["id"])
@@ -193,7 +187,7 @@ class Server:
         except BaseException as error:
             reply = refusal(error, self.folder, order["id"] in self.given_up)
         self.given_up.discard(order["id"])
-        self.say({"id": order["id"], **reply})
+        self.line.answer(order, reply)
 
     async def open(self, order):
         session = self.sessions[order["session"]] = Session(order["session"], order["task"])
@@ -236,20 +230,16 @@ class Server:
         return {}
 
 
-def main(first, orders, out):
+def main(first, line):
     """Serves the tools that the first line names, until there are no more orders."""
     own = os.getpid()
-    # A process that is forked here has no say: it must neither answer nor hold the line.
-    os.register_at_fork(after_in_child=lambda: os.close(out.fileno()))
     place = first.get("file") or first.get("config")
     folder = os.path.dirname(os.path.abspath(place))
     try:
         tools = load.load(first.get("file"), first.get("config"), first.get("functions") or [])
     except load.Fault as fault:
-        out.write(json.dumps({"failed": answers.sound(fault)}).encode() + b"\n")
-        out.flush()
-        return
-    server = Server(tools, out, folder)
+        return line.failed(answers.sound(fault))
+    server = Server(tools, line, folder)
     described = []
     for tool in tools.values():
         about = {
@@ -262,22 +252,17 @@ def main(first, orders, out):
             json.dumps(about, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             why = f"the schema of {tool.name} cannot be written as JSON: {error}"
-            return server.say({"failed": answers.sound(why)})
+            return line.failed(answers.sound(why))
         described.append(about)
-    server.say({"ready": {"python": platform.python_version(), "tools": described}})
-    asyncio.run(serve(server, orders))
+    line.ready({"tools": described})
+    asyncio.run(serve(server))
     if os.getpid() == own:
         os._exit(0)
 
 
-async def serve(server, orders):
+async def serve(server):
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-    def read():
-        for line in orders:
-            loop.call_soon_threadsafe(server.take, json.loads(line))
-        loop.call_soon_threadsafe(ended.set)
-
-    threading.Thread(target=read, daemon=True).start()
+    take = lambda order: loop.call_soon_threadsafe(server.take, order)
+    protocol.read_in_thread(server.line, take, lambda: loop.call_soon_threadsafe(ended.set))
     await ended.wait()
     os._exit(0)

@@ -1,14 +1,14 @@
 import json, os, sys, types
 
-# The line to whoever gives the orders moves out of the reach of the user's code, which finds nothing to read,
+# The line to the process that sends requests moves out of the reach of the user's code, which finds nothing to read,
 # and prints to standard error.
-orders, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+requests, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
 nothing = os.open(os.devnull, os.O_RDONLY)
 os.dup2(nothing, 0)
 os.close(nothing)
 os.dup2(2, 1)
 sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
-first = json.loads(orders.readline())
+first = json.loads(requests.readline())
 package = types.ModuleType("levade_worker")
 package.__path__ = []
 sys.modules[package.__name__] = package
@@ -17,4 +17,4 @@ for name, source in first["modules"]:
     sys.modules[module.__name__] = module
     setattr(package, name, module)
     exec(compile(source, "levade_worker/" + name + ".py", "exec"), module.__dict__)
-package.serve.main(first, orders, out)
+package.serve.main(first, package.protocol.Line(requests, out, first["key"]))

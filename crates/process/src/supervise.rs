@@ -1,11 +1,10 @@
-//! The keeper of a program: a small process between this one and the program that outlives neither.
+//! The supervisor process: stands between this process and a program, and outlives neither.
 //!
-//! The binary is this one, started once more. Its standard input is a line to whoever started it: first comes
-//! an order, one line of JSON; then nothing, for as long as the program may live. When the line ends, because
-//! the program is to be stopped or because whoever held it was killed, the keeper ends the program and all
-//! that it has started. It does so, too, once the program ends by itself. Processes that a program has
-//! detached from itself become the keeper's children (on Linux, which calls that a subreaper), so none gets
-//! away.
+//! The first line of its standard input is an order in JSON. The rest is the program's input, or bytes that ask
+//! the program to end. When the input ends, because the program must stop or because the parent was killed, the
+//! supervisor ends the program and all that the program started. The supervisor does the same when the program
+//! exits. Processes that a program has detached become children of the supervisor (on Linux, as a subreaper), so
+//! none escapes.
 
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
@@ -15,27 +14,28 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
 use serde::Deserialize;
 
-/// How long a program may take to end in good order after SIGTERM.
+/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Exit code where the program cannot be started, as shells have it.
+/// Exit code if the program cannot be started, as in shells.
 const NOT_STARTED: u8 = 127;
 
-/// Program to keep.
+/// The program to run.
 #[derive(Deserialize)]
 struct Order {
     command: Vec<String>,
     folder: PathBuf,
-    /// All that the program is to read; where it is absent, what comes after the order.
+    /// Complete input of the program. If `None`, what follows the order is the input.
     input: Option<String>,
-    /// Whether what comes after the order is no input: each byte asks the program to end in good order.
+    /// Whether each byte after the order asks the program to end (SIGTERM), and is no input.
     #[serde(default)]
     asks: bool,
 }
 
-/// Keeps a program, to the end of this process. Gives the program's exit code, or 128 and the signal that
-/// ended it.
-pub fn keep() -> ExitCode {
+/// Runs the program that the first line of the standard input names, and returns the program's exit code, or 128
+/// plus the signal that ended the program. A binary calls this if its arguments are those of its
+/// [`Supervisor`](crate::Supervisor).
+pub fn supervise() -> ExitCode {
     let mut order = String::new();
     let read = std::io::stdin().lock().read_line(&mut order);
     let order: Order = match read

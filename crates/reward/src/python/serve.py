@@ -1,9 +1,8 @@
-"""Runs a scoring function of the user's, call after call. Started by Levade, never by hand.
+"""Runs a scoring function of the user's, call after call.
 
-Arguments: the file, the name of the function, as JSON the names of the recipe's own arguments, and the form of
-completions. The first line back says that the file is loaded, with the columns that the function must get, or `error`.
-Lines of JSON come on standard input, each with what is known of an attempt; to each goes one line back, with `score`
-and numbers besides, or `error`. Whatever the function prints goes to standard error.
+The first line has the file, the name of the function, the names of the recipe's own arguments, and the form of
+completions. The report back has the columns that the function must get. Each request has what is known of an attempt;
+its answer has `score` and numbers besides, or `error`.
 
 The names of the function's parameters tell who calls it elsewhere, and so how it is called here:
 
@@ -16,13 +15,14 @@ import asyncio
 import decimal
 import importlib.util
 import inspect
-import json
 import math
 import numbers
 import os
 import re
 import sys
-import traceback
+
+from levade_worker import protocol
+from levade_worker.protocol import shown
 
 
 def number(value):
@@ -35,11 +35,6 @@ def number(value):
         except Exception:
             return None
     return None
-
-
-def shown(value):
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"
 
 
 def answer(result):
@@ -144,27 +139,15 @@ class Call:
 
 def raised(error, path):
     """The error as a message, with the line of the file that it came from."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f" (line {lines[-1]})" if lines else ""
+    place = protocol.where(error, lambda file: file == path)
+    where = f" (line {place[1]})" if place else ""
     if isinstance(error, SystemExit):
         return f"ended with exit({error.code!r}){where}"
     return f"raised {type(error).__name__}: {error}{where}"
 
 
-def main():
-    path, name = sys.argv[1], sys.argv[2]
-    own, form = json.loads(sys.argv[3]), sys.argv[4]
-    questions = os.fdopen(os.dup(0), encoding="utf-8", errors="surrogateescape")
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-
-    def reply(value):
-        replies.write(json.dumps(value) + "\n")
-        replies.flush()
-
+def main(first, line):
+    path, name, own, form = first["file"], first["function"], first["arguments"], first["completions"]
     try:
         sys.path.insert(0, os.path.dirname(path))
         spec = importlib.util.spec_from_file_location("custom_reward", path)
@@ -176,24 +159,25 @@ def main():
             others = [k for k, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == "custom_reward"]
             others = [k for k in others if not k.startswith("_")]
             way_out = f"; name one of its own in `function`: {', '.join(others)}" if others else ""
-            return reply({"error": f"defines no function `{name}`{way_out}"})
+            return line.failed(f"defines no function `{name}`{way_out}")
         if inspect.isclass(function):
-            return reply({"error": f"defines `{name}` as a class, not as a function"})
+            return line.failed(f"defines `{name}` as a class, not as a function")
         # In TRL the data set decides whether completions are messages; here the file, which reads their content or not.
         with open(path, encoding="utf-8", errors="replace") as file:
             reads_content = re.search(r"""["']content["']""", file.read()) is not None
         call = Call(function, own, reads_content if form == "auto" else form == "messages")
         if call.refusal:
-            return reply({"error": f"defines `{name}`, which {call.refusal}"})
+            return line.failed(f"defines `{name}`, which {call.refusal}")
     except BaseException as error:
-        return reply({"error": raised(error, path)})
+        return line.failed(raised(error, path))
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    reply({"ready": True, "columns": call.columns})
-    own = os.getpid()
-    for line in questions:
+    line.ready({"columns": call.columns})
+    for request in line:
+        if request.get("stop"):
+            continue
         try:
-            result = function(**call.arguments(json.loads(line)))
+            result = function(**call.arguments(request))
             if inspect.isawaitable(result):
                 result = loop.run_until_complete(result)
             said = answer(call.score(result))
@@ -201,10 +185,4 @@ def main():
             said = {"error": str(error)}
         except BaseException as error:
             said = {"error": raised(error, path)}
-        if os.getpid() != own:
-            # The function has forked this process: a reply of it would be taken for that of the next call.
-            os._exit(0)
-        reply(said)
-
-
-main()
+        line.answer(request, said)

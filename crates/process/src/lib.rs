@@ -1,0 +1,61 @@
+//! Child processes that end with this process, and pools of workers that answer JSON lines.
+//!
+//! Tools, agent programs, environments and scorers of a user run in processes of their own. Such a process must not
+//! outlive the run, even if the run is killed; its output must neither block it nor fill the memory; and it must not
+//! see the secrets in the environment of the run.
+//!
+//! A [`Supervisor`] starts a program behind a small process ([`supervise`]) that ends the program, and all that the
+//! program started, as soon as the parent is gone. A [`Run`] is a program that reads one text and exits. A [`Child`]
+//! is a program with which the caller talks by itself. A [`Pool`] has workers that stay alive: programs that read
+//! requests and write answers, one JSON object a line. Output that nobody parses is kept in a [`Tail`].
+//!
+//! # Example
+//! ```
+//! # use std::time::Duration;
+//! # use levade_process::{Launch, Pool, PoolOptions, Request, Supervisor, WorkerError};
+//! # use serde_json::json;
+//! # tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
+//! // A worker that answers each request with the request itself.
+//! let pool = Pool::new(PoolOptions {
+//!     name: "echo".into(),
+//!     supervisor: Supervisor::default(), // in a binary: Supervisor::this()?
+//!     launch: Launch::new(["cat"]),
+//!     first: None,
+//!     handshake: None,
+//!     id_key: "id",
+//!     max_workers: 2,
+//!     max_requests: 8,
+//!     cancel_grace: Duration::from_secs(5),
+//! });
+//! let answer = pool.request(Request::new("add", json!({ "a": 2, "b": 3 })), Duration::from_secs(60)).await?;
+//! assert_eq!(answer["b"], 3);
+//! # Ok::<(), WorkerError>(())
+//! # }).unwrap();
+//! ```
+//!
+//! # Guarantees
+//! - **No child outlives this process**, even if this process is killed, if a supervisor process stands between.
+//! - **A program gets named environment variables only** ([`Launch`]).
+//! - **Output is read to its end and kept up to a limit.**
+//! - **A worker that ends fails its own requests, each with the reason, and no others.** The next request starts
+//!   another worker.
+//! - **A dropped request is cancelled.** The worker gets a line with `"stop": true`, and is ended if it does not
+//!   answer within the grace of the pool.
+//!
+//! Out of scope: untrusted code (`levade-sandbox`).
+
+mod pool;
+mod python;
+mod request;
+mod supervise;
+mod supervisor;
+mod tail;
+mod worker;
+
+pub use pool::{Handshake, Pool, PoolOptions, ReadyCheck};
+pub use python::{python_command, python_first_line};
+pub use request::{Request, WorkerError};
+pub use supervise::supervise;
+pub use supervisor::{Child, Input, Launch, Output, Run, Supervisor, describe_exit, exit_status};
+pub use tail::{TAIL, Tail, TailReader, telling_lines};
+pub use worker::{Affinity, Call, Slot, Worker};

@@ -1,0 +1,376 @@
+//! Child processes that end with this process.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use levade_policy::environment::passed;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child as Spawned, ChildStdin, ChildStdout, Command};
+
+use crate::tail::{Tail, TailReader};
+
+/// Timeout for a supervisor that was told to end its program; then the supervisor is killed.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Timeout for the end of the output of a program that has ended.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The command that starts a [supervisor process](crate::supervise), which ends its program with all that the
+/// program started.
+///
+/// Without a command (`Supervisor::default()`), programs are started directly: dropping a [`Child`] kills its
+/// process group, but processes that detached themselves survive, as does the group if this process is killed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Supervisor(pub Vec<String>);
+
+/// A program to start.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Launch {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Working directory of the program. If empty, that of this process.
+    pub dir: PathBuf,
+    /// Names of environment variables that the program gets in addition to the
+    /// [usual ones](levade_policy::environment::PASSED), if they are set.
+    pub passes: Vec<String>,
+    /// Environment variables with their values.
+    pub variables: Vec<(String, String)>,
+}
+
+/// Standard input of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// This text is the complete input.
+    Text(String),
+    /// This process writes the input, as long as the program runs.
+    Piped,
+}
+
+impl Supervisor {
+    /// Creates the supervisor that is this binary with the argument `keep`.
+    ///
+    /// # Errors
+    /// Returns an error if the file of this binary is unknown.
+    pub fn this() -> io::Result<Self> {
+        let file = std::env::current_exe()?;
+        Ok(Supervisor(vec![file.to_string_lossy().into_owned(), "keep".into()]))
+    }
+
+    /// Starts a program whose standard output and error this process reads.
+    ///
+    /// # Errors
+    /// Returns an error if the process cannot be spawned. If a supervisor cannot start its program, the child
+    /// exits with code 127, and its standard error starts with `cannot start`.
+    pub fn start(&self, launch: &Launch, input: Input) -> Result<Child, String> {
+        let order = self.order(launch, &input, false);
+        let (text, has_more) = match (order, input) {
+            (Some(order), input) => (order, input == Input::Piped),
+            (None, Input::Text(text)) => (text, false),
+            (None, Input::Piped) => (String::new(), true),
+        };
+        self.spawn(launch, text, has_more, None)
+    }
+
+    /// Starts a program that serves until it is stopped. The program's standard output and error are appended to
+    /// `log`.
+    ///
+    /// # Errors
+    /// Returns an error if the process cannot be spawned. The log has the errors of a supervisor.
+    pub async fn serve(&self, launch: &Launch, log: File) -> Result<Child, String> {
+        let order = self.order(launch, &Input::Piped, true).unwrap_or_default();
+        let mut child = self.spawn(launch, order, false, Some(log))?;
+        if let Some(stdin) = &mut child.stdin {
+            // The log says why a supervisor has exited.
+            let _ = stdin.write("").await;
+        }
+        Ok(child)
+    }
+
+    /// Returns the first line for the supervisor process, if there is one. If `asks`, each later byte asks the
+    /// program to end.
+    fn order(&self, launch: &Launch, input: &Input, asks: bool) -> Option<String> {
+        let input = match input {
+            Input::Text(text) => Some(text),
+            Input::Piped => None,
+        };
+        let Launch { command, dir, .. } = launch;
+        let order = json!({ "command": command, "folder": dir, "input": input, "asks": asks });
+        (!self.0.is_empty()).then(|| format!("{order}\n"))
+    }
+
+    fn spawn(
+        &self,
+        launch: &Launch,
+        pending: String,
+        is_piped: bool,
+        log: Option<File>,
+    ) -> Result<Child, String> {
+        let is_direct = self.0.is_empty();
+        let words = if is_direct { &launch.command } else { &self.0 };
+        let [program, arguments @ ..] = &words[..] else { return Err("no program is named".into()) };
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(launch.environment()).stdin(Stdio::piped());
+        match log {
+            Some(log) => {
+                let other = log.try_clone().map_err(|error| format!("its log cannot be written: {error}"))?;
+                command.stdout(log).stderr(other);
+            }
+            None => drop(command.stdout(Stdio::piped()).stderr(Stdio::piped())),
+        }
+        if is_direct && !launch.dir.as_os_str().is_empty() {
+            command.current_dir(&launch.dir);
+        }
+        // Ctrl-C is for this process, which then ends its programs in good order.
+        command.process_group(0);
+        let mut process = command.spawn().map_err(|error| match is_direct {
+            true => format!("cannot start {program}: {error}"),
+            false => format!("cannot start {program}, which supervises programs: {error}"),
+        })?;
+        let group = process.id().filter(|_| is_direct).and_then(|id| Pid::from_raw(id as i32));
+        let stdin = process.stdin.take().map(|pipe| Stdin { pipe, pending });
+        Ok(Child { process, stdin, is_piped, group: Group(group) })
+    }
+}
+
+impl Launch {
+    /// Creates the launch of a command in the directory of this process, with the usual environment variables.
+    pub fn new(command: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Launch { command: command.into_iter().map(Into::into).collect(), ..Launch::default() }
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        passed(&self.passes).into_iter().chain(self.variables.iter().cloned()).collect()
+    }
+}
+
+/// Standard input of a child.
+#[derive(Debug)]
+pub(crate) struct Stdin {
+    pipe: ChildStdin,
+    /// Text that was not written yet, and precedes everything else.
+    pending: String,
+}
+
+impl Stdin {
+    /// Writes the pending text, then `text`. If the future is dropped, neither is written again.
+    pub(crate) async fn write(&mut self, text: &str) -> io::Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        self.pipe.write_all(pending.as_bytes()).await?;
+        self.pipe.write_all(text.as_bytes()).await
+    }
+}
+
+/// A running program. Dropping it ends the program with all that it started.
+#[derive(Debug)]
+pub struct Child {
+    process: Spawned,
+    /// As long as this is open, a supervisor lets its program run.
+    stdin: Option<Stdin>,
+    /// Whether the caller writes to the standard input.
+    is_piped: bool,
+    group: Group,
+}
+
+/// The process group of a child without a supervisor.
+#[derive(Debug)]
+struct Group(Option<Pid>);
+
+impl Group {
+    fn kill(&self) {
+        if let Some(leader) = self.0 {
+            // An empty group is an error.
+            let _ = kill_process_group(leader, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Child {
+    /// Returns the standard input, after the supervisor got its order. Dropping the input ends a supervised
+    /// program.
+    pub async fn take_stdin(&mut self) -> Option<ChildStdin> {
+        let mut stdin = self.stdin.take()?;
+        // A supervisor that exited explains itself on the standard error.
+        let _ = stdin.write("").await;
+        Some(stdin.pipe)
+    }
+
+    pub(crate) fn take_unwritten_stdin(&mut self) -> Option<Stdin> {
+        self.stdin.take()
+    }
+
+    /// Returns the standard output, the first time.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.process.stdout.take()
+    }
+
+    /// Starts to read the standard error, the first time.
+    pub fn read_stderr(&mut self, tail: Tail, name: Option<String>) -> TailReader {
+        TailReader::start(self.process.stderr.take(), tail, name)
+    }
+
+    /// Waits for the end of the program and returns its exit code: beyond 128 the signal that ended it, `None` if
+    /// its supervisor was killed.
+    ///
+    /// # Errors
+    /// Returns an error if the process cannot be waited for.
+    pub async fn wait(&mut self) -> io::Result<Option<i32>> {
+        let is_complete = self.group.0.is_some() && !self.is_piped;
+        let stdin = &mut self.stdin;
+        // A program can end without reading its input.
+        let write = async {
+            if let Some(input) = stdin {
+                let _ = input.write("").await;
+            }
+            if is_complete {
+                *stdin = None;
+            }
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let status = tokio::select! {
+            status = self.process.wait() => status?,
+            never = write => match never {},
+        };
+        Ok(self.exit_code(status))
+    }
+
+    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. A process that cannot be
+    /// waited for counts as exited with an unknown code.
+    pub fn try_wait(&mut self) -> Option<Option<i32>> {
+        match self.process.try_wait() {
+            Ok(status) => status.map(|status| self.exit_code(status)),
+            Err(_) => Some(None),
+        }
+    }
+
+    /// Waits for the end of the program, and describes the end as [`describe_exit`] does.
+    pub async fn ended(&mut self) -> String {
+        match self.wait().await {
+            Ok(code) => describe_exit(code),
+            Err(error) => format!("cannot be waited for: {error}"),
+        }
+    }
+
+    fn exit_code(&self, status: ExitStatus) -> Option<i32> {
+        use std::os::unix::process::ExitStatusExt;
+        let signal = status.signal().filter(|_| self.group.0.is_some()).map(|signal| 128 + signal);
+        status.code().or(signal)
+    }
+
+    /// Asks a program that [serves](Supervisor::serve) to end (SIGTERM), without a timeout.
+    pub async fn ask_to_end(&mut self) {
+        if let Some(stdin) = &mut self.stdin {
+            // A supervisor that exited has ended the program.
+            let _ = stdin.write("t").await;
+        }
+    }
+
+    /// Ends the program with all that it started, and returns once they are gone.
+    pub async fn stop(&mut self) {
+        // The supervisor sees the end of its input, unless a program that does not read its own input blocks it.
+        self.stdin = None;
+        if self.is_piped
+            && let Some(pid) = self.process.id().and_then(|id| Pid::from_raw(id as i32))
+        {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        self.group.kill();
+        if tokio::time::timeout(STOP_TIMEOUT, self.process.wait()).await.is_err() {
+            let _ = self.process.kill().await;
+        }
+    }
+}
+
+/// A program that reads one text, with its output. Dropping it ends the program with all that it started.
+#[derive(Debug)]
+pub struct Run {
+    child: Child,
+    stdout: TailReader,
+    stderr: TailReader,
+}
+
+/// Result of a program.
+#[derive(Debug)]
+pub struct Output {
+    /// Exit code; beyond 128 the signal that ended the program, `None` if it was stopped.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: Tail,
+    /// Standard error.
+    pub stderr: Tail,
+}
+
+impl Run {
+    /// Starts a program with its complete input. `stdout` has the limits for the output that is kept.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Supervisor::start`].
+    pub fn start(
+        supervisor: &Supervisor,
+        launch: &Launch,
+        input: String,
+        stdout: Tail,
+    ) -> Result<Self, String> {
+        let mut child = supervisor.start(launch, Input::Text(input))?;
+        let stdout = TailReader::start(child.take_stdout(), stdout, None);
+        let stderr = child.read_stderr(Tail::default(), None);
+        Ok(Run { child, stdout, stderr })
+    }
+
+    /// Waits for the end of the program.
+    ///
+    /// # Errors
+    /// Returns an error if the process cannot be waited for.
+    pub async fn wait(&mut self) -> Result<Output, String> {
+        let code = self.child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
+        Ok(self.output(code).await)
+    }
+
+    /// Ends the program, and returns its output so far.
+    pub async fn stop(&mut self) -> Output {
+        self.child.stop().await;
+        self.output(None).await
+    }
+
+    async fn output(&mut self, code: Option<i32>) -> Output {
+        let stdout = self.stdout.finish(OUTPUT_TIMEOUT).await;
+        Output { code, stdout, stderr: self.stderr.finish(OUTPUT_TIMEOUT).await }
+    }
+}
+
+impl Output {
+    /// Returns why the program could not be started, if it could not.
+    pub fn start_error(&self) -> Option<String> {
+        let why = self.stderr.text();
+        (self.code == Some(127) && self.stdout.is_empty() && why.starts_with("cannot start"))
+            .then(|| why.trim_end().to_owned())
+    }
+}
+
+/// Describes an exit code as [`Child::wait`] returns it: `exit code 1`, `killed by signal 9`.
+pub fn describe_exit(code: Option<i32>) -> String {
+    match code {
+        Some(code @ 129..=192) => format!("killed by signal {}", code - 128),
+        Some(code) => format!("exit code {code}"),
+        None => "its supervisor was killed".into(),
+    }
+}
+
+/// Describes an exit code as [`std::process::ExitStatus`] does: `exit status: 1`, `signal: 9`.
+pub fn exit_status(code: Option<i32>) -> String {
+    match code {
+        Some(code @ 129..=192) => format!("signal: {}", code - 128),
+        Some(code) => format!("exit status: {code}"),
+        None => "its supervisor, which was killed".into(),
+    }
+}

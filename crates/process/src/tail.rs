@@ -1,0 +1,222 @@
+//! Bounded memory of a stream: its beginning and its end.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+/// Maximum number of bytes that are kept of the end of a stream, unless its reader needs another limit.
+pub const TAIL: usize = 64 << 10;
+
+/// The beginning and the end of a stream, up to a limit each. The bytes between them are counted and dropped.
+#[derive(Debug, Clone)]
+pub struct Tail {
+    head: Vec<u8>,
+    tail: Vec<u8>,
+    max_head: usize,
+    max_tail: usize,
+    dropped: usize,
+}
+
+impl Default for Tail {
+    fn default() -> Self {
+        Tail::new(0, TAIL)
+    }
+}
+
+impl From<&str> for Tail {
+    fn from(text: &str) -> Self {
+        let mut tail = Tail::new(0, text.len());
+        tail.push(text.as_bytes());
+        tail
+    }
+}
+
+impl Tail {
+    /// Creates the tail of a stream of which no byte has arrived, with the maximum numbers of bytes that are kept
+    /// of its beginning and of its end.
+    pub fn new(max_head: usize, max_tail: usize) -> Self {
+        Tail { head: Vec::new(), tail: Vec::new(), max_head, max_tail, dropped: 0 }
+    }
+
+    /// Appends bytes of the stream.
+    pub fn push(&mut self, bytes: &[u8]) {
+        let (head, tail) = bytes.split_at(bytes.len().min(self.max_head - self.head.len()));
+        self.head.extend_from_slice(head);
+        self.tail.extend_from_slice(tail);
+        if self.tail.len() > 2 * self.max_tail {
+            let excess = self.tail.len() - self.max_tail;
+            self.tail.drain(..excess);
+            self.dropped += excess;
+        }
+    }
+
+    /// Returns whether the stream had no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.head.is_empty() && self.tail.is_empty()
+    }
+
+    /// Returns the text that was kept. If the beginning was kept, and bytes between it and the end were not, a
+    /// line says how many.
+    pub fn text(&self) -> String {
+        let excess = self.tail.len().saturating_sub(self.max_tail);
+        if excess == 0 && self.dropped == 0 {
+            return String::from_utf8_lossy(&[&self.head[..], &self.tail].concat()).into_owned();
+        }
+        let (head, end) =
+            (String::from_utf8_lossy(&self.head), String::from_utf8_lossy(&self.tail[excess..]));
+        match self.max_head {
+            0 => end.into_owned(),
+            _ => format!("{head}\n[… {} bytes are left out here …]\n{end}", self.dropped + excess),
+        }
+    }
+
+    /// Returns the last line that is not blank, without white space around it.
+    pub fn last_line(&self) -> Option<String> {
+        self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
+    }
+}
+
+/// Reads a stream in the background, so that its writer never waits. Dropping it stops reading.
+#[derive(Debug)]
+pub struct TailReader {
+    tail: Arc<Mutex<Tail>>,
+    /// Closed at the end of the stream.
+    reading: watch::Receiver<()>,
+    task: AbortHandle,
+}
+
+impl TailReader {
+    /// Starts reading `stream` into `tail`. If a `name` is given, the text is logged under this name, too.
+    ///
+    /// # Panics
+    /// Panics outside of a tokio runtime.
+    pub fn start(
+        stream: Option<impl AsyncRead + Unpin + Send + 'static>,
+        tail: Tail,
+        name: Option<String>,
+    ) -> Self {
+        let tail = Arc::new(Mutex::new(tail));
+        let shared = Arc::clone(&tail);
+        let (done, reading) = watch::channel(());
+        let task = tokio::spawn(async move {
+            let _done = done;
+            let Some(mut stream) = stream else { return };
+            let mut buffer = vec![0; 16 << 10];
+            while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+                shared.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..count]);
+                if let Some(name) = &name {
+                    let text = String::from_utf8_lossy(&buffer[..count]);
+                    tracing::debug!(process = %name, "{}", text.trim_end());
+                }
+            }
+        });
+        TailReader { tail, reading, task: task.abort_handle() }
+    }
+
+    /// Returns what has been read so far.
+    pub fn tail(&self) -> Tail {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for the end of the stream, for at most `timeout`, and returns what has been read. A process that
+    /// escaped its supervisor can hold the stream open.
+    pub async fn finish(&self, timeout: Duration) -> Tail {
+        let _ = tokio::time::timeout(timeout, self.reading.clone().changed()).await;
+        self.tail()
+    }
+}
+
+impl Drop for TailReader {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Maximum number of lines that are shown.
+const MAX_LINES: usize = 10;
+
+/// Maximum number of characters of a line that is shown.
+const MAX_LINE: usize = 300;
+
+/// Returns the lines of a program's output that explain its failure best, indented: the last ones, after the last
+/// line that names an error and the lines below it, if that line is further up.
+pub fn telling_lines(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let last = lines.len().saturating_sub(MAX_LINES);
+    let named = lines[..last].iter().rposition(|line| names_error(line));
+    let is_named_below = lines[last..].iter().any(|line| names_error(line));
+    match named.filter(|_| !is_named_below) {
+        Some(at) => {
+            let end = (at + MAX_LINES / 2).min(last);
+            let skipped = (end < last).then(|| "  …".to_owned());
+            let above = lines[at..end].iter().map(|line| shown(line)).chain(skipped);
+            above.chain(lines[last + MAX_LINES / 2..].iter().map(|line| shown(line))).collect()
+        }
+        None => lines[last..].iter().map(|line| shown(line)).collect(),
+    }
+}
+
+fn shown(line: &str) -> String {
+    let line = line.trim_end();
+    match line.char_indices().nth(MAX_LINE) {
+        Some((end, _)) => format!("  {}…", &line[..end]),
+        None => format!("  {line}"),
+    }
+}
+
+/// Whether a line names an error, as `ValueError: …` or `npm error …` do.
+fn names_error(line: &str) -> bool {
+    let line = line.trim_start().to_lowercase();
+    // Frames of a stack name the files of errors.
+    if line.starts_with("at ") || line.starts_with("file \"") {
+        return false;
+    }
+    ["error", "exception", "fatal", "panicked", "cannot find", "could not", "not found"]
+        .into_iter()
+        .any(|word| line.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_output_keeps_both_ends() {
+        const KEPT: usize = 512 << 10;
+        let mut printed = Tail::new(KEPT, KEPT);
+        for line in 0..400_000 {
+            printed.push(format!("{line}\n").as_bytes());
+        }
+        let text = printed.text();
+        assert!(text.starts_with("0\n1\n") && text.ends_with("399998\n399999\n"));
+        let bytes: usize = (0..400_000).map(|line| format!("{line}\n").len()).sum();
+        assert!(text.contains(&format!("[… {} bytes are left out here …]", bytes - 2 * KEPT)));
+        let mut short = Tail::new(KEPT, KEPT);
+        short.push("ü".repeat(KEPT - 1).as_bytes());
+        assert_eq!(short.text(), "ü".repeat(KEPT - 1));
+    }
+
+    #[test]
+    fn tail_without_head_keeps_the_end_only() {
+        let mut printed = Tail::new(0, 10);
+        for line in 0..1000 {
+            printed.push(format!("{line}\n").as_bytes());
+        }
+        assert_eq!(printed.text(), "8\n998\n999\n"[1..].to_owned());
+        assert_eq!(printed.last_line().as_deref(), Some("999"));
+        assert_eq!((Tail::from(" \n").last_line(), Tail::default().is_empty()), (None, true));
+    }
+
+    #[tokio::test]
+    async fn reader_returns_the_output_of_an_open_stream_at_its_timeout() {
+        let (mut writer, stream) = tokio::io::duplex(64);
+        let reader = TailReader::start(Some(stream), Tail::default(), None);
+        tokio::io::AsyncWriteExt::write_all(&mut writer, b"so far").await.unwrap();
+        assert_eq!(reader.finish(Duration::from_millis(100)).await.text(), "so far");
+        drop(writer);
+        assert_eq!(reader.finish(Duration::from_secs(60)).await.text(), "so far");
+    }
+}

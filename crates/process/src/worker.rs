@@ -1,0 +1,375 @@
+//! One worker: a process that answers several requests at once.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use levade_policy::awake;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::ChildStdout;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+use tracing::debug;
+
+use crate::pool::{Handshake, PoolOptions};
+use crate::request::{Request, WorkerError};
+use crate::supervisor::{Child, Input, Stdin};
+use crate::tail::{Tail, TailReader};
+
+/// Maximum length of a line of a worker, in bytes.
+const MAX_LINE: u64 = 16 << 20;
+
+/// Timeout for the exit of a worker that has closed its output, and for the rest of its standard error.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// State of a worker.
+#[derive(Debug, Clone)]
+pub(crate) enum State {
+    Starting,
+    Ready,
+    Ended { error: WorkerError, was_ready: bool },
+}
+
+/// Counter that is incremented while this exists.
+#[derive(Debug)]
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(counter: &Arc<AtomicUsize>) -> Self {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Counted(Arc::clone(counter))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A worker of a [`Pool`](crate::Pool). Its process is ended when no pool, call or affinity holds the worker.
+#[derive(Debug)]
+pub struct Worker {
+    messages: mpsc::UnboundedSender<Message>,
+    pub(crate) state: watch::Receiver<State>,
+    /// Slots that are reserved, and requests that the worker has not let go of.
+    busy: Arc<AtomicUsize>,
+    affinities: Arc<AtomicUsize>,
+}
+
+enum Message {
+    Send { request: Request, open: Open },
+    Cancel(String),
+}
+
+/// A request that the worker has not answered.
+struct Open {
+    answer: oneshot::Sender<Result<Value, WorkerError>>,
+    /// When the worker is ended, if the request was cancelled.
+    until: Option<Instant>,
+    _busy: Counted,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// A reserved place for one request at a worker.
+#[derive(Debug)]
+pub struct Slot {
+    worker: Arc<Worker>,
+    busy: Counted,
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
+}
+
+/// An attempt's claim on its worker: placement counts the claim as load. Requests of the attempt go to this worker.
+#[derive(Debug)]
+pub struct Affinity {
+    worker: Arc<Worker>,
+    _counted: Counted,
+}
+
+impl Deref for Affinity {
+    type Target = Arc<Worker>;
+
+    fn deref(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+}
+
+/// A request that a worker has accepted. Dropping the call cancels the request.
+#[derive(Debug)]
+pub struct Call {
+    worker: Arc<Worker>,
+    id: String,
+    answer: oneshot::Receiver<Result<Value, WorkerError>>,
+}
+
+impl Worker {
+    /// Starts a worker.
+    ///
+    /// # Errors
+    /// Returns an error if the process cannot be spawned.
+    pub(crate) fn start(options: &Arc<PoolOptions>) -> Result<Arc<Self>, WorkerError> {
+        let child = options.supervisor.start(&options.launch, Input::Piped);
+        let child = child.map_err(WorkerError::NotStarted)?;
+        let (messages, received) = mpsc::unbounded_channel();
+        let first = if options.handshake.is_some() { State::Starting } else { State::Ready };
+        let (state, watched) = watch::channel(first);
+        tokio::spawn(
+            Process { options: Arc::clone(options), state, open: HashMap::new() }.run(child, received),
+        );
+        Ok(Arc::new(Worker { messages, state: watched, busy: Arc::default(), affinities: Arc::default() }))
+    }
+
+    /// Returns why the worker accepts no requests, if it accepts none.
+    pub fn error(&self) -> Option<WorkerError> {
+        match &*self.state.borrow() {
+            State::Ended { error, .. } => Some(error.clone()),
+            _ => self.messages.is_closed().then_some(WorkerError::Closed),
+        }
+    }
+
+    /// Number of requests and affinities.
+    pub(crate) fn load(&self) -> usize {
+        self.busy.load(Ordering::Relaxed) + self.affinities.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_slot(&self, max_requests: usize) -> bool {
+        self.busy.load(Ordering::Relaxed) < max_requests
+    }
+
+    /// Reserves a place for a request.
+    pub fn slot(self: &Arc<Self>) -> Slot {
+        Slot { worker: Arc::clone(self), busy: Counted::new(&self.busy), permit: None }
+    }
+
+    /// Claims the worker for an attempt.
+    pub fn affinity(self: &Arc<Self>) -> Affinity {
+        Affinity { worker: Arc::clone(self), _counted: Counted::new(&self.affinities) }
+    }
+
+    /// Sends a request to this worker, and waits for the answer. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// Returns an error if the worker ends first.
+    pub async fn request(self: &Arc<Self>, request: Request) -> Result<Value, WorkerError> {
+        self.slot().send(request).answer().await
+    }
+
+    /// Sends a request whose answer is dropped. The request is not cancelled.
+    pub fn notify(self: &Arc<Self>, request: Request) {
+        let Slot { busy, .. } = self.slot();
+        let open = Open { answer: oneshot::channel().0, until: None, _busy: busy, _permit: None };
+        let _ = self.messages.send(Message::Send { request, open });
+    }
+}
+
+impl Slot {
+    /// Returns the worker of the slot.
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.worker
+    }
+
+    /// Sends a request.
+    pub fn send(self, request: Request) -> Call {
+        let Slot { worker, busy, permit } = self;
+        let (answer, received) = oneshot::channel();
+        let id = request.id.clone();
+        let open = Open { answer, until: None, _busy: busy, _permit: permit };
+        // If the worker is gone, the call finds the channel of the answer closed.
+        let _ = worker.messages.send(Message::Send { request, open });
+        Call { worker, id, answer: received }
+    }
+}
+
+impl Call {
+    /// Waits for the answer. This method is cancel safe.
+    ///
+    /// # Errors
+    /// Returns an error if the worker ends first.
+    pub async fn answer(&mut self) -> Result<Value, WorkerError> {
+        let gone = || Err(self.worker.error().unwrap_or(WorkerError::Closed));
+        (&mut self.answer).await.unwrap_or_else(|_| gone())
+    }
+
+    /// Cancels the request, and returns once the worker has let go of it. A worker that does not within the
+    /// pool's grace is ended.
+    pub async fn cancel(mut self) {
+        let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
+        let _ = self.answer().await;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        // The message has no effect if the request was answered.
+        let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
+    }
+}
+
+/// The task that owns the process of a worker.
+struct Process {
+    options: Arc<PoolOptions>,
+    state: watch::Sender<State>,
+    open: HashMap<String, Open>,
+}
+
+impl Process {
+    /// Serves requests from the start of the process to its end.
+    async fn run(mut self, mut child: Child, mut messages: mpsc::UnboundedReceiver<Message>) {
+        let (to_write, texts) = mpsc::unbounded_channel();
+        let writer = tokio::spawn(write(child.take_unwritten_stdin(), texts));
+        let (read, mut lines) = mpsc::channel(64);
+        let reader = tokio::spawn(read_lines(child.take_stdout(), read));
+        let stderr = child.read_stderr(Tail::default(), Some(self.options.name.clone()));
+        if let Some(first) = &self.options.first {
+            let _ = to_write.send(format!("{first}\n"));
+        }
+        let start = tokio::select! {
+            start = self.start(&mut lines) => start,
+            // No message precedes the first state but the end of all messages.
+            _ = messages.recv(), if self.options.handshake.is_some() => Err(Some(WorkerError::Closed)),
+        };
+        let was_ready = start.is_ok();
+        let end = match start {
+            Ok(()) => self.serve(&mut lines, &mut messages, &to_write).await,
+            Err(end) => end,
+        };
+        let error = match end {
+            Some(error) => error,
+            None => how_it_ended(&mut child, &stderr).await,
+        };
+        debug!(process = %self.options.name, %error, "worker ended");
+        self.state.send_replace(State::Ended { error: error.clone(), was_ready });
+        messages.close();
+        for (_, open) in self.open.drain() {
+            let _ = open.answer.send(Err(error.clone()));
+        }
+        writer.abort();
+        reader.abort();
+        child.stop().await;
+    }
+
+    /// Waits for the handshake, if there is one.
+    ///
+    /// # Errors
+    /// Returns why the worker is not ready, or `None` if its output ended.
+    async fn start(&self, lines: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Option<WorkerError>> {
+        let Some(Handshake { timeout, check }) = &self.options.handshake else { return Ok(()) };
+        let line = awake::within(*timeout, lines.recv()).await.ok_or(WorkerError::StartTimeout(*timeout))?;
+        let mut value = parse(&line.ok_or(None)?)?;
+        if let Some(error) = value["error"].as_str() {
+            return Err(Some(WorkerError::NotReady(error.to_owned())));
+        }
+        check(value["ready"].take()).map_err(WorkerError::NotReady)?;
+        self.state.send_replace(State::Ready);
+        Ok(())
+    }
+
+    /// Passes requests and answers on, and returns why that ends: `None` if the worker's output has ended.
+    async fn serve(
+        &mut self,
+        lines: &mut mpsc::Receiver<Vec<u8>>,
+        messages: &mut mpsc::UnboundedReceiver<Message>,
+        to_write: &mpsc::UnboundedSender<String>,
+    ) -> Option<WorkerError> {
+        loop {
+            let next = self.open.iter().filter_map(|(id, open)| Some((open.until?, id))).min();
+            let next = next.map(|(until, id)| (until, id.clone()));
+            tokio::select! {
+                biased;
+                line = lines.recv() => match parse(&line?) {
+                    Ok(answer) => self.take_answer(answer),
+                    // Without a handshake, the worker prints to the same stream.
+                    Err(_) if self.options.handshake.is_none() => {}
+                    Err(error) => return Some(error),
+                },
+                message = messages.recv() => match message {
+                    Some(message) => if let Some(text) = self.take_message(message) {
+                        let _ = to_write.send(text);
+                    },
+                    None => return Some(WorkerError::Closed),
+                },
+                id = sleep_until_due(next) => {
+                    return Some(WorkerError::Unresponsive { id, grace: self.options.cancel_grace });
+                }
+            }
+        }
+    }
+
+    fn take_answer(&mut self, answer: Value) {
+        let id = answer[self.options.id_key].as_str();
+        if let Some(open) = id.and_then(|id| self.open.remove(id)) {
+            let _ = open.answer.send(Ok(answer));
+        }
+    }
+
+    /// Handles a message, and returns the line for the worker.
+    fn take_message(&mut self, message: Message) -> Option<String> {
+        let key = self.options.id_key;
+        match message {
+            Message::Send { request: Request { id, mut body }, open } => {
+                body[key] = json!(id);
+                self.open.insert(id, open);
+                Some(format!("{body}\n"))
+            }
+            Message::Cancel(id) => {
+                let open = self.open.get_mut(&id).filter(|open| open.until.is_none())?;
+                open.until = Some(Instant::now() + self.options.cancel_grace);
+                Some(format!("{}\n", json!({ (key): id, "stop": true })))
+            }
+        }
+    }
+}
+
+/// Waits until the grace of a cancelled request has passed, and returns the request's id.
+async fn sleep_until_due(next: Option<(Instant, String)>) -> String {
+    let Some((until, id)) = next else { return std::future::pending().await };
+    sleep_until(until).await;
+    id
+}
+
+fn parse(line: &[u8]) -> Result<Value, WorkerError> {
+    serde_json::from_slice(line).map_err(|error| {
+        let line: String = String::from_utf8_lossy(line).trim().chars().take(80).collect();
+        WorkerError::InvalidLine(format!("{error} in {line:?}"))
+    })
+}
+
+/// Writes texts to a worker.
+async fn write(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>) {
+    let Some(mut stdin) = stdin else { return };
+    while let Some(text) = texts.recv().await {
+        if stdin.write(&text).await.is_err() {
+            // The end of its output says why the worker reads no more.
+            return;
+        }
+    }
+}
+
+/// Reads the lines of a worker, until its output ends.
+async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
+    let Some(stdout) = stdout else { return };
+    let mut stdout = BufReader::new(stdout);
+    loop {
+        let mut line = Vec::new();
+        match (&mut stdout).take(MAX_LINE).read_until(b'\n', &mut line).await {
+            Ok(1..) if lines.send(line).await.is_ok() => {}
+            _ => return,
+        }
+    }
+}
+
+/// Returns how a worker ended that has closed its output.
+async fn how_it_ended(child: &mut Child, stderr: &TailReader) -> WorkerError {
+    let Ok(code) = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await else {
+        return WorkerError::ClosedOutput;
+    };
+    let code = code.ok().flatten();
+    let last_line = stderr.finish(EXIT_TIMEOUT).await.last_line();
+    match last_line {
+        Some(why) if code == Some(127) && why.starts_with("cannot start") => WorkerError::NotStarted(why),
+        last_line => WorkerError::Exited { code, last_line },
+    }
+}
