@@ -26,8 +26,8 @@ use serde_json::Value;
 use crate::failure::unusable;
 use crate::{external, testbed};
 
-/// Scorers of a recipe that need a client, a sandbox, a supervisor of processes, or its environments. Keys are
-/// read from variables of the process.
+/// Scorers of a recipe that need a client, a sandbox, a supervisor of processes, or its environments. Keys
+/// are read from variables of the process.
 ///
 /// # Errors
 /// When an address or a setting cannot be used, or a key is missing: of which scorer.

@@ -1,13 +1,14 @@
 //! Child processes that end with this process, and pools of workers that answer JSON lines.
 //!
-//! Tools, agent programs, environments and scorers of a user run in processes of their own. Such a process must not
-//! outlive the run, even if the run is killed; its output must neither block it nor fill the memory; and it must not
-//! see the secrets in the environment of the run.
+//! Tools, agent programs, environments and scorers of a user run in processes of their own. Such a process
+//! must not outlive the run, even if the run is killed; its output must neither block it nor fill the
+//! memory; and it must not see the secrets in the environment of the run.
 //!
-//! A [`Supervisor`] starts a program behind a small process ([`supervise`]) that ends the program, and all that the
-//! program started, as soon as the parent is gone. A [`Run`] is a program that reads one text and exits. A [`Child`]
-//! is a program with which the caller talks by itself. A [`Pool`] has workers that stay alive: programs that read
-//! requests and write answers, one JSON object a line. Output that nobody parses is kept in a [`Tail`].
+//! A [`Supervisor`] starts a program behind a small process ([`supervise`]) that ends the program, and all
+//! that the program started, as soon as the parent is gone. A [`Run`] is a program that reads one text and
+//! exits. A [`Child`] is a program with which the caller talks by itself. A [`Pool`] has workers that stay
+//! alive: programs that read requests and write answers, one JSON object a line. Output that nobody parses
+//! is kept in a [`Tail`].
 //!
 //! # Example
 //! ```
@@ -34,16 +35,18 @@
 //! ```
 //!
 //! # Guarantees
-//! - **No child outlives this process**, even if this process is killed, if a supervisor process stands between.
+//! - **No child outlives this process**, even if this process is killed, if a supervisor process stands
+//!   between.
 //! - **A program gets named environment variables only** ([`Launch`]).
 //! - **Output is read to its end and kept up to a limit.**
-//! - **A worker that ends fails its own requests, each with the reason, and no others.** The next request starts
-//!   another worker.
-//! - **A dropped request is cancelled.** The worker gets a line with `"stop": true`, and is ended if it does not
-//!   answer within the grace of the pool.
+//! - **A worker that ends fails its own requests, each with the reason, and no others.** The next request
+//!   starts another worker.
+//! - **A dropped request is cancelled.** The worker gets a line with `"stop": true`, and is ended if it
+//!   does not answer within the grace of the pool.
 //!
 //! Out of scope: untrusted code (`levade-sandbox`).
 
+mod options;
 mod pool;
 mod python;
 mod request;
@@ -52,7 +55,8 @@ mod supervisor;
 mod tail;
 mod worker;
 
-pub use pool::{Handshake, Pool, PoolOptions, ReadyCheck};
+pub use options::{Handshake, PoolOptions, ReadyCheck};
+pub use pool::Pool;
 pub use python::{python_command, python_first_line};
 pub use request::{Request, WorkerError};
 pub use supervise::supervise;

@@ -1,6 +1,5 @@
 //! Pools of workers: started when they are needed, and again after they ended.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,55 +9,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tracing::warn;
 
+use crate::options::PoolOptions;
 use crate::request::{Request, WorkerError};
-use crate::supervisor::{Launch, Supervisor};
 use crate::worker::{Call, Slot, State, Worker};
 
 /// Interval between a worker that did not become ready and the next start.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How the workers of a pool are started, and what they are asked at once.
-#[derive(Debug, Clone)]
-pub struct PoolOptions {
-    /// Name in the log.
-    pub name: String,
-    /// Starts the workers.
-    pub supervisor: Supervisor,
-    /// The program of a worker.
-    pub launch: Launch,
-    /// Line that a worker reads before all requests.
-    pub first: Option<Value>,
-    /// How a worker reports that it is ready. If `None`, a worker is ready at once, and its output can have lines
-    /// that are no answers.
-    pub handshake: Option<Handshake>,
-    /// Key of the id in requests, answers and cancellations.
-    pub id_key: &'static str,
-    /// Maximum number of workers.
-    pub max_workers: usize,
-    /// Maximum number of requests at once for each worker.
-    pub max_requests: usize,
-    /// Time in which a worker must let go of a cancelled request. A worker that does not is ended, and fails its
-    /// other requests. 0 ends the worker at once.
-    pub cancel_grace: Duration,
-}
-
-/// Checks the report of a worker that is ready, or returns why it is rejected.
-pub type ReadyCheck = dyn Fn(Value) -> Result<(), String> + Send + Sync;
-
-/// A worker's first line: `{"ready": REPORT}`, or `{"error": WHY}`.
-#[derive(Clone)]
-pub struct Handshake {
-    /// Timeout for the line.
-    pub timeout: Duration,
-    /// Gets the report.
-    pub check: Arc<ReadyCheck>,
-}
-
-impl fmt::Debug for Handshake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handshake").field("timeout", &self.timeout).finish_non_exhaustive()
-    }
-}
 
 /// Workers of one program.
 #[derive(Debug)]
@@ -88,14 +44,14 @@ impl Pool {
         }
     }
 
-    /// Waits for one of the places for requests of all workers. Returns `None` never in practice: the pool does
-    /// not close.
+    /// Waits for one of the places for requests of all workers. Returns `None` never in practice: the pool
+    /// does not close.
     pub async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }
 
-    /// Reserves a slot at the worker with the lowest load, once a worker is ready. Starts a worker if all others
-    /// are busy. The slot does not count against the number of requests at once.
+    /// Reserves a slot at the worker with the lowest load, once a worker is ready. Starts a worker if all
+    /// others are busy. The slot does not count against the number of requests at once.
     ///
     /// # Errors
     /// Returns an error if no worker becomes ready.
@@ -172,3 +128,7 @@ impl Workers {
         });
     }
 }
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;

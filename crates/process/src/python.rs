@@ -14,9 +14,9 @@ pub fn python_command(interpreter: &str) -> Vec<String> {
     [interpreter, "-u", "-c", LOADER].map(str::to_owned).to_vec()
 }
 
-/// Returns the first line for a worker: the names and sources of its modules, each after those that it imports,
-/// and what `serve.main(first, line)` finds in `first`. The last module must be `serve`. All modules can import
-/// `levade_worker.protocol`.
+/// Returns the first line for a worker: the names and sources of its modules, each after those that it
+/// imports, and what `serve.main(first, line)` finds in `first`. The last module must be `serve`. All
+/// modules can import `levade_worker.protocol`.
 pub fn python_first_line(modules: &[(&str, &str)], mut first: Value) -> Value {
     let modules: Vec<_> = [("protocol", PROTOCOL)].into_iter().chain(modules.iter().copied()).collect();
     first["modules"] = json!(modules);

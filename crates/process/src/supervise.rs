@@ -1,10 +1,10 @@
 //! The supervisor process: stands between this process and a program, and outlives neither.
 //!
-//! The first line of its standard input is an order in JSON. The rest is the program's input, or bytes that ask
-//! the program to end. When the input ends, because the program must stop or because the parent was killed, the
-//! supervisor ends the program and all that the program started. The supervisor does the same when the program
-//! exits. Processes that a program has detached become children of the supervisor (on Linux, as a subreaper), so
-//! none escapes.
+//! The first line of its standard input is an order in JSON. The rest is the program's input, or bytes that
+//! ask the program to end. When the input ends, because the program must stop or because the parent was
+//! killed, the supervisor ends the program and all that the program started. The supervisor does the same
+//! when the program exits. Processes that a program has detached become children of the supervisor (on
+//! Linux, as a subreaper), so none escapes.
 
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
@@ -32,8 +32,8 @@ struct Order {
     asks: bool,
 }
 
-/// Runs the program that the first line of the standard input names, and returns the program's exit code, or 128
-/// plus the signal that ended the program. A binary calls this if its arguments are those of its
+/// Runs the program that the first line of the standard input names, and returns the program's exit code,
+/// or 128 plus the signal that ended the program. A binary calls this if its arguments are those of its
 /// [`Supervisor`](crate::Supervisor).
 pub fn supervise() -> ExitCode {
     let mut order = String::new();

@@ -23,8 +23,9 @@ const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The command that starts a [supervisor process](crate::supervise), which ends its program with all that the
 /// program started.
 ///
-/// Without a command (`Supervisor::default()`), programs are started directly: dropping a [`Child`] kills its
-/// process group, but processes that detached themselves survive, as does the group if this process is killed.
+/// Without a command (`Supervisor::default()`), programs are started directly: dropping a [`Child`] kills
+/// its process group, but processes that detached themselves survive, as does the group if this process is
+/// killed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Supervisor(pub Vec<String>);
 
@@ -76,8 +77,8 @@ impl Supervisor {
         self.spawn(launch, text, has_more, None)
     }
 
-    /// Starts a program that serves until it is stopped. The program's standard output and error are appended to
-    /// `log`.
+    /// Starts a program that serves until it is stopped. The program's standard output and error are
+    /// appended to `log`.
     ///
     /// # Errors
     /// Returns an error if the process cannot be spawned. The log has the errors of a supervisor.
@@ -91,8 +92,8 @@ impl Supervisor {
         Ok(child)
     }
 
-    /// Returns the first line for the supervisor process, if there is one. If `asks`, each later byte asks the
-    /// program to end.
+    /// Returns the first line for the supervisor process, if there is one. If `asks`, each later byte asks
+    /// the program to end.
     fn order(&self, launch: &Launch, input: &Input, asks: bool) -> Option<String> {
         let input = match input {
             Input::Text(text) => Some(text),
@@ -138,7 +139,8 @@ impl Supervisor {
 }
 
 impl Launch {
-    /// Creates the launch of a command in the directory of this process, with the usual environment variables.
+    /// Creates the launch of a command in the directory of this process, with the usual environment
+    /// variables.
     pub fn new(command: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Launch { command: command.into_iter().map(Into::into).collect(), ..Launch::default() }
     }
@@ -219,8 +221,8 @@ impl Child {
         TailReader::start(self.process.stderr.take(), tail, name)
     }
 
-    /// Waits for the end of the program and returns its exit code: beyond 128 the signal that ended it, `None` if
-    /// its supervisor was killed.
+    /// Waits for the end of the program and returns its exit code: beyond 128 the signal that ended it,
+    /// `None` if its supervisor was killed.
     ///
     /// # Errors
     /// Returns an error if the process cannot be waited for.
@@ -244,8 +246,8 @@ impl Child {
         Ok(self.exit_code(status))
     }
 
-    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. A process that cannot be
-    /// waited for counts as exited with an unknown code.
+    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. A process that
+    /// cannot be waited for counts as exited with an unknown code.
     pub fn try_wait(&mut self) -> Option<Option<i32>> {
         match self.process.try_wait() {
             Ok(status) => status.map(|status| self.exit_code(status)),
@@ -277,7 +279,8 @@ impl Child {
 
     /// Ends the program with all that it started, and returns once they are gone.
     pub async fn stop(&mut self) {
-        // The supervisor sees the end of its input, unless a program that does not read its own input blocks it.
+        // The supervisor sees the end of its input, unless a program that does not read its own input
+        // blocks it.
         self.stdin = None;
         if self.is_piped
             && let Some(pid) = self.process.id().and_then(|id| Pid::from_raw(id as i32))
@@ -374,3 +377,7 @@ pub fn exit_status(code: Option<i32>) -> String {
         None => "its supervisor, which was killed".into(),
     }
 }
+
+#[cfg(test)]
+#[path = "supervisor_tests.rs"]
+mod tests;

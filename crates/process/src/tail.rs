@@ -35,8 +35,8 @@ impl From<&str> for Tail {
 }
 
 impl Tail {
-    /// Creates the tail of a stream of which no byte has arrived, with the maximum numbers of bytes that are kept
-    /// of its beginning and of its end.
+    /// Creates the tail of a stream of which no byte has arrived, with the maximum numbers of bytes that
+    /// are kept of its beginning and of its end.
     pub fn new(max_head: usize, max_tail: usize) -> Self {
         Tail { head: Vec::new(), tail: Vec::new(), max_head, max_tail, dropped: 0 }
     }
@@ -58,8 +58,8 @@ impl Tail {
         self.head.is_empty() && self.tail.is_empty()
     }
 
-    /// Returns the text that was kept. If the beginning was kept, and bytes between it and the end were not, a
-    /// line says how many.
+    /// Returns the text that was kept. If the beginning was kept, and bytes between it and the end were
+    /// not, a line says how many.
     pub fn text(&self) -> String {
         let excess = self.tail.len().saturating_sub(self.max_tail);
         if excess == 0 && self.dropped == 0 {
@@ -141,8 +141,8 @@ const MAX_LINES: usize = 10;
 /// Maximum number of characters of a line that is shown.
 const MAX_LINE: usize = 300;
 
-/// Returns the lines of a program's output that explain its failure best, indented: the last ones, after the last
-/// line that names an error and the lines below it, if that line is further up.
+/// Returns the lines of a program's output that explain its failure best, indented: the last ones, after
+/// the last line that names an error and the lines below it, if that line is further up.
 pub fn telling_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(MAX_LINES);

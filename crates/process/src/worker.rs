@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use crate::pool::{Handshake, PoolOptions};
+use crate::options::{Handshake, PoolOptions};
 use crate::request::{Request, WorkerError};
 use crate::supervisor::{Child, Input, Stdin};
 use crate::tail::{Tail, TailReader};
@@ -82,7 +82,8 @@ pub struct Slot {
     pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// An attempt's claim on its worker: placement counts the claim as load. Requests of the attempt go to this worker.
+/// An attempt's claim on its worker: placement counts the claim as load. Requests of the attempt go to this
+/// worker.
 #[derive(Debug)]
 pub struct Affinity {
     worker: Arc<Worker>,

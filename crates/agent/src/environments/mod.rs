@@ -8,9 +8,9 @@
 //! environment's own packages. One process has many attempts at once.
 //!
 //! Guarantees: environments run with the user's rights, in processes that get named environment variables
-//! only, under a supervisor, so that whatever they start ends with them. Loading, listing, scoring and attempts
-//! have deadlines; a process that does not let go of what is late is ended, and fails what it has under way.
-//! A reward that is no finite number breaks its attempt, and never counts.
+//! only, under a supervisor, so that whatever they start ends with them. Loading, listing, scoring and
+//! attempts have deadlines; a process that does not let go of what is late is ended, and fails what it has
+//! under way. A reward that is no finite number breaks its attempt, and never counts.
 
 mod leader;
 mod listing;

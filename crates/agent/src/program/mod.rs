@@ -5,8 +5,8 @@
 //!
 //! Guarantees: the program gets the environment variables that are named for it, and no others. A deadline
 //! ends the program with everything that it has started, and so does the end of this process, however it
-//! comes (see [`levade_process`]). What it prints is read to the end and kept in part, so no output blocks it or
-//! fills the memory. An attempt never fails the ones beside it: what breaks is in its outcome.
+//! comes (see [`levade_process`]). What it prints is read to the end and kept in part, so no output blocks
+//! it or fills the memory. An attempt never fails the ones beside it: what breaks is in its outcome.
 //!
 //! Not here: HTTP (`levade-gateway`), and what a reward is worth.
 

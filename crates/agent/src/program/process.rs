@@ -1,7 +1,8 @@
 //! Runs the program of an attempt: in a process of its own, or as a request to a worker.
 //!
-//! A worker reads one line of JSON for each attempt, with all that a program finds in its environment, and prints
-//! one when it is done: `{"attempt": NAME, "answer": …, "reward": …}`, or with `"error"`. Other lines are ignored.
+//! A worker reads one line of JSON for each attempt, with all that a program finds in its environment, and
+//! prints one when it is done: `{"attempt": NAME, "answer": …, "reward": …}`, or with `"error"`. Other
+//! lines are ignored.
 
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ const QUESTION: &str = "{question}";
 /// Time in which a worker must let go of an attempt that was stopped; then the worker is ended.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// Creates workers of a program: at most `count`, with at most `attempts` at once each. They are started when they
-/// are needed, and read the line `first` before all attempts.
+/// Creates workers of a program: at most `count`, with at most `attempts` at once each. They are started
+/// when they are needed, and read the line `first` before all attempts.
 pub fn workers(
     supervisor: &Supervisor,
     mut launch: Launch,
@@ -42,8 +43,8 @@ pub fn workers(
 }
 
 impl Program {
-    /// Runs the program of an attempt until it ends, `stop` completes or its timeout passes. The output of a program
-    /// that was stopped has no exit code.
+    /// Runs the program of an attempt until it ends, `stop` completes or its timeout passes. The output of
+    /// a program that was stopped has no exit code.
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, or its worker ends.
@@ -88,8 +89,8 @@ impl Program {
         Run::start(&self.supervisor, &launch, format!("{task}\n"), Tail::default())
     }
 
-    /// Returns the request to a worker for an attempt. A worker makes many attempts, so the request has what is in
-    /// the `variables` of a process that makes one, and the limits and agents of the attempt.
+    /// Returns the request to a worker for an attempt. A worker makes many attempts, so the request has
+    /// what is in the `variables` of a process that makes one, and the limits and agents of the attempt.
     fn request(&self, variables: &[(String, String)], attempt: &str, task: &Value) -> Value {
         let variable =
             |name: &str| variables.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());

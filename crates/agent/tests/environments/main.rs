@@ -1,6 +1,6 @@
-//! Environments in processes under a supervisor: what they list and score, and what becomes of those that break.
-//! The package is a small one of reasoning-gym's interface, beside the recipe, so that no other need be
-//! installed.
+//! Environments in processes under a supervisor: what they list and score, and what becomes of those that
+//! break. The package is a small one of reasoning-gym's interface, beside the recipe, so that no other need
+//! be installed.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 

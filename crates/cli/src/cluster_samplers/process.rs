@@ -1,4 +1,5 @@
-//! Servers that a run starts: each under a supervisor, so that none outlives it, and started again when it dies.
+//! Servers that a run starts: each under a supervisor, so that none outlives it, and started again when it
+//! dies.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};

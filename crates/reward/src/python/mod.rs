@@ -200,7 +200,8 @@ fn columns(task: &Value) -> Map<String, Value> {
 pub struct PythonScorer {
     keys: PythonKeys,
     workers: Pool,
-    /// Columns of the data set that the function must get, as the last worker that became ready reported them.
+    /// Columns of the data set that the function must get, as the last worker that became ready reported
+    /// them.
     columns: Arc<Mutex<Vec<String>>>,
 }
 

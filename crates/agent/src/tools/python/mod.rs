@@ -3,11 +3,11 @@
 //! Worker processes run them, in an environment of their own. A worker is a Python program of ours, in
 //! files beside this one, which needs Python 3.9 and nothing else ([`levade_process`]).
 //!
-//! Guarantees: the user's code runs with the user's rights, in processes that get named environment variables
-//! only, under a supervisor, so that whatever they start ends with them. Whatever the code does to its process
-//! fails the calls that this process had, each of which says why, and no others; another process takes its
-//! place. An attempt whose instances were in it is told so. `release` is called for every instance whose
-//! process lives.
+//! Guarantees: the user's code runs with the user's rights, in processes that get named environment
+//! variables only, under a supervisor, so that whatever they start ends with them. Whatever the code does
+//! to its process fails the calls that this process had, each of which says why, and no others; another
+//! process takes its place. An attempt whose instances were in it is told so. `release` is called for every
+//! instance whose process lives.
 
 mod offered;
 mod session;
