@@ -271,9 +271,11 @@ impl Child {
 
     /// Asks a program that [serves](Supervisor::serve) to end (SIGTERM), without a timeout.
     pub async fn ask_to_end(&mut self) {
-        if let Some(stdin) = &mut self.stdin {
-            // A supervisor that exited has ended the program.
-            let _ = stdin.write("t").await;
+        // A program that exited needs no signal.
+        match (self.group.0, &mut self.stdin) {
+            (Some(leader), _) => drop(kill_process(leader, Signal::TERM)),
+            (None, Some(stdin)) => drop(stdin.write("t").await),
+            (None, None) => {}
         }
     }
 

@@ -1,6 +1,6 @@
 """The driver of a job of Ray: holds a machine for each part of a run, and starts each part again that dies.
 
-Each part runs under a keeper, whose line its machine's actor holds: nothing outlives the job.
+Each part runs under a supervisor, whose line its machine's actor holds: nothing outlives the job.
 """
 
 import json
@@ -18,8 +18,8 @@ JOB = json.loads(sys.argv[1])
 RESOURCES = {"CPU": JOB["processors"], **({"GPU": JOB["gpus"]} if JOB["gpus"] else {})}
 # Longest wait for a machine, in seconds.
 PATIENCE = 600
-# Ray ends the children of an actor at once, with kill -9, so that the keeper must not be one of them.
-KEEPER = '"$0" keep; exit $?'
+# Ray ends the children of an actor at once, with kill -9, so that the supervisor must not be one of them.
+SUPERVISOR = '"$0" keep; exit $?'
 
 
 @ray.remote(max_restarts=0)
@@ -30,18 +30,18 @@ class Machine:
         """Runs its part, and gives its exit code."""
         order = {"command": ["sh", JOB["script"], str(node)], "folder": JOB["root"], "input": None}
         with open(f"{JOB['folder']}/node-{node}.log", "ab") as log:
-            keeper = subprocess.Popen(
-                ["sh", "-c", KEEPER, JOB["binary"]],
+            supervisor = subprocess.Popen(
+                ["sh", "-c", SUPERVISOR, JOB["binary"]],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "LEVADE_HEAD": ray.util.get_node_ip_address()},
                 start_new_session=True,
             )
-        # The keeper ends its part when this process is gone, and so the other end of this line.
-        keeper.stdin.write(json.dumps(order).encode() + b"\n")
-        keeper.stdin.flush()
-        code = keeper.wait()
+        # The supervisor ends its part when this process is gone, and so the other end of this line.
+        supervisor.stdin.write(json.dumps(order).encode() + b"\n")
+        supervisor.stdin.flush()
+        code = supervisor.wait()
         return 128 - code if code < 0 else code
 
 

@@ -1,7 +1,7 @@
 //! Machines whose processes this one starts and ends itself: its own, and those that it reaches by ssh.
 //!
-//! Each machine's part runs under a keeper there. This process holds the keeper's line, over ssh where it is
-//! another machine: when the line ends, by a request, a kill or a broken connection, the keeper ends the part
+//! Each machine's part runs under a supervisor there. This process holds the supervisor's line, over ssh where it is
+//! another machine: when the line ends, by a request, a kill or a broken connection, the supervisor ends the part
 //! with all that it has started.
 
 use std::ffi::OsString;
@@ -32,7 +32,7 @@ pub struct Options {
     ssh_args: Vec<String>,
 }
 
-/// Machines, each with the keeper of its part.
+/// Machines, each with the supervisor of its part.
 pub struct Hosts {
     machines: Vec<(String, Supervisor)>,
     head: String,
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_reached_by_their_keepers() {
+    fn machines_are_reached_by_their_supervisors() {
         let options =
             Options { hosts: vec!["me@east".into(), "west".into()], ssh_args: vec!["-p2222".into()] };
         let Plan::Hosts(hosts) = ssh(&job(2), &options).unwrap() else { panic!() };

@@ -37,7 +37,7 @@ pub struct RayJob {
     name: String,
 }
 
-/// The driver: holds a machine for each part, and a keeper's line on each.
+/// The driver: holds a machine for each part, and a supervisor's line on each.
 const DRIVER: &str = include_str!("driver.py");
 
 /// Renders the job.

@@ -369,7 +369,7 @@ impl Connection {
     }
 
     /// Ends the connection. A process of this one, whose input has ended with it, is then ended in the
-    /// background by its keeper, however long it takes.
+    /// background by its supervisor, however long it takes.
     pub async fn close(&self) {
         let _ = self.service.lock().await.close_with_timeout(PATIENCE).await;
         if let Some(process) = &self.process {

@@ -6,8 +6,8 @@ use super::*;
 use crate::tools::testing::context;
 use crate::tools::{CallError, ObservationKind, ToolSet};
 
-/// A keeper that reads its order and becomes the program.
-const KEEPER: &str = "
+/// A supervisor that reads its order and becomes the program.
+const SUPERVISOR: &str = "
 import json, os, sys
 order = b''
 while not order.endswith(b'\\n'):
@@ -21,7 +21,7 @@ fn server(script: &str) -> McpServer {
         command: vec!["python3".into(), "-c".into(), script.into()],
         folder: PathBuf::new(),
         passes: vec!["NAMED".into()],
-        keeper: Supervisor(["python3", "-c", KEEPER].map(str::to_owned).to_vec()),
+        keeper: Supervisor(["python3", "-c", SUPERVISOR].map(str::to_owned).to_vec()),
     }
 }
 
