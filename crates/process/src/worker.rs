@@ -263,7 +263,8 @@ impl Process {
         if let Some(error) = value["error"].as_str() {
             return Err(Some(WorkerError::NotReady(error.to_owned())));
         }
-        check(value["ready"].take()).map_err(WorkerError::NotReady)?;
+        let report = value.get_mut("ready").map(Value::take).unwrap_or_default();
+        check(report).map_err(WorkerError::NotReady)?;
         self.state.send_replace(State::Ready);
         Ok(())
     }
@@ -279,7 +280,6 @@ impl Process {
             let next = self.open.iter().filter_map(|(id, open)| Some((open.until?, id))).min();
             let next = next.map(|(until, id)| (until, id.clone()));
             tokio::select! {
-                biased;
                 line = lines.recv() => match parse(&line?) {
                     Ok(answer) => self.take_answer(answer),
                     // Without a handshake, the worker prints to the same stream.

@@ -219,8 +219,8 @@ impl PythonScorer {
         });
         let columns = Arc::<Mutex<Vec<String>>>::default();
         let reported = Arc::clone(&columns);
-        let check = move |mut report: Value| {
-            let columns = serde_json::from_value(report["columns"].take());
+        let check = move |report: Value| {
+            let columns = serde_json::from_value(report["columns"].clone());
             let columns = columns.map_err(|error| format!("its first line is none of a worker: {error}"))?;
             *reported.lock().unwrap_or_else(PoisonError::into_inner) = columns;
             Ok(())

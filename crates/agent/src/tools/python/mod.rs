@@ -120,8 +120,8 @@ impl PythonTools {
 ///
 /// # Errors
 /// Returns an error if the report is malformed, or the tools differ from those of an earlier worker.
-fn check(known: &OnceLock<Arc<Offered>>, mut report: Value) -> Result<(), String> {
-    let tools = serde_json::from_value(report["tools"].take());
+fn check(known: &OnceLock<Arc<Offered>>, report: Value) -> Result<(), String> {
+    let tools = serde_json::from_value(report["tools"].clone());
     let tools = tools.map_err(|error| format!("its first line is none of a worker: {error}"))?;
     let offered = Arc::new(Offered::new(tools)?);
     match known.get_or_init(|| Arc::clone(&offered)).tools == offered.tools {
