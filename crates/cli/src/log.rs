@@ -20,16 +20,18 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 18] = [
+const ROOMS: [&str; 20] = [
     "agent",
+    "call",
     "cli",
     "conversation",
     "engine",
     "gateway",
-    "call",
     "http",
     "model",
     "policy",
+    "process",
+    "recipe",
     "remote",
     "reward",
     "rl",

@@ -44,8 +44,8 @@ impl Pool {
         }
     }
 
-    /// Waits for a permit for a request: there are as many as all workers take requests at once. Returns `None`
-    /// only if the pool is closed, which no method does.
+    /// Waits for a permit for a request: there are as many as all workers take requests at once. Returns
+    /// `None` only if the pool is closed, which no method does.
     pub async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }
