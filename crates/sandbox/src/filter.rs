@@ -289,7 +289,12 @@ mod tests {
 
     #[test]
     fn shared_anonymous_mappings_are_refused_unless_counted() {
-        assert_ne!(programs(true).unwrap().runner, programs(false).unwrap().runner);
+        let mappings = |counted| refused(counted).unwrap().remove(&libc::SYS_mmap).unwrap();
+        let huge = bits(3, 0x4_0000, 0x4_0000).unwrap();
+        // MAP_ANONYMOUS is 0x20, and the lowest 4 bits are the type: MAP_SHARED or MAP_SHARED_VALIDATE.
+        let shared = [0x21, 0x23].map(|flags| bits(3, 0x2f, flags).unwrap());
+        assert_eq!(mappings(true), [huge.clone()]);
+        assert_eq!(mappings(false), [&[huge], &shared[..]].concat());
     }
 
     #[test]

@@ -162,4 +162,23 @@ mod tests {
         let error = Python::find(Path::new("python3"), &["/tmp".into()]).await.unwrap_err();
         assert!(error.to_string().contains("which has a folder of its own there"), "{error}");
     }
+
+    #[tokio::test]
+    async fn only_files_and_narrow_directories_can_be_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let shown = std::fs::canonicalize(folder.path()).unwrap();
+        let (file, socket) = (shown.join("file"), shown.join("socket"));
+        std::fs::write(&file, "").unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let find = async |path: &Path| Python::find(Path::new("python3"), &[path.to_owned()]).await;
+        let text = |path: &Path| path.to_str().unwrap().to_owned();
+        let found = find(&shown).await.unwrap();
+        assert!(found.read.contains(&text(&shown)) && found.apart == [text(&shown)]);
+        let found = find(&file).await.unwrap();
+        assert!(found.read.contains(&text(&file)) && found.apart.is_empty());
+        for path in [socket.as_path(), Path::new("/"), Path::new("/proc")] {
+            let error = find(path).await.unwrap_err().to_string();
+            assert!(error.contains(&format!("read = {path:?} cannot be shown to code")), "{error}");
+        }
+    }
 }

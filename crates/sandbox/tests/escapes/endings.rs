@@ -104,6 +104,8 @@ async fn processor_time_counts_children_that_still_run() {
     let code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(1.5)";
     let outcome = python(&sandbox, code).await;
     assert!(outcome.cpu_seconds > 0.3, "{}", outcome.cpu_seconds);
+    let outcome = python(&sandbox, "import time; time.sleep(1.5)").await;
+    assert!(outcome.cpu_seconds < 0.9, "{}", outcome.cpu_seconds);
 }
 
 #[tokio::test]
