@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::awake::within;
 use crate::{
-    Cut, DeviceStats, ForwardBackward, Learner, Load, Manifest, OptimParams, OptimReport, PolicyError,
-    Predictions, SampleRequest, SampleStream, Sampler, TrainRequest, Trained, Uncut, WeightsRef,
+    Cut, DeviceStats, ForwardBackward, Learner, Load, LossTerms, Manifest, OptimParams, OptimReport,
+    PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TrainRequest, Trained, Uncut, WeightsRef,
 };
 use async_trait::async_trait;
 use levade_rl::Loss;
@@ -99,6 +99,14 @@ impl<P: Learner + ?Sized> Learner for Timely<P> {
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
         self.wait(self.policy.forward_backward(batch.clone(), loss), || of("the gradient", &batch)).await
+    }
+
+    async fn forward_backward_terms(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
+        self.wait(self.policy.forward_backward_terms(batch.clone(), loss), || of("the losses", &batch)).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {

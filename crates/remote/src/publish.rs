@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, Place, PolicyError, Predictions,
-    SavedFile, TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
+    Cut, ForwardBackward, Learner, LossTerms, Manifest, OptimParams, OptimReport, Place, PolicyError,
+    Predictions, SavedFile, TrainRequest, Trained, Uncut, WeightsAt, WeightsRef,
 };
 use levade_rl::Loss;
 use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -151,6 +151,14 @@ impl Learner for Publishing {
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
         self.learner.forward_backward(batch, loss).await
+    }
+
+    async fn forward_backward_terms(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
+        self.learner.forward_backward_terms(batch, loss).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {

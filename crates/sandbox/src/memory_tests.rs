@@ -209,7 +209,8 @@ fn crowding_starts_beyond_bounds_of_a_run() {
     assert!(Program::start(&locks(MAX_RECORDS + 1)).kernel().1);
 }
 
-/// An epoll keeps watching a file under the number of a closed descriptor, if another descriptor has the file.
+/// An epoll keeps watching a file under the number of a closed descriptor, if another descriptor has the
+/// file.
 #[test]
 fn crowding_starts_beyond_bounds_of_watched_descriptors() {
     // `size` is the room of the table of descriptors, a power of 2 that divides the limit of all watches.

@@ -1,8 +1,8 @@
 //! Machines whose processes this one starts and ends itself: its own, and those that it reaches by ssh.
 //!
-//! Each machine's part runs under a supervisor there. This process holds the supervisor's line, over ssh where it is
-//! another machine: when the line ends, by a request, a kill or a broken connection, the supervisor ends the part
-//! with all that it has started.
+//! Each machine's part runs under a supervisor there. This process holds the supervisor's line, over ssh
+//! where it is another machine: when the line ends, by a request, a kill or a broken connection, the
+//! supervisor ends the part with all that it has started.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    Cut, ForwardBackward, Learner, Manifest, OptimParams, OptimReport, PolicyError, Predictions,
+    Cut, ForwardBackward, Learner, LossTerms, Manifest, OptimParams, OptimReport, PolicyError, Predictions,
     TrainRequest, Trained, Uncut, WeightsRef,
 };
 use levade_rl::Loss;
@@ -72,6 +72,14 @@ impl Learner for InTurn {
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError> {
         self.in_turn(self.learner.forward_backward(batch, loss)).await
+    }
+
+    async fn forward_backward_terms(
+        &self,
+        batch: Arc<TreeBatch>,
+        loss: Loss,
+    ) -> Result<(ForwardBackward, LossTerms), PolicyError> {
+        self.in_turn(self.learner.forward_backward_terms(batch, loss)).await
     }
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
