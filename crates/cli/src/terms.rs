@@ -114,7 +114,7 @@ fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
         _ => "",
     };
     let mut values = vec![
-        format!("p = {}", f64::from(term.logp).exp()),
+        format!("p = {}", term.logp.exp()),
         format!("ρ = {ratio}{clip}"),
         format!("A = {advantage}"),
         format!("D = {}", term.kl),

@@ -63,13 +63,13 @@ pub struct TokenTerm {
     /// Number of weight versions between sampling and training.
     pub age: u32,
     /// Log-probability under the weights that were trained.
-    pub logp: f32,
+    pub logp: f64,
     /// Log-probability under the policy that sampled the token.
-    pub behavior: Option<f32>,
+    pub behavior: Option<f64>,
     /// Log-probability under the proximal policy.
-    pub proximal: Option<f32>,
+    pub proximal: Option<f64>,
     /// Log-probability under the reference.
-    pub reference: Option<f32>,
+    pub reference: Option<f64>,
     /// Probability ratio that the loss works with.
     pub ratio: f64,
     /// Whether the bound of the clipping was active.
@@ -77,9 +77,9 @@ pub struct TokenTerm {
     /// Whether the bound of the dual clipping was active.
     pub dual_clipped: bool,
     /// Advantage of the token.
-    pub advantage: f32,
+    pub advantage: f64,
     /// Importance weight that corrects for stale or mismatched samplers.
-    pub correction: Option<f32>,
+    pub correction: Option<f64>,
     /// Estimated KL divergence from the reference.
     pub kl: f64,
     /// Entropy of the distribution that predicts the token, in nats.
@@ -87,7 +87,7 @@ pub struct TokenTerm {
     /// Loss of the token without its weight.
     pub loss: f64,
     /// Weight, which has all normalizers folded in.
-    pub weight: f32,
+    pub weight: f64,
     /// Part of the token in the loss of the step: `weight` × `loss`.
     pub part: f64,
 }
@@ -135,19 +135,19 @@ impl BatchTerms {
                         index: self.indices[at.term as usize],
                         token: self.batch.tokens[self.batch.targets[target].token as usize],
                         age: term.age,
-                        logp: at.logp,
-                        behavior: term.behaviour,
-                        proximal: term.proximal,
-                        reference: term.reference,
+                        logp: at.logp.into(),
+                        behavior: term.behaviour.map(f64::from),
+                        proximal: term.proximal.map(f64::from),
+                        reference: term.reference.map(f64::from),
                         ratio: evaluated.ratio,
                         clipped: evaluated.clipped && !evaluated.dual,
                         dual_clipped: evaluated.dual,
-                        advantage: term.advantage,
-                        correction: point.correction.map(|correction| correction as f32),
+                        advantage: term.advantage.into(),
+                        correction: point.correction,
                         kl: evaluated.kl,
                         entropy: row.entropy,
                         loss: at.loss,
-                        weight: term.weight,
+                        weight: term.weight.into(),
                         part: f64::from(term.weight) * at.loss,
                     },
                 ));
