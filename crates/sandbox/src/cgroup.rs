@@ -274,7 +274,7 @@ mod tests {
         assert!(!groups.release() && busy.exists());
         fs::remove_dir_all(&removed).unwrap();
         assert!(!groups.release());
-        assert_eq!(*groups.ended.lock().unwrap(), [busy.clone()]);
+        assert_eq!(*groups.ended.lock().unwrap(), std::slice::from_ref(&busy));
         let ends = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
             fs::read_dir(busy).unwrap().for_each(|file| fs::remove_file(file.unwrap().path()).unwrap());

@@ -293,7 +293,7 @@ mod tests {
         let huge = bits(3, 0x4_0000, 0x4_0000).unwrap();
         // MAP_ANONYMOUS is 0x20, and the lowest 4 bits are the type: MAP_SHARED or MAP_SHARED_VALIDATE.
         let shared = [0x21, 0x23].map(|flags| bits(3, 0x2f, flags).unwrap());
-        assert_eq!(mappings(true), [huge.clone()]);
+        assert_eq!(mappings(true), std::slice::from_ref(&huge));
         assert_eq!(mappings(false), [&[huge], &shared[..]].concat());
     }
 
