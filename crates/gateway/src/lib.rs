@@ -1,6 +1,6 @@
 //! The gateway: endpoints that agents and people already speak to, behind which every token is recorded.
 //!
-//! [`Gateway::router`] answers in the shapes of OpenAI's and Anthropic's APIs, and in those in which vLLM and
+//! [`serve`] answers in the shapes of OpenAI's and Anthropic's APIs, and in those in which vLLM and
 //! SGLang take token ids. A dialect parses a request into a [`Call`], which `levade-call` answers with a
 //! transcript of events. From these the dialect writes its response, complete or as a stream.
 //!
