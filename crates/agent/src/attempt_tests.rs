@@ -4,14 +4,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use levade_conversation::{History, Options};
+use levade_conversation::{Format, History, Options};
 use levade_policy::{
-    CallStreams, Learner, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Simulator,
-    SimulatorConfig,
+    CallStreams, Learner, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
+    SamplingParams, Simulator, SimulatorConfig, within,
 };
 use levade_rl::Loss;
-use levade_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_chat, tiny_tokenizer};
-use levade_text::{Chat, ChatOptions, ToolSpec};
+use levade_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_tokenizer};
+use levade_text::{Chat, ChatOptions, Message, ToolSpec};
 use levade_tree::{Kind, PathInput, PathTarget, Segment, Term, Trajectory, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
@@ -19,8 +19,12 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
+use crate::roster::Player;
+use crate::tasks::Task;
+use crate::testing;
 use crate::tools::testing::spec;
-use crate::tools::{Calculator, Session, ToolError, ToolOutput, ToolSet, Toolbox};
+use crate::tools::{Calculator, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
+use crate::{Backend, OpeningLimit, Truncation};
 
 #[path = "attempt_tools_tests.rs"]
 mod tools;
@@ -165,52 +169,38 @@ pub(super) fn bench(replies: &[Reply]) -> Bench {
     let sampler = Arc::new(Scripted { replies: replies.to_vec(), ..Scripted::default() });
     let open = Arc::new(AtomicUsize::new(0));
     let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default()), Arc::new(Counted(open.clone()))];
-    let agent = Agent {
-        name: "solver".into(),
-        policy: "student".into(),
-        sampler: sampler.clone(),
-        format: Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), Options::default())),
-        tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
-        limits: Limits {
-            turns: 3,
-            tokens: 1000,
-            reply: Duration::from_millis(200),
-            attempt: Duration::from_secs(60),
-            prompt: usize::MAX,
-            truncation: Truncation::Refuse,
-        },
-        context: ContextPolicy::NONE,
-        summariser: None,
-        teacher: None,
-    };
+    let mut agent = testing::agent("solver", testing::player("student", sampler.clone()), tools);
+    agent.limits.reply = Duration::from_millis(200);
     Bench { agent, sampler, open }
 }
 
 impl Bench {
+    pub fn player(&mut self) -> &mut Player {
+        &mut self.agent.players[0]
+    }
+
+    pub fn format(&self) -> Arc<Format> {
+        self.agent.players[0].format.clone().unwrap()
+    }
+
+    fn context(&self) -> AttemptContext {
+        let task = Task { question: "2+3?".into(), ..Task::default() };
+        AttemptContext { task, messages: messages(), ..testing::context(vec![self.agent.clone()]) }
+    }
+
     pub async fn run(&self) -> Attempt {
-        let attempt = self.agent.run(request()).await;
+        let attempt = BuiltInLoop.run(self.context()).await;
         assert_eq!(self.open.load(Ordering::SeqCst), 0, "a tool session was left open");
         attempt
     }
 
     fn text(&self, tokens: &[u32]) -> String {
-        self.agent.format.chat().tokenizer().decode_with_special(tokens)
+        self.format().chat().tokenizer().decode_with_special(tokens)
     }
 }
 
 fn messages() -> Vec<Message> {
     vec![Message::system("Use tools."), Message::user("2+3?")]
-}
-
-fn request() -> AttemptRequest {
-    AttemptRequest {
-        id: "a".into(),
-        task: Task { question: "2+3?".into(), ..Task::default() },
-        messages: messages(),
-        seed: 7,
-        stream: 11,
-        params: SamplingParams { temperature: 0.9, ..SamplingParams::default() },
-    }
 }
 
 pub(super) const CALL: &str =
@@ -242,7 +232,7 @@ async fn a_call_is_answered_and_every_token_recorded() {
         assert_eq!((request.seed, request.stream), (7, streams.admit("solver", &request.prompt)));
     }
     assert_eq!(requests[1].params.max_tokens, 1000 - sampled.tokens.len());
-    assert_eq!(requests[0].params.stop_ids, bench.agent.format.chat().stop_ids());
+    assert_eq!(requests[0].params.stop_ids, bench.format().chat().stop_ids());
 }
 
 #[tokio::test]
@@ -305,7 +295,7 @@ async fn long_prompts_are_cut_as_asked() {
     let n = whole.len();
     let kept = |truncation| {
         let mut bench = bench(&[says("5")]);
-        (bench.agent.limits.prompt, bench.agent.limits.truncation) = (10, truncation);
+        bench.player().opening = OpeningLimit { max_tokens: 10, truncation };
         async move { bench.run().await }
     };
     for (truncation, want) in [
@@ -426,8 +416,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
     let specs = bench.agent.tools.specs(&Task::default());
-    let demonstration =
-        demonstrate(bench.agent.format.chat(), &specs, &conversation, messages().len()).unwrap();
+    let demonstration = demonstrate(bench.format().chat(), &specs, &conversation, messages().len()).unwrap();
     let parts =
         |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
     assert_eq!(parts(&demonstration), parts(&attempt.trajectory));
@@ -437,14 +426,13 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     // What a task opens with is given, also where the assistant says it.
     let shown =
         [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
-    let demonstration = demonstrate(bench.agent.format.chat(), &specs, &shown, 3).unwrap();
+    let demonstration = demonstrate(bench.format().chat(), &specs, &shown, 3).unwrap();
     let [given, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
     assert_eq!((given.kind, imitated.kind), (Kind::Given, Kind::Demonstrated));
     assert!(bench.text(&given.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
 
-    let refused = |conversation: &[Message]| {
-        demonstrate(bench.agent.format.chat(), &specs, conversation, 0).unwrap_err()
-    };
+    let refused =
+        |conversation: &[Message]| demonstrate(bench.format().chat(), &specs, conversation, 0).unwrap_err();
     assert_eq!(refused(&messages()), DemonstrationError::NoTurn);
     assert_eq!(refused(&[Message::assistant("Hi")]), DemonstrationError::NoTurn);
     conversation.push(Message::user("Thanks"));
@@ -454,7 +442,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
 fn with_template(template: &str, options: ChatOptions, asked: Options, replies: &[Reply]) -> Bench {
     let mut bench = bench(replies);
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap();
-    bench.agent.format = Arc::new(Format::new(Arc::new(chat), asked));
+    bench.player().format = Some(Arc::new(Format::new(Arc::new(chat), asked)));
     bench
 }
 
@@ -539,14 +527,15 @@ async fn attempts_of_a_real_policy_are_exact_and_independent() {
     let simulator =
         Arc::new(Simulator::new(SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() }));
     let mut bench = bench(&[]);
-    bench.agent.sampler = simulator.clone();
+    bench.player().backend = Backend::Tokens(simulator.clone());
     bench.agent.limits.tokens = 300;
     let alone = bench.run().await;
-    let others = (0..8).map(|stream| bench.agent.run(AttemptRequest { stream, ..request() }));
+    let context = bench.context();
+    let others = (0..8).map(|stream| BuiltInLoop.run(AttemptContext { stream, ..context.clone() }));
     let mut together = tokio::task::JoinSet::new();
     for stream in 0..8 {
-        let agent = bench.agent.clone();
-        together.spawn(async move { (stream, agent.run(AttemptRequest { stream, ..request() }).await) });
+        let context = AttemptContext { stream, ..context.clone() };
+        together.spawn(async move { (stream, BuiltInLoop.run(context).await) });
     }
     let mut results = together.join_all().await;
     results.sort_by_key(|(stream, _)| *stream);

@@ -63,7 +63,7 @@ async fn calls_that_run_at_once_give_the_attempt_of_calls_that_wait() {
         let simulator = Simulator::new(config);
         // No turn is drawn with older weights than the one before.
         simulator.publish(4).await.unwrap();
-        bench.agent.sampler = Arc::new(Then(scripted, simulator));
+        bench.player().backend = Backend::Tokens(Arc::new(Then(scripted, simulator)));
         bench.agent.limits.tokens = 600;
         bench.agent.limits.reply = Duration::from_secs(10);
         let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });

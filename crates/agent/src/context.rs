@@ -1,9 +1,6 @@
 //! Context policies of agents: how long their prompts may be, and who sums up what no longer fits.
 
-use std::sync::Arc;
-
-use levade_conversation::{Budget, Format, Overflow};
-use levade_policy::Sampler;
+use levade_conversation::{Budget, Overflow};
 
 /// How an agent is kept within its context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,17 +48,4 @@ impl ContextPolicy {
 /// The name under which an agent summarises for itself.
 pub fn summary_agent(agent: &str) -> String {
     format!("{agent}.summary")
-}
-
-/// Whoever writes summaries for the built-in loop.
-#[derive(Clone)]
-pub struct Summariser {
-    /// The name that its segments bear.
-    pub agent: String,
-    /// The name of its policy.
-    pub policy: String,
-    /// Draws its replies.
-    pub sampler: Arc<dyn Sampler>,
-    /// How conversations with it are written.
-    pub format: Arc<Format>,
 }

@@ -13,7 +13,8 @@ fn policy(overflow: Overflow, most: usize) -> ContextPolicy {
 async fn made(replies: &[&str], context: ContextPolicy, turns: u32) -> (Attempt, Vec<SampleRequest>) {
     let replies: Vec<_> = replies.iter().map(|reply| says(reply)).collect();
     let mut bench = bench(&replies);
-    (bench.agent.context, bench.agent.limits.turns) = (context, turns);
+    bench.player().context_policy = context;
+    bench.agent.limits.turns = turns;
     let attempt = bench.run().await;
     let asked = bench.sampler.requests.lock().unwrap().clone();
     (attempt, asked)
@@ -61,7 +62,7 @@ async fn a_summary_is_asked_for_and_recorded_apart() {
     assert_eq!(outcome.final_text, "It is 5.");
     let by = |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
     assert_eq!(by("solver.summary"), 2, "a prompt and a reply");
-    let chat = bench(&[]).agent.format.chat().clone();
+    let chat = bench(&[]).format().chat().clone();
     let (summary, last) = (&asked[4], &asked[5]);
     let text = |request: &SampleRequest| chat.tokenizer().decode_with_special(&request.prompt);
     assert!(text(summary).contains("Sum up.\n\nassistant: <tool_call>"), "{}", text(summary));

@@ -1,32 +1,33 @@
-//! Agents of the built-in kind as helpers of others.
+//! Agents of the tool loop as helpers, which toolboxes of other agents ask.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use levade_policy::SamplingParams;
 use levade_text::Message;
 use levade_tree::{Outcome, Trajectory};
 
+use crate::roster::{Limits, Roster};
 use crate::tasks::Task;
 use crate::tools::{Branch, HelpRequest, Helper};
-use crate::{Agent, AttemptRequest, Limits, Pick};
+use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 
-/// Opens a conversation about a task.
+/// Returns the messages that open a conversation about a task.
 pub type Opens = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
 
-/// Changes how replies are sampled.
+/// Changes sampling parameters.
 pub type Samples = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
 
-/// An agent that toolboxes of others ask.
+/// An agent that toolboxes of other agents ask.
 #[derive(Clone)]
 pub struct HelperAgent {
-    /// The policies that play it: the first one, where `pick` does not say which.
-    pub agents: Vec<Agent>,
-    /// The place of the policy that plays it, by seed and stream of the request.
-    pub pick: Option<Pick>,
-    /// Messages that open a conversation about a task.
+    /// Name of the agent.
+    pub agent: String,
+    /// The agents of the run. Weak, since their tools have this helper.
+    pub roster: Weak<Roster>,
+    /// Returns the messages that open a conversation about a task.
     pub opens: Opens,
-    /// How it is sampled, where the one who asks is sampled so.
+    /// Changes the sampling parameters of the agent that asks into those of this agent.
     pub samples: Samples,
 }
 
@@ -34,15 +35,26 @@ pub struct HelperAgent {
 impl Helper for HelperAgent {
     async fn help(&self, request: HelpRequest) -> Branch {
         let HelpRequest { id, task, seed, stream, params, deadline } = request;
-        let place = self.pick.as_ref().map_or(0, |pick| pick(seed, stream));
-        let Some(agent) = self.agents.get(place) else {
-            let outcome = Outcome { error: Some("none of its policies is here".into()), ..Outcome::begun() };
-            return Branch { agent: String::new(), trajectory: Trajectory::new(), outcome };
+        let roster = self.roster.upgrade().unwrap_or_default();
+        let Some(agent) = roster.find(&self.agent) else {
+            let why = format!("the agent {} is not running here", self.agent);
+            let outcome = Outcome { error: Some(why), ..Outcome::begun() };
+            return Branch { agent: self.agent.clone(), trajectory: Trajectory::new(), outcome };
         };
-        let limits = Limits { attempt: agent.limits.attempt.min(deadline), ..agent.limits };
-        let agent = Agent { limits, ..agent.clone() };
-        let (messages, params) = ((self.opens)(&task), (self.samples)(params));
-        let made = agent.run(AttemptRequest { id, task, messages, seed, stream, params }).await;
-        Branch { agent: agent.name, trajectory: made.trajectory, outcome: made.outcome }
+        let made = BuiltInLoop.run(AttemptContext {
+            name: id,
+            messages: (self.opens)(&task),
+            task,
+            seed,
+            stream,
+            is_evaluation: false,
+            params: (self.samples)(params),
+            agent: self.agent.clone(),
+            limits: Limits { attempt: agent.limits.attempt.min(deadline), ..agent.limits },
+            roster: Arc::clone(&roster),
+            teacher: None,
+        });
+        let made = made.await;
+        Branch { agent: self.agent.clone(), trajectory: made.trajectory, outcome: made.outcome }
     }
 }

@@ -1,21 +1,25 @@
 use super::*;
 use crate::HelperAgent;
+use crate::roster::Roster;
 use crate::tools::{Condensed, Condensing, HelperSlot, SubAgent};
 
-/// A helper that says these things in turn; it has a calculator.
-fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot) {
+/// Returns a helper that samples these replies and has a calculator, with the slot and the roster that it
+/// is in.
+fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot, Arc<Roster>) {
     let mut bench = bench(replies);
-    (bench.agent.name, bench.agent.policy) = (name.into(), format!("{name}'s"));
+    bench.agent.name = name.into();
+    bench.player().policy = format!("{name}'s");
     let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
     bench.agent.tools = ToolSet::new(boxes, Duration::from_secs(5)).unwrap();
     let slot = HelperSlot::new(name);
+    let roster = Arc::new(Roster::new(vec![bench.agent.clone()]));
     slot.set(Arc::new(HelperAgent {
-        agents: vec![bench.agent.clone()],
-        pick: None,
+        agent: name.into(),
+        roster: Arc::downgrade(&roster),
         opens: Arc::new(|task| vec![Message::system("You help."), Message::user(task.question.as_str())]),
         samples: Arc::new(|params| SamplingParams { temperature: 0.5, ..params }),
     }));
-    (bench, slot)
+    (bench, slot, roster)
 }
 
 fn asks(replies: &[Reply], slot: &HelperSlot, longest: Option<Duration>) -> Bench {
@@ -40,7 +44,7 @@ fn asked(bench: &Bench) -> Vec<SampleRequest> {
 
 #[tokio::test]
 async fn an_agent_asks_another_one_whose_conversation_is_a_branch() {
-    let (clerk, slot) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
+    let (clerk, slot, _roster) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
     let both = format!("{}{}", call(json!("2+3?")), call(json!(7)));
     let solver = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &slot, None);
     let attempt = solver.run().await;
@@ -86,14 +90,14 @@ async fn an_agent_asks_another_one_whose_conversation_is_a_branch() {
         (&json!("2+3?"), &json!("It is 5."), &json!("No idea."))
     );
     // Everything again is the same.
-    let (_, again) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
+    let (_, again, _roster) = helper("clerk", &[says(CALL), says("It is 5."), says("No idea.")]);
     let other = asks(&[says(&both), says(&call(json!("Why?"))), says("5")], &again, None).run().await;
     assert_eq!(other, attempt);
 }
 
 #[tokio::test]
 async fn a_helper_that_is_cut_failed_and_one_that_breaks_breaks_the_attempt() {
-    let (_clerk, slot) = helper("clerk", &[says(CALL), says(CALL), says(CALL)]);
+    let (_clerk, slot, _roster) = helper("clerk", &[says(CALL), says(CALL), says(CALL)]);
     let solver = asks(&[says(&call(json!("2+3?"))), says("Well.")], &slot, None);
     let attempt = solver.run().await;
     assert_eq!((attempt.outcome.finish, attempt.outcome.calls.failed), (Finish::Answered, 1));
@@ -101,7 +105,7 @@ async fn a_helper_that_is_cut_failed_and_one_that_breaks_breaks_the_attempt() {
         solver.text(&asked(&solver)[1].prompt).contains("clerk came to no answer: it was cut at a limit")
     );
 
-    let (_clerk, slot) = helper("clerk", &[says(CALL), Reply::Breaks]);
+    let (_clerk, slot, _roster) = helper("clerk", &[says(CALL), Reply::Breaks]);
     let broken = asks(&[says(&call(json!("2+3?"))), says("Well.")], &slot, None).run().await;
     let error = broken.outcome.error.clone().unwrap();
     assert!(error.starts_with("the agent clerk broke: "), "{error}");
@@ -118,7 +122,7 @@ async fn a_helper_that_is_cut_failed_and_one_that_breaks_breaks_the_attempt() {
 async fn long_answers_are_condensed_and_short_ones_are_not() {
     let numbers: Vec<String> = (10..60).map(|number| number.to_string()).collect();
     let long = CALL.replace("2+3", &numbers.join("+"));
-    let (browser, slot) = helper("browser", &[says("Five."), says(CALL), says(CALL), says(CALL)]);
+    let (browser, slot, _roster) = helper("browser", &[says("Five."), says(CALL), says(CALL), says(CALL)]);
     let options = Condensing { slot, above: 2, instruction: "Condense.".into() };
     let condensed = Condensed::new(Arc::new(Calculator::default()), options);
     let mut solver = bench(&[says(CALL), says(&long), says(&long), says("Done.")]);

@@ -4,20 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_call::{Cast, ErrorKind};
-use levade_policy::SamplingParams;
 use levade_text::Message;
 use levade_tree::{CallCounts, Finish, Outcome};
 
-use crate::Agent;
-use crate::tasks::Task;
-use crate::tool_loop::{Broken, LoopObserver, ToolLoop, add_opening};
-use crate::tools::{OpenTools, ToolContext, ToolError};
+use crate::AttemptContext;
+use crate::roster::{Caller, Casting};
+use crate::tool_loop::{Broken, LoopLimits, LoopObserver, ToolLoop, add_opening};
+use crate::tools::OpenTools;
 
 /// Talk of a user with an agent. Tools stay open until the talk is closed.
 pub struct Talk {
-    agent: Agent,
-    params: SamplingParams,
-    seed: u64,
+    context: AttemptContext,
+    limits: LoopLimits,
     cast: Cast,
     tools: OpenTools,
     /// Messages since the last reset.
@@ -25,30 +23,30 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Opens the agent's tools. `limits.tokens` of the agent is the maximum number of tokens of one
-    /// completion, and `limits.turns` that of completions for one message.
+    /// Opens the tools of the agent of `context`, and starts a conversation with its messages.
+    /// `limits.tokens` is the maximum number of tokens of one completion, and `limits.turns` that of
+    /// completions for one message.
     ///
     /// # Errors
-    /// Returns an error if a tool cannot be opened.
-    pub async fn open(agent: Agent, params: SamplingParams, seed: u64) -> Result<Self, ToolError> {
-        let context = ToolContext {
-            attempt: "chat".to_owned(),
-            task: Task::default(),
-            seed,
-            stream: 0,
-            // A user may take any time.
-            deadline: Duration::MAX,
-            params: params.clone(),
-        };
-        let tools = agent.tools.open(&context).await?;
-        let cast = cast(&agent, &params, seed);
-        Ok(Talk { agent, params, seed, cast, tools, history: Vec::new() })
+    /// Returns a message if the agent has no policy, or if a tool cannot be opened.
+    pub async fn open(context: AttemptContext) -> Result<Self, String> {
+        let agent = context.own_agent()?;
+        let limits = LoopLimits { turns: context.limits.turns, opening: context.player(agent)?.opening };
+        // A user may take any time.
+        let tools = agent.tools.open(&context.for_tools(Duration::MAX)).await;
+        let tools = tools.map_err(|error| error.to_string())?;
+        let (cast, history) = (cast(&context)?, context.messages.clone());
+        Ok(Talk { context, limits, cast, tools, history })
     }
 
-    /// Starts a new conversation with these messages.
-    pub fn reset(&mut self, messages: Vec<Message>) {
-        self.cast = cast(&self.agent, &self.params, self.seed);
-        self.history = messages;
+    /// Starts a new conversation, with the messages that the first one started with.
+    ///
+    /// # Errors
+    /// Returns a message if the agent has no policy.
+    pub fn reset(&mut self) -> Result<(), String> {
+        self.cast = cast(&self.context)?;
+        self.history = self.context.messages.clone();
+        Ok(())
     }
 
     /// Appends a message of the user, and lets the model use its tools until it has an answer. If the
@@ -65,10 +63,10 @@ impl Talk {
         }
         let specs = self.tools.specs().to_vec();
         let mut tool_loop = ToolLoop {
-            agent: &self.agent.name,
+            agent: &self.context.agent,
             cast: &self.cast,
             specs: &specs,
-            limits: self.agent.loop_limits(),
+            limits: self.limits,
             outcome: &mut Outcome::begun(),
             helped: &mut CallCounts::default(),
             observer: Some(observer),
@@ -87,14 +85,14 @@ impl Talk {
     /// Closes the tools.
     ///
     /// # Errors
-    /// Returns an error if a tool fails to close.
-    pub async fn close(self) -> Result<(), ToolError> {
-        self.tools.close().await
+    /// Returns a message if a tool fails to close.
+    pub async fn close(self) -> Result<(), String> {
+        self.tools.close().await.map_err(|error| error.to_string())
     }
 }
 
 /// Creates the cast of a new conversation.
-fn cast(agent: &Agent, params: &SamplingParams, seed: u64) -> Cast {
-    let party = Arc::new(agent.party(params, None));
-    Cast::new([party], agent.recorder("chat", seed, 0, usize::MAX))
+fn cast(context: &AttemptContext) -> Result<Cast, String> {
+    let party = Casting::new(context, Caller::ToolLoop)?.party(context.own_agent()?)?;
+    Ok(Cast::new([Arc::new(party)], context.recorder(usize::MAX)))
 }

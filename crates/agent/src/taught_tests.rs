@@ -1,20 +1,16 @@
-use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::time::Duration;
 
 use levade_call::{ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, ErrorKind};
-use levade_conversation::Options;
-use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
+use levade_policy::{Simulator, SimulatorConfig};
 use levade_text::ToolCall;
-use levade_text::testing::{VOCABULARY, tiny_chat};
+use levade_text::testing::VOCABULARY;
 use levade_tree::Kind;
 use serde_json::json;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::*;
-use crate::tasks::Task;
-use crate::tools::{Calculator, ToolSet, Toolbox};
-use crate::{Agent, AgentLoop, AttemptContext, ContextPolicy, Limits, Teacher, Truncation};
+use crate::tools::Calculator;
+use crate::{Agent, AgentLoop, AttemptContext, BuiltInLoop, Teacher, testing};
 
 /// Says these messages, one to a query, and keeps what it was asked.
 struct Script(Mutex<Vec<Message>>, Mutex<Vec<ChatQuery>>);
@@ -41,25 +37,12 @@ impl ChatApi for Script {
 
 fn agent() -> Agent {
     let config = SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() };
-    let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
-    Agent {
-        name: "solver".into(),
-        policy: "student".into(),
-        sampler: Arc::new(Simulator::new(config)),
-        format: Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), Options::default())),
-        tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
-        limits: Limits {
-            turns: 3,
-            tokens: 1000,
-            reply: Duration::from_secs(5),
-            attempt: Duration::from_secs(60),
-            prompt: usize::MAX,
-            truncation: Truncation::Refuse,
-        },
-        context: ContextPolicy::NONE,
-        summariser: None,
-        teacher: None,
-    }
+    let player = testing::player("student", Arc::new(Simulator::new(config)));
+    testing::agent("solver", player, vec![Arc::new(Calculator::default())])
+}
+
+fn format() -> Arc<Format> {
+    agent().players[0].format.clone().unwrap()
 }
 
 fn call(expression: &str) -> Message {
@@ -72,18 +55,12 @@ fn call(expression: &str) -> Message {
 
 async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
     let script = Arc::new(Script(Mutex::new(script), Mutex::default()));
-    let taught = Agent { teacher: Some(Teacher::Asked(script.clone())), ..agent() };
     let context = AttemptContext {
-        name: "a".into(),
-        task: Task::default(),
         messages: vec![Message::user("2+3?")],
-        seed: 1,
-        stream: 2,
-        is_evaluation: false,
-        params: SamplingParams::default(),
-        samplers: Arc::new(BTreeMap::new()),
+        teacher: Some(Teacher::Asked(script.clone())),
+        ..testing::context(vec![agent()])
     };
-    let attempt = AgentLoop::run(&taught, context).await;
+    let attempt = BuiltInLoop.run(context).await;
     let asked = script.1.lock().unwrap().clone();
     (attempt, asked)
 }
@@ -100,7 +77,7 @@ async fn replies_of_a_teacher_become_demonstrations_in_the_pupils_format() {
     let kinds: Vec<Kind> = trajectory.segments().iter().map(|segment| segment.kind).collect();
     assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
     assert!(trajectory.segments().iter().all(|s| (&*s.agent, &*s.policy) == ("solver", "student")));
-    let chat = agent().format.chat().clone();
+    let chat = format().chat().clone();
     let text = chat.tokenizer().decode_with_special(&trajectory.path_tokens(trajectory.leaves()[0]));
     let written =
         "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
@@ -141,13 +118,13 @@ async fn calls_through_the_gateway_become_a_tree() {
         ExternalCall { agent: "judge".into(), ..said(None, 0, &["Good?"], "Yes") },
     ];
     calls[3].finish = FinishReason::Length;
-    let agent = agent();
-    let pupil = Pupil { format: &agent.format, agent: "solver", policy: "student" };
+    let format = format();
+    let pupil = Pupil { format: &format, agent: "solver", policy: "student" };
     let (trajectory, _) = taught([(pupil, Exchange::of(&calls, "solver"))]).unwrap();
     let texts: Vec<String> = trajectory
         .leaves()
         .into_iter()
-        .map(|leaf| agent.format.chat().tokenizer().decode_with_special(&trajectory.path_tokens(leaf)))
+        .map(|leaf| format.chat().tokenizer().decode_with_special(&trajectory.path_tokens(leaf)))
         .collect();
     assert_eq!(texts.len(), 2);
     assert!(texts[0].contains("And 1?") && texts[0].ends_with("3<|im_end|>"), "{texts:?}");

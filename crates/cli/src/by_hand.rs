@@ -1,12 +1,11 @@
 //! `levade run`: one attempt of a program, by hand.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use levade_agent::tasks::Task;
-use levade_agent::{AgentLoop, AttemptContext, Limits, Truncation};
+use levade_agent::{Agent, AgentLoop, AttemptContext, Limits, Player};
 use levade_policy::{Precision, Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind};
 use levade_text::Message;
@@ -14,7 +13,6 @@ use levade_tree::{DEFAULT, Kind};
 
 use crate::screen::{self, Style};
 use crate::{inspect, model, programs, run};
-use levade_agent::program::Replies;
 
 /// Run a program once against a model, and show what was recorded of it
 ///
@@ -90,30 +88,25 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
     let options = model::sampling_options(&found.files.config, 0, context, 8, precision);
     let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
     let context = levade_engine::Engine::context(&engine);
-    let replies = Replies::Tokens { format: keys.format(Arc::clone(&chat)), context };
-    let caller = programs::caller(DEFAULT, &keys, DEFAULT, replies, true, context)?;
-    let limits = Limits {
-        turns: args.calls,
-        tokens: args.max_tokens,
-        reply: Duration::from_secs_f64(args.seconds),
-        attempt: Duration::from_secs_f64(args.seconds),
-        prompt: usize::MAX,
-        truncation: Truncation::Refuse,
-    };
-    let program = programs::Started::start().await?.program(&keys, vec![caller], limits, false);
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
+    let limit = Duration::from_secs_f64(args.seconds);
+    let limits = Limits { turns: args.calls, tokens: args.max_tokens, reply: limit, attempt: limit };
+    let player = Player {
+        context_policy: keys.context_policy(context),
+        ..Player::new(DEFAULT, sampler, keys.format(chat), context)
+    };
+    let agent = Agent { when: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
+    let program = programs::Started::start().await?.program(&keys, false);
     let params = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
     params.validate()?;
+    let name = format!("by-hand-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis());
     let made = program
         .run(AttemptContext {
-            name: format!("by-hand-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis()),
             messages: vec![Message::user(args.question.clone())],
             task: Task { id: "by-hand".into(), question: args.question, ..Task::default() },
             seed: args.seed,
-            stream: 0,
-            is_evaluation: false,
             params,
-            samplers: Arc::new(BTreeMap::from([(DEFAULT.to_owned(), sampler)])),
+            ..AttemptContext::new(&name, vec![agent])
         })
         .await;
 

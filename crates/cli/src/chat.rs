@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use levade_agent::tools::Observation;
-use levade_agent::{Agent, ContextPolicy, Limits, LoopObserver, Talk, Truncation};
+use levade_agent::{Agent, AttemptContext, Limits, LoopObserver, Player, Talk};
 use levade_call::Token;
 use levade_conversation::Format;
 use levade_policy::{Precision, SamplingParams};
@@ -148,30 +148,23 @@ async fn talk(
     let style = Style::stderr();
     eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 
-    let agent = Agent {
-        name: "chat".to_owned(),
-        policy: "chat".to_owned(),
-        sampler: Arc::new(engine),
-        format: keys.format(chat),
-        tools,
-        limits: Limits {
-            turns: keys.max_turns,
-            tokens: args.max_tokens,
-            reply: Duration::MAX,
-            attempt: Duration::MAX,
-            prompt: usize::MAX,
-            truncation: Truncation::Refuse,
-        },
-        context: ContextPolicy::NONE,
-        summariser: None,
-        teacher: None,
+    let system = Some(keys.system.as_str()).filter(|system| !system.is_empty());
+    let limits = Limits {
+        turns: keys.max_turns,
+        tokens: args.max_tokens,
+        reply: Duration::MAX,
+        attempt: Duration::MAX,
     };
-    let mut chat = Chatting {
-        format: Arc::clone(&agent.format),
-        talk: Talk::open(agent, params, args.seed).await?,
-        keys,
-    };
-    chat.reset();
+    let format = keys.format(chat);
+    let player = Player::new("chat", Arc::new(engine), Arc::clone(&format), usize::MAX);
+    let agent = Agent { tools, ..Agent::new("chat", player, limits) };
+    let talk = Talk::open(AttemptContext {
+        messages: system.into_iter().map(Message::system).collect(),
+        seed: args.seed,
+        params,
+        ..AttemptContext::new("chat", vec![agent])
+    });
+    let mut chat = Chatting { format, talk: talk.await.map_err(anyhow::Error::msg)?, keys };
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal {
         eprintln!("{}", style.dim("/reset begins anew, /quit ends"));
@@ -188,11 +181,11 @@ async fn talk(
         match line.as_deref().map(str::trim) {
             None | Some("/quit") => break ExitCode::SUCCESS,
             Some("") => {}
-            Some("/reset") => chat.reset(),
+            Some("/reset") => chat.talk.reset().map_err(anyhow::Error::msg)?,
             Some(text) => chat.ask(text).await?,
         }
     };
-    chat.talk.close().await?;
+    chat.talk.close().await.map_err(anyhow::Error::msg)?;
     Ok(code)
 }
 
@@ -232,11 +225,6 @@ struct Chatting {
 }
 
 impl Chatting {
-    fn reset(&mut self) {
-        let system = Some(self.keys.system.as_str()).filter(|system| !system.is_empty());
-        self.talk.reset(system.into_iter().map(Message::system).collect());
-    }
-
     /// Asks the model, and prints its completions as they come. Ctrl-C interrupts it.
     async fn ask(&mut self, text: &str) -> anyhow::Result<()> {
         let question = self.keys.prompt.replace(QUESTION, text);

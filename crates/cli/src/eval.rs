@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
-use levade_agent::program::Replies;
 use levade_agent::tasks::{Matching, QuestionKey};
 use levade_engine::Engine;
 use levade_policy::Sampler;
@@ -14,10 +13,10 @@ use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
 use levade_store::{EvalKey, Memory, Sqlite, Store};
 use levade_trainer::{
-    AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles, chat_options,
-    check_tasks, evaluate, matching, trained_on,
+    AgentParts, Agents, Answers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
+    chat_options, check_tasks, evaluate, matching, trained_on,
 };
-use levade_tree::{DEFAULT, Purpose, RunId};
+use levade_tree::{Purpose, RunId};
 
 use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
@@ -181,16 +180,18 @@ async fn measure(
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
     let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
-    let mut agents = Vec::new();
+    let (mut agents, mut first) = (Vec::new(), None);
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
-        agents.push(AgentParts {
-            name: name.to_owned(),
-            tools: toolboxes.of(keys, &chat)?,
-            chat,
-            custom: None,
-            mixture: None,
-        });
+        first.get_or_insert_with(|| Arc::clone(&chat));
+        // One model is measured, whoever asks it; others' stay what they are.
+        let policy = recipe.policy_of(keys).unwrap_or_default();
+        let answers = match others.get(&policy) {
+            Some(other) => Answers::Api(Arc::clone(other)),
+            None => Answers::Policy(Arc::clone(&chat)),
+        };
+        let (tools, when) = (toolboxes.of(keys, &chat)?, programs::when(name, keys)?);
+        agents.push(AgentParts { answers: vec![answers], when, ..AgentParts::new(name, chat, tools) });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(
@@ -201,28 +202,16 @@ async fn measure(
         recipe.engine.precision,
     );
     let options = model::within_memory(&files.config, options, recipe.engine.memory_mb);
-    let first = agents.first().ok_or_else(|| unusable("the recipe has no agent"))?;
-    let engine = model::start_sampling(&found, &options, Some(&first.chat)).await?;
+    let first = first.ok_or_else(|| unusable("the recipe has no agent"))?;
+    let engine = model::start_sampling(&found, &options, Some(&first)).await?;
     let context = Engine::context(&engine);
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
-    // One model is measured, whoever asks it; others' stay what they are.
-    let mut callers = Vec::new();
-    for ((name, keys), parts) in recipe.agents().into_iter().zip(&agents) {
-        let asked = recipe.policy_of(keys).unwrap_or_default();
-        let format = keys.format(Arc::clone(&parts.chat));
-        let (policy, replies) = match others.get(&asked) {
-            Some(other) => (asked.as_str(), Replies::Messages(Arc::clone(other))),
-            None => (DEFAULT, Replies::Tokens { format, context }),
-        };
-        callers.push(programs::caller(name, keys, policy, replies, true, context)?);
-    }
-    programs::put_in(recipe, &mut agents, &callers, &environments).await?;
+    programs::put_in(recipe, &mut agents, &environments).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
     let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,
-        samplers: Arc::new([(DEFAULT.to_owned(), sampler)].into()),
         scorers,
         seed: recipe.run.seed,
         concurrency: running,

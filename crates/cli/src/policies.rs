@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
-use levade_agent::program::Replies;
-use levade_agent::{Pick, ProgramAgent, Teacher};
+use levade_agent::tools::ToolSet;
+use levade_agent::{Pick, Teacher};
 use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use levade_policy::LoraOptions;
 use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use levade_remote::{Mixture, RemoteLearner, Turns};
 use levade_text::Chat;
-use levade_trainer::{AgentParts, Learns, MixtureParts, Policy, Toolboxes, chat_options};
+use levade_trainer::{AgentParts, Answers, Learns, Policy, Toolboxes, chat_options};
 
 use crate::child::Gone;
 use crate::cluster_learner::{self, Elsewhere, Wants};
@@ -125,52 +125,30 @@ pub async fn start(
         }
     }
     let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
-    let programs = recipe.agents().iter().any(|(_, keys)| keys.kind.calls());
-    let (mut agents, mut callers) = (Vec::new(), Vec::new());
+    let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
-        let (mut chats, mut played) = (Vec::new(), Vec::new());
+        let (mut answers, mut first) = (Vec::new(), None);
         for policy in recipe.policies_of(keys) {
             if let Some(other) = others.get(&policy) {
-                let replies = Replies::Messages(Arc::clone(other));
-                played.push(programs::caller(name, keys, &policy, replies, false, usize::MAX)?);
+                answers.push(Answers::Api(Arc::clone(other)));
                 continue;
             }
             let of = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
             let nowhere = || unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere"));
             let files = &of.ok_or_else(nowhere)?.found.files;
             let chat = Arc::new(model::chat(files, chat_options(keys, Some(now)))?);
-            let context = policies.iter().find(|found| found.name == policy).map_or(0, |found| found.context);
-            let learns = |(found, keys): &(String, PolicyKeys)| *found == policy && keys.is_trained();
-            let trained = keys.train && recipe.policies().iter().any(learns);
-            let format = match programs {
-                true => keys.format(Arc::clone(&chat)),
-                false => keys.unprobed_format(Arc::clone(&chat)),
-            };
-            let replies = Replies::Tokens { format, context };
-            played.push(programs::caller(name, keys, &policy, replies, trained, context)?);
-            chats.push(chat);
+            first.get_or_insert_with(|| Arc::clone(&chat));
+            answers.push(Answers::Policy(chat));
         }
-        let pick = pick(name, keys)?;
-        let mut played = played.into_iter();
-        if let Some(first) = played.next() {
-            let mixture = pick.clone().map(|pick| (played.collect(), pick));
-            callers.push(ProgramAgent { mixture, ..first });
-        }
-        let mut chats = chats.into_iter();
-        // No attempt is of an agent that others may play.
-        let external = |policy: &String| others.contains_key(policy);
-        let Some(chat) = chats.next().filter(|_| !recipe.policies_of(keys).iter().any(external)) else {
-            continue;
+        // Policies of others answer in messages, and bring no tokenizer to count with.
+        let tools = match &first {
+            Some(chat) => toolboxes.of(keys, chat)?,
+            None => ToolSet::default(),
         };
-        agents.push(AgentParts {
-            name: name.to_owned(),
-            tools: toolboxes.of(keys, &chat)?,
-            chat,
-            custom: None,
-            mixture: pick.map(|pick| MixtureParts { chats: chats.collect(), pick }),
-        });
+        let (pick, when) = (pick(name, keys)?, programs::when(name, keys)?);
+        agents.push(AgentParts { name: name.to_owned(), answers, pick, tools, when, custom: None });
     }
-    programs::put_in(recipe, &mut agents, &callers, environments).await?;
+    programs::put_in(recipe, &mut agents, environments).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
         let teacher = Teacher::Asked(Arc::clone(others.get(name)?));

@@ -1,13 +1,13 @@
-//! Agents that are programs: the gateway of a run, and who calls through it.
+//! Agents that are programs: the gateway of a run, and the loops that call through it.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use levade_agent::Program;
 use levade_agent::environments::{Environments, Leader};
-use levade_agent::program::{Replies, workers};
-use levade_agent::{Limits, Program, ProgramAgent};
+use levade_agent::program::workers;
 use levade_gateway::{Gateway, Options, When, serve};
 use levade_process::{Launch, Supervisor};
 use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
@@ -15,37 +15,21 @@ use levade_trainer::AgentParts;
 use regex::Regex;
 use tokio::net::TcpListener;
 
-/// An agent of a recipe, as programs may call it, with the policy that answers it, of so long a context. One
-/// that is `trained` is sampled as the recipe says, whatever a program asks for.
+/// Returns the rule by which calls of programs are attributed to an agent.
 ///
 /// # Errors
-/// When its rule is no regular expression.
-pub fn caller(
-    name: &str,
-    keys: &AgentKeys,
-    policy: &str,
-    replies: Replies,
-    trained: bool,
-    context: usize,
-) -> anyhow::Result<ProgramAgent> {
+/// Returns an error if `match.system` is no regular expression.
+pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<When> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
         "" => None,
         pattern => Some(Regex::new(pattern).with_context(|| format!("agent.{name}.match.system"))?),
     };
-    Ok(ProgramAgent {
-        name: name.to_owned(),
-        policy: policy.to_owned(),
-        replies,
-        when: When {
-            models: matches.model.clone(),
-            system,
-            tools: matches.tools.clone(),
-            has_tools: matches.has_tools,
-        },
-        trained,
-        mixture: None,
-        context: keys.context_policy(context),
+    Ok(When {
+        models: matches.model.clone(),
+        system,
+        tools: matches.tools.clone(),
+        has_tools: matches.has_tools,
     })
 }
 
@@ -85,15 +69,8 @@ impl Started {
         Ok(Started { gateway, address, supervisor })
     }
 
-    /// The program of an agent, which calls as all of these; the first is its own. It may give `rewards`
-    /// where a scorer takes them.
-    pub fn program(
-        &self,
-        keys: &AgentKeys,
-        agents: Vec<ProgramAgent>,
-        limits: Limits,
-        rewards: bool,
-    ) -> Program {
+    /// Creates the program of an agent. It may give `rewards` if a scorer takes them.
+    pub fn program(&self, keys: &AgentKeys, rewards: bool) -> Program {
         let workers = (keys.workers > 0).then(|| {
             let launch = Launch {
                 dir: keys.folder.clone(),
@@ -109,10 +86,9 @@ impl Started {
             supervisor: self.supervisor.clone(),
             gateway: self.gateway.clone(),
             address: self.address.clone(),
-            agents,
-            limits,
             rewards,
-            teacher: None,
+            // A seat of an environment asks for the model of its name.
+            has_seats: keys.kind == AgentKind::Environment,
             workers,
         }
     }
@@ -125,7 +101,6 @@ impl Started {
 pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentParts],
-    callers: &[ProgramAgent],
     environments: &Environments,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
@@ -134,16 +109,7 @@ pub async fn put_in(
     }
     let started = Started::start().await?;
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls()) {
-        let Some(place) = callers.iter().position(|caller| caller.name == name) else { continue };
-        let mut called = callers.to_vec();
-        called.swap(0, place);
-        if keys.kind == AgentKind::Environment {
-            // A seat of an environment asks for the model of its name.
-            called.iter_mut().skip(1).for_each(|agent| agent.when.models.push(agent.name.clone()));
-        }
-        // No attempt is of an agent whose policy others serve.
-        let Replies::Tokens { context, .. } = callers[place].replies else { continue };
-        let program = started.program(keys, called, keys.limits(context), takes_rewards(&recipe.reward));
+        let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             let environments = environments.clone();
             parts.custom = Some(match keys.kind {

@@ -178,18 +178,10 @@ impl Default for AgentKeys {
 }
 
 impl AgentKeys {
-    /// How conversations are written with this chat.
+    /// Returns the format in which conversations with this chat are written.
     pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
-        Arc::new(Format::new(chat, self.options()))
-    }
-
-    /// How conversations are written with this chat, for who may not have any.
-    pub fn unprobed_format(&self, chat: Arc<Chat>) -> Arc<Format> {
-        Arc::new(Format::unprobed(chat, self.options()))
-    }
-
-    fn options(&self) -> Options {
-        Options { history: self.history, replies: self.replies, ..Options::default() }
+        let options = Options { history: self.history, replies: self.replies, ..Options::default() };
+        Arc::new(Format::new(chat, options))
     }
 
     /// How its prompts are kept within a context of so many tokens.
@@ -212,20 +204,22 @@ impl AgentKeys {
         messages
     }
 
-    /// Where an attempt ends, with a context of so many tokens.
-    pub fn limits(&self, context: usize) -> Limits {
-        let prompt = match (self.max_prompt_tokens, self.truncation) {
+    /// Returns the maximum number of tokens of instructions and task, with a context of so many tokens.
+    pub fn prompt_limit(&self, context: usize) -> usize {
+        match (self.max_prompt_tokens, self.truncation) {
             (0, Truncation::Refuse) => usize::MAX,
             (0, _) => context.saturating_sub(self.max_tokens).max(1),
             (most, _) => most,
-        };
+        }
+    }
+
+    /// Returns the limits of an attempt of this agent.
+    pub fn limits(&self) -> Limits {
         Limits {
             turns: self.max_turns,
             tokens: self.max_tokens,
             reply: Duration::from_secs_f64(self.reply_seconds),
             attempt: Duration::from_secs_f64(self.attempt_seconds),
-            prompt,
-            truncation: self.truncation,
         }
     }
 }

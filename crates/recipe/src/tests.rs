@@ -480,8 +480,7 @@ fn conversation_format_has_history_and_replies_of_the_agent() {
     let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
     let options = |overrides: &[&str]| {
         let agent = load(SMALL, overrides).unwrap().agent;
-        let (format, unprobed) = (agent.format(chat.clone()), agent.unprobed_format(chat.clone()));
-        assert_eq!(format.options(), unprobed.options());
+        let format = agent.format(chat.clone());
         (format.options().history, format.options().replies)
     };
     assert_eq!(options(&[]), Default::default());

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use levade_agent::tasks::Task;
 use levade_agent::tools::{ToolSet, Used};
 use levade_agent::{
-    Agent, AgentLoop, Attempt, AttemptContext, HelperAgent, Limits, Pick, Summariser, Teacher,
+    Agent, AgentLoop, Backend, BuiltInLoop, ChatApi, HelperAgent, Limits, OpeningLimit, Pick, Player, Roster,
+    Teacher, When,
 };
+use levade_conversation::Format;
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 use levade_text::Chat;
@@ -22,141 +23,92 @@ use crate::policies::Policies;
 pub struct AgentParts {
     /// Name in the recipe.
     pub name: String,
-    /// Turns messages into tokens of its policy and back.
-    pub chat: Arc<Chat>,
+    /// How each policy that plays the agent is asked, in the order of the recipe.
+    pub answers: Vec<Answers>,
+    /// Selects the policy that plays the agent in an attempt. `None` if there is one.
+    pub pick: Option<Pick>,
     /// Tools of the agent.
     pub tools: ToolSet,
-    /// A loop in place of the built-in one.
+    /// Calls of a program that are attributed to the agent although they do not name it.
+    pub when: When,
+    /// An agent loop in place of the built-in one.
     pub custom: Option<Arc<dyn AgentLoop>>,
-    /// Where several policies play it: which.
-    pub mixture: Option<MixtureParts>,
 }
 
-/// Which of several policies plays an agent.
+/// How a policy that plays an agent is asked.
 #[derive(Clone)]
-pub struct MixtureParts {
-    /// For each policy after the first, in the order of the recipe: turns messages into its tokens and back.
-    pub chats: Vec<Arc<Chat>>,
-    /// The place of the policy that plays it, by seed and stream of the attempt.
-    pub pick: Pick,
+pub enum Answers {
+    /// In tokens, which this chat makes of messages.
+    Policy(Arc<Chat>),
+    /// In messages.
+    Api(Arc<dyn ChatApi>),
 }
 
-/// Several loops, of which one makes an attempt.
-struct Mixed {
-    /// The agent that they play.
-    agent: String,
-    /// Each loop with the policy that plays the agent in it.
-    loops: Vec<(String, Arc<dyn AgentLoop>)>,
-    /// Whether each of these policies learns.
-    trained: Vec<bool>,
-    pick: Pick,
-}
-
-#[async_trait]
-impl AgentLoop for Mixed {
-    async fn run(&self, context: AttemptContext) -> Attempt {
-        let place = context.pick(&self.pick, &self.trained);
-        match self.loops.get(place) {
-            Some((policy, picked)) => {
-                let mut made = picked.run(context).await;
-                made.outcome.cast.insert(self.agent.clone(), policy.clone());
-                made
-            }
-            None => Attempt::broken("policies", format!("there is no policy {place} in the mixture")),
+impl AgentParts {
+    /// Creates the parts of an agent of the built-in loop that one policy plays.
+    pub fn new(name: &str, chat: Arc<Chat>, tools: ToolSet) -> Self {
+        AgentParts {
+            name: name.to_owned(),
+            answers: vec![Answers::Policy(chat)],
+            pick: None,
+            tools,
+            when: When::default(),
+            custom: None,
         }
     }
-
-    fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
-        let taught =
-            |(policy, one): &(String, Arc<dyn AgentLoop>)| Some((policy.clone(), one.taught(teacher)?));
-        let loops = self.loops.iter().map(taught).collect::<Option<_>>()?;
-        let (agent, trained, pick) = (self.agent.clone(), self.trained.clone(), Arc::clone(&self.pick));
-        Some(Arc::new(Mixed { agent, loops, trained, pick }))
-    }
 }
 
-/// An agent of a run.
+/// An agent of a run that does tasks.
 #[derive(Clone)]
 pub struct NamedAgent {
-    /// The built-in loop, with its name, model and tools.
-    pub built_in: Agent,
-    /// Longest sequence of its policy, in tokens.
-    pub context: usize,
-    /// How it is told what to do, and how it is sampled.
+    /// The agent, with its players and tools.
+    pub agent: Agent,
+    /// Chat format of its first player.
+    pub format: Arc<Format>,
+    /// Sampler of its first player.
+    pub sampler: Arc<dyn Sampler>,
+    /// Its keys in the recipe: how it is instructed and sampled.
     pub keys: AgentKeys,
-    /// A loop in place of the built-in one.
-    pub custom: Option<Arc<dyn AgentLoop>>,
-    /// Further policies that play this agent, and which of all plays it.
-    mixture: Option<(Vec<Agent>, Pick)>,
-    /// Whether each of the policies that play it learns.
-    trained: Vec<bool>,
+    /// Makes its attempts.
+    pub(crate) runs: Arc<dyn AgentLoop>,
+    is_built_in: bool,
 }
 
 impl NamedAgent {
-    /// Whatever makes its attempts.
-    pub(crate) fn runs(&self) -> Arc<dyn AgentLoop> {
-        if let Some(custom) = &self.custom {
-            return Arc::clone(custom);
-        }
-        let Some((others, pick)) = &self.mixture else { return Arc::new(self.built_in.clone()) };
-        let all = std::iter::once(&self.built_in).chain(others);
-        let played = |agent: &Agent| (agent.policy.clone(), Arc::new(agent.clone()) as Arc<dyn AgentLoop>);
-        let loops = all.map(played).collect();
-        let (agent, trained) = (self.built_in.name.clone(), self.trained.clone());
-        Arc::new(Mixed { agent, loops, trained, pick: Arc::clone(pick) })
+    /// Returns the first of the policies that play the agent.
+    pub fn player(&self) -> &Player {
+        // Every agent has at least one.
+        &self.agent.players[0]
     }
 
-    /// How its replies are sampled in a phase that says `params`.
+    /// Returns the sampling parameters of the agent in a phase or an evaluation with `params`.
     pub(crate) fn params(&self, params: SamplingParams, trains: bool) -> SamplingParams {
         if trains { self.keys.sampling.params(params) } else { params }
     }
 
-    /// The agent as toolboxes of others ask it.
-    fn helper(&self) -> HelperAgent {
-        let (mut agents, mut pick) = (vec![self.built_in.clone()], None);
-        if let Some((others, of)) = &self.mixture {
-            agents.extend(others.iter().cloned());
-            pick = Some(Arc::clone(of));
-        }
+    /// Returns the agent as toolboxes of other agents ask it.
+    fn helper(&self, roster: &Arc<Roster>) -> HelperAgent {
         let (keys, sampling) = (self.keys.clone(), self.keys.sampling.clone());
         HelperAgent {
-            agents,
-            pick,
+            agent: self.agent.name.clone(),
+            roster: Arc::downgrade(roster),
             opens: Arc::new(move |task| keys.opening(task)),
             samples: Arc::new(move |params| sampling.params(params)),
         }
     }
 
+    /// Returns the agent with other limits.
     fn limited(&self, limits: impl Fn(Limits) -> Limits) -> Self {
-        let limited = |agent: &Agent| Agent { limits: limits(agent.limits), ..agent.clone() };
-        let mixture = self.mixture.as_ref();
-        let mixture = mixture.map(|(others, pick)| (others.iter().map(limited).collect(), Arc::clone(pick)));
-        NamedAgent { built_in: limited(&self.built_in), mixture, ..self.clone() }
+        let agent = Agent { limits: limits(self.agent.limits), ..self.agent.clone() };
+        NamedAgent { agent, ..self.clone() }
     }
-}
-
-/// Lets agents ask those that they name for their summaries.
-fn with_summarisers(mut agents: Vec<NamedAgent>) -> Vec<NamedAgent> {
-    let summariser = |agent: &NamedAgent| {
-        let Agent { name, policy, sampler, format, .. } = agent.built_in.clone();
-        Summariser { agent: name, policy, sampler, format }
-    };
-    let all: Vec<Summariser> = agents.iter().map(summariser).collect();
-    for agent in &mut agents {
-        let others = agent.mixture.iter_mut().flat_map(|(others, _)| others);
-        for one in std::iter::once(&mut agent.built_in).chain(others) {
-            let named = &one.context.summary.agent;
-            one.summariser = all.iter().find(|other| other.agent == *named).cloned();
-        }
-    }
-    agents
 }
 
 /// Puts agents in the places at which toolboxes ask them.
-fn put_helpers(agents: &[NamedAgent]) {
-    for slot in agents.iter().flat_map(|agent| agent.built_in.tools.helpers()) {
-        if let Some(named) = agents.iter().find(|agent| agent.built_in.name == slot.agent()) {
-            slot.set(Arc::new(named.helper()));
+fn put_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
+    for slot in agents.iter().flat_map(|named| named.agent.tools.helpers()) {
+        if let Some(named) = agents.iter().find(|named| named.agent.name == slot.agent()) {
+            slot.set(Arc::new(named.helper(roster)));
         }
     }
 }
@@ -178,96 +130,133 @@ impl TokenLimits {
     }
 }
 
-/// The agents of a run; the first does what no other is asked to.
+/// The agents of a run. The first does tasks that name no agent.
 #[derive(Clone)]
-pub struct Agents(Vec<NamedAgent>);
+pub struct Agents {
+    /// Agents that do tasks: those that no policy of others plays.
+    named: Vec<NamedAgent>,
+    /// All agents.
+    pub(crate) roster: Arc<Roster>,
+    /// Answers in place of the trained policies.
+    pub(crate) teacher: Option<Teacher>,
+}
+
+/// Sampler of a policy, with the name of the policy in records and its context in tokens.
+struct Sampled {
+    policy: String,
+    sampler: Arc<dyn Sampler>,
+    context: usize,
+}
 
 /// Names that rows in verl's layout have for its own loops, of one turn and with tools: the built-in loop
 /// does both.
 const OF_VERL: [&str; 3] = ["single_turn_agent", "tool_agent", "tool_agent_loop"];
 
 impl Agents {
-    /// The agents of a recipe.
+    /// Creates the agents of a recipe.
     ///
     /// # Errors
-    /// When one is missing among the parts, or its policy is.
+    /// Returns an error if the parts of an agent or one of its policies are missing.
     pub(crate) fn new(
         recipe: &Recipe,
         parts: &[AgentParts],
         policies: &Policies,
     ) -> Result<Self, TrainerError> {
+        let trained = recipe.trained();
+        let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
         let find = |name: &str| {
             let policy = policies.get(name);
             let policy = policy.ok_or_else(|| TrainerError::NoPart(format!("the policy {name}")))?;
-            Ok((name.to_owned(), policy.sampler.clone(), policy.context))
+            Ok(Sampled { policy: name.to_owned(), sampler: policy.sampler.clone(), context: policy.context })
         };
-        Self::with(recipe, parts, find)
+        Self::with(recipe, parts, is_trained, find)
     }
 
-    /// The agents of a recipe, which all ask one model with this context, whatever their policies.
+    /// Creates the agents of a recipe, which all ask one model with this context, whatever their policies.
     ///
     /// # Errors
-    /// When one is missing among the parts.
+    /// Returns an error if the parts of an agent are missing.
     pub fn over(
         recipe: &Recipe,
         parts: &[AgentParts],
         sampler: &Arc<dyn Sampler>,
         context: usize,
     ) -> Result<Self, TrainerError> {
-        Self::with(recipe, parts, |_| Ok((DEFAULT.to_owned(), sampler.clone(), context)))
+        let find = |_: &str| Ok(Sampled { policy: DEFAULT.to_owned(), sampler: sampler.clone(), context });
+        Self::with(recipe, parts, |_, _| true, find)
     }
 
-    /// Agents with the policies that `find` gives: name, sampler and context.
+    /// Creates agents whose policies `find` returns.
     fn with(
         recipe: &Recipe,
         parts: &[AgentParts],
-        find: impl Fn(&str) -> Result<(String, Arc<dyn Sampler>, usize), TrainerError>,
+        is_trained: impl Fn(&AgentKeys, &String) -> bool,
+        find: impl Fn(&str) -> Result<Sampled, TrainerError>,
     ) -> Result<Self, TrainerError> {
-        let agent = |(name, keys): (&str, &AgentKeys)| {
-            let parts = parts.iter().find(|parts| parts.name == name);
-            let parts = parts.ok_or_else(|| TrainerError::NoPart(format!("the agent {name}")))?;
-            let played = |policy: &str, chat: &Arc<Chat>| {
-                let (policy, sampler, context) = find(policy)?;
-                let agent = Agent {
-                    name: name.to_owned(),
-                    policy,
-                    sampler,
-                    // A loop of its own has a format of its own.
-                    format: match parts.custom {
-                        Some(_) => keys.unprobed_format(Arc::clone(chat)),
-                        None => keys.format(Arc::clone(chat)),
-                    },
-                    tools: parts.tools.clone(),
-                    limits: keys.limits(context),
-                    context: keys.context_policy(context),
-                    summariser: None,
-                    teacher: None,
-                };
-                Ok::<_, TrainerError>((agent, context))
-            };
-            let policies = recipe.policies_of(keys);
-            let first = policies.first().map_or(DEFAULT, String::as_str);
-            let (built_in, context) = played(first, &parts.chat)?;
-            let mixture = match &parts.mixture {
-                // A program mixes for itself.
-                Some(MixtureParts { chats, pick }) if parts.custom.is_none() => {
-                    let others = policies.iter().skip(1).zip(chats);
-                    let others = others.map(|(policy, chat)| played(policy, chat).map(|(agent, _)| agent));
-                    Some((others.collect::<Result<_, _>>()?, Arc::clone(pick)))
+        let play = |keys: &AgentKeys, name: &String, answers: &Answers| {
+            let (policy, backend, format, context) = match answers {
+                Answers::Policy(chat) => {
+                    let Sampled { policy, sampler, context } = find(name)?;
+                    (policy, Backend::Tokens(sampler), Some(keys.format(Arc::clone(chat))), context)
                 }
-                _ => None,
+                Answers::Api(api) => (name.clone(), Backend::Messages(Arc::clone(api)), None, usize::MAX),
             };
-            let (keys, custom) = (keys.clone(), parts.custom.clone());
-            let learning = recipe.trained();
-            let trained = policies.iter().map(|policy| learning.contains(policy)).collect();
-            Ok(NamedAgent { built_in, context, keys, custom, mixture, trained })
+            Ok(Player {
+                is_trained: is_trained(keys, name),
+                opening: OpeningLimit { max_tokens: keys.prompt_limit(context), truncation: keys.truncation },
+                context_policy: keys.context_policy(context),
+                policy,
+                backend,
+                format,
+                context,
+            })
         };
-        // No attempt is of an agent whose policy others serve.
-        let own = recipe.agents().into_iter().filter(|(_, keys)| !recipe.may_be_external(keys));
-        let agents = own.map(agent).collect::<Result<Vec<_>, TrainerError>>()?;
-        let agents = with_summarisers(agents);
-        put_helpers(&agents);
-        Ok(Agents(agents))
+        let (mut all, mut named) = (Vec::new(), Vec::new());
+        for (name, keys) in recipe.agents() {
+            let does_tasks = !recipe.may_be_external(keys);
+            let Some(parts) = parts.iter().find(|parts| parts.name == name) else {
+                match does_tasks {
+                    true => return Err(TrainerError::NoPart(format!("the agent {name}"))),
+                    false => continue,
+                }
+            };
+            let mut policies = recipe.policies_of(keys);
+            if policies.is_empty() {
+                policies.push(DEFAULT.to_owned());
+            }
+            let players = policies.iter().zip(&parts.answers);
+            let players = players.map(|(policy, answers)| play(keys, policy, answers));
+            let agent = Agent {
+                name: name.to_owned(),
+                players: players.collect::<Result<_, TrainerError>>()?,
+                pick: parts.pick.clone(),
+                limits: keys.limits(),
+                tools: parts.tools.clone(),
+                when: parts.when.clone(),
+            };
+            all.push(agent.clone());
+            // No attempt is of an agent that a policy of others may play.
+            if !does_tasks {
+                continue;
+            }
+            let (sampler, format) = match agent.players.first() {
+                Some(Player { backend: Backend::Tokens(sampler), format: Some(format), .. }) => {
+                    (Arc::clone(sampler), Arc::clone(format))
+                }
+                _ => return Err(TrainerError::NoPart(format!("the policy of the agent {name}"))),
+            };
+            named.push(NamedAgent {
+                agent,
+                format,
+                sampler,
+                keys: keys.clone(),
+                runs: parts.custom.clone().unwrap_or_else(|| Arc::new(BuiltInLoop)),
+                is_built_in: parts.custom.is_none(),
+            });
+        }
+        let roster = Arc::new(Roster::new(all));
+        put_helpers(&named, &roster);
+        Ok(Agents { named, roster, teacher: None })
     }
 
     /// The agent that does a task: the one that it names, or else the first.
@@ -276,13 +265,13 @@ impl Agents {
     /// When the task names none of the run.
     pub fn of(&self, task: &Task) -> Result<&NamedAgent, TrainerError> {
         let named = task.agent.as_deref();
-        let found = self.0.iter().find(|agent| Some(agent.built_in.name.as_str()) == named);
+        let found = self.named.iter().find(|agent| Some(agent.agent.name.as_str()) == named);
         let wanted = named.filter(|name| found.is_none() && !OF_VERL.contains(name) && *name != DEFAULT);
         match (found, wanted) {
             (_, Some(name)) => Err(TrainerError::UnknownAgent {
                 task: task.id.clone(),
                 name: name.to_owned(),
-                known: self.0.iter().map(|agent| agent.built_in.name.clone()).collect::<Vec<_>>().join(", "),
+                known: self.named.iter().map(|agent| agent.agent.name.clone()).collect::<Vec<_>>().join(", "),
             }),
             (Some(agent), None) => Ok(agent),
             (None, None) => Ok(self.first()),
@@ -291,44 +280,46 @@ impl Agents {
 
     /// Returns the limits of tokens of all agents.
     pub(crate) fn token_limits(&self) -> TokenLimits {
-        let named = self.0.iter().map(|agent| (agent.built_in.name.clone(), agent.keys.max_tokens));
+        let named = self.named.iter().map(|agent| (agent.agent.name.clone(), agent.keys.max_tokens));
         TokenLimits { first: self.first().keys.max_tokens, named: named.collect() }
     }
 
     /// The agent that does what no other is asked to.
     pub fn first(&self) -> &NamedAgent {
         // There is one: a recipe has at least that of `[agent]`.
-        &self.0[0]
+        &self.named[0]
     }
 
     /// How much the toolboxes of all agents were used in this process so far, by their names.
     pub(crate) fn used(&self) -> BTreeMap<String, Used> {
         let mut all: BTreeMap<String, Used> = BTreeMap::new();
-        for (name, used) in self.0.iter().flat_map(|agent| agent.built_in.tools.used()) {
+        for (name, used) in self.named.iter().flat_map(|agent| agent.agent.tools.used()) {
             let sum = all.entry(name.to_owned()).or_default();
             *sum = sum.and(used);
         }
         all
     }
 
-    /// These agents with a teacher in the place of their policies.
+    /// Returns these agents with a teacher that answers in place of their trained policies.
     ///
     /// # Errors
-    /// When one has a loop that a teacher cannot act in.
+    /// Returns an error if a teacher cannot answer in the loop of one of them.
     pub(crate) fn taught(&self, source: &SourceKeys, teacher: &Teacher) -> Result<Self, TrainerError> {
-        let taught = |agent: &NamedAgent| {
-            let custom = agent.runs().taught(teacher).ok_or_else(|| TrainerError::NotTaught {
-                agent: agent.built_in.name.clone(),
-                teacher: source.to_string(),
-            })?;
-            Ok(NamedAgent { custom: Some(custom), ..agent.clone() })
-        };
-        self.0.iter().map(taught).collect::<Result<_, _>>().map(Agents)
+        match self.named.iter().find(|named| !named.runs.can_be_taught(&named.agent)) {
+            Some(named) => {
+                Err(TrainerError::NotTaught { agent: named.agent.name.clone(), teacher: source.to_string() })
+            }
+            None => Ok(Agents { teacher: Some(teacher.clone()), ..self.clone() }),
+        }
     }
 
-    /// Puts these agents under the limits of an evaluation.
+    /// Returns these agents under the limits of an evaluation.
     pub(crate) fn evaluated(&self, keys: &EvalKeys) -> Self {
-        Agents(self.0.iter().map(|agent| agent.limited(|limits| keys.limits(limits))).collect())
+        let limited = |named: &NamedAgent| match named.is_built_in {
+            true => named.limited(|limits| keys.limits(limits)),
+            false => named.clone(),
+        };
+        Agents { named: self.named.iter().map(limited).collect(), ..self.clone() }
     }
 }
 
@@ -348,18 +339,15 @@ mod tests {
                       [agent]\nmax_turns = 1\n[agent.writer]\nmax_turns = 2\n";
         std::fs::write(&file, recipe).unwrap();
         let recipe = Recipe::load(&file, &[]).unwrap();
-        let parts = ["default", "writer"].map(|name| AgentParts {
-            name: name.into(),
-            chat: Arc::new(levade_text::testing::tiny_chat().unwrap()),
-            tools: ToolSet::new(Vec::new(), Duration::ZERO).unwrap(),
-            custom: None,
-            mixture: None,
-        });
+        let chats = ["default", "writer"].map(|_| Arc::new(levade_text::testing::tiny_chat().unwrap()));
+        let tools = || ToolSet::new(Vec::new(), Duration::ZERO).unwrap();
+        let parts = [("default", &chats[0]), ("writer", &chats[1])]
+            .map(|(name, chat)| AgentParts::new(name, chat.clone(), tools()));
         let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(Default::default()));
         let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
-        for (agent, parts) in agents.0.iter().zip(&parts) {
-            assert_eq!(agent.built_in.name, parts.name);
-            assert!(Arc::ptr_eq(agent.built_in.format.chat(), &parts.chat), "{}", parts.name);
+        for ((agent, parts), chat) in agents.named.iter().zip(&parts).zip(&chats) {
+            assert_eq!(agent.agent.name, parts.name);
+            assert!(Arc::ptr_eq(agent.format.chat(), chat), "{}", parts.name);
         }
         let missing = Agents::over(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
         assert!(missing.to_string().contains("the agent writer"), "{missing}");

@@ -65,14 +65,14 @@ fn find_uncalled(
     wanted: &[(Placement, Task)],
     attempts: &[Attempt],
 ) -> Result<Option<Uncalled>, TrainerError> {
-    let has_tools = |task: &Task| rollouts.agents.of(task).is_ok_and(|a| !a.built_in.tools.is_empty());
+    let has_tools = |task: &Task| rollouts.agents.of(task).is_ok_and(|a| !a.agent.tools.is_empty());
     let drawn = attempts
         .iter()
         .zip(wanted)
         .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
     let Some((attempt, (_, task))) = drawn else { return Ok(None) };
     let agent = rollouts.agents.of(task)?;
-    let (chat, tools) = (agent.built_in.format.chat(), agent.built_in.tools.specs(task));
+    let (chat, tools) = (agent.format.chat(), agent.agent.tools.specs(task));
     let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
     let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
     let reply = chat.said(&tokens);

@@ -67,7 +67,7 @@ mod toolboxes;
 mod trainer;
 mod under_way;
 
-pub use agents::{AgentParts, Agents, MixtureParts, NamedAgent};
+pub use agents::{AgentParts, Agents, Answers, NamedAgent};
 pub use best::Best;
 pub use checkpoint::{Checkpoint, Position};
 pub use error::TrainerError;

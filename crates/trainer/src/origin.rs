@@ -95,7 +95,7 @@ impl Offered {
     pub fn all(tasks: &Tasks, agents: &Agents) -> Result<Vec<Self>, TrainerError> {
         let mut all: Vec<Self> = Vec::new();
         for task in tasks.to_check() {
-            let agent = &agents.of(&task)?.built_in;
+            let agent = &agents.of(&task)?.agent;
             for spec in agent.tools.specs(&task) {
                 let crc32c = crc32c::crc32c(json!(spec).to_string().as_bytes());
                 let offered = Offered { agent: agent.name.clone(), tool: spec.name, crc32c };

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::Samplers;
 use levade_policy::{Learner, Sampler, adopt_all};
 use levade_recipe::{EngineKeys, Phase, RlKeys};
 
@@ -150,11 +149,6 @@ impl Policies {
     /// Longest sequence of a policy, in tokens.
     pub fn context(&self, name: &str) -> usize {
         self.get(name).map_or(0, |policy| policy.context)
-    }
-
-    /// Whom agents can ask.
-    pub fn samplers(&self) -> Samplers {
-        Arc::new(self.all.iter().map(|policy| (policy.name.clone(), policy.sampler.clone())).collect())
     }
 
     /// Where the weights of a policy are in a checkpoint: those of the first that is trained are the folder

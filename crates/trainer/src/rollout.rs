@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use levade_agent::tasks::Task;
-use levade_agent::{AgentLoop, AttemptContext, Samplers};
+use levade_agent::{AgentLoop, AttemptContext};
 use levade_policy::{SamplingParams, crash_point};
 use levade_store::{Attempt, Begun, End, Status, Store, StoreError, Tries};
 use levade_tree::{AttemptId, Finish, Placement, Purpose, Trouble};
@@ -28,8 +28,6 @@ use crate::under_way::{Ended, Made, UnderWay, compared_before};
 pub struct Rollouts {
     /// The agents.
     pub agents: Agents,
-    /// Whom they can ask.
-    pub samplers: Samplers,
     /// Scorers of the attempts.
     pub scorers: Scorers,
     /// Seed of the run.
@@ -144,9 +142,10 @@ impl Rollouts {
     ) -> Result<impl Future<Output = Result<Made, StoreError>> + Send + 'static, TrainerError> {
         let (placement, task, agent) = (*placement, task.clone(), self.agents.of(task)?);
         let (messages, retries) = (agent.keys.opening(&task), agent.keys.retries);
-        let (agent, params) = (agent.runs(), agent.params(params, trains));
-        let (samplers, scorers, store, seed) =
-            (self.samplers.clone(), self.scorers.clone(), self.store.clone(), self.seed);
+        let (runs, params) = (agent.runs.clone(), agent.params(params, trains));
+        let (agent, limits) = (agent.agent.name.clone(), agent.agent.limits);
+        let (roster, teacher) = (self.agents.roster.clone(), self.agents.teacher.clone());
+        let (scorers, store, seed) = (self.scorers.clone(), self.store.clone(), self.seed);
         Ok(async move {
             let Tries { next: mut number, mut failed } = store.tries(&placement).await?;
             loop {
@@ -157,7 +156,10 @@ impl Rollouts {
                     name: made_at.to_string(),
                     task: task.clone(),
                     messages: messages.clone(),
-                    samplers: samplers.clone(),
+                    agent: agent.clone(),
+                    roster: roster.clone(),
+                    limits,
+                    teacher: teacher.clone(),
                     seed,
                     // After one that failed, a stream of its own: what the model sampled may be what broke
                     // the tool.
@@ -165,7 +167,7 @@ impl Rollouts {
                     is_evaluation: placement.purpose == Purpose::Eval,
                     params: params.clone(),
                 };
-                let made = guarded(&agent, context).await;
+                let made = guarded(&runs, context).await;
                 store.append(&made_at.id, made.trajectory.segments()).await?;
                 let broke = made.outcome.finish == Finish::Failed;
                 let came_to_nothing = broke || made.outcome.sampled_tokens == 0;

@@ -463,25 +463,27 @@ pub async fn check_tasks(
 ) -> Result<(), TrainerError> {
     let (mut asked, sources) = (Vec::new(), tasks.sources());
     for task in tasks.to_check() {
-        let NamedAgent { built_in: agent, context, keys, .. } = agents.of(&task)?;
-        let limits = agent.limits;
+        let named = agents.of(&task)?;
+        let (NamedAgent { agent, format, keys, .. }, player) = (named, named.player());
+        let opening = player.opening;
         let attempt = "the check before the start".to_owned();
-        let (seed, deadline) = (recipe.run.seed, limits.attempt);
+        let (seed, deadline) = (recipe.run.seed, agent.limits.attempt);
         let params = SamplingParams::default();
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
-        let cuts = limits.truncation != Truncation::Refuse;
-        let tokens = agent.format.chat().prompt(&keys.opening(&task), &agent.tools.specs(&task))?.len();
-        if tokens > limits.prompt && !cuts {
-            return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: limits.prompt });
+        let cuts = opening.truncation != Truncation::Refuse;
+        let tokens = format.chat().prompt(&keys.opening(&task), &agent.tools.specs(&task))?.len();
+        if tokens > opening.max_tokens && !cuts {
+            return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: opening.max_tokens });
         }
-        let budget = agent.context.budget;
+        let budget = player.context_policy.budget;
         let fails = budget.overflow == Overflow::Fail && !keys.kind.calls();
-        if fails && tokens.min(limits.prompt) > budget.most {
+        if fails && tokens.min(opening.max_tokens) > budget.most {
             return Err(TrainerError::PromptOverContext { task: task.id, tokens, most: budget.most });
         }
-        if tokens.min(limits.prompt) >= *context {
-            return Err(TrainerError::PromptTooLong { task: task.id, tokens, context: *context });
+        let context = player.context;
+        if tokens.min(opening.max_tokens) >= context {
+            return Err(TrainerError::PromptTooLong { task: task.id, tokens, context });
         }
         for (phase, buffer) in overlong_buffers(recipe) {
             let (agent, most) = (agent.name.clone(), keys.max_tokens);

@@ -244,12 +244,9 @@ fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
     let tasks = tasks_of(&recipe).unwrap();
     let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
     let parts: Vec<AgentParts> = ["default", "writer"]
-        .map(|name| AgentParts {
-            name: name.into(),
-            chat: chat.clone(),
-            tools: levade_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
-            custom: None,
-            mixture: None,
+        .map(|name| {
+            let tools = levade_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO);
+            AgentParts::new(name, chat.clone(), tools.unwrap())
         })
         .into();
     let sampler: std::sync::Arc<dyn levade_policy::Sampler> =

@@ -187,7 +187,6 @@ impl Trainer {
         let reporter = Reporter::open(&recipe, &folder, latest.as_ref())?;
         let rollouts = Rollouts {
             agents,
-            samplers: policies.samplers(),
             scorers,
             seed: recipe.run.seed,
             concurrency: recipe.concurrency(),

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::Environments;
-use crate::{AgentLoop, Attempt, AttemptContext, Program, Teacher};
+use crate::{Agent, AgentLoop, Attempt, AttemptContext, Program};
 
 /// Has the environment of a task lead the attempt: it asks the model through the attempt's endpoint, and says
 /// at the end what the attempt is worth.
 #[derive(Clone)]
 pub struct Leader {
-    /// The endpoint, the agents as which environments may ask, and the limits. The command is not used.
+    /// The endpoint. The command is not used.
     pub program: Program,
     /// The environments of the run.
     pub environments: Environments,
@@ -34,8 +34,7 @@ impl AgentLoop for Leader {
         program.run(context).await
     }
 
-    fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
-        let program = Program { teacher: Some(teacher.clone()), ..self.program.clone() };
-        Some(Arc::new(Leader { program, environments: self.environments.clone() }))
+    fn can_be_taught(&self, agent: &Agent) -> bool {
+        self.program.can_be_taught(agent)
     }
 }

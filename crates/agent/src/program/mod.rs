@@ -20,19 +20,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_call::{Backend, ChatApi, Party, PartyLimits, Recorded, SamplingRule, Summarizer};
-use levade_conversation::{Budget, Format};
-use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions, When};
-use levade_policy::{Sampler, SamplingParams};
+use levade_call::Recorded;
+use levade_conversation::Format;
+use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions};
 use levade_process::{Output, Pool, Supervisor};
 use tracing::{Instrument, debug_span};
 
 pub use process::workers;
 pub use rehearsal::Rehearsal;
 
-use crate::context::{ContextPolicy, summary_agent};
+use crate::roster::{Agent, Caller, Casting, Player};
 use crate::taught::{self, Exchange, Pupil};
-use crate::{AgentLoop, Attempt, AttemptContext, Limits, Pick, Teacher};
+use crate::{AgentLoop, Attempt, AttemptContext, Backend};
 
 /// How long calls under way may take to end once the program has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -52,127 +51,81 @@ pub struct Program {
     pub gateway: Gateway,
     /// Where the gateway listens, as `http://HOST:PORT`.
     pub address: String,
-    /// Agents as which it may call; the first is the one that the attempt is of, whose policy is the run's
-    /// own.
-    pub agents: Vec<ProgramAgent>,
-    /// Where an attempt ends.
-    pub limits: Limits,
     /// Whether it may give its own rewards.
     pub rewards: bool,
-    /// Where it stays alive and takes attempts by the line.
+    /// Whether it calls other agents by their names as models, as the seats of an environment do.
+    pub has_seats: bool,
+    /// Processes that stay alive and take attempts by the line. `None` starts a process for each attempt.
     pub workers: Option<Arc<Pool>>,
-    /// A policy of others that acts in the place of the trained ones, to be imitated.
-    pub teacher: Option<Teacher>,
-}
-
-/// An agent as which a program may call.
-#[derive(Clone)]
-pub struct ProgramAgent {
-    /// Name of the agent.
-    pub name: String,
-    /// Name of its policy, and of the model that the program asks for.
-    pub policy: String,
-    /// Whoever writes its replies.
-    pub replies: Replies,
-    /// Calls that are its own although they do not name it.
-    pub when: When,
-    /// Whether its policy learns: then the recipe decides how its replies are sampled, whatever the program
-    /// asks for.
-    pub trained: bool,
-    /// Further policies that play this agent, and which of all plays it.
-    pub mixture: Option<(Vec<ProgramAgent>, Pick)>,
-    /// How its prompts are kept within the context.
-    pub context: ContextPolicy,
-}
-
-/// Whoever writes an agent's replies.
-#[derive(Clone)]
-pub enum Replies {
-    /// A policy of the run, by tokens.
-    Tokens {
-        /// How conversations with it are written.
-        format: Arc<Format>,
-        /// Tokens that prompt and reply can have together.
-        context: usize,
-    },
-    /// An API of others, by messages.
-    Messages(Arc<dyn ChatApi>),
-}
-
-impl ProgramAgent {
-    /// This agent as it is played in an attempt.
-    ///
-    /// `is_of` tells whether the task names this agent. Evaluations cast other agents as training does.
-    fn played(&self, context: &AttemptContext, is_of: bool) -> ProgramAgent {
-        let Some((others, pick)) = &self.mixture else { return self.clone() };
-        let trained: Vec<bool> =
-            std::iter::once(self).chain(others).map(|agent| is_of && agent.trained).collect();
-        let place = context.pick(pick, &trained);
-        place.checked_sub(1).and_then(|place| others.get(place)).unwrap_or(self).clone()
-    }
 }
 
 #[async_trait]
 impl AgentLoop for Program {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("program", id = %context.name);
-        let played = |(at, agent): (usize, &ProgramAgent)| agent.played(&context, at == 0);
-        let agents: Vec<ProgramAgent> = self.agents.iter().enumerate().map(played).collect();
-        let mixed = self.agents.iter().zip(&agents).filter(|(agent, _)| agent.mixture.is_some());
-        let cast = mixed.map(|(agent, played)| (agent.name.clone(), played.policy.clone())).collect();
-        let played = Program { agents, ..self.clone() };
-        let mut made = played.attempt(context).instrument(span).await;
-        made.outcome.cast = cast;
-        made
+        self.attempt(context).instrument(span).await
     }
 
-    fn taught(&self, teacher: &Teacher) -> Option<Arc<dyn AgentLoop>> {
-        Some(Arc::new(Program { teacher: Some(teacher.clone()), ..self.clone() }))
+    fn can_be_taught(&self, _: &Agent) -> bool {
+        true
     }
 }
 
 /// An open session of the gateway, through which the programs of one attempt call their models.
 struct Opened<'a> {
     session: Arc<Session>,
-    /// The agent that calls are attributed to if they name none.
-    first: &'a ProgramAgent,
-    /// The sampler of that agent's policy.
-    sampler: Arc<dyn Sampler>,
+    /// The agents as which the program may call, each with the policy that plays it. Calls that name no
+    /// agent are attributed to the first, the attempt's own.
+    played: Vec<(&'a Agent, &'a Player)>,
+}
+
+impl Opened<'_> {
+    /// Returns the policy that plays the attempt's own agent.
+    fn own(&self) -> &Player {
+        self.played[0].1
+    }
 }
 
 impl Program {
     async fn attempt(&self, context: AttemptContext) -> Attempt {
-        let Opened { session, first, sampler } = match self.open(&context) {
+        let opened = match self.open(&context) {
             Ok(opened) => opened,
             Err(why) => return Attempt::broken("policies", why),
         };
-        let environment = self.environment(&session, &context, &first.policy);
-        let ended = self.execute(&context, environment, &*sampler, std::future::pending()).await;
+        let ended = self.execute(&context, &opened, std::future::pending()).await;
+        let Opened { session, played } = opened;
         let recorded = session.close(PATIENCE).await;
         self.gateway.forget(&session);
-        match &self.teacher {
-            None => outcome::attempt(self, ended, recorded),
-            Some(_) => self.lesson(ended, recorded).await,
-        }
+        let mut attempt = match &context.teacher {
+            None => outcome::attempt(self, &context.limits, ended, recorded),
+            Some(_) => self.lesson(&context, &played, ended, recorded).await,
+        };
+        let mixed = played.iter().filter(|(agent, _)| agent.pick.is_some());
+        attempt.outcome.cast =
+            mixed.map(|(agent, player)| (agent.name.clone(), player.policy.clone())).collect();
+        attempt
     }
 
-    /// The agents whose replies a teacher writes, with the formats that they are to be written in.
-    fn pupils(&self) -> Vec<(ProgramAgent, Arc<Format>)> {
-        let pupil = |agent: &ProgramAgent| match &agent.replies {
-            Replies::Tokens { format, .. } if agent.trained => Some((agent.clone(), Arc::clone(format))),
+    /// Returns the attempt that a teacher has made, with its completions as demonstrations.
+    async fn lesson(
+        &self,
+        context: &AttemptContext,
+        played: &[(&Agent, &Player)],
+        ended: Result<Output, String>,
+        recorded: (Recorded, Vec<Reward>),
+    ) -> Attempt {
+        let pupil = |(agent, player): &(&Agent, &Player)| match (&player.backend, &player.format) {
+            (Backend::Tokens(_), Some(format)) if player.is_trained => {
+                Some((agent.name.clone(), player.policy.clone(), Arc::clone(format)))
+            }
             _ => None,
         };
-        self.agents.iter().filter_map(pupil).collect()
-    }
-
-    /// The attempt that a teacher has made, its replies as demonstrations.
-    async fn lesson(&self, ended: Result<Output, String>, recorded: (Recorded, Vec<Reward>)) -> Attempt {
-        let (pupils, calls) = (self.pupils(), recorded.0.external.clone());
-        let Attempt { outcome, .. } = outcome::attempt(self, ended, recorded);
+        let pupils: Vec<(String, String, Arc<Format>)> = played.iter().filter_map(pupil).collect();
+        let calls = recorded.0.external.clone();
+        let Attempt { outcome, .. } = outcome::attempt(self, &context.limits, ended, recorded);
         taught::finished(outcome, move || {
-            taught::taught(pupils.iter().map(|(agent, format)| {
-                let exchanges = Exchange::of(&calls, &agent.name);
-                (Pupil { format, agent: &agent.name, policy: &agent.policy }, exchanges)
+            taught::taught(pupils.iter().map(|(agent, policy, format)| {
+                (Pupil { format, agent, policy }, Exchange::of(&calls, agent))
             }))
         })
         .await
@@ -181,14 +134,26 @@ impl Program {
     /// Opens the gateway's session of an attempt.
     ///
     /// # Errors
-    /// Returns an error if the program has no agent, or a policy of an agent has no sampler.
-    fn open(&self, context: &AttemptContext) -> Result<Opened<'_>, String> {
-        let routes = self.routes(context)?;
-        let first = self.agents.first().ok_or("the program has no agent to call as")?;
-        let sampler = context.samplers.get(&first.policy).cloned();
-        let sampler = sampler.ok_or_else(|| format!("there is no policy {:?}", first.policy))?;
+    /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's row has
+    /// no replies for a teacher.
+    fn open<'a>(&self, context: &'a AttemptContext) -> Result<Opened<'a>, String> {
+        let own = context.own_agent()?;
+        let mut agents: Vec<&Agent> = context.roster.agents().iter().collect();
+        let index = agents.iter().position(|agent| std::ptr::eq(*agent, own)).unwrap_or(0);
+        agents.swap(0, index);
+        let casting = Casting::new(context, Caller::Program)?;
+        let route = |(index, agent): (usize, &&Agent)| {
+            let mut when = agent.when.clone();
+            if self.has_seats && index > 0 {
+                when.models.push(agent.name.clone());
+            }
+            Ok(Route { party: Arc::new(casting.party(agent)?), when })
+        };
+        let routes = agents.iter().enumerate().map(route).collect::<Result<_, String>>()?;
+        let play = |agent| Ok((agent, context.player(agent)?));
+        let played = agents.into_iter().map(play).collect::<Result<_, String>>()?;
         let attempt = in_url(&context.name);
-        let limits = (self.limits.turns, self.limits.tokens);
+        let limits = (context.limits.turns, context.limits.tokens);
         let session = self.gateway.open(SessionOptions {
             rollout: in_url(&context.task.id),
             recorder: self.gateway.recorder(&attempt, (context.seed, context.stream), limits),
@@ -196,96 +161,8 @@ impl Program {
             routes,
             rewards: self.rewards,
         });
-        Ok(Opened { session, first, sampler })
+        Ok(Opened { session, played })
     }
-
-    /// Returns the agents of an attempt with the rules for their calls.
-    ///
-    /// # Errors
-    /// Returns an error if a policy has no sampler, if a summarizer is missing, or if the task's row has no
-    /// replies for a teacher.
-    fn routes(&self, context: &AttemptContext) -> Result<Vec<Route>, String> {
-        let teacher = self.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
-        let party = |agent: &ProgramAgent| self.party(agent, context, teacher.as_ref());
-        let parties = self.agents.iter().map(party).collect::<Result<Vec<Party>, String>>()?;
-        let route = |(party, agent): (&Party, &ProgramAgent)| {
-            let summarizer = match agent.context.summarises() {
-                true => Some(Arc::new(summarizer(agent, party, &parties)?)),
-                false => None,
-            };
-            let party = Arc::new(Party { summarizer, ..party.clone() });
-            Ok(Route { party, when: agent.when.clone() })
-        };
-        parties.iter().zip(&self.agents).map(route).collect()
-    }
-
-    /// Returns the party of an agent, without its summarizer.
-    fn party(
-        &self,
-        agent: &ProgramAgent,
-        context: &AttemptContext,
-        teacher: Option<&Arc<dyn ChatApi>>,
-    ) -> Result<Party, String> {
-        let taught = teacher.filter(|_| agent.trained);
-        let timeout = self.limits.reply;
-        let (backend, format, limits) = match &agent.replies {
-            Replies::Messages(api) => {
-                let limits = PartyLimits { context: usize::MAX, timeout };
-                (Backend::Messages(Arc::clone(api)), None, limits)
-            }
-            Replies::Tokens { format, context: max } => {
-                let backend = match (taught, context.samplers.get(&agent.policy)) {
-                    (Some(teacher), _) => Backend::Messages(Arc::clone(teacher)),
-                    (None, Some(sampler)) => Backend::Tokens(Arc::clone(sampler)),
-                    (None, None) => return Err(format!("there is no policy {:?}", agent.policy)),
-                };
-                (backend, Some(Arc::clone(format)), PartyLimits { context: *max, timeout })
-            }
-        };
-        let params = match agent.trained {
-            true => SamplingParams { max_tokens: self.limits.tokens, ..context.params.clone() },
-            false => SamplingParams { max_tokens: limits.context, ..SamplingParams::default() },
-        };
-        Ok(Party {
-            agent: agent.name.clone(),
-            policy: agent.policy.clone(),
-            model: agent.policy.clone(),
-            backend,
-            format,
-            limits,
-            sampling: if agent.trained { SamplingRule::Fixed(params) } else { SamplingRule::Default(params) },
-            budget: agent.context.budget,
-            summarizer: None,
-        })
-    }
-}
-
-/// Returns the summarizer of an agent: the agent that its context policy names, or the agent's own party
-/// under another name.
-///
-/// # Errors
-/// Returns an error if there is no agent of that name.
-fn summarizer(agent: &ProgramAgent, own: &Party, parties: &[Party]) -> Result<Summarizer, String> {
-    let summary = &agent.context.summary;
-    let (name, party) = match summary.agent.as_str() {
-        "" => (summary_agent(&agent.name), own),
-        named => {
-            let found = parties.iter().find(|party| party.agent == named);
-            (
-                named.to_owned(),
-                found.ok_or_else(|| format!("there is no agent {named:?} to write summaries"))?,
-            )
-        }
-    };
-    let sampling = match &party.sampling {
-        SamplingRule::Fixed(params) => {
-            SamplingRule::Fixed(SamplingParams { max_tokens: summary.tokens, ..params.clone() })
-        }
-        of_client => of_client.clone(),
-    };
-    let party = Party { agent: name, sampling, budget: Budget::NONE, summarizer: None, ..party.clone() };
-    let (max_tokens, instruction) = (summary.tokens, summary.instruction.clone());
-    Ok(Summarizer { party: Arc::new(party), max_tokens, instruction })
 }
 
 /// A name as it may stand in a URL and in a key.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Program;
 use crate::attempt::context_cut;
-use crate::{Attempt, nested};
+use crate::{Attempt, Limits, nested};
 
 /// Key of a program's own account among an attempt's evidence.
 const EVIDENCE: &str = "program";
@@ -20,6 +20,7 @@ const EVIDENCE: &str = "program";
 /// The attempt that a program has made.
 pub(super) fn attempt(
     program: &Program,
+    limits: &Limits,
     ended: Result<Output, String>,
     (recorded, rewards): (Recorded, Vec<Reward>),
 ) -> Attempt {
@@ -47,11 +48,11 @@ pub(super) fn attempt(
                 Some(0) => outcome.finish = Finish::Answered,
                 None => {
                     outcome.finish = Finish::Deadline;
-                    let longest = program.limits.attempt;
+                    let longest = limits.attempt;
                     outcome.trouble(name, format!("was not done within {longest:?}, and was stopped"));
                 }
                 // Most programs fail where a call is refused, and that the recipe decided.
-                Some(_) if refused("limit") => outcome.finish = cut(program, &calls),
+                Some(_) if refused("limit") => outcome.finish = cut(limits, &calls),
                 Some(_) if refused("too_long") => outcome.finish = Finish::Context,
                 Some(code) => {
                     let last = stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
@@ -145,9 +146,9 @@ fn broken(outcome: &mut Outcome, source: &str, why: String) {
 }
 
 /// The limit at which the calls of a program were refused.
-fn cut(program: &Program, calls: &[&CallRecord]) -> Finish {
+fn cut(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     let cut = calls.last().map(|call| call.finish);
-    if matches!(cut, Some(FinishReason::Length)) || calls.len() < program.limits.turns as usize {
+    if matches!(cut, Some(FinishReason::Length)) || calls.len() < limits.turns as usize {
         Finish::MaxTokens
     } else {
         Finish::MaxTurns
@@ -187,7 +188,9 @@ mod tests {
     use levade_gateway::{Gateway, Options};
 
     use super::*;
-    use crate::{Limits, Truncation};
+
+    const LIMITS: Limits =
+        Limits { turns: 8, tokens: 100, reply: Duration::from_secs(60), attempt: Duration::from_secs(60) };
 
     fn program() -> Program {
         Program {
@@ -197,18 +200,9 @@ mod tests {
             supervisor: Default::default(),
             gateway: Gateway::new(Vec::new(), Options::default()),
             address: String::new(),
-            agents: Vec::new(),
-            limits: Limits {
-                turns: 8,
-                tokens: 100,
-                reply: Duration::from_secs(60),
-                attempt: Duration::from_secs(60),
-                prompt: 100,
-                truncation: Truncation::Refuse,
-            },
             rewards: false,
+            has_seats: false,
             workers: None,
-            teacher: None,
         }
     }
 
@@ -235,7 +229,7 @@ mod tests {
         let ended = Output { code: Some(0), stdout: Tail::default(), stderr: Tail::default() };
         let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
         let recorded = Recorded { calls, ..Recorded::default() };
-        let outcome = attempt(&program(), Ok(ended), (recorded, Vec::new())).outcome;
+        let outcome = attempt(&program(), &LIMITS, Ok(ended), (recorded, Vec::new())).outcome;
         assert_eq!((outcome.finish, outcome.error.as_deref()), (Finish::Answered, None));
         assert_eq!((outcome.turns, outcome.sampled_tokens, outcome.calls.ok), (2, 14, 1));
         assert_eq!(outcome.final_text, "5");
@@ -246,7 +240,7 @@ mod tests {
         for (code, why) in [(0, "solve never called the model"), (3, "solve ended with 3: no such task")] {
             let stderr = Tail::from("no such task");
             let ended = Output { code: Some(code), stdout: Tail::default(), stderr };
-            let outcome = attempt(&program(), Ok(ended), (Recorded::default(), Vec::new())).outcome;
+            let outcome = attempt(&program(), &LIMITS, Ok(ended), (Recorded::default(), Vec::new())).outcome;
             let error = outcome.error.unwrap();
             assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
         }

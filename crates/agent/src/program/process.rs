@@ -6,12 +6,11 @@
 
 use std::time::Duration;
 
-use levade_policy::{Sampler, within};
 use levade_process::{Launch, Output, Pool, PoolOptions, Request, Run, Supervisor, Tail};
 use serde_json::{Value, json};
 
-use super::Program;
 use super::environment::{DIRECT, task_of};
+use super::{Opened, Program};
 use crate::AttemptContext;
 
 /// Placeholder of the question in the arguments of a program.
@@ -51,15 +50,15 @@ impl Program {
     pub(super) async fn execute(
         &self,
         context: &AttemptContext,
-        variables: Vec<(String, String)>,
-        sampler: &dyn Sampler,
+        opened: &Opened<'_>,
         stop: impl Future<Output = ()>,
     ) -> Result<Output, String> {
-        let (task, timeout) = (task_of(context), self.limits.attempt);
+        let (task, timeout, player) = (task_of(context), context.limits.attempt, opened.own());
+        let variables = self.environment(&opened.session, context, &player.policy);
         let Some(workers) = &self.workers else {
             let mut run = self.start(variables, &task)?;
             let output = tokio::select! {
-                output = within(sampler, timeout, run.wait()) => output,
+                output = player.within(timeout, run.wait()) => output,
                 () = stop => None,
             };
             return match output {
@@ -67,10 +66,10 @@ impl Program {
                 None => Ok(run.stop().await),
             };
         };
-        let request = Request::with_id(&context.name, self.request(&variables, &context.name, &task));
+        let request = Request::with_id(&context.name, request(&variables, context, opened, &task));
         let mut call = workers.send(request).await.map_err(|error| error.to_string())?;
         let answer = tokio::select! {
-            answer = within(sampler, timeout, call.answer()) => answer,
+            answer = player.within(timeout, call.answer()) => answer,
             () = stop => None,
         };
         match answer {
@@ -88,25 +87,30 @@ impl Program {
         let launch = Launch { dir: self.folder.clone(), variables, ..Launch::new(command) };
         Run::start(&self.supervisor, &launch, format!("{task}\n"), Tail::default())
     }
+}
 
-    /// Returns the request to a worker for an attempt. A worker makes many attempts, so the request has
-    /// what is in the `variables` of a process that makes one, and the limits and agents of the attempt.
-    fn request(&self, variables: &[(String, String)], attempt: &str, task: &Value) -> Value {
-        let variable =
-            |name: &str| variables.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
-        json!({
-            "attempt": attempt,
-            "base_url": variable("OPENAI_BASE_URL"),
-            "anthropic_base_url": variable("ANTHROPIC_BASE_URL"),
-            "api_key": variable("LEVADE_API_KEY"),
-            "model": variable("LEVADE_MODEL"),
-            "reward_url": variable("LEVADE_REWARD_URL"),
-            "reward_key": variable("LEVADE_REWARD_KEY"),
-            "max_turns": self.limits.turns,
-            "agents": self.agents.iter().map(|agent| &agent.name).collect::<Vec<_>>(),
-            "task": task,
-        })
-    }
+/// Returns the request to a worker for an attempt. A worker makes many attempts, so the request has what is
+/// in the `variables` of a process that makes one, and the limits and agents of the attempt.
+fn request(
+    variables: &[(String, String)],
+    context: &AttemptContext,
+    opened: &Opened<'_>,
+    task: &Value,
+) -> Value {
+    let variable =
+        |name: &str| variables.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    json!({
+        "attempt": context.name,
+        "base_url": variable("OPENAI_BASE_URL"),
+        "anthropic_base_url": variable("ANTHROPIC_BASE_URL"),
+        "api_key": variable("LEVADE_API_KEY"),
+        "model": variable("LEVADE_MODEL"),
+        "reward_url": variable("LEVADE_REWARD_URL"),
+        "reward_key": variable("LEVADE_REWARD_KEY"),
+        "max_turns": context.limits.turns,
+        "agents": opened.played.iter().map(|(agent, _)| &agent.name).collect::<Vec<_>>(),
+        "task": task,
+    })
 }
 
 /// Returns the answer of a worker as the output of a program.

@@ -3,7 +3,7 @@
 use levade_call::Recorded;
 use levade_process::{Output, telling_lines};
 
-use super::{Opened, PATIENCE, Program};
+use super::{PATIENCE, Program};
 use crate::AttemptContext;
 
 /// What a program did when it was started once.
@@ -25,15 +25,15 @@ impl Program {
     /// its time is over. Nothing is recorded.
     ///
     /// # Errors
-    /// Returns an error if a policy of the program has no sampler.
+    /// Returns a message if the roster lacks an agent.
     pub async fn rehearse(
         &self,
         context: AttemptContext,
         enough: impl Future<Output = ()>,
     ) -> Result<Rehearsal, String> {
-        let Opened { session, first, sampler } = self.open(&context)?;
-        let variables = self.environment(&session, &context, &first.policy);
-        let ended = self.execute(&context, variables, &*sampler, enough).await;
+        let opened = self.open(&context)?;
+        let ended = self.execute(&context, &opened, enough).await;
+        let session = opened.session;
         let Recorded { calls, refused, .. } = session.close(PATIENCE).await.0;
         self.gateway.forget(&session);
         let answered = calls.iter().filter(|call| call.error.is_none()).count();

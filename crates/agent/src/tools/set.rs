@@ -56,6 +56,13 @@ impl fmt::Debug for ToolSet {
     }
 }
 
+impl Default for ToolSet {
+    /// Creates a set without toolboxes.
+    fn default() -> Self {
+        ToolSet { boxes: Vec::new(), offers: Arc::new(Offers::Fixed(Arc::default())) }
+    }
+}
+
 impl ToolSet {
     /// A set whose sessions all have `deadline` for each verb.
     ///

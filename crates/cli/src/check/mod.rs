@@ -106,7 +106,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         let (toolboxes, task, call) = (&toolboxes, &first, args.call);
         let trial = tools::Trial { recipe, toolboxes, keys, chat: &chat, task, call };
         if let Some(tools) = tools::check(&trial, report).await {
-            parts.push(AgentParts { name, tools, chat, custom: None, mixture: None });
+            parts.push(AgentParts::new(&name, chat, tools));
         }
     }
     for note in scorers::notes(&recipe.reward) {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::program::{Rehearsal, Replies};
+use levade_agent::program::Rehearsal;
 use levade_agent::tasks::Task;
-use levade_agent::{AttemptContext, ProgramAgent, Samplers};
+use levade_agent::{Agent, AttemptContext, Limits, Player};
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
 use levade_text::Chat;
@@ -125,33 +125,33 @@ async fn started(
     task: &Task,
 ) -> anyhow::Result<Rehearsal> {
     let context = planned.context();
-    let (mut callers, mut samplers) = (Vec::<ProgramAgent>::new(), BTreeMap::new());
+    let (mut agents, mut samplers) = (Vec::new(), BTreeMap::<String, Arc<dyn Sampler>>::new());
     let first = Arc::new(tokio::sync::Notify::new());
     for (other, keys) in recipe.agents() {
         let Some((_, chat)) = chats.iter().find(|(of, _)| of == other) else { continue };
         let Some(policy) = recipe.policy_of(keys) else { continue };
-        let replies = Replies::Tokens { format: keys.format(Arc::clone(chat)), context };
-        let caller = programs::caller(other, keys, &policy, replies, true, context)?;
+        let scripted = || Arc::new(Scripted::new(chat, Arc::clone(&first))) as Arc<dyn Sampler>;
+        let sampler = samplers.entry(policy.clone()).or_insert_with(scripted);
+        let format = keys.format(Arc::clone(chat));
+        let player = Player {
+            context_policy: keys.context_policy(context),
+            ..Player::new(&policy, Arc::clone(sampler), format, context)
+        };
+        let when = programs::when(other, keys)?;
+        let agent = Agent { when, ..Agent::new(other, player, keys.limits()) };
         // The first of the agents is the program's own.
-        let place = if other == name { 0 } else { callers.len() };
-        callers.insert(place, caller);
-        let sampler: Arc<dyn Sampler> = Arc::new(Scripted::new(chat, Arc::clone(&first)));
-        samplers.entry(policy).or_insert(sampler);
+        agents.insert(if other == name { 0 } else { agents.len() }, agent);
     }
-    let mut limits = keys.limits(context);
-    limits.attempt = limits.attempt.min(START_TIMEOUT);
-    let samplers: Samplers = Arc::new(samplers);
-    let program = Started::start().await?.program(keys, callers, limits, true);
-    let params = SamplingParams { max_tokens: context, ..SamplingParams::default() };
+    let limits = keys.limits();
+    let limits = Limits { attempt: limits.attempt.min(START_TIMEOUT), ..limits };
+    let program = Started::start().await?.program(keys, true);
     let context = AttemptContext {
-        name: "check".to_owned(),
         task: task.clone(),
         messages: keys.opening(task),
         seed: recipe.run.seed,
-        stream: 0,
-        is_evaluation: false,
-        params,
-        samplers,
+        params: SamplingParams { max_tokens: context, ..SamplingParams::default() },
+        limits,
+        ..AttemptContext::new("check", agents)
     };
     let enough = async {
         first.notified().await;

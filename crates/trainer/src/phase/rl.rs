@@ -64,7 +64,7 @@ impl Rl {
     ) -> Result<(Metrics, Vec<Attempt>), Exit> {
         let start = Instant::now();
         let RunContext { rollouts, tasks, store, .. } = run;
-        let sampler = &rollouts.agents.first().built_in.sampler;
+        let sampler = &rollouts.agents.first().sampler;
         let (before, used) = (Look::at(&**sampler).await?, rollouts.agents.used());
         self.flow.advance(step);
         move_references(run, &self.phase, step).await?;

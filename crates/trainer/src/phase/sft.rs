@@ -71,11 +71,11 @@ pub(super) fn demonstrations(
     let mut found = Vec::with_capacity(keys.demonstrations);
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
         let agent = agents.of(&task)?;
-        let Agent { name, policy, format, tools, .. } = &agent.built_in;
+        let (Agent { name, tools, .. }, policy) = (&agent.agent, &agent.player().policy);
         let mut messages = agent.keys.opening(&task);
         let given = messages.len();
         messages.extend(demonstration.messages());
-        let trajectory = demonstrate(format.chat(), &tools.specs(&task), &messages, given)
+        let trajectory = demonstrate(agent.format.chat(), &tools.specs(&task), &messages, given)
             .map(|trajectory| trajectory.by(name, policy))
             .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);

@@ -25,13 +25,8 @@ fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> Parts {
     let mut parts = parts(policy, Duration::ZERO);
     let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
     let chat = Arc::new(tiny_chat().unwrap());
-    let agent = |(name, keys): (&str, _)| AgentParts {
-        name: name.to_owned(),
-        chat: chat.clone(),
-        tools: toolboxes.of(keys, &chat).unwrap(),
-        custom: None,
-        mixture: None,
-    };
+    let agent =
+        |(name, keys): (&str, _)| AgentParts::new(name, chat.clone(), toolboxes.of(keys, &chat).unwrap());
     parts.agents = recipe.agents().into_iter().map(agent).collect();
     parts
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Store};
 use levade_text::testing::tiny_chat;
-use levade_trainer::{Ended, MixtureParts, Policy, Start, StopFlag, Trainer};
+use levade_trainer::{Answers, Ended, Policy, Start, StopFlag, Trainer};
 use levade_tree::{Kind, Purpose};
 
 use crate::common::{parts, recipe, simulator, trained};
@@ -30,7 +30,8 @@ async fn each_attempt_is_of_the_policy_that_is_picked_and_others_are_not_trained
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(3)));
-    parts.agents[0].mixture = Some(MixtureParts { chats: vec![Arc::new(tiny_chat().unwrap())], pick });
+    parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
+    parts.agents[0].pick = Some(pick);
     let mut trainer = Trainer::new(recipe(&folder, &MIXED), parts, Start::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
@@ -64,7 +65,8 @@ async fn baselines_leave_out_attempts_of_opponents() {
     parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
     // Half of the attempts are the opponent's.
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
-    parts.agents[0].mixture = Some(MixtureParts { chats: vec![Arc::new(tiny_chat().unwrap())], pick });
+    parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
+    parts.agents[0].pick = Some(pick);
     let plain = [
         "phase.1.kl={estimator=\"k3\", coefficient=1e-9}",
         "phase.1.advantage={kind=\"group\"}",
@@ -107,7 +109,8 @@ async fn evaluations_measure_trained_policies_alone() {
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
-    parts.agents[0].mixture = Some(MixtureParts { chats: vec![Arc::new(tiny_chat().unwrap())], pick });
+    parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
+    parts.agents[0].pick = Some(pick);
     let mut trainer = Trainer::new(recipe(&folder, &MIXED), parts, Start::Fresh).await.unwrap();
     trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     drop(trainer);

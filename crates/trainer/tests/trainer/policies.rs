@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_agent::{AgentLoop, Attempt, AttemptContext};
-use levade_policy::{CRASH_AT, SampleRequest, SamplingParams, Simulator, SimulatorConfig};
+use levade_policy::{CRASH_AT, SampleRequest, Sampler as _, SamplingParams, Simulator, SimulatorConfig};
 use levade_recipe::{Override, Recipe};
 use levade_store::{PolicyPlan, Sqlite, StepPlan, Store};
 use levade_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
@@ -20,14 +20,17 @@ use crate::common::{last_checkpoint, metrics, parts, simulated, trained};
 const FOLDER: &str = "LEVADE_TEST_FOLDER";
 
 /// Two agents of two policies that speak by turns.
-struct Dialogue;
+struct Dialogue {
+    a: Arc<Simulator>,
+    b: Arc<Simulator>,
+}
 
 const SPEAKERS: [(&str, &str); 3] = [("asks", "a"), ("answers", "b"), ("asks", "a")];
 
 #[async_trait]
 impl AgentLoop for Dialogue {
     async fn run(&self, context: AttemptContext) -> Attempt {
-        let AttemptContext { seed, stream, params, samplers, .. } = context;
+        let AttemptContext { seed, stream, params, .. } = context;
         let params = SamplingParams { max_tokens: 6, ..params };
         let mut trajectory = Trajectory::new();
         let mut leaf = trajectory.push(Segment::given(None, vec![1, 2, (stream % 7) as u32], 0)).unwrap();
@@ -40,7 +43,8 @@ impl AgentLoop for Dialogue {
                 params: params.clone(),
                 ..SampleRequest::default()
             };
-            let reply = samplers[policy].sample(request).await.unwrap();
+            let sampler = if policy == "a" { &self.a } else { &self.b };
+            let reply = sampler.sample(request).await.unwrap();
             let reply = reply.collect(Duration::from_secs(60)).await.unwrap();
             let names = (agent.to_owned(), policy.to_owned());
             let segment = reply.into_segment(Some(leaf), &params, turn as u32);
@@ -109,7 +113,7 @@ fn policies(of: &[(&str, &Arc<Simulator>)]) -> Vec<Policy> {
 fn parts_of(a: &Arc<Simulator>, b: &Arc<Simulator>) -> Parts {
     let mut parts = parts(a, Duration::ZERO);
     parts.policies = policies(&[("a", a), ("b", b)]);
-    parts.agents[0].custom = Some(Arc::new(Dialogue));
+    parts.agents[0].custom = Some(Arc::new(Dialogue { a: Arc::clone(a), b: Arc::clone(b) }));
     parts
 }
 

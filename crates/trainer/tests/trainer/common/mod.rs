@@ -110,13 +110,8 @@ pub fn ranks(group: &[Evidence]) -> Vec<Vec<Component>> {
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
     let tools: Vec<Arc<dyn Toolbox>> =
         vec![Arc::new(Delayed::new(Arc::new(Calculator::default()), Duration::ZERO..=latency))];
-    let agent = AgentParts {
-        name: DEFAULT.into(),
-        chat: Arc::new(tiny_chat().unwrap()),
-        tools: ToolSet::new(tools, Duration::from_secs(5)).unwrap(),
-        custom: None,
-        mixture: None,
-    };
+    let tools = ToolSet::new(tools, Duration::from_secs(5)).unwrap();
+    let agent = AgentParts::new(DEFAULT, Arc::new(tiny_chat().unwrap()), tools);
     Parts {
         policies: vec![trained(DEFAULT, policy)],
         agents: vec![agent],

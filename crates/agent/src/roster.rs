@@ -1,0 +1,325 @@
+//! Roster of a run: its agents, the policies that play them, and who answers their calls in an attempt.
+//!
+//! Agent loops do not decide who answers. They ask [`Casting`] for the [`Party`] of an agent, which follows
+//! from the roster, from the mixture of policies that plays the agent, and from a teacher if there is one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_call::{
+    Backend, ChatApi, OpeningLimit, Party, PartyLimits, PromptRecording, Recorder, RecorderOptions,
+    SamplingRule, Summarizer, ToolCallIds, Truncation,
+};
+use levade_conversation::{Budget, Format};
+use levade_gateway::When;
+use levade_policy::{Sampler, SamplingParams, awake, within};
+
+use crate::AttemptContext;
+use crate::context::{ContextPolicy, summary_agent};
+use crate::tasks::Task;
+use crate::tools::{ToolContext, ToolSet};
+
+/// Selects one of the policies of a mixture, by its index, from the seed and the stream of an attempt.
+pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
+
+/// Limits of an attempt: those of the agent that its task names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Maximum number of turns, at least 1.
+    pub turns: u32,
+    /// Maximum number of sampled tokens over all turns, at least 1.
+    pub tokens: usize,
+    /// Timeout of one completion, without the time in which the sampler's device trains.
+    pub reply: Duration,
+    /// Timeout of the attempt, counted in the same way.
+    pub attempt: Duration,
+}
+
+/// A policy that plays an agent.
+#[derive(Clone)]
+pub struct Player {
+    /// Name of the policy.
+    pub policy: String,
+    /// Source of the completions.
+    pub backend: Backend,
+    /// Chat format of the conversations. Always present for [`Backend::Tokens`].
+    pub format: Option<Arc<Format>>,
+    /// Maximum number of tokens of prompt and completion together. `usize::MAX` for a chat API.
+    pub context: usize,
+    /// Whether its completions in this role are trained. The recipe then decides how they are sampled,
+    /// whatever a program requests.
+    pub is_trained: bool,
+    /// Limit of the first prompt in the tool loop.
+    pub opening: OpeningLimit,
+    /// Maximum number of prompt tokens, and what happens to longer prompts.
+    pub context_policy: ContextPolicy,
+}
+
+/// An agent of a run.
+#[derive(Clone)]
+pub struct Agent {
+    /// Name in the recipe, which its segments have.
+    pub name: String,
+    /// The policies that play it, at least one.
+    pub players: Vec<Player>,
+    /// Selects the player of an attempt. `None` if there is one player.
+    pub pick: Option<Pick>,
+    /// Limits of attempts of this agent.
+    pub limits: Limits,
+    /// Tools in the tool loop.
+    pub tools: ToolSet,
+    /// Calls of a program that are attributed to this agent although they do not name it.
+    pub when: When,
+}
+
+/// Agents of a run.
+#[derive(Clone, Default)]
+pub struct Roster(Vec<Agent>);
+
+impl Roster {
+    /// Creates a roster of `agents`.
+    pub fn new(agents: Vec<Agent>) -> Self {
+        Roster(agents)
+    }
+
+    /// Returns the agents in the order of the recipe.
+    pub fn agents(&self) -> &[Agent] {
+        &self.0
+    }
+
+    /// Returns the agent with this name.
+    pub fn find(&self, name: &str) -> Option<&Agent> {
+        self.0.iter().find(|agent| agent.name == name)
+    }
+}
+
+impl Agent {
+    /// Creates an agent that one policy plays, without tools.
+    pub fn new(name: &str, player: Player, limits: Limits) -> Self {
+        Agent {
+            name: name.to_owned(),
+            players: vec![player],
+            pick: None,
+            limits,
+            tools: ToolSet::default(),
+            when: When::default(),
+        }
+    }
+}
+
+impl Player {
+    /// Creates the player of a trained policy, whose prompts only `context` limits.
+    pub fn new(policy: &str, sampler: Arc<dyn Sampler>, format: Arc<Format>, context: usize) -> Self {
+        Player {
+            policy: policy.to_owned(),
+            backend: Backend::Tokens(sampler),
+            format: Some(format),
+            context,
+            is_trained: true,
+            opening: OpeningLimit { max_tokens: usize::MAX, truncation: Truncation::Refuse },
+            context_policy: ContextPolicy::NONE,
+        }
+    }
+
+    /// Waits for `future` on the clock of the player's policy: time in which its device trains does not
+    /// count. Returns `None` after `timeout`.
+    pub(crate) async fn within<T>(&self, timeout: Duration, future: impl Future<Output = T>) -> Option<T> {
+        match &self.backend {
+            Backend::Tokens(sampler) => within(&**sampler, timeout, future).await,
+            Backend::Messages(_) => awake::within(timeout, future).await,
+        }
+    }
+}
+
+/// Kind of agent loop that calls the parties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// The tool loop, which sends no sampling parameters.
+    ToolLoop,
+    /// A program, whose requests have sampling parameters.
+    Program,
+}
+
+/// Rules by which the agents of one attempt get their parties.
+pub(crate) struct Casting<'a> {
+    context: &'a AttemptContext,
+    caller: Caller,
+    /// Answers in place of trained policies.
+    teacher: Option<Arc<dyn ChatApi>>,
+}
+
+impl<'a> Casting<'a> {
+    /// Creates the rules for the attempt of `context`.
+    ///
+    /// # Errors
+    /// Returns a message if the task's row must have the replies of a teacher but does not.
+    pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
+        let teacher = context.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
+        Ok(Casting { context, caller, teacher })
+    }
+
+    /// Returns the party that answers the calls of an agent.
+    ///
+    /// # Errors
+    /// Returns a message if the agent has no such player, or if the roster lacks its summarizer.
+    pub fn party(&self, agent: &Agent) -> Result<Party, String> {
+        let player = self.context.player(agent)?;
+        let summarizer = match player.context_policy.summarises() {
+            true => Some(Arc::new(self.summarizer(agent, player)?)),
+            false => None,
+        };
+        Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
+    }
+
+    fn is_program(&self) -> bool {
+        self.caller == Caller::Program
+    }
+
+    fn without_summarizer(&self, agent: &Agent, player: &Player) -> Party {
+        // The tool loop has one agent, whose completions are those that the teacher demonstrates.
+        let teacher = self.teacher.as_ref().filter(|_| player.is_trained || !self.is_program());
+        let backend = match (teacher, &player.backend) {
+            (Some(teacher), Backend::Tokens(_)) => Backend::Messages(Arc::clone(teacher)),
+            (_, backend) => backend.clone(),
+        };
+        let sampling = match player.is_trained || !self.is_program() {
+            true => {
+                let max_tokens = self.context.limits.tokens;
+                SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params.clone() })
+            }
+            false => SamplingRule::Default(SamplingParams {
+                max_tokens: player.context,
+                ..SamplingParams::default()
+            }),
+        };
+        // In the tool loop the sampler enforces the length of its context, and says so in the finish reason.
+        let context = if self.is_program() { player.context } else { usize::MAX };
+        Party {
+            agent: agent.name.clone(),
+            policy: player.policy.clone(),
+            model: player.policy.clone(),
+            backend,
+            format: player.format.clone(),
+            limits: PartyLimits { context, timeout: self.context.limits.reply },
+            sampling,
+            budget: player.context_policy.budget,
+            summarizer: None,
+        }
+    }
+
+    /// Returns the summarizer of an agent: the agent that its context policy names, or its own player under
+    /// another name.
+    ///
+    /// # Errors
+    /// Returns a message if there is no agent of that name.
+    fn summarizer(&self, agent: &Agent, player: &Player) -> Result<Summarizer, String> {
+        let summary = &player.context_policy.summary;
+        let (name, agent, player) = match summary.agent.as_str() {
+            "" => (summary_agent(&agent.name), agent, player),
+            named => {
+                let missing = || format!("there is no agent {named:?} to write summaries");
+                let found = self.context.roster.find(named).ok_or_else(missing)?;
+                let player = match self.caller {
+                    Caller::Program => self.context.player(found)?,
+                    Caller::ToolLoop => found.players.first().ok_or_else(missing)?,
+                };
+                (named.to_owned(), found, player)
+            }
+        };
+        let party = self.without_summarizer(agent, player);
+        let sampling = match party.sampling {
+            SamplingRule::Fixed(params) => {
+                SamplingRule::Fixed(SamplingParams { max_tokens: summary.tokens, ..params })
+            }
+            of_client => of_client,
+        };
+        // A teacher demonstrates the completions of the tool loop, and no summaries.
+        let backend = if self.is_program() { party.backend } else { player.backend.clone() };
+        let party = Party { agent: name, backend, sampling, budget: Budget::NONE, ..party };
+        let (max_tokens, instruction) = (summary.tokens, summary.instruction.clone());
+        Ok(Summarizer { party: Arc::new(party), max_tokens, instruction })
+    }
+}
+
+impl AttemptContext {
+    /// Creates the context of an attempt of the first of these agents, at an empty task.
+    ///
+    /// # Panics
+    /// Panics if there is no agent.
+    pub fn new(name: &str, agents: Vec<Agent>) -> Self {
+        AttemptContext {
+            name: name.to_owned(),
+            task: Task::default(),
+            messages: Vec::new(),
+            seed: 0,
+            stream: 0,
+            is_evaluation: false,
+            params: SamplingParams::default(),
+            agent: agents[0].name.clone(),
+            limits: agents[0].limits,
+            roster: Arc::new(Roster::new(agents)),
+            teacher: None,
+        }
+    }
+
+    /// Returns the agent that the attempt is of.
+    ///
+    /// # Errors
+    /// Returns a message if the roster lacks it.
+    pub fn own_agent(&self) -> Result<&Agent, String> {
+        let known = || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
+        let missing = || format!("there is no agent {:?}; there are: {}", self.agent, known().join(", "));
+        self.roster.find(&self.agent).ok_or_else(missing)
+    }
+
+    /// Returns the policy that plays an agent in this attempt. An evaluation measures trained policies: one
+    /// of them plays the attempt's own agent if its mixture has any. Other agents are played as in training.
+    ///
+    /// # Errors
+    /// Returns a message if the agent has no such player.
+    pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
+        let picked = agent.pick.as_ref().map_or(0, |pick| pick(self.seed, self.stream));
+        let is_measured = self.is_evaluation && agent.name == self.agent;
+        let trained: Vec<&Player> = agent.players.iter().filter(|player| player.is_trained).collect();
+        let player = match agent.players.get(picked) {
+            Some(player) if is_measured && !player.is_trained && !trained.is_empty() => {
+                Some(trained[picked % trained.len()])
+            }
+            player => player,
+        };
+        player.ok_or_else(|| {
+            format!("there is no policy {picked} in the mixture of the agent {:?}", agent.name)
+        })
+    }
+
+    /// Returns what tools know of the attempt. `deadline` is the time that it has.
+    pub(crate) fn for_tools(&self, deadline: Duration) -> ToolContext {
+        ToolContext {
+            attempt: self.name.clone(),
+            task: self.task.clone(),
+            seed: self.seed,
+            stream: self.stream,
+            deadline,
+            params: self.params.clone(),
+        }
+    }
+
+    /// Creates the recorder of the tool loop, for at most `max_tokens` sampled tokens.
+    pub(crate) fn recorder(&self, max_tokens: usize) -> Arc<Recorder> {
+        Recorder::new(RecorderOptions {
+            name: self.name.clone(),
+            seed: self.seed,
+            stream: self.stream,
+            max_calls: u32::MAX,
+            max_tokens,
+            grace: Duration::ZERO,
+            tool_call_ids: ToolCallIds::FromTurn,
+            prompt_recording: PromptRecording::BeforeSampling,
+            metrics: Arc::default(),
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "roster_tests.rs"]
+mod tests;

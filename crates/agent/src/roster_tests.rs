@@ -1,0 +1,62 @@
+use levade_policy::{Simulator, SimulatorConfig};
+
+use super::*;
+use crate::testing;
+
+fn mixture(name: &str, trained: &[bool], index: usize) -> Agent {
+    let player = |(index, is_trained): (usize, &bool)| {
+        let sampler = Arc::new(Simulator::new(SimulatorConfig::default()));
+        Player { is_trained: *is_trained, ..testing::player(&index.to_string(), sampler) }
+    };
+    let players: Vec<Player> = trained.iter().enumerate().map(player).collect();
+    let agent = testing::agent(name, players[0].clone(), Vec::new());
+    Agent { players, pick: Some(Arc::new(move |_, _| index)), ..agent }
+}
+
+#[test]
+fn player_of_own_agent_is_trained_in_evaluations() {
+    let played = |is_evaluation, trained: &[bool]| -> Vec<String> {
+        let player = |index| {
+            let context = testing::context(vec![mixture("own", trained, index)]);
+            let context = AttemptContext { is_evaluation, ..context };
+            context.player(context.own_agent().unwrap()).unwrap().policy.clone()
+        };
+        (0..trained.len()).map(player).collect()
+    };
+    let trained = [false, true, false, true];
+    assert_eq!(played(false, &trained), ["0", "1", "2", "3"]);
+    assert_eq!(played(true, &trained), ["1", "1", "1", "3"]);
+    assert_eq!(played(true, &[false, false]), ["0", "1"]);
+}
+
+#[test]
+fn player_of_other_agent_follows_mixture_in_evaluations() {
+    let agents = vec![mixture("own", &[true], 0), mixture("other", &[false, true], 0)];
+    let context = AttemptContext { is_evaluation: true, ..testing::context(agents) };
+    let other = context.roster.find("other").unwrap();
+    assert_eq!(context.player(other).unwrap().policy, "0");
+}
+
+#[test]
+fn party_of_untrained_agent_has_fixed_sampling_in_tool_loop_only() {
+    let context = testing::context(vec![mixture("own", &[false], 0)]);
+    let party = |caller| {
+        let casting = Casting::new(&context, caller).unwrap();
+        casting.party(context.own_agent().unwrap()).unwrap()
+    };
+    let fixed = SamplingParams { max_tokens: context.limits.tokens, ..context.params.clone() };
+    assert_eq!(party(Caller::ToolLoop).sampling, SamplingRule::Fixed(fixed));
+    let of_client = SamplingParams { max_tokens: 4096, ..SamplingParams::default() };
+    assert_eq!(party(Caller::Program).sampling, SamplingRule::Default(of_client));
+    assert_eq!(party(Caller::ToolLoop).limits.context, usize::MAX);
+    assert_eq!(party(Caller::Program).limits.context, 4096);
+}
+
+#[test]
+fn missing_agent_and_player_are_named_in_errors() {
+    let agent = mixture("own", &[true], 3);
+    let context = AttemptContext { agent: "solver".into(), ..testing::context(vec![agent]) };
+    assert_eq!(context.own_agent().map(|_| ()).unwrap_err(), "there is no agent \"solver\"; there are: own");
+    let why = context.player(&context.roster.agents()[0]).map(|_| ()).unwrap_err();
+    assert_eq!(why, "there is no policy 3 in the mixture of the agent \"own\"");
+}

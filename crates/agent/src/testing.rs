@@ -1,0 +1,32 @@
+//! Agents and contexts for tests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_conversation::{Format, Options};
+use levade_policy::{Sampler, SamplingParams};
+use levade_text::testing::tiny_chat;
+
+use crate::AttemptContext;
+use crate::roster::{Agent, Limits, Player};
+use crate::tools::{ToolSet, Toolbox};
+
+/// Returns a player of the policy `policy`, which `sampler` answers for.
+pub(crate) fn player(policy: &str, sampler: Arc<dyn Sampler>) -> Player {
+    let format = Arc::new(Format::new(Arc::new(tiny_chat().unwrap()), Options::default()));
+    Player::new(policy, sampler, format, 4096)
+}
+
+/// Returns an agent with these tools and one player.
+pub(crate) fn agent(name: &str, player: Player, tools: Vec<Arc<dyn Toolbox>>) -> Agent {
+    let limits =
+        Limits { turns: 3, tokens: 1000, reply: Duration::from_secs(5), attempt: Duration::from_secs(60) };
+    let tools = ToolSet::new(tools, Duration::from_secs(5)).unwrap();
+    Agent { tools, ..Agent::new(name, player, limits) }
+}
+
+/// Returns the context of an attempt of the first of these agents.
+pub(crate) fn context(agents: Vec<Agent>) -> AttemptContext {
+    let params = SamplingParams { temperature: 0.9, ..SamplingParams::default() };
+    AttemptContext { seed: 7, stream: 11, params, ..AttemptContext::new("a", agents) }
+}
