@@ -24,6 +24,8 @@ pub(crate) struct RunContext {
     pub policies: Policies,
     /// Names of the agents whose replies are no targets.
     pub untrained: Vec<String>,
+    /// Largest maximum number of sampled tokens among the agents of the training tasks.
+    pub constant_length: usize,
     /// External policies that phases imitate, by name.
     pub teachers: BTreeMap<String, Teacher>,
     pub store: Arc<dyn Store>,

@@ -30,8 +30,6 @@ struct Rollout<'a> {
     placement: Placement,
     trajectory: &'a Trajectory,
     paths: Vec<Way>,
-    /// Maximum number of sampled tokens of the attempt.
-    limit: usize,
     /// Whether its tokens are trained. If not, others are compared with it all the same.
     trained: bool,
 }
@@ -77,7 +75,6 @@ impl<'a> Rollout<'a> {
             placement: *placement,
             trajectory,
             paths: trained_paths(trajectory, targets).into_iter().map(way).collect(),
-            limit: 0,
             trained: true,
         }
     }
@@ -146,6 +143,9 @@ pub(crate) struct Setting<'a> {
     pub seed: u64,
     /// Maximum number of sampled tokens of an attempt, by the agent that makes it.
     pub limits: &'a TokenLimits,
+    /// Largest of these limits among the agents of the training tasks: the constant by which some algorithms
+    /// divide the sum over an attempt's tokens.
+    pub constant_length: usize,
     /// Coefficient of a divergence charged to the reward.
     pub kl_coefficient: f64,
     /// The greedy attempt at the task of each group, where the advantage compares with one.
@@ -222,7 +222,7 @@ impl<'a> Gathered<'a> {
     ) -> Rollout<'a> {
         let keys = setting.keys;
         let mut rollout = Rollout::new(attempt, setting.targets, Some(setting.signals));
-        (rollout.trained, rollout.limit) = (trained, setting.limits.of(&attempt.task));
+        rollout.trained = trained;
         let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
         let paths: Vec<TrainedPath> = rollout.paths.iter().map(|way| way.path.clone()).collect();
         // Of the score, the shares that turns, agents or segments earned before the end are among those.
@@ -374,7 +374,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     let share = |i: usize| i * n / keys.mini_batches;
     // A critic learns whatever the advantage.
     let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
-    let weights = |counts: &[RolloutTokens], limits: &[usize]| weights_by_limit(keys, counts, limits);
+    let normaliser = keys.normaliser(setting.constant_length);
     let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
     let mut once = Vec::with_capacity(keys.mini_batches);
     for i in 0..keys.mini_batches {
@@ -382,7 +382,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
         if let Some(found) = &mut high_entropy {
             keep_high_entropy(of_update, keys.high_entropy_share, found);
         }
-        once.push(update(of_update, targets, &weights, &keys.only, all_learn));
+        once.push(update(of_update, targets, normaliser, &keys.only, all_learn));
     }
     let policy = targets.policy.to_owned();
     let plan = PolicyPlan { policy, version, kl, high_entropy, updates: Vec::new() };
@@ -399,8 +399,7 @@ pub(crate) fn sft(
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let weights = |counts: &[RolloutTokens], _: &[usize]| normaliser.weights(counts);
-    let updates = vec![update(&groups, targets, &weights, &OnlyKeys::default(), true)];
+    let updates = vec![update(&groups, targets, normaliser, &OnlyKeys::default(), true)];
     let plan = PolicyPlan { policy: targets.policy.to_owned(), version, ..PolicyPlan::default() };
     Draft { plan, updates, epochs: 1 }
 }
@@ -429,24 +428,12 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEn
     }
 }
 
-/// Weights of rollouts, each averaged by the limit of tokens of its agent.
-fn weights_by_limit(keys: &RlKeys, counts: &[RolloutTokens], limits: &[usize]) -> Vec<f64> {
-    let mut by_limit: HashMap<usize, Vec<f64>> = HashMap::new();
-    let weight = |(at, limit): (usize, &usize)| {
-        by_limit.entry(*limit).or_insert_with(|| keys.normaliser(*limit).weights(counts))[at]
-    };
-    limits.iter().enumerate().map(weight).collect()
-}
-
-/// Weights of rollouts, by their tokens and limits.
-type WeightsOf<'a> = &'a dyn Fn(&[RolloutTokens], &[usize]) -> Vec<f64>;
-
 /// One optimiser step. Rollouts without advantage are left out unless something else gives them a gradient
 /// (`all_learn`); they count in the denominators all the same. Those that are not trained do not.
 fn update(
     groups: &[Vec<Rollout>],
     targets: Targets<'_>,
-    weights_of: WeightsOf<'_>,
+    normaliser: Normaliser,
     only: &OnlyKeys,
     all_learn: bool,
 ) -> Vec<Piece> {
@@ -460,8 +447,7 @@ fn update(
             rollouts.iter().map(move |rollout| RolloutTokens { group: group as u64, tokens: tokens(rollout) })
         })
         .collect();
-    let limits: Vec<usize> = groups.iter().flatten().map(|rollout| rollout.limit).collect();
-    let mut weights = weights_of(&counts, &limits).into_iter();
+    let mut weights = normaliser.weights(&counts).into_iter();
     let mut pieces = Vec::with_capacity(groups.len());
     for rollouts in groups {
         let mut group = Vec::new();

@@ -84,9 +84,20 @@ fn rivals_are_greedy_attempts_of_the_policy() {
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
     let rival = |baseline: &Attempt, keys: &RlKeys| {
         let limits = &TokenLimits { first: 4, named: BTreeMap::new() };
+        let constant_length = 4;
         let (targets, version, seed, kl_coefficient) = (Targets::DEFAULT, 0, 0, 0.0);
         let (baselines, signals): (&[Option<Attempt>], SignalsOf<'_>) = (&[], &|_, _| Signals::default());
-        let setting = Setting { targets, version, keys, seed, limits, kl_coefficient, baselines, signals };
+        let setting = Setting {
+            targets,
+            version,
+            keys,
+            seed,
+            limits,
+            constant_length,
+            kl_coefficient,
+            baselines,
+            signals,
+        };
         rival_of(&setting, baseline)
     };
     let buffer = Overlong::Penalise { buffer: 2, factor: 1.0 };
@@ -173,10 +184,9 @@ fn masked_attempts_have_no_share_of_uncertain_tokens() {
     assert_eq!(second.advantage, PerToken::new([-0.5, 0.0]));
 }
 
-/// Where losses are sums over an attempt, they are divided by the most tokens that its agent may sample: 4,
-/// or 8 of the writer.
+/// The constant is the largest limit among the agents of the tasks: 8, of the writer.
 #[test]
-fn sums_over_attempts_have_the_scale_of_means() {
+fn sums_over_attempts_are_divided_by_one_constant_for_all_agents() {
     for algorithm in ["dr_grpo", "rloo", "minirl"] {
         let algorithm = serde_json::from_value(json!(algorithm)).unwrap();
         let keys = RlKeys { algorithm, normaliser: None, ..keys() };
@@ -184,12 +194,11 @@ fn sums_over_attempts_have_the_scale_of_means() {
             let plan = plan_of(groups, &keys, 1000).unwrap();
             rows(&plan.updates[0])[0].iter().map(|row| row.3).collect()
         };
-        assert_eq!(weights(&groups()[..1]), [1.0 / 8.0; 2], "{algorithm:?}");
+        assert_eq!(weights(&groups()[..1]), [1.0 / 16.0; 2], "{algorithm:?}");
         let written = |group: &[Attempt]| group.iter().map(|a| of_agent(a.clone(), "writer")).collect();
         assert_eq!(weights(&[written(&groups()[0])]), [1.0 / 16.0; 2], "{algorithm:?}");
-        // In one step each has its own.
         let both = [groups()[0].clone(), written(&groups()[2])];
-        assert_eq!(weights(&both), [1.0 / 16.0, 1.0 / 16.0, 1.0 / 32.0, 1.0 / 32.0], "{algorithm:?}");
+        assert_eq!(weights(&both), [1.0 / 32.0; 4], "{algorithm:?}");
     }
 }
 

@@ -76,7 +76,9 @@ fn plan_with(
     let (baselines, kl_coefficient) = (&[Some(greedy(0, 0.25)), None, Some(greedy(2, 1.0))], 0.5);
     let (targets, version, seed) = (Targets::DEFAULT, 9, 7);
     let limits = &TokenLimits { first: 4, named: [("writer".to_owned(), 8)].into() };
-    let setting = Setting { targets, version, keys, seed, limits, kl_coefficient, baselines, signals };
+    let constant_length = 8;
+    let setting =
+        Setting { targets, version, keys, seed, limits, constant_length, kl_coefficient, baselines, signals };
     cut_up(rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())?, budget)
 }
 

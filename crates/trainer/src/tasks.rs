@@ -261,14 +261,28 @@ impl Tasks {
 
     /// Tasks that are looked at before the start: all of files, some of generators.
     pub(crate) fn to_check(&self) -> impl Iterator<Item = Task> + '_ {
-        let train = self.train.iter().flat_map(|source| {
+        self.train_to_check().chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
+    }
+
+    /// Returns the largest maximum number of sampled tokens among the agents of the training tasks.
+    ///
+    /// # Errors
+    /// Returns an error if a task names an unknown agent.
+    pub(crate) fn max_tokens(&self, agents: &Agents) -> Result<usize, TrainerError> {
+        let limits = self.train_to_check().map(|task| Ok(agents.of(&task)?.keys.max_tokens));
+        let limits = limits.collect::<Result<Vec<_>, TrainerError>>()?;
+        Ok(limits.into_iter().max().unwrap_or_default())
+    }
+
+    /// Returns the training tasks of [`to_check`](Self::to_check).
+    fn train_to_check(&self) -> impl Iterator<Item = Task> + '_ {
+        self.train.iter().flat_map(|source| {
             let most = match source {
                 Train::Generated(..) => GENERATED_CHECKED,
                 Train::Listed(_) => usize::MAX,
             };
             (0..source.len().min(most)).filter_map(|index| source.task(index))
-        });
-        train.chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
+        })
     }
 }
 

@@ -193,12 +193,14 @@ impl Trainer {
             store: store.clone(),
         };
         let untrained = recipe.untrained_agents();
+        let constant_length = tasks.max_tokens(&rollouts.agents)?;
         let run = RunContext {
             recipe,
             tasks,
             rollouts,
             policies,
             untrained,
+            constant_length,
             teachers,
             store,
             checkpoints,

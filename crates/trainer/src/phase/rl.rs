@@ -289,6 +289,7 @@ impl OfPhase<'_> {
                     keys: self.keys,
                     seed: recipe.run.seed,
                     limits: &limits,
+                    constant_length: self.run.constant_length,
                     kl_coefficient,
                     baselines,
                     signals: &signals,
