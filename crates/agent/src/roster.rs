@@ -219,11 +219,7 @@ impl<'a> Casting<'a> {
             named => {
                 let missing = || format!("there is no agent {named:?} to write summaries");
                 let found = self.context.roster.find(named).ok_or_else(missing)?;
-                let player = match self.caller {
-                    Caller::Program => self.context.player(found)?,
-                    Caller::ToolLoop => found.players.first().ok_or_else(missing)?,
-                };
-                (named.to_owned(), found, player)
+                (named.to_owned(), found, self.context.player(found)?)
             }
         };
         let party = self.without_summarizer(agent, player);
