@@ -27,8 +27,11 @@ pub struct AttemptContext {
     /// Whether the attempt belongs to an evaluation. A trained policy then plays the attempt's own agent if
     /// its mixture has any.
     pub is_evaluation: bool,
-    /// Sampling parameters of trained policies. The maximum number of tokens is that of `limits`.
+    /// Sampling parameters of the phase or the evaluation, for trained policies. The maximum number of tokens
+    /// is that of the agent's limits.
     pub params: SamplingParams,
+    /// Whether agents change `params` by their own sampling rules, as they do in training.
+    pub has_own_sampling: bool,
     /// Name of the agent that the attempt is of.
     pub agent: String,
     /// The agents of the run.

@@ -136,7 +136,7 @@ async fn open_and_loop(
     debug!(messages = context.messages.len(), "attempt begun");
     let timeout = context.limits.attempt;
     let mut messages = context.messages.clone();
-    let mut tools = agent.tools.open(&context.for_tools(timeout)).await?;
+    let mut tools = agent.tools.open(&context.for_tools(agent, timeout)).await?;
     add_opening(&mut messages, tools.opening());
     let (specs, mut helped) = (tools.specs().to_vec(), CallCounts::default());
     let mut tool_loop = ToolLoop {

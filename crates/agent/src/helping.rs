@@ -3,7 +3,6 @@
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
-use levade_policy::SamplingParams;
 use levade_text::Message;
 use levade_tree::{Outcome, Trajectory};
 
@@ -15,9 +14,6 @@ use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 /// Returns the messages that open a conversation about a task.
 pub type Opens = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;
 
-/// Changes sampling parameters.
-pub type Samples = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
-
 /// An agent that toolboxes of other agents ask.
 #[derive(Clone)]
 pub struct HelperAgent {
@@ -27,8 +23,6 @@ pub struct HelperAgent {
     pub roster: Weak<Roster>,
     /// Returns the messages that open a conversation about a task.
     pub opens: Opens,
-    /// Changes the sampling parameters of the agent that asks into those of this agent.
-    pub samples: Samples,
 }
 
 #[async_trait]
@@ -48,7 +42,9 @@ impl Helper for HelperAgent {
             seed,
             stream,
             is_evaluation: false,
-            params: (self.samples)(params),
+            // Those of the agent that asks, changed by this agent's own rules.
+            params,
+            has_own_sampling: true,
             agent: self.agent.clone(),
             limits: Limits { attempt: agent.limits.attempt.min(deadline), ..agent.limits },
             roster: Arc::clone(&roster),

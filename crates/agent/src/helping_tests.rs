@@ -12,12 +12,12 @@ fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot, Arc<Roster>) {
     let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
     bench.agent.tools = ToolSet::new(boxes, Duration::from_secs(5)).unwrap();
     let slot = HelperSlot::new(name);
+    bench.agent.samples = Arc::new(|params| SamplingParams { temperature: 0.5, ..params });
     let roster = Arc::new(Roster::new(vec![bench.agent.clone()]));
     slot.set(Arc::new(HelperAgent {
         agent: name.into(),
         roster: Arc::downgrade(&roster),
         opens: Arc::new(|task| vec![Message::system("You help."), Message::user(task.question.as_str())]),
-        samples: Arc::new(|params| SamplingParams { temperature: 0.5, ..params }),
     }));
     (bench, slot, roster)
 }

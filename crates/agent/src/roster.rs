@@ -22,6 +22,9 @@ use crate::tools::{ToolContext, ToolSet};
 /// Selects one of the policies of a mixture, by its index, from the seed and the stream of an attempt.
 pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
 
+/// Changes the sampling parameters of a phase into those of an agent.
+pub type Samples = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
+
 /// Limits of an attempt: those of the agent that its task names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -64,8 +67,10 @@ pub struct Agent {
     pub players: Vec<Player>,
     /// Selects the player of an attempt. `None` if there is one player.
     pub pick: Option<Pick>,
-    /// Limits of attempts of this agent.
+    /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in every attempt.
     pub limits: Limits,
+    /// How its completions are sampled in training.
+    pub samples: Samples,
     /// Tools in the tool loop.
     pub tools: ToolSet,
     /// Calls of a program that are attributed to this agent although they do not name it.
@@ -101,6 +106,7 @@ impl Agent {
             players: vec![player],
             pick: None,
             limits,
+            samples: Arc::new(|params| params),
             tools: ToolSet::default(),
             when: When::default(),
         }
@@ -184,8 +190,11 @@ impl<'a> Casting<'a> {
         };
         let sampling = match player.is_trained || !self.is_program() {
             true => {
-                let max_tokens = self.context.limits.tokens;
-                SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params.clone() })
+                // An evaluation has limits of its own for the attempt's agent.
+                let is_own = agent.name == self.context.agent;
+                let limits = if is_own { &self.context.limits } else { &agent.limits };
+                let max_tokens = limits.tokens;
+                SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
             }
             false => SamplingRule::Default(SamplingParams {
                 max_tokens: player.context,
@@ -251,6 +260,7 @@ impl AttemptContext {
             stream: 0,
             is_evaluation: false,
             params: SamplingParams::default(),
+            has_own_sampling: false,
             agent: agents[0].name.clone(),
             limits: agents[0].limits,
             roster: Arc::new(Roster::new(agents)),
@@ -288,15 +298,23 @@ impl AttemptContext {
         })
     }
 
-    /// Returns what tools know of the attempt. `deadline` is the time that it has.
-    pub(crate) fn for_tools(&self, deadline: Duration) -> ToolContext {
+    /// Returns the sampling parameters of an agent, without its maximum number of tokens.
+    pub(crate) fn params_of(&self, agent: &Agent) -> SamplingParams {
+        match self.has_own_sampling {
+            true => (agent.samples)(self.params.clone()),
+            false => self.params.clone(),
+        }
+    }
+
+    /// Returns what the tools of an agent know of the attempt. `deadline` is the time that it has.
+    pub(crate) fn for_tools(&self, agent: &Agent, deadline: Duration) -> ToolContext {
         ToolContext {
             attempt: self.name.clone(),
             task: self.task.clone(),
             seed: self.seed,
             stream: self.stream,
             deadline,
-            params: self.params.clone(),
+            params: self.params_of(agent),
         }
     }
 

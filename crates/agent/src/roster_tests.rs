@@ -60,3 +60,23 @@ fn missing_agent_and_player_are_named_in_errors() {
     let why = context.player(&context.roster.agents()[0]).map(|_| ()).unwrap_err();
     assert_eq!(why, "there is no policy 3 in the mixture of the agent \"own\"");
 }
+
+#[test]
+fn trained_agents_of_a_program_have_their_own_sampling_and_token_limit() {
+    let own = mixture("own", &[true], 0);
+    let mut other = mixture("other", &[true], 0);
+    other.limits.tokens = 50;
+    other.samples = Arc::new(|params| SamplingParams { temperature: 0.25, ..params });
+    let context = AttemptContext { has_own_sampling: true, ..testing::context(vec![own, other]) };
+    let fixed = |context: &AttemptContext, index: usize| {
+        let agent = &context.roster.agents()[index];
+        let party = Casting::new(context, Caller::Program).unwrap().party(agent).unwrap();
+        let params = party.fixed().unwrap();
+        (params.temperature, params.max_tokens)
+    };
+    assert_eq!((fixed(&context, 0), fixed(&context, 1)), ((0.9, 1000), (0.25, 50)));
+    // Evaluations sample all agents alike, and can limit the attempt's own agent.
+    let mut context = AttemptContext { has_own_sampling: false, ..context };
+    context.limits.tokens = 10;
+    assert_eq!((fixed(&context, 0), fixed(&context, 1)), ((0.9, 10), (0.9, 50)));
+}

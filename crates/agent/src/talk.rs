@@ -33,7 +33,7 @@ impl Talk {
         let agent = context.own_agent()?;
         let limits = LoopLimits { turns: context.limits.turns, opening: context.player(agent)?.opening };
         // A user may take any time.
-        let tools = agent.tools.open(&context.for_tools(Duration::MAX)).await;
+        let tools = agent.tools.open(&context.for_tools(agent, Duration::MAX)).await;
         let tools = tools.map_err(|error| error.to_string())?;
         let (cast, history) = (cast(&context)?, context.messages.clone());
         Ok(Talk { context, limits, cast, tools, history })

@@ -10,7 +10,7 @@ use levade_agent::{
     Teacher, When,
 };
 use levade_conversation::Format;
-use levade_policy::{Sampler, SamplingParams};
+use levade_policy::Sampler;
 use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 use levade_text::Chat;
 use levade_tree::DEFAULT;
@@ -81,19 +81,13 @@ impl NamedAgent {
         &self.agent.players[0]
     }
 
-    /// Returns the sampling parameters of the agent in a phase or an evaluation with `params`.
-    pub(crate) fn params(&self, params: SamplingParams, trains: bool) -> SamplingParams {
-        if trains { self.keys.sampling.params(params) } else { params }
-    }
-
     /// Returns the agent as toolboxes of other agents ask it.
     fn helper(&self, roster: &Arc<Roster>) -> HelperAgent {
-        let (keys, sampling) = (self.keys.clone(), self.keys.sampling.clone());
+        let keys = self.keys.clone();
         HelperAgent {
             agent: self.agent.name.clone(),
             roster: Arc::downgrade(roster),
             opens: Arc::new(move |task| keys.opening(task)),
-            samples: Arc::new(move |params| sampling.params(params)),
         }
     }
 
@@ -224,6 +218,7 @@ impl Agents {
             if policies.is_empty() {
                 policies.push(DEFAULT.to_owned());
             }
+            let sampling = keys.sampling.clone();
             let players = policies.iter().zip(&parts.answers);
             let players = players.map(|(policy, answers)| play(keys, policy, answers));
             let agent = Agent {
@@ -231,6 +226,7 @@ impl Agents {
                 players: players.collect::<Result<_, TrainerError>>()?,
                 pick: parts.pick.clone(),
                 limits: keys.limits(),
+                samples: Arc::new(move |params| sampling.params(params)),
                 tools: parts.tools.clone(),
                 when: parts.when.clone(),
             };

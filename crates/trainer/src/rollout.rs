@@ -142,7 +142,7 @@ impl Rollouts {
     ) -> Result<impl Future<Output = Result<Made, StoreError>> + Send + 'static, TrainerError> {
         let (placement, task, agent) = (*placement, task.clone(), self.agents.of(task)?);
         let (messages, retries) = (agent.keys.opening(&task), agent.keys.retries);
-        let (runs, params) = (agent.runs.clone(), agent.params(params, trains));
+        let runs = agent.runs.clone();
         let (agent, limits) = (agent.agent.name.clone(), agent.agent.limits);
         let (roster, teacher) = (self.agents.roster.clone(), self.agents.teacher.clone());
         let (scorers, store, seed) = (self.scorers.clone(), self.store.clone(), self.seed);
@@ -166,6 +166,7 @@ impl Rollouts {
                     stream: try_stream(&placement, failed),
                     is_evaluation: placement.purpose == Purpose::Eval,
                     params: params.clone(),
+                    has_own_sampling: trains,
                 };
                 let made = guarded(&runs, context).await;
                 store.append(&made_at.id, made.trajectory.segments()).await?;
