@@ -6,7 +6,7 @@ use std::sync::Arc;
 use levade_agent::tasks::Task;
 use levade_agent::tools::{ToolSet, Used};
 use levade_agent::{
-    Agent, AgentLoop, Backend, BuiltInLoop, ChatApi, HelperAgent, Limits, OpeningLimit, Pick, Player, Roster,
+    Agent, AgentLoop, Backend, BuiltInLoop, ChatApi, HelperAgent, OpeningLimit, Pick, Player, Roster,
     Teacher, When,
 };
 use levade_conversation::Format;
@@ -71,7 +71,6 @@ pub struct NamedAgent {
     pub keys: AgentKeys,
     /// Makes its attempts.
     pub(crate) runs: Arc<dyn AgentLoop>,
-    is_built_in: bool,
 }
 
 impl NamedAgent {
@@ -89,12 +88,6 @@ impl NamedAgent {
             roster: Arc::downgrade(roster),
             opens: Arc::new(move |task| keys.opening(task)),
         }
-    }
-
-    /// Returns the agent with other limits.
-    fn limited(&self, limits: impl Fn(Limits) -> Limits) -> Self {
-        let agent = Agent { limits: limits(self.agent.limits), ..self.agent.clone() };
-        NamedAgent { agent, ..self.clone() }
     }
 }
 
@@ -247,7 +240,6 @@ impl Agents {
                 sampler,
                 keys: keys.clone(),
                 runs: parts.custom.clone().unwrap_or_else(|| Arc::new(BuiltInLoop)),
-                is_built_in: parts.custom.is_none(),
             });
         }
         let roster = Arc::new(Roster::new(all));
@@ -311,9 +303,9 @@ impl Agents {
 
     /// Returns these agents under the limits of an evaluation.
     pub(crate) fn evaluated(&self, keys: &EvalKeys) -> Self {
-        let limited = |named: &NamedAgent| match named.is_built_in {
-            true => named.limited(|limits| keys.limits(limits)),
-            false => named.clone(),
+        let limited = |named: &NamedAgent| {
+            let agent = Agent { limits: keys.limits(named.agent.limits), ..named.agent.clone() };
+            NamedAgent { agent, ..named.clone() }
         };
         Agents { named: self.named.iter().map(limited).collect(), ..self.clone() }
     }
