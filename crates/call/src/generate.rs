@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use futures_util::FutureExt;
+use futures_util::stream::FuturesOrdered;
+use futures_util::{FutureExt, StreamExt};
 use levade_conversation::{Conversation, Format};
 use levade_policy::{
     Completion, FinishReason, Grammar, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
@@ -62,6 +63,21 @@ struct Choice {
     stream: SampleStream,
     /// Prefix of the ids of its tool calls.
     call_prefix: String,
+}
+
+/// One sampled completion, before it is recorded.
+struct Sampled {
+    index: usize,
+    prompt: Prompt,
+    completion: Completion,
+    params: SamplingParams,
+    parser: CompletionParser,
+    /// How it is parsed as a message. `None` if it is text.
+    parsing: Option<ChatParsing>,
+    /// Whether its text is sent at the end only.
+    withholds: bool,
+    /// Why it is not complete.
+    error: Option<ApiError>,
 }
 
 /// Starts a call of a party with a sampler.
@@ -278,11 +294,18 @@ impl Generation {
         let metrics = Arc::clone(&self.recorder.options.metrics);
         let _ending = self.transcript.ending();
         add(&metrics.running, 1);
-        let sampled = choices.into_iter().map(|choice| self.sample(choice));
-        let sampled = futures_util::future::join_all(sampled).await;
+        // Sampled at once, but recorded in their order, so that the record does not depend on which ends first.
+        let mut sampled: FuturesOrdered<_> = choices.into_iter().map(|choice| self.sample(choice)).collect();
+        let mut failed = None;
+        while let Some(sampled) = sampled.next().await {
+            if let Err(error) = sampled.and_then(|sampled| self.end(sampled)) {
+                failed.get_or_insert(error);
+            }
+        }
+        drop(sampled);
         metrics.running.fetch_sub(1, Ordering::Relaxed);
         metrics.duration.observe(self.started.elapsed());
-        match sampled.into_iter().find_map(Result::err) {
+        match failed {
             None => self.transcript.push(Event::Done),
             Some(error) => {
                 add(&metrics.failed, 1);
@@ -291,8 +314,11 @@ impl Generation {
         }
     }
 
-    /// Samples one completion, and records the tokens sampled so far in any case.
-    async fn sample(&self, choice: Choice) -> Result<(), ApiError> {
+    /// Samples one completion, as far as it gets.
+    ///
+    /// # Errors
+    /// Returns an error if another prompt of the batch is rejected: then the completion is not recorded.
+    async fn sample(&self, choice: Choice) -> Result<Sampled, ApiError> {
         let Choice { index, prompt, params, mut stream, call_prefix } = choice;
         let chat = self.format.chat();
         let calls_are_text = self.tool_choice == ToolChoice::None || self.tools.is_empty();
@@ -333,6 +359,12 @@ impl Generation {
         completion.finish = *ended.as_ref().unwrap_or(&FinishReason::Aborted);
         add(&self.recorder.options.metrics.sampled_tokens, completion.tokens.len() as u64);
         let error = ended.err();
+        Ok(Sampled { index, prompt, completion, params, parser, parsing, withholds, error })
+    }
+
+    /// Records a completion, also one that failed, and writes its end to the transcript.
+    fn end(&self, sampled: Sampled) -> Result<(), ApiError> {
+        let Sampled { index, prompt, completion, params, parser, parsing, withholds, error } = sampled;
         let (rest, end) =
             self.record(prompt, completion, &params, (parser, parsing.as_ref()), error.as_ref())?;
         if let Some(error) = error {

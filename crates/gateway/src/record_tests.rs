@@ -35,6 +35,18 @@ async fn reply_that_failed_is_recorded_as_far_as_it_came() {
 }
 
 #[tokio::test]
+async fn choices_are_recorded_in_their_order_whichever_ends_first() {
+    let served = Served::paced(&["A long reply, which ends last.", "No."], Duration::from_millis(5));
+    let mut body = question();
+    body["n"] = 2.into();
+    let told = served.post(CHAT, &body).await.json();
+    assert_eq!(told["choices"][1]["message"]["content"], "No.");
+    let recorded = served.session.close(Duration::from_secs(5)).await.0;
+    let contents: Vec<&str> = recorded.calls.iter().map(|call| call.content.as_str()).collect();
+    assert_eq!(contents, ["A long reply, which ends last.", "No."]);
+}
+
+#[tokio::test]
 async fn empty_reply_is_recorded() {
     let served = Served::scripted(&["", "Yes."]);
     let mut body = question();
