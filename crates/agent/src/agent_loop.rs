@@ -9,7 +9,7 @@ use levade_text::Message;
 use levade_tree::{Outcome, Trajectory};
 
 use crate::Teacher;
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 /// The policies of a run that can be sampled from, by name.
 pub type Samplers = Arc<BTreeMap<String, Arc<dyn Sampler>>>;

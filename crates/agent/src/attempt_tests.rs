@@ -420,7 +420,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     let bench = bench(&[says(CALL), says("It is 5.")]);
     let attempt = bench.run().await;
     let mut conversation = messages();
-    conversation.push(Message::calls("", vec![Calculator::call("2+3")]));
+    conversation.push(Message::calls("", vec![levade_tasks::calculation("2+3")]));
     let mut result = Message::tool("5");
     result.name = Some("calculator".into());
     result.tool_call_id = Some("call_0".into());

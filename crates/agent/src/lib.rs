@@ -1,9 +1,8 @@
-//! Agent loops, tools and tasks.
+//! Agent loops and tools.
 //!
-//! [`tasks`] says what is asked and where it comes from; [`tools`] says what an agent can do besides write,
-//! and turns every call, good or bad, into an observation. [`Agent::run`] is the loop between the two: it
-//! makes an attempt at a task and records every token; [`demonstrate`] writes down a worked solution in the
-//! same form.
+//! [`tools`] says what an agent can do besides write, and turns every call, good or bad, into an observation.
+//! [`Agent::run`] is the loop: it makes an attempt at a task and records every token; [`demonstrate`] writes
+//! down a worked solution in the same form.
 
 mod agent_loop;
 mod attempt;
@@ -15,7 +14,6 @@ mod joined;
 mod nested;
 pub mod program;
 mod talk;
-pub mod tasks;
 mod taught;
 mod teacher;
 mod tool_loop;

@@ -9,9 +9,9 @@ use levade_text::Message;
 use levade_tree::{CallCounts, Finish, Outcome};
 
 use crate::Agent;
-use crate::tasks::Task;
 use crate::tool_loop::{Broken, LoopObserver, ToolLoop, add_opening};
 use crate::tools::{OpenTools, ToolContext, ToolError};
+use levade_tasks::Task;
 
 /// Talk of a user with an agent. Tools stay open until the talk is closed.
 pub struct Talk {

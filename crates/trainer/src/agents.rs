@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use levade_agent::tasks::Task;
 use levade_agent::tools::{ToolSet, Used};
 use levade_agent::{
     Agent, AgentLoop, Attempt, AttemptContext, HelperAgent, Limits, Pick, Summariser, Teacher,
 };
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
+use levade_tasks::Task;
 use levade_text::Chat;
 use levade_tree::DEFAULT;
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use levade_agent::environments::Environments;
-use levade_agent::tasks::ArithmeticOptions;
+use levade_tasks::ArithmeticOptions;
 use levade_text::Message;
 use tempfile::TempDir;
 

@@ -76,8 +76,8 @@ impl Toolboxes {
 
 #[cfg(test)]
 mod tests {
-    use levade_agent::tasks::Task;
     use levade_agent::tools::ToolContext;
+    use levade_tasks::Task;
     use levade_text::{Parsed, ToolCall};
     use serde_json::json;
 

@@ -1,13 +1,14 @@
 //! The calculator tool.
 
 use async_trait::async_trait;
-use levade_text::{ToolCall, ToolSpec};
+use levade_tasks::{CALCULATOR, evaluate};
+use levade_text::ToolSpec;
 use serde_json::{Map, Value, json};
 
-use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox, expression};
+use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
 
 /// Evaluates one arithmetic expression a call: argument `expression`, a text. See
-/// [`evaluate`](super::evaluate) for what it reads and how results print.
+/// [`evaluate`] for what it reads and how results print.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calculator {
     /// The toolbox's name. The tool itself is always called [`Calculator::NAME`].
@@ -24,13 +25,7 @@ impl Default for Calculator {
 
 impl Calculator {
     /// The tool's name.
-    pub const NAME: &'static str = "calculator";
-
-    /// A call that asks for the value of `expression`.
-    pub fn call(expression: &str) -> ToolCall {
-        let arguments = Map::from_iter([("expression".to_owned(), Value::from(expression))]);
-        ToolCall { id: String::new(), name: Self::NAME.to_owned(), arguments: arguments.into() }
-    }
+    pub const NAME: &'static str = CALCULATOR;
 
     /// Description that the model is given.
     pub fn spec() -> ToolSpec {
@@ -62,7 +57,7 @@ impl Calculator {
         if let Some(extra) = arguments.keys().find(|key| *key != "expression") {
             return Err(format!("{extra:?} is not an argument; \"expression\" is"));
         }
-        expression::evaluate(expression).map(|value| value.to_string()).map_err(|error| error.to_string())
+        evaluate(expression).map(|value| value.to_string()).map_err(|error| error.to_string())
     }
 }
 
@@ -123,7 +118,7 @@ mod tests {
 
     #[test]
     fn its_call_fits_its_schema() {
-        let call = Calculator::call("1 + 1");
+        let call = levade_tasks::calculation("1 + 1");
         let ToolSpec { name, parameters, .. } = Calculator::spec();
         assert_eq!(call.name, name);
         for name in call.arguments.keys() {

@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(toolbox.specs(), Some(vec![Calculator::spec()]));
         let mut session = toolbox.open(&context("a")).await.unwrap();
         assert!(session.parallel(Calculator::NAME));
-        let arguments = Calculator::call("6 * 7").arguments;
+        let arguments = levade_tasks::calculation("6 * 7").arguments;
         let mut waits = HashSet::new();
         for _ in 0..5 {
             let start = tokio::time::Instant::now();

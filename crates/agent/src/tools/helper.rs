@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::ToolContext;
 use super::output::Branch;
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 /// Agent that can be asked.
 #[async_trait]

@@ -23,7 +23,6 @@ mod command;
 mod condensed;
 mod cut;
 mod delayed;
-mod expression;
 mod helper;
 mod limited;
 mod mcp;
@@ -49,14 +48,13 @@ use levade_policy::SamplingParams;
 use levade_text::ToolSpec;
 use serde_json::{Map, Value};
 
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 pub use calculator::Calculator;
 pub use command::{CommandOptions, CommandTool};
 pub use condensed::{Condensed, Condensing};
 pub use cut::{Cut, Shortened, Side};
 pub use delayed::Delayed;
-pub use expression::{ExpressionError, MAX_DEPTH, MAX_LENGTH, Number, evaluate};
 pub use helper::{HelpRequest, Helper, HelperSlot};
 pub use levade_sandbox::Demand;
 pub use levade_search::Retries;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use levade_text::ToolSpec;
 
 use super::ToolError;
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 /// Between the names of a toolbox and of its tool, where another toolbox has a tool of that name.
 pub(super) const BETWEEN: &str = "__";

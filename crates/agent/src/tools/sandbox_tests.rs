@@ -6,7 +6,7 @@ use levade_sandbox::Demand;
 use levade_sandbox::service::{Service, serve};
 
 use super::*;
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 fn options(persistent: bool) -> CodeOptions {
     let sandbox = Options { protection: Demand::BestEffort, ..Options::default() };

@@ -21,7 +21,7 @@ use super::offer::{BETWEEN, Offer, Offers};
 use super::used::{Meter, Used};
 use super::{Cut, HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 /// The most calls of one turn that run at once: a model may write any number.
 const AT_ONCE: usize = 32;

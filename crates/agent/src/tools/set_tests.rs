@@ -1,5 +1,6 @@
 //! Tests of a set of toolboxes.
 
+use levade_tasks::calculation;
 use serde_json::json;
 
 use super::*;
@@ -39,7 +40,7 @@ async fn every_way_a_call_can_go_is_observed_and_counted() {
     let mut open = ToolSet::new(boxes, DEADLINE).unwrap().open(&context("a1")).await.unwrap();
     assert_eq!(open.specs().iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["calculator", "slow"]);
     for (call, kind, text, is_trouble) in [
-        (Calculator::call("2 * 21"), ObservationKind::Ok, "42", false),
+        (calculation("2 * 21"), ObservationKind::Ok, "42", false),
         (
             call("slow", json!({"fail": "the backend is down"})),
             ObservationKind::Failed,

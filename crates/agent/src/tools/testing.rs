@@ -10,7 +10,7 @@ use levade_text::{Parsed, ToolCall, ToolSpec};
 use serde_json::{Map, Value, json};
 
 use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 /// An attempt of this name, at a task of this name.
 pub fn context(attempt: &str) -> ToolContext {

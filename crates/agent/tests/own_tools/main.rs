@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::tasks::Task;
 use levade_agent::tools::{
     Observation, OpenTools, PythonOptions, PythonTools, ToolContext, ToolSet, Toolbox,
 };
 use levade_process::Supervisor;
+use levade_tasks::Task;
 use levade_text::{Parsed, ToolCall};
 use serde_json::{Map, Value};
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_agent::program::{Rehearsal, Replies};
-use levade_agent::tasks::Task;
 use levade_agent::{AttemptContext, ProgramAgent, Samplers};
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
+use levade_tasks::Task;
 use levade_text::Chat;
 
 use super::report::Report;

@@ -16,13 +16,14 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 20] = [
+const ROOMS: [(&str, &[&str]); 21] = [
     (
         "cli",
         &[
             "trainer",
             "recipe",
             "agent",
+            "tasks",
             "gateway",
             "call",
             "process",
@@ -40,11 +41,15 @@ const ROOMS: [(&str, &[&str]); 20] = [
             "tree",
         ],
     ),
-    ("trainer", &["recipe", "agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("recipe", &["agent", "reward", "conversation", "text", "policy", "rl", "tree"]),
+    (
+        "trainer",
+        &["recipe", "agent", "tasks", "reward", "store", "conversation", "text", "policy", "rl", "tree"],
+    ),
+    ("recipe", &["agent", "tasks", "reward", "conversation", "text", "policy", "rl", "tree"]),
     (
         "agent",
         &[
+            "tasks",
             "gateway",
             "call",
             "process",
@@ -61,6 +66,7 @@ const ROOMS: [(&str, &[&str]); 20] = [
     ("gateway", &["call", "conversation", "text", "http", "policy", "tree"]),
     ("call", &["conversation", "text", "policy", "tree"]),
     ("sandbox", &["http", "policy"]),
+    ("tasks", &["reward", "text", "policy"]),
     ("reward", &["process", "policy", "tree"]),
     ("process", &["policy"]),
     ("search", &["http", "policy"]),

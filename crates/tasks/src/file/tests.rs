@@ -6,7 +6,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::tasks::TaskRow;
+use crate::TaskRow;
 
 /// A file with these contents, as options that read it; the folder lives as long as the first.
 fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {

@@ -7,8 +7,8 @@
 
 use levade_reward::Rational;
 
+use super::expression::{Number, calculation, evaluate};
 use super::{DemonstratedCall, Demonstration};
-use crate::tools::{Calculator, Number, evaluate};
 
 /// Why a solution does not become a demonstration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skip
         }
         calls.push(DemonstratedCall {
             content: before.trim().to_owned(),
-            call: Calculator::call(expression.trim()),
+            call: calculation(expression.trim()),
             result: value.to_string(),
         });
         rest = after;

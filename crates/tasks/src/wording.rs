@@ -248,8 +248,8 @@ fn step(operator: Operator, number: i128) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::draws::Purpose;
     use super::*;
+    use crate::draws::Purpose;
 
     fn term(index: u64, operands: usize) -> (Term, Draws) {
         let mut draws = Draws::new(2, Purpose::Training, index);

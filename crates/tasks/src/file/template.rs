@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::json_text;
-use crate::tasks::Task;
+use crate::Task;
 
 /// Fields that list the options of a question, as the scorer `choice` knows them.
 pub(super) const CHOICES: [&str; 2] = ["choices", "options"];

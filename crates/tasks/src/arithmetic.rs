@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::draws::{Draws, Purpose};
+use super::expression::calculation;
 use super::term::Term;
 use super::wording::Wording;
 use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
-use crate::tools::Calculator;
 
 /// One in this many sets of operands is held out.
 const HELD_OUT_SHARE: u64 = 8;
@@ -101,7 +101,7 @@ impl Arithmetic {
         let answer = term.value().to_string();
         let call = DemonstratedCall {
             content: String::new(),
-            call: Calculator::call(&term.symbols("*")),
+            call: calculation(&term.symbols("*")),
             result: answer.clone(),
         };
         Task {
@@ -150,7 +150,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::tools::evaluate;
+    use crate::evaluate;
 
     const SPLITS: [Split; 3] = [Split::Train, Split::HeldOut, Split::HeldOutWording];
 

@@ -1,16 +1,46 @@
-//! Tasks: what an agent is asked, what is expected, and how somebody did it.
+//! Tasks: what an agent is asked, what is expected, and how it can be done.
 //!
-//! Tasks come from files ([`FileOptions::load`]) or from a seeded generator ([`Arithmetic`]). Both give a
-//! training part and a held-out part that share no task, whatever the seed of a run. A [`Demonstration`] is a
-//! worked solution with tool calls, to learn from before there is any reward; every result in it is what the
-//! tool itself answers.
+//! A [`Task`] has an id, a question or a conversation that ends with it, and the expected answer for the
+//! scorer. Tasks come from files ([`FileOptions::load`]: JSON, CSV, Parquet) or from a seeded generator
+//! ([`Arithmetic`]). A [`Demonstration`] is a worked solution with tool calls, for training before there is
+//! any reward.
 //!
-//! Not here: prompts around the question (the recipe's), and scoring (`levade-reward`).
+//! # Guarantees
+//! - **Determinism.** The tasks of a file depend on its contents and on the seed of the split; task `index`
+//!   of a generator depends on options, seed, split and index.
+//! - **Honest evaluations.** The training part and the held-out part of a source share no task, whatever the
+//!   seed of a run. [`HeldOutQuestions`] finds tasks of other sources that leak held-out questions.
+//! - **True results.** Every tool result in a demonstration is what [`evaluate`] computes, as the calculator
+//!   does for agents.
+//!
+//! # Example
+//! ```
+//! use levade_tasks::{Arithmetic, ArithmeticOptions, FileOptions, HeldOut, Split};
+//!
+//! let sums = Arithmetic::new(ArithmeticOptions { words: 0.0, ..ArithmeticOptions::default() }, 7)?;
+//! let task = sums.task(Split::Train, 0);
+//! assert_eq!(task, sums.task(Split::Train, 0));
+//! assert!(task.demonstration.is_some());
+//!
+//! let file = std::env::temp_dir().join(format!("levade-tasks-{}.jsonl", std::process::id()));
+//! let rows = (0..10).map(|n| format!("{{\"question\": \"{n} + 1?\", \"answer\": \"{}\"}}\n", n + 1));
+//! std::fs::write(&file, rows.collect::<String>())?;
+//! let mut options = FileOptions::new(file.clone());
+//! options.held_out = HeldOut::Count(2);
+//! let tasks = options.load(7)?;
+//! assert_eq!((tasks.training.len(), tasks.held_out.len()), (8, 2));
+//! # std::fs::remove_file(file)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Out of scope: tasks that an environment lists (`levade-agent`), prompts around the question
+//! (`levade-recipe`), and scoring (`levade-reward`).
 
 mod annotations;
 mod arithmetic;
 mod draws;
 mod error;
+mod expression;
 mod file;
 mod leaks;
 mod near;
@@ -27,6 +57,7 @@ use serde_json::Value;
 pub use annotations::{Skipped, annotated};
 pub use arithmetic::{Arithmetic, ArithmeticOptions, Split};
 pub use error::{Place, TaskError};
+pub use expression::{CALCULATOR, ExpressionError, Number, calculation, evaluate};
 pub use file::{
     AnswerFrom, DemonstrationCounts, FileOptions, FileRow, FileTasks, HeldOut, Paths, without_endings,
 };

@@ -7,7 +7,7 @@ use csv::{ReaderBuilder, Trim};
 use serde_json::{Map, Value};
 
 use super::fields::LeftOut;
-use crate::tasks::Place;
+use crate::Place;
 
 /// Gives the rows of a table one by one; every value is a text. Columns that share a name are left out.
 ///

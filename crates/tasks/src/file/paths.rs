@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::tasks::TaskError;
+use crate::TaskError;
 
 /// Names of files that a folder is searched for; what else lies there (a README, checksums) is not data.
 const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "csv", "tsv"];

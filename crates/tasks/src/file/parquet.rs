@@ -15,7 +15,7 @@ use serde_json::{Map, Number, Value};
 
 use super::fields::LeftOut;
 use super::temporal::Shape;
-use crate::tasks::Place;
+use crate::Place;
 
 /// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is left out
 /// if it cannot be read or shares its name with another one, unless it is `needed`.

@@ -18,6 +18,11 @@
 use std::fmt;
 
 use levade_reward::Rational;
+use levade_text::ToolCall;
+use serde_json::{Map, Value};
+
+/// Name of the tool that evaluates expressions, in demonstrations and for agents.
+pub const CALCULATOR: &str = "calculator";
 
 /// Longest expression, in characters.
 pub const MAX_LENGTH: usize = 1000;
@@ -123,6 +128,12 @@ pub fn evaluate(text: &str) -> Result<Number, ExpressionError> {
         None => Ok(value),
         Some(_) => Err(parser.unexpected("an operator or the end is expected")),
     }
+}
+
+/// Returns the call of the [`CALCULATOR`] that requests the value of `expression`.
+pub fn calculation(expression: &str) -> ToolCall {
+    let arguments = Map::from_iter([("expression".to_owned(), Value::from(expression))]);
+    ToolCall { id: String::new(), name: CALCULATOR.to_owned(), arguments: arguments.into() }
 }
 
 #[derive(Clone, Copy)]

@@ -128,9 +128,9 @@ impl Term {
 
 #[cfg(test)]
 mod tests {
-    use super::super::draws::Purpose;
     use super::*;
-    use crate::tools::evaluate;
+    use crate::draws::Purpose;
+    use crate::evaluate;
 
     #[test]
     fn symbols_mean_the_value() {

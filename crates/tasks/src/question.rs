@@ -129,7 +129,7 @@ impl QuestionKey {
     }
 
     /// Position among the questions of a source under a split: the first ones are held out.
-    pub(crate) fn rank(self, split_seed: u64) -> u64 {
+    pub fn rank(self, split_seed: u64) -> u64 {
         let hash = Sha256::new().chain_update(split_seed.to_le_bytes()).chain_update(self.0).finalize();
         hash[..8].iter().fold(0, |rank, byte| rank << 8 | u64::from(*byte))
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-use crate::tasks::TaskError;
+use crate::TaskError;
 
 /// The contents of a file.
 pub(super) enum Content {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fs::File;
 use std::sync::Arc;
 
-use levade_agent::tasks::FileOptions;
+use levade_tasks::FileOptions;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;

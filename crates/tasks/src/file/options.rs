@@ -12,7 +12,7 @@ use super::json_text;
 use super::messages::messages;
 use super::template::{self, Part};
 use super::{DemonstrationCounts, Paths, Row};
-use crate::tasks::{Task, TaskError, annotated};
+use crate::{Task, TaskError, annotated};
 
 /// Which files, and how to read them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

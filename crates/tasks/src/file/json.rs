@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Deserializer, Value};
 
-use crate::tasks::Place;
+use crate::Place;
 
 /// A fault of a row, and its place.
 #[derive(Debug, PartialEq)]
