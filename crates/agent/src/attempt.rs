@@ -29,9 +29,9 @@ use tracing::{Instrument, debug, debug_span};
 use crate::context::{ContextPolicy, Summariser, summary_agent};
 use crate::taught::{Exchange, Pupil, finished, taught};
 use crate::tool_loop::{Broken, LoopLimits, ToolLoop, add_opening};
-use crate::tools::{ToolContext, ToolSet};
 use crate::{AgentLoop, Attempt, AttemptContext, Teacher};
 use levade_tasks::Task;
+use levade_tools::{ToolContext, ToolSet};
 
 /// Timeout for calls in flight to end after the loop has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);

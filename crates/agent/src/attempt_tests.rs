@@ -19,8 +19,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
-use crate::tools::testing::spec;
-use crate::tools::{Calculator, Session, ToolError, ToolOutput, ToolSet, Toolbox};
+use levade_tools::{Calculator, Session, ToolError, ToolOutput, ToolSet, Toolbox};
 
 #[path = "attempt_tools_tests.rs"]
 mod tools;
@@ -110,6 +109,12 @@ struct Counted(Arc<AtomicUsize>);
 struct CountedSession {
     open: Arc<AtomicUsize>,
     attempt: ToolContext,
+}
+
+/// Returns a tool of this name, without arguments.
+fn spec(name: &str) -> ToolSpec {
+    let parameters = json!({ "type": "object" });
+    ToolSpec { name: name.into(), description: String::new(), parameters }
 }
 
 #[async_trait]

@@ -7,9 +7,9 @@ use levade_policy::SamplingParams;
 use levade_text::Message;
 use levade_tree::{Outcome, Trajectory};
 
-use crate::tools::{Branch, HelpRequest, Helper};
 use crate::{Agent, AttemptRequest, Limits, Pick};
 use levade_tasks::Task;
+use levade_tools::{Branch, HelpRequest, Helper};
 
 /// Opens a conversation about a task.
 pub type Opens = Arc<dyn Fn(&Task) -> Vec<Message> + Send + Sync>;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::HelperAgent;
-use crate::tools::{Condensed, Condensing, HelperSlot, SubAgent};
+use levade_tools::{Condensed, Condensing, HelperSlot, SubAgent};
 
 /// A helper that says these things in turn; it has a calculator.
 fn helper(name: &str, replies: &[Reply]) -> (Bench, HelperSlot) {

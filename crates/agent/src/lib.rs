@@ -1,8 +1,9 @@
-//! Agent loops and tools.
+//! Agent loops: attempts at tasks.
 //!
-//! [`tools`] says what an agent can do besides write, and turns every call, good or bad, into an observation.
-//! [`Agent::run`] is the loop: it makes an attempt at a task and records every token; [`demonstrate`] writes
-//! down a worked solution in the same form.
+//! [`Agent::run`] is the built-in loop between a model and its tools (`levade-tools`): it makes an attempt at
+//! a task (`levade-tasks`) and records every token. [`ProgramAgent`] runs a program in its place, and
+//! [`environments`] lists tasks of other packages and scores answers by them. [`HelperAgent`] lets toolboxes
+//! ask an agent. [`demonstrate`] records a worked solution in the form of an attempt.
 
 mod agent_loop;
 mod attempt;
@@ -11,13 +12,11 @@ mod demonstrate;
 pub mod environments;
 mod helping;
 mod joined;
-mod nested;
 pub mod program;
 mod talk;
 mod taught;
 mod teacher;
 mod tool_loop;
-pub mod tools;
 
 pub use agent_loop::{AgentLoop, Attempt, AttemptContext, Pick, Samplers};
 pub use attempt::{Agent, AttemptRequest, Limits};
@@ -25,7 +24,6 @@ pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
 pub use helping::{HelperAgent, Opens, Samples};
 pub use levade_call::{Truncation, probe_agent};
-pub use levade_policy::environment::PASSED;
 pub use levade_process::Supervisor as Keeper;
 pub use program::{Program, ProgramAgent};
 pub use talk::Talk;

@@ -10,8 +10,8 @@ use levade_tree::{CallCounts, Finish, Outcome};
 
 use crate::Agent;
 use crate::tool_loop::{Broken, LoopObserver, ToolLoop, add_opening};
-use crate::tools::{OpenTools, ToolContext, ToolError};
 use levade_tasks::Task;
+use levade_tools::{OpenTools, ToolContext, ToolError};
 
 /// Talk of a user with an agent. Tools stay open until the talk is closed.
 pub struct Talk {

@@ -12,9 +12,9 @@ use serde_json::json;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::*;
-use crate::tools::{Calculator, ToolSet, Toolbox};
 use crate::{Agent, AgentLoop, AttemptContext, ContextPolicy, Limits, Teacher, Truncation};
 use levade_tasks::Task;
+use levade_tools::{Calculator, ToolSet, Toolbox};
 
 /// Says these messages, one to a query, and keeps what it was asked.
 struct Script(Mutex<Vec<Message>>, Mutex<Vec<ChatQuery>>);

@@ -7,7 +7,7 @@ use levade_tree::{CallCounts, Finish, Outcome, TreeError};
 use tracing::debug;
 
 use crate::joined::{finite, join};
-use crate::tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
+use levade_tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
 
 /// Reason for an attempt to break.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use levade_agent::tools::{ToolSet, Used};
 use levade_agent::{
     Agent, AgentLoop, Attempt, AttemptContext, HelperAgent, Limits, Pick, Summariser, Teacher,
 };
@@ -12,6 +11,7 @@ use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 use levade_tasks::Task;
 use levade_text::Chat;
+use levade_tools::{ToolSet, Used};
 use levade_tree::DEFAULT;
 
 use crate::TrainerError;

@@ -247,7 +247,7 @@ fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
         .map(|name| AgentParts {
             name: name.into(),
             chat: chat.clone(),
-            tools: levade_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
+            tools: levade_tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO).unwrap(),
             custom: None,
             mixture: None,
         })
