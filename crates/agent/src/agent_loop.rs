@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use levade_policy::SamplingParams;
+use levade_tasks::Task;
 use levade_text::Message;
 use levade_tree::{Outcome, Trajectory};
 
 use crate::roster::{Agent, Limits, Roster};
-use crate::tasks::Task;
 use crate::teacher::Teacher;
 
 /// Input of one attempt.

@@ -10,8 +10,11 @@ use levade_policy::{
     SamplingParams, Simulator, SimulatorConfig, within,
 };
 use levade_rl::Loss;
+use levade_tasks::Task;
 use levade_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_tokenizer};
 use levade_text::{Chat, ChatOptions, Message, ToolSpec};
+use levade_tools::testing::spec;
+use levade_tools::{Calculator, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
 use levade_tree::{Kind, PathInput, PathTarget, Segment, Term, Trajectory, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
@@ -20,10 +23,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::demonstrate::{DemonstrationError, demonstrate};
 use crate::roster::Player;
-use crate::tasks::Task;
 use crate::testing;
-use crate::tools::testing::spec;
-use crate::tools::{Calculator, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
 use crate::{Backend, OpeningLimit, Truncation};
 
 #[path = "attempt_tools_tests.rs"]
@@ -114,6 +114,12 @@ struct Counted(Arc<AtomicUsize>);
 struct CountedSession {
     open: Arc<AtomicUsize>,
     attempt: ToolContext,
+}
+
+/// Returns a tool of this name, without arguments.
+fn spec(name: &str) -> ToolSpec {
+    let parameters = json!({ "type": "object" });
+    ToolSpec { name: name.into(), description: String::new(), parameters }
 }
 
 #[async_trait]
@@ -410,7 +416,7 @@ async fn a_demonstration_has_the_tokens_of_the_attempt_it_describes() {
     let bench = bench(&[says(CALL), says("It is 5.")]);
     let attempt = bench.run().await;
     let mut conversation = messages();
-    conversation.push(Message::calls("", vec![Calculator::call("2+3")]));
+    conversation.push(Message::calls("", vec![levade_tasks::calculation("2+3")]));
     let mut result = Message::tool("5");
     result.name = Some("calculator".into());
     result.tool_call_id = Some("call_0".into());

@@ -1,5 +1,5 @@
 use super::*;
-use crate::tools::Delayed;
+use levade_tools::Delayed;
 
 fn calls(tool: &str, arguments: &[Value]) -> String {
     let call =

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
+use levade_tasks::Task;
 use levade_text::Message;
+use levade_tools::{Branch, HelpRequest, Helper};
 use levade_tree::{Outcome, Trajectory};
 
 use crate::roster::{Limits, Roster};
-use crate::tasks::Task;
-use crate::tools::{Branch, HelpRequest, Helper};
 use crate::{AgentLoop, AttemptContext, BuiltInLoop};
 
 /// Returns the messages that open a conversation about a task.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::HelperAgent;
 use crate::roster::Roster;
-use crate::tools::{Condensed, Condensing, HelperSlot, SubAgent};
+use levade_tools::{Condensed, Condensing, HelperSlot, SubAgent};
 
 /// Returns a helper that samples these replies and has a calculator, with the slot and the roster that it
 /// is in.

@@ -1,9 +1,10 @@
-//! Agent loops, tools and tasks.
+//! Agent loops: attempts at tasks.
 //!
-//! [`tasks`] says what is asked and where it comes from; [`tools`] says what an agent can do besides write,
-//! and turns every call, good or bad, into an observation. [`BuiltInLoop`] is the loop between the two: it
-//! makes an attempt at a task and records every token; [`demonstrate`] writes down a worked solution in the
-//! same form.
+//! [`BuiltInLoop`] is the loop between a model and its tools (`levade-tools`): it makes an attempt at a task
+//! (`levade-tasks`) and records every token. [`Program`] runs a program in its place, and [`environments`]
+//! lists tasks of other packages and scores answers by them. A [`Roster`] has the agents of a run and the
+//! policies that play them; [`HelperAgent`] lets toolboxes ask an agent. [`demonstrate`] records a worked
+//! solution in the form of an attempt.
 
 mod agent_loop;
 mod attempt;
@@ -12,17 +13,14 @@ mod demonstrate;
 pub mod environments;
 mod helping;
 mod joined;
-mod nested;
 pub mod program;
 mod roster;
 mod talk;
-pub mod tasks;
 mod taught;
 mod teacher;
 #[cfg(test)]
 mod testing;
 mod tool_loop;
-pub mod tools;
 
 pub use agent_loop::{AgentLoop, Attempt, AttemptContext};
 pub use attempt::BuiltInLoop;
@@ -31,7 +29,6 @@ pub use demonstrate::{DemonstrationError, demonstrate};
 pub use helping::{HelperAgent, Opens};
 pub use levade_call::{Backend, ChatApi, OpeningLimit, Truncation, probe_agent};
 pub use levade_gateway::When;
-pub use levade_policy::environment::PASSED;
 pub use levade_process::Supervisor as Keeper;
 pub use program::Program;
 pub use roster::{Agent, Limits, Pick, Player, Roster, Samples};

@@ -13,11 +13,11 @@ use levade_call::{
 use levade_conversation::{Budget, Format};
 use levade_gateway::When;
 use levade_policy::{Sampler, SamplingParams, awake, within};
+use levade_tasks::Task;
+use levade_tools::{ToolContext, ToolSet};
 
 use crate::AttemptContext;
 use crate::context::{ContextPolicy, summary_agent};
-use crate::tasks::Task;
-use crate::tools::{ToolContext, ToolSet};
 
 /// Selects one of the policies of a mixture, by its index, from the seed and the stream of an attempt.
 pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;

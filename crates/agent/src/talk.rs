@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use levade_call::{Cast, ErrorKind};
 use levade_text::Message;
+use levade_tools::OpenTools;
 use levade_tree::{CallCounts, Finish, Outcome};
 
 use crate::AttemptContext;
 use crate::roster::{Caller, Casting};
 use crate::tool_loop::{Broken, LoopLimits, LoopObserver, ToolLoop, add_opening};
-use crate::tools::OpenTools;
 
 /// Talk of a user with an agent. Tools stay open until the talk is closed.
 pub struct Talk {

@@ -4,12 +4,12 @@ use levade_call::{ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Error
 use levade_policy::{Simulator, SimulatorConfig};
 use levade_text::ToolCall;
 use levade_text::testing::VOCABULARY;
+use levade_tools::Calculator;
 use levade_tree::Kind;
 use serde_json::json;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::*;
-use crate::tools::Calculator;
 use crate::{Agent, AgentLoop, AttemptContext, BuiltInLoop, Teacher, testing};
 
 /// Says these messages, one to a query, and keeps what it was asked.

@@ -12,7 +12,7 @@ use levade_text::{Message, Role};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use crate::tasks::Task;
+use levade_tasks::Task;
 
 /// A writer of replies that are to be imitated.
 #[derive(Clone)]

@@ -6,10 +6,10 @@ use std::time::Duration;
 use levade_conversation::{Format, Options};
 use levade_policy::{Sampler, SamplingParams};
 use levade_text::testing::tiny_chat;
+use levade_tools::{ToolSet, Toolbox};
 
 use crate::AttemptContext;
 use crate::roster::{Agent, Limits, Player};
-use crate::tools::{ToolSet, Toolbox};
 
 /// Returns a player of the policy `policy`, which `sampler` answers for.
 pub(crate) fn player(policy: &str, sampler: Arc<dyn Sampler>) -> Player {

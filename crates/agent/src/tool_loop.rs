@@ -3,11 +3,11 @@
 use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Request, Token};
 use levade_policy::{FinishReason, PolicyError};
 use levade_text::{ContentPart, Message, Parsed, ToolSpec};
+use levade_tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
 use levade_tree::{CallCounts, Finish, Outcome, TreeError};
 use tracing::debug;
 
 use crate::joined::{finite, join};
-use crate::tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
 
 /// Reason for an attempt to break.
 #[derive(Debug, thiserror::Error)]

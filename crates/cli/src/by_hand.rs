@@ -4,10 +4,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use levade_agent::tasks::Task;
 use levade_agent::{Agent, AgentLoop, AttemptContext, Limits, Player};
 use levade_policy::{Precision, Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind};
+use levade_tasks::Task;
 use levade_text::Message;
 use levade_tree::{DEFAULT, Kind};
 

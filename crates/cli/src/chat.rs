@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use levade_agent::tools::Observation;
 use levade_agent::{Agent, AttemptContext, Limits, LoopObserver, Player, Talk};
 use levade_call::Token;
 use levade_conversation::Format;
@@ -15,6 +14,7 @@ use levade_policy::{Precision, SamplingParams};
 use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, QUESTION, ToolKeys};
 use levade_text::{Chat, Message, Piece, ReplyStream};
+use levade_tools::Observation;
 use levade_trainer::{Toolboxes, chat_options};
 use levade_tree::Finish;
 use tokio::sync::mpsc;

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
-use levade_agent::tasks::{Matching, QuestionKey};
 use levade_engine::Engine;
 use levade_policy::Sampler;
 use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
 use levade_store::{EvalKey, Memory, Sqlite, Store};
+use levade_tasks::{Matching, QuestionKey};
 use levade_trainer::{
     AgentParts, Agents, Answers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
     chat_options, check_tasks, evaluate, matching, trained_on,

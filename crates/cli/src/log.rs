@@ -20,7 +20,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 20] = [
+const ROOMS: [&str; 22] = [
     "agent",
     "call",
     "cli",
@@ -38,7 +38,9 @@ const ROOMS: [&str; 20] = [
     "sandbox",
     "search",
     "store",
+    "tasks",
     "text",
+    "tools",
     "trainer",
     "tree",
 ];
@@ -164,7 +166,7 @@ mod tests {
     #[test]
     fn sdk_of_mcp_logs_only_when_asked() {
         assert!(!quiet().would_enable("rmcp::service", &Level::ERROR));
-        assert!(quiet().would_enable("levade_agent::tools", &Level::WARN));
+        assert!(quiet().would_enable("levade_tools", &Level::WARN));
         assert!(filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
     }
 

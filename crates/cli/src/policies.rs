@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
-use levade_agent::tools::ToolSet;
 use levade_agent::{Pick, Teacher};
 use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use levade_policy::LoraOptions;
@@ -13,6 +12,7 @@ use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use levade_remote::{Mixture, RemoteLearner, Turns};
 use levade_text::Chat;
+use levade_tools::ToolSet;
 use levade_trainer::{AgentParts, Answers, Learns, Policy, Toolboxes, chat_options};
 
 use crate::child::Gone;

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use levade_agent::environments::Environments;
-use levade_agent::tasks::{FileOptions, FileRow, QuestionKey, Task};
 use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe, TaskSource};
 use levade_store::Attempt;
+use levade_tasks::{FileOptions, FileRow, QuestionKey, Task};
 use levade_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
 use serde_json::{Value, json};
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use levade_agent::tasks::Task;
-use levade_agent::tools::{ObservationKind, OpenTools, ToolContext};
 use levade_policy::SamplingParams;
 use levade_process::Supervisor;
 use levade_recipe::Override;
+use levade_tasks::Task;
 use levade_text::{Parsed, ToolCall};
+use levade_tools::{ObservationKind, OpenTools, ToolContext};
 use levade_trainer::{Toolboxes, chat_options};
 use serde_json::{Map, Value};
 

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::tasks::Task;
 use levade_agent::{ContextPolicy, Limits, Truncation};
 use levade_conversation::{Format, History, Options, Replies};
 use levade_policy::SamplingParams;
+use levade_tasks::Task;
 use levade_text::{Chat, LateSystem, Message, Role, ToolPrompt, ToolProtocol};
 use serde::{Deserialize, Serialize};
 

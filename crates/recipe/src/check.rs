@@ -3,9 +3,9 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use levade_agent::tasks::Arithmetic;
 use levade_rl::correction::Level;
 use levade_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
+use levade_tasks::Arithmetic;
 use levade_tree::DEFAULT;
 
 use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource};
@@ -429,7 +429,7 @@ impl Recipe {
             match source {
                 TaskSource::Arithmetic(keys) => {
                     checker.generated(format_args!("tasks.{i}.train"), keys.train)?;
-                    if let Err(levade_agent::tasks::TaskError::Option { name, value, range }) =
+                    if let Err(levade_tasks::TaskError::Option { name, value, range }) =
                         Arithmetic::new(keys.options(), run.seed)
                     {
                         checker.check(false, format!("tasks.{i}.{name}"), value, range)?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use levade_agent::tools::{CodeOptions, Demand};
+use levade_tools::{CodeOptions, Demand};
 use serde::{Deserialize, Serialize};
 
 /// `[[tool]] kind = "sandbox"`

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use levade_agent::tools::{Condensing, HelperSlot, SubAgent};
+use levade_tools::{Condensing, HelperSlot, SubAgent};
 use serde::{Deserialize, Serialize};
 
 /// `[[tool]] kind = "agent"`: another agent as a tool.

@@ -10,9 +10,9 @@ use levade_agent::Limits;
 use levade_agent::environments::{
     EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions, VerifiersOptions,
 };
-use levade_agent::tasks::{ArithmeticOptions, FileOptions};
 use levade_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
 use levade_rl::Normaliser;
+use levade_tasks::{ArithmeticOptions, FileOptions};
 use levade_tree::RunId;
 use serde::{Deserialize, Serialize};
 

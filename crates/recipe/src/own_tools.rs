@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use levade_agent::tools::{CommandOptions, PythonOptions};
+use levade_tools::{CommandOptions, PythonOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

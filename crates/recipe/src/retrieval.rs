@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use levade_agent::tools::{Retries, SearchOptions, SearchTool, ToolError};
+use levade_tools::{Retries, SearchOptions, SearchTool, ToolError};
 use serde::{Deserialize, Serialize};
 
 /// `[[tool]] kind = "search"`

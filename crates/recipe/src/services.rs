@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use levade_agent::Keeper;
-use levade_agent::tools::{Endpoint, EndpointOptions, Mcp, McpServer, Node, Prolonged, Services};
 use levade_text::ToolSpec;
+use levade_tools::{Endpoint, EndpointOptions, Mcp, McpServer, Node, Prolonged, Services};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 

@@ -7,9 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use levade_agent::Keeper;
-use levade_agent::tools::{
-    Calculator, CallLimits, CodeTool, CommandTool, PythonTools, SearchTool, Side, Toolbox,
-};
+use levade_tools::{Calculator, CallLimits, CodeTool, CommandTool, PythonTools, SearchTool, Side, Toolbox};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use levade_agent::tasks::Task;
-use levade_agent::tools::{ToolSet, Used};
 use levade_agent::{
     Agent, AgentLoop, Backend, BuiltInLoop, ChatApi, HelperAgent, OpeningLimit, Pick, Player, Roster,
     Teacher, When,
@@ -12,7 +10,9 @@ use levade_agent::{
 use levade_conversation::Format;
 use levade_policy::Sampler;
 use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
+use levade_tasks::Task;
 use levade_text::Chat;
+use levade_tools::{ToolSet, Used};
 use levade_tree::DEFAULT;
 
 use crate::TrainerError;

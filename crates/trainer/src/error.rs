@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use levade_agent::DemonstrationError;
 use levade_agent::environments::EnvironmentError;
-use levade_agent::tasks::TaskError;
-use levade_agent::tools::ToolError;
 use levade_policy::PolicyError;
 use levade_reward::ScoreError;
 use levade_rl::RlError;
 use levade_store::StoreError;
+use levade_tasks::TaskError;
 use levade_text::TextError;
+use levade_tools::ToolError;
 use levade_tree::{AttemptId, Placement, TreeError};
 
 use levade_recipe::{Difference, RecipeError};

@@ -1,9 +1,9 @@
 //! Evaluations on held-out tasks, by the score alone, without shaping: greedy, or several attempts at each
 //! task.
 
-use levade_agent::tasks::Task;
 use levade_recipe::EvalKeys;
 use levade_store::{Attempt, EvalKey};
+use levade_tasks::Task;
 use levade_tree::{Kind, Placement, Purpose};
 
 use crate::TrainerError;

@@ -18,10 +18,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use levade_agent::tasks::Task;
 use levade_policy::SamplingParams;
 use levade_recipe::{OversampleKeep, Prefer, RlKeys, UniformGroups};
 use levade_store::{Attempt, Status};
+use levade_tasks::Task;
 use levade_tree::{Placement, Purpose};
 
 use crate::TrainerError;

@@ -6,10 +6,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use levade_agent::tasks::Matching;
 use levade_policy::checksum;
 use levade_recipe::{Phase, Recipe, Schedule, TaskSource};
 use levade_store::Store;
+use levade_tasks::Matching;
 use levade_tree::Purpose;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

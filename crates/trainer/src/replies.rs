@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::stream::{self, StreamExt};
-use levade_agent::tasks::Task;
 use levade_rl::{Interval, mean_score, wilson};
 use levade_store::{Attempt, Begun};
+use levade_tasks::Task;
 use levade_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
 use serde_json::json;
 

@@ -8,10 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use levade_agent::tasks::Task;
 use levade_agent::{AgentLoop, AttemptContext};
 use levade_policy::{SamplingParams, crash_point};
 use levade_store::{Attempt, Begun, End, Status, Store, StoreError, Tries};
+use levade_tasks::Task;
 use levade_tree::{AttemptId, Finish, Placement, Purpose, Trouble};
 use serde_json::json;
 

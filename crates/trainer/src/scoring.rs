@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::tasks::without_endings;
 use levade_policy::awake;
 use levade_recipe::{RewardKeys, ScorerKeys, Unscored, WhenKeys};
 use levade_reward::{Evidence, ScoreError, Scorer, task_field};
 use levade_store::{Attempt, Earned, Earner, Status};
+use levade_tasks::without_endings;
 use levade_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
 use serde_json::Value;
 

@@ -4,15 +4,15 @@ use std::collections::HashSet;
 
 use levade_agent::Truncation;
 use levade_agent::environments::{Environments, Listed};
-use levade_agent::tasks::{
-    Arithmetic, FileOptions, FileTasks, HeldOutQuestions, Matching, QuestionKey, Split, Task, seen_among,
-};
-use levade_agent::tools::ToolContext;
 use levade_conversation::Overflow;
 use levade_policy::SamplingParams;
 use levade_recipe::{AgentKeys, Overlong, Phase, Recipe, TaskSource};
 use levade_store::Store;
+use levade_tasks::{
+    Arithmetic, FileOptions, FileTasks, HeldOutQuestions, Matching, QuestionKey, Split, Task, seen_among,
+};
 use levade_text::ChatOptions;
+use levade_tools::ToolContext;
 use levade_tree::Purpose;
 use serde_json::json;
 

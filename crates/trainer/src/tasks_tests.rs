@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use levade_agent::environments::Environments;
-use levade_agent::tasks::ArithmeticOptions;
+use levade_tasks::ArithmeticOptions;
 use levade_text::Message;
 use tempfile::TempDir;
 
@@ -245,7 +245,7 @@ fn check(folder: &TempDir, keys: &str) -> Result<(), String> {
     let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
     let parts: Vec<AgentParts> = ["default", "writer"]
         .map(|name| {
-            let tools = levade_agent::tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO);
+            let tools = levade_tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO);
             AgentParts::new(name, chat.clone(), tools.unwrap())
         })
         .into();

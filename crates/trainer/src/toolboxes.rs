@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use levade_agent::Keeper;
-use levade_agent::tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
 use levade_recipe::{AgentKeys, Outage, ToolKeys};
 use levade_text::Chat;
+use levade_tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
 
 use crate::TrainerError;
 
@@ -76,9 +76,9 @@ impl Toolboxes {
 
 #[cfg(test)]
 mod tests {
-    use levade_agent::tasks::Task;
-    use levade_agent::tools::ToolContext;
+    use levade_tasks::Task;
     use levade_text::{Parsed, ToolCall};
+    use levade_tools::ToolContext;
     use serde_json::json;
 
     use super::*;

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use levade_agent::Teacher;
 use levade_agent::environments::Environments;
-use levade_agent::tasks::Matching;
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, RlKeys, RunKeys};
 use levade_store::{Sqlite, Store};
+use levade_tasks::Matching;
 use serde_json::json;
 use tracing::{Instrument, info, info_span};
 

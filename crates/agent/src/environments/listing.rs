@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
+use levade_tasks::{Demonstration, Task};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::options::{Common, MOST, ReasoningGymOptions};
 use super::{ANSWER, Environment, EnvironmentError, EnvironmentOptions};
-use crate::tasks::{Demonstration, Task};
 
 /// Most tasks that are asked for at once.
 const PAGE: usize = 100;

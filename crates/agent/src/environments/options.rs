@@ -13,7 +13,8 @@ pub struct WorkerOptions {
     pub python: String,
     /// The folder that it runs in, and imports from; that of the recipe where not given.
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
+    /// Names of environment variables that it gets besides the [usual
+    /// ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
     /// Most processes.
     pub processes: usize,

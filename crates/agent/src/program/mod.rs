@@ -43,7 +43,8 @@ pub struct Program {
     pub command: Vec<String>,
     /// The folder that it runs in; this process' where empty.
     pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the [usual ones](crate::PASSED).
+    /// Names of environment variables that it gets besides the [usual
+    /// ones](levade_policy::environment::PASSED).
     pub passes: Vec<String>,
     /// Starts the program.
     pub supervisor: Supervisor,

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Program;
 use crate::attempt::context_cut;
-use crate::{Attempt, Limits, nested};
+use crate::{Attempt, Limits};
 
 /// Key of a program's own account among an attempt's evidence.
 const EVIDENCE: &str = "program";
@@ -83,7 +83,7 @@ pub(super) fn attempt(
     });
     // In messages, since others have no ids that mean anything here.
     if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
-        match nested::too_deep(&external) {
+        match levade_tools::too_deep(&external) {
             Some(why) => outcome.trouble(name, format!("what models of others said is not recorded: {why}")),
             None => evidence["external"] = external,
         }

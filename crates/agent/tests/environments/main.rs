@@ -12,9 +12,9 @@ use levade_agent::environments::{
     DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, Listed, ReasoningGymOptions,
     VerifiersOptions, WorkerOptions,
 };
-use levade_agent::tasks::Task;
 use levade_process::Supervisor;
 use levade_reward::{Evidence, ScoreError, Scorer};
+use levade_tasks::Task;
 use levade_tree::{AttemptId, Component, Outcome, Trajectory};
 use serde_json::{Map, json};
 use tempfile::TempDir;

@@ -17,10 +17,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
-use levade_agent::tasks::Task;
 use levade_policy::{Sampler, Simulator, SimulatorConfig};
 use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
+use levade_tasks::Task;
 use levade_text::Chat;
 use levade_trainer::{
     AgentParts, Agents, Rehearsed, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,

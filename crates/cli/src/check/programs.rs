@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_agent::program::Rehearsal;
-use levade_agent::tasks::Task;
 use levade_agent::{Agent, AttemptContext, Limits, Player};
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
+use levade_tasks::Task;
 use levade_text::Chat;
 
 use super::report::Report;

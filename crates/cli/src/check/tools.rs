@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::tasks::Task;
-use levade_agent::tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolSet};
 use levade_policy::SamplingParams;
 use levade_recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
+use levade_tasks::Task;
 use levade_text::{Chat, Parsed, ToolCall, ToolSpec};
+use levade_tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolSet};
 use levade_trainer::Toolboxes;
 use serde_json::{Map, Value, json};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use levade_agent::tasks::Task;
 use levade_reward::{self as reward, ScorerKind};
+use levade_tasks::Task;
 use serde_json::Value;
 
 use super::Scorer;

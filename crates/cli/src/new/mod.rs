@@ -10,9 +10,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Subcommand, ValueEnum};
 use levade_agent::environments::Environments;
-use levade_agent::tasks::{Task, TaskError};
 use levade_model::{ModelFiles, Source};
 use levade_recipe::{Override, Recipe, RecipeError};
+use levade_tasks::{Task, TaskError};
 use levade_trainer::{Tasks, TrainerError};
 use serde_json::Value;
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use levade_agent::tasks::{QuestionKey, Task};
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Store};
+use levade_tasks::{QuestionKey, Task};
 use levade_tree::Purpose;
 use serde_json::{Value, json};
 

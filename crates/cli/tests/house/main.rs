@@ -16,13 +16,15 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 20] = [
+const ROOMS: [(&str, &[&str]); 22] = [
     (
         "cli",
         &[
             "trainer",
             "recipe",
             "agent",
+            "tools",
+            "tasks",
             "gateway",
             "call",
             "process",
@@ -40,27 +42,32 @@ const ROOMS: [(&str, &[&str]); 20] = [
             "tree",
         ],
     ),
-    ("trainer", &["recipe", "agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("recipe", &["agent", "reward", "conversation", "text", "policy", "rl", "tree"]),
     (
-        "agent",
+        "trainer",
         &[
-            "gateway",
-            "call",
-            "process",
-            "sandbox",
+            "recipe",
+            "agent",
+            "tools",
+            "tasks",
             "reward",
-            "search",
+            "store",
             "conversation",
             "text",
-            "http",
             "policy",
+            "rl",
             "tree",
         ],
     ),
+    ("recipe", &["agent", "tools", "tasks", "reward", "conversation", "text", "policy", "rl", "tree"]),
+    (
+        "agent",
+        &["tools", "tasks", "gateway", "call", "process", "reward", "conversation", "text", "policy", "tree"],
+    ),
     ("gateway", &["call", "conversation", "text", "http", "policy", "tree"]),
     ("call", &["conversation", "text", "policy", "tree"]),
+    ("tools", &["tasks", "process", "sandbox", "search", "text", "http", "policy", "tree"]),
     ("sandbox", &["http", "policy"]),
+    ("tasks", &["reward", "text", "policy"]),
     ("reward", &["process", "policy", "tree"]),
     ("process", &["policy"]),
     ("search", &["http", "policy"]),

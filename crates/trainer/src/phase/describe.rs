@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use levade_agent::tools::Used;
 use levade_policy::{DeviceStats, PolicyError, Sampler};
 use levade_store::{Attempt, HighEntropy};
+use levade_tools::Used;
 use levade_tree::{Finish, Kind, Masked, Outcome};
 
 use crate::batch::{Census, Targets};

@@ -3,11 +3,11 @@
 //!
 //! Such attempts are made, scored and recorded like all others, so a run that goes on asks for none again.
 
-use levade_agent::tasks::Task;
 use levade_agent::{Teacher, written};
 use levade_policy::SamplingParams;
 use levade_recipe::{SftKeys, SourceKeys};
 use levade_store::{Attempt, Status};
+use levade_tasks::Task;
 use levade_tree::{Placement, Purpose};
 
 use crate::TrainerError;

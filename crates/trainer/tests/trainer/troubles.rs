@@ -6,13 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_agent::tools::{
-    Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox,
-};
 use levade_policy::{Simulator, SimulatorConfig, Timing};
 use levade_store::testing::wait;
 use levade_store::{Attempt, Earned, Earner, Sqlite, Status, Store};
 use levade_text::ToolSpec;
+use levade_tools::{Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
 use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
 use levade_tree::{AttemptId, Outcome, Purpose};
 use serde_json::{Map, Value};

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::tools::{Calculator, Delayed, ToolSet, Toolbox};
 use levade_policy::{Simulator, SimulatorConfig};
 use levade_recipe::{Override, Recipe};
 use levade_reward::Evidence;
 use levade_text::testing::{VOCABULARY, tiny_chat};
+use levade_tools::{Calculator, Delayed, ToolSet, Toolbox};
 use levade_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
 use levade_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};

@@ -1,0 +1,127 @@
+//! Demonstrations from solutions with calculator annotations, as GSM8K has them.
+//!
+//! `She sold 48/2 = <<48/2=24>>24 clips.` becomes a turn that writes `She sold 48/2 =` and calls the
+//! calculator with `48/2`, whose result is 24, and a turn that goes on with `24 clips.` The last turn ends
+//! with `#### 24`. The result is always what our calculator prints, so a demonstration never shows something
+//! that the tool would not say.
+
+use levade_reward::Rational;
+
+use super::expression::{Number, calculation, evaluate};
+use super::{DemonstratedCall, Demonstration};
+
+/// Why a solution does not become a demonstration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skipped {
+    /// Has no annotation.
+    NoCalls,
+    /// Has more annotations than allowed.
+    TooManyCalls,
+    /// An annotation is not of the form `<<expression=number>>`, or the calculator cannot read the
+    /// expression.
+    Unreadable,
+    /// The calculator gets another number than an annotation says.
+    Disagrees,
+    /// Has no `#### number` after the last annotation.
+    NoAnswer,
+}
+
+/// Turns an annotated solution into a demonstration with at most `max_calls` calls.
+///
+/// # Errors
+/// Why it is skipped.
+pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skipped> {
+    let mut calls = Vec::new();
+    let mut rest = solution;
+    while let Some((before, from)) = rest.split_once("<<") {
+        let (annotation, after) = from.split_once(">>").ok_or(Skipped::Unreadable)?;
+        let (expression, stated) = annotation.rsplit_once('=').ok_or(Skipped::Unreadable)?;
+        let value = evaluate(expression).map_err(|_| Skipped::Unreadable)?;
+        if !agrees(&value, stated.trim())? {
+            return Err(Skipped::Disagrees);
+        }
+        calls.push(DemonstratedCall {
+            content: before.trim().to_owned(),
+            call: calculation(expression.trim()),
+            result: value.to_string(),
+        });
+        rest = after;
+    }
+    if calls.is_empty() {
+        return Err(Skipped::NoCalls);
+    }
+    if calls.len() > max_calls {
+        return Err(Skipped::TooManyCalls);
+    }
+    let (_, answer) = rest.rsplit_once("####").ok_or(Skipped::NoAnswer)?;
+    if !answer.contains(|c: char| c.is_ascii_digit()) {
+        return Err(Skipped::NoAnswer);
+    }
+    Ok(Demonstration { calls, answer: rest.trim().to_owned() })
+}
+
+/// Whether the value is the stated number, or rounds to it at the decimals it is written with.
+fn agrees(value: &Number, stated: &str) -> Result<bool, Skipped> {
+    let stated = stated.replace(',', "");
+    let number = Rational::parse(&stated).ok_or(Skipped::Unreadable)?;
+    let decimals = stated.split_once('.').map_or(0, |(_, decimals)| decimals.len());
+    let half = if decimals == 0 { 0.0 } else { 0.5 * 0.1f64.powi(decimals as i32) };
+    Ok(match value {
+        Number::Exact(value) if *value == number => true,
+        // The half itself is included, whichever way the annotator rounded it.
+        value => (value.to_f64() - number.to_f64()).abs() <= half * (1.0 + 1e-9),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_solution_becomes_turns() {
+        let solution =
+            "Tom has 3*4 = <<3*4=12>>12 red balls.\nHe gives half away: $<<12/2=6.00>>6 left.\n#### 6";
+        let got = annotated(solution, 2).unwrap();
+        let steps: Vec<_> = got
+            .calls
+            .iter()
+            .map(|c| {
+                (c.content.as_str(), c.call.arguments["expression"].as_str().unwrap(), c.result.as_str())
+            })
+            .collect();
+        assert_eq!(
+            steps,
+            [("Tom has 3*4 =", "3*4", "12"), ("12 red balls.\nHe gives half away: $", "12/2", "6")]
+        );
+        assert_eq!(got.answer, "6 left.\n#### 6");
+        let roles: Vec<_> = got.messages().iter().map(|m| m.role.as_str()).collect();
+        assert_eq!(roles, ["assistant", "tool", "assistant", "tool", "assistant"]);
+    }
+
+    #[test]
+    fn results_are_the_calculators_own() {
+        let result = |solution: &str| annotated(solution, 9).map(|d| d.calls[0].result.clone());
+        assert_eq!(result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
+        assert_eq!(result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
+        assert_eq!(result("<<10/3=3.34>>3.34 #### 3"), Err(Skipped::Disagrees));
+        assert_eq!(result("<<10/3=3>>3 #### 3"), Err(Skipped::Disagrees));
+        assert_eq!(result("<<1000+2000=3,000>> #### 3,000"), Ok("3000".to_owned()));
+    }
+
+    #[test]
+    fn what_cannot_be_shown_is_skipped() {
+        for (solution, why) in [
+            ("No sums here.\n#### 5", Skipped::NoCalls),
+            ("<<1+1=2>>2\n<<2+2=4>>4\n#### 4", Skipped::TooManyCalls),
+            ("<<1+1=2 #### 2", Skipped::Unreadable),
+            ("<<1+1>> #### 2", Skipped::Unreadable),
+            ("<<7//2=3>> #### 3", Skipped::Unreadable),
+            ("<<1+1=two>> #### 2", Skipped::Unreadable),
+            ("<<1+1=3>> #### 3", Skipped::Disagrees),
+            ("#### 2 is <<1+1=2>>2", Skipped::NoAnswer),
+            ("<<1+1=2>>2\n#### none", Skipped::NoAnswer),
+        ] {
+            assert_eq!(annotated(solution, 1), Err(why), "{solution}");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Seeded arithmetic tasks: exact integers, many wordings, splits that cannot overlap.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::draws::{Draws, Purpose};
+use super::expression::calculation;
+use super::term::Term;
+use super::wording::Wording;
+use super::{DemonstratedCall, Demonstration, Task, TaskError, TaskRow};
+
+/// One in this many sets of operands is held out.
+const HELD_OUT_SHARE: u64 = 8;
+
+/// Sizes and wordings of the tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ArithmeticOptions {
+    /// Numbers in an expression, 2 to 6.
+    pub operands: u32,
+    /// Fewest digits of a number, at least 1.
+    pub min_digits: u32,
+    /// Most digits of a number, at most 6. Every number of digits is equally likely.
+    pub max_digits: u32,
+    /// Share of tasks put in words; the others are in symbols.
+    pub words: f64,
+    /// Whether words may be a story, in which the operations go unnamed.
+    pub stories: bool,
+}
+
+impl Default for ArithmeticOptions {
+    fn default() -> Self {
+        ArithmeticOptions { operands: 3, min_digits: 2, max_digits: 4, words: 0.5, stories: true }
+    }
+}
+
+/// Which tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// For training.
+    Train,
+    /// Wordings of training, operands never seen there.
+    HeldOut,
+    /// Wordings and operands never seen in training.
+    HeldOutWording,
+}
+
+/// The generator. Task i of a split is a pure function of options, seed, split and i.
+///
+/// Held-out tasks share no set of operands with training tasks, **whatever the seeds of the two**: a set
+/// belongs to the one or the other side by its own hash. So an evaluation is honest for any run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Arithmetic {
+    options: ArithmeticOptions,
+    seed: u64,
+}
+
+impl Arithmetic {
+    /// A generator.
+    ///
+    /// # Errors
+    /// Names the option that is out of range.
+    pub fn new(options: ArithmeticOptions, seed: u64) -> Result<Self, TaskError> {
+        let ArithmeticOptions { operands, min_digits, max_digits, words, stories: _ } = options;
+        let check = |ok: bool, name, value: f64, range| {
+            if ok { Ok(()) } else { Err(TaskError::Option { name, value, range }) }
+        };
+        check((2..=6).contains(&operands), "operands", operands.into(), "in 2..=6")?;
+        check((1..=6).contains(&min_digits), "min_digits", min_digits.into(), "in 1..=6")?;
+        check(
+            (min_digits..=6).contains(&max_digits),
+            "max_digits",
+            max_digits.into(),
+            "at least min_digits and at most 6",
+        )?;
+        check((0.0..=1.0).contains(&words), "words", words, "in 0..=1")?;
+        Ok(Arithmetic { options, seed })
+    }
+
+    /// Task `index` (below 2⁵⁶) of a split, with its demonstration: one call of the calculator, then the
+    /// answer.
+    pub fn task(&self, split: Split, index: u64) -> Task {
+        let (purpose, name) = match split {
+            Split::Train => (Purpose::Training, "train"),
+            Split::HeldOut => (Purpose::HeldOut, "held-out"),
+            Split::HeldOutWording => (Purpose::HeldOutWording, "held-out-wording"),
+        };
+        let mut draws = Draws::new(self.seed, purpose, index);
+        let numbers = loop {
+            let numbers = self.numbers(&mut draws);
+            if is_held_out(&numbers) == (split != Split::Train) {
+                break numbers;
+            }
+        };
+        let term = Term::draw(&numbers, &mut draws);
+        let words = draws.share() < self.options.words;
+        let reserved = split == Split::HeldOutWording;
+        let wording = Wording::draw(&term, reserved, words, self.options.stories, &mut draws);
+        let term = wording.ordered(term);
+        let answer = term.value().to_string();
+        let call = DemonstratedCall {
+            content: String::new(),
+            call: calculation(&term.symbols("*")),
+            result: answer.clone(),
+        };
+        Task {
+            id: format!("arithmetic-{name}-{}-{index}", self.seed),
+            question: wording.render(&term, &mut draws),
+            messages: Vec::new(),
+            agent: None,
+            source: "arithmetic".to_owned(),
+            template: Some(wording.id.to_owned()),
+            kind: Some(format!("{} {}", wording.form_name(), term.grouping())),
+            demonstration: Some(Demonstration {
+                calls: vec![call],
+                answer: format!("The answer is {answer}."),
+            }),
+            answer: Value::String(answer),
+            row: TaskRow::default(),
+        }
+    }
+
+    fn numbers(&self, draws: &mut Draws) -> Vec<i128> {
+        let ArithmeticOptions { operands, min_digits, max_digits, .. } = self.options;
+        let mut number = || {
+            let digits = min_digits + draws.below((max_digits - min_digits + 1) as usize) as u32;
+            let least = 10usize.pow(digits - 1);
+            (least + draws.below(9 * least)) as i128
+        };
+        (0..operands).map(|_| number()).collect()
+    }
+}
+
+/// Whether a set of operands is held out: by a hash (FNV-1a, finished by a multiplication) of the numbers in
+/// rising order, so that neither their order nor the operators matter.
+fn is_held_out(numbers: &[i128]) -> bool {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    let mut hash = 0xCBF2_9CE4_8422_2325u64;
+    for byte in sorted.iter().flat_map(|number| number.to_le_bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+    }
+    // The low bits of FNV are its weak ones.
+    (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32 & (HELD_OUT_SHARE - 1) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::evaluate;
+
+    const SPLITS: [Split; 3] = [Split::Train, Split::HeldOut, Split::HeldOutWording];
+
+    fn expression(task: &Task) -> String {
+        task.demonstration.as_ref().unwrap().calls[0].call.arguments["expression"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    fn operands(task: &Task) -> Vec<i128> {
+        let text = expression(task);
+        let mut numbers: Vec<i128> =
+            text.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    #[test]
+    fn stories_can_be_left_out() {
+        let options = ArithmeticOptions { words: 1.0, stories: false, ..ArithmeticOptions::default() };
+        let generator = Arithmetic::new(options, 3).unwrap();
+        for split in SPLITS {
+            let told = |i| generator.task(split, i).template.unwrap().starts_with("story");
+            assert!(!(0..300).any(told));
+        }
+    }
+
+    #[test]
+    fn answers_are_what_the_calculator_says() {
+        let generator = Arithmetic::new(ArithmeticOptions::default(), 3).unwrap();
+        for split in SPLITS {
+            for index in 0..500 {
+                let task = generator.task(split, index);
+                let value = evaluate(&expression(&task)).unwrap().to_string();
+                assert_eq!(task.answer, Value::String(value.clone()), "{}", task.question);
+                let demonstration = task.demonstration.as_ref().unwrap();
+                assert_eq!(demonstration.calls[0].result, value);
+                assert!(demonstration.answer.contains(&value));
+                let numbers = operands(&task);
+                assert_eq!(numbers.len(), 3);
+                assert!(numbers.iter().all(|n| (10..10_000).contains(n)), "{}", task.question);
+            }
+        }
+    }
+
+    #[test]
+    fn a_task_stays_the_same() {
+        let generator = Arithmetic::new(ArithmeticOptions::default(), 3).unwrap();
+        let later = Arithmetic::new(ArithmeticOptions::default(), 3).unwrap();
+        let other = Arithmetic::new(ArithmeticOptions::default(), 4).unwrap();
+        for split in SPLITS {
+            assert_eq!(generator.task(split, 17), later.task(split, 17));
+            assert_ne!(generator.task(split, 17).question, generator.task(split, 18).question);
+            assert_ne!(generator.task(split, 17).question, other.task(split, 17).question);
+        }
+    }
+
+    #[test]
+    fn splits_share_no_operands_whatever_the_seeds() {
+        let options =
+            ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, words: 0.5, stories: true };
+        let of = |seed, split| -> BTreeSet<Vec<i128>> {
+            let generator = Arithmetic::new(options, seed).unwrap();
+            (0..3000).map(|index| operands(&generator.task(split, index))).collect()
+        };
+        let train = of(1, Split::Train);
+        assert!(train.is_disjoint(&of(2, Split::HeldOut)));
+        assert!(train.is_disjoint(&of(3, Split::HeldOutWording)));
+    }
+
+    /// Even the smallest space of operands has some on each side, so drawing ends.
+    #[test]
+    fn both_sides_have_operands() {
+        for digits in 1..=6 {
+            for operands in 2..=6 {
+                let options = ArithmeticOptions {
+                    operands,
+                    min_digits: digits,
+                    max_digits: digits,
+                    words: 0.3,
+                    stories: true,
+                };
+                let generator = Arithmetic::new(options, 0).unwrap();
+                for split in SPLITS {
+                    generator.task(split, 0);
+                }
+            }
+        }
+        let draws: Vec<bool> = (0..8000).map(|n| is_held_out(&[n, n * n + 1, 77])).collect();
+        let held_out = draws.iter().filter(|h| **h).count();
+        assert!((900..1100).contains(&held_out), "{held_out}");
+    }
+
+    #[test]
+    fn reserved_wordings_stay_out_of_training() {
+        let generator = Arithmetic::new(ArithmeticOptions::default(), 5).unwrap();
+        let ids = |split| -> BTreeSet<String> {
+            (0..2000).map(|index| generator.task(split, index).template.unwrap()).collect()
+        };
+        assert_eq!(ids(Split::Train), ids(Split::HeldOut));
+        assert!(ids(Split::Train).is_disjoint(&ids(Split::HeldOutWording)));
+    }
+
+    #[test]
+    fn words_are_as_many_as_asked() {
+        let share = |words| {
+            let generator = Arithmetic::new(ArithmeticOptions { words, ..Default::default() }, 1).unwrap();
+            let symbols = |task: &Task| task.template.as_ref().unwrap().starts_with("symbols");
+            (0..1000).filter(|&index| !symbols(&generator.task(Split::Train, index))).count()
+        };
+        assert_eq!((share(0.0), share(1.0)), (0, 1000));
+        assert!((440..560).contains(&share(0.5)));
+    }
+
+    #[test]
+    fn options_out_of_range_are_named() {
+        let refused = |options| Arithmetic::new(options, 0).unwrap_err().to_string();
+        let fine = ArithmeticOptions::default();
+        assert_eq!(
+            refused(ArithmeticOptions { operands: 1, ..fine }),
+            "operands = 1, but it must be in 2..=6"
+        );
+        assert!(refused(ArithmeticOptions { min_digits: 5, ..fine }).starts_with("max_digits = 4"));
+        assert!(refused(ArithmeticOptions { words: f64::NAN, ..fine }).starts_with("words = NaN"));
+    }
+}

@@ -1,0 +1,444 @@
+//! Arithmetic expressions: parsing, exact evaluation, printing.
+//!
+//! ```text
+//! sum     = product { (+ | -) product }
+//! product = signed { (* | / ) signed }
+//! signed  = (+ | -) signed | power
+//! power   = atom [ (^ | **) signed ]          right-associative; -2^2 is -4
+//! atom    = number | ( sum )
+//! ```
+//!
+//! Also read: `×`, `·`, `x` for `*`; `÷` for `/`; `−` and `–` for `-`; decimals (`.5`, `3.`), exponents
+//! (`1.5e3`) and thousands separators where every group has three digits (`1,234,567`). A product needs its
+//! operator: `2(3)` is refused with the place where the operator is missing.
+//!
+//! Values are exact fractions as long as they fit 128-bit integers, so 0.1 + 0.2 is 0.3; beyond that, and for
+//! powers that are not whole, they are f64.
+
+use std::fmt;
+
+use levade_reward::Rational;
+use levade_text::ToolCall;
+use serde_json::{Map, Value};
+
+/// Name of the tool that evaluates expressions, in demonstrations and for agents.
+pub const CALCULATOR: &str = "calculator";
+
+/// Longest expression, in characters.
+pub const MAX_LENGTH: usize = 1000;
+
+/// Deepest nesting of parentheses, signs and powers; it bounds the recursion.
+pub const MAX_DEPTH: usize = 100;
+
+/// Results are printed with this many significant decimals at most.
+const DECIMALS: u32 = 10;
+
+/// Faults of an expression. Places count characters from 1.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// Nothing but spaces.
+    #[error("the expression is empty")]
+    Empty,
+    /// More than [`MAX_LENGTH`] characters.
+    #[error("the expression has {length} characters, but at most {MAX_LENGTH} are allowed")]
+    TooLong {
+        /// How many there are.
+        length: usize,
+    },
+    /// More than [`MAX_DEPTH`] levels.
+    #[error("the expression is nested more than {MAX_DEPTH} levels deep at character {at}")]
+    TooDeep {
+        /// Where the limit is passed.
+        at: usize,
+    },
+    /// A character that cannot stand where it does.
+    #[error("unexpected '{found}' at character {at}: {expected}")]
+    Unexpected {
+        /// The character.
+        found: char,
+        /// Where it is.
+        at: usize,
+        /// Characters that could stand there.
+        expected: &'static str,
+    },
+    /// The text ends too early.
+    #[error("the expression ends where a number or '(' is expected")]
+    Ends,
+    /// A parenthesis without its partner.
+    #[error("'(' at character {at} is never closed")]
+    Unclosed {
+        /// Where it opens.
+        at: usize,
+    },
+    /// A quotient by zero, or zero to a negative power.
+    #[error("division by zero at character {at}")]
+    DivisionByZero {
+        /// The place of the operator.
+        at: usize,
+    },
+    /// A fractional power of a negative number.
+    #[error("the power at character {at} has no real value")]
+    NotReal {
+        /// The place of the operator.
+        at: usize,
+    },
+    /// Beyond the range of f64.
+    #[error("the result at character {at} is too large")]
+    TooLarge {
+        /// The place of the operator or number.
+        at: usize,
+    },
+}
+
+/// A value, exact where possible.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Number {
+    /// Exactly this fraction.
+    Exact(Rational),
+    /// Close to this; always finite.
+    Approximate(f64),
+}
+
+impl Number {
+    /// The nearest f64.
+    pub fn to_f64(&self) -> f64 {
+        match self {
+            Number::Exact(value) => value.to_f64(),
+            Number::Approximate(value) => *value,
+        }
+    }
+}
+
+/// Computes an expression.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub fn evaluate(text: &str) -> Result<Number, ExpressionError> {
+    let chars: Vec<char> = text.chars().collect();
+    if chars.len() > MAX_LENGTH {
+        return Err(ExpressionError::TooLong { length: chars.len() });
+    }
+    let mut parser = Parser { chars, at: 0, depth: 0 };
+    parser.skip_spaces();
+    if parser.peek().is_none() {
+        return Err(ExpressionError::Empty);
+    }
+    let value = parser.sum()?;
+    match parser.peek() {
+        None => Ok(value),
+        Some(_) => Err(parser.unexpected("an operator or the end is expected")),
+    }
+}
+
+/// Returns the call of the [`CALCULATOR`] that requests the value of `expression`.
+pub fn calculation(expression: &str) -> ToolCall {
+    let arguments = Map::from_iter([("expression".to_owned(), Value::from(expression))]);
+    ToolCall { id: String::new(), name: CALCULATOR.to_owned(), arguments: arguments.into() }
+}
+
+#[derive(Clone, Copy)]
+enum Operation {
+    Plus,
+    Minus,
+    Times,
+    Over,
+}
+
+struct Parser {
+    chars: Vec<char>,
+    at: usize,
+    depth: usize,
+}
+
+impl Parser {
+    fn peek(&self) -> Option<char> {
+        self.chars.get(self.at).copied()
+    }
+
+    fn ahead(&self, by: usize) -> Option<char> {
+        self.chars.get(self.at + by).copied()
+    }
+
+    fn skip_spaces(&mut self) {
+        while self.peek().is_some_and(char::is_whitespace) {
+            self.at += 1;
+        }
+    }
+
+    /// Moves past `length` characters and the spaces after them; gives the place of the first, from 1.
+    fn take(&mut self, length: usize) -> usize {
+        let place = self.at + 1;
+        self.at += length;
+        self.skip_spaces();
+        place
+    }
+
+    fn unexpected(&self, expected: &'static str) -> ExpressionError {
+        match self.peek() {
+            Some(found) => ExpressionError::Unexpected { found, at: self.at + 1, expected },
+            None => ExpressionError::Ends,
+        }
+    }
+
+    /// Runs `inner` one level deeper.
+    fn deeper<T>(
+        &mut self,
+        inner: impl FnOnce(&mut Self) -> Result<T, ExpressionError>,
+    ) -> Result<T, ExpressionError> {
+        if self.depth == MAX_DEPTH {
+            return Err(ExpressionError::TooDeep { at: self.at + 1 });
+        }
+        self.depth += 1;
+        let result = inner(self);
+        self.depth -= 1;
+        result
+    }
+
+    fn sum(&mut self) -> Result<Number, ExpressionError> {
+        let mut value = self.product()?;
+        loop {
+            let operation = match self.peek() {
+                Some('+') => Operation::Plus,
+                Some('-' | '−' | '–') => Operation::Minus,
+                _ => return Ok(value),
+            };
+            let at = self.take(1);
+            let right = self.product()?;
+            value = apply(operation, value, right, at)?;
+        }
+    }
+
+    fn product(&mut self) -> Result<Number, ExpressionError> {
+        let mut value = self.signed()?;
+        loop {
+            let operation = match self.peek() {
+                Some('*' | '×' | '·' | '⋅' | 'x' | 'X') => Operation::Times,
+                Some('/' | '÷' | '∕') => Operation::Over,
+                _ => return Ok(value),
+            };
+            let at = self.take(1);
+            let right = self.signed()?;
+            value = apply(operation, value, right, at)?;
+        }
+    }
+
+    fn signed(&mut self) -> Result<Number, ExpressionError> {
+        match self.peek() {
+            Some('+') => {
+                self.take(1);
+                self.deeper(Self::signed)
+            }
+            Some('-' | '−' | '–') => {
+                self.take(1);
+                Ok(match self.deeper(Self::signed)? {
+                    Number::Exact(value) => Number::Exact(value.negate()),
+                    Number::Approximate(value) => Number::Approximate(-value),
+                })
+            }
+            _ => self.power(),
+        }
+    }
+
+    fn power(&mut self) -> Result<Number, ExpressionError> {
+        let base = self.atom()?;
+        let length = match (self.peek(), self.ahead(1)) {
+            (Some('^'), _) => 1,
+            (Some('*'), Some('*')) => 2,
+            _ => return Ok(base),
+        };
+        let at = self.take(length);
+        let exponent = self.deeper(Self::signed)?;
+        raise(base, exponent, at)
+    }
+
+    fn atom(&mut self) -> Result<Number, ExpressionError> {
+        match self.peek() {
+            Some('(') => {
+                let open = self.take(1);
+                let value = self.deeper(Self::sum)?;
+                match self.peek() {
+                    Some(')') => {
+                        self.take(1);
+                        Ok(value)
+                    }
+                    None => Err(ExpressionError::Unclosed { at: open }),
+                    Some(_) => Err(self.unexpected("an operator or ')' is expected")),
+                }
+            }
+            Some(c) if c.is_ascii_digit() || c == '.' => self.number(),
+            _ => Err(self.unexpected("a number or '(' is expected")),
+        }
+    }
+
+    fn number(&mut self) -> Result<Number, ExpressionError> {
+        let start = self.at;
+        let mut text = String::new();
+        self.digits(&mut text);
+        if (1..=3).contains(&text.len()) {
+            while self.peek() == Some(',') && self.group_follows() {
+                self.at += 1;
+                self.digits(&mut text);
+            }
+        }
+        if self.peek() == Some('.') {
+            self.at += 1;
+            text.push('.');
+            self.digits(&mut text);
+        }
+        if text == "." {
+            self.at = start;
+            return Err(self.unexpected("a number or '(' is expected"));
+        }
+        if let Some('e' | 'E') = self.peek() {
+            let signed = matches!(self.ahead(1), Some('+' | '-'));
+            if self.ahead(if signed { 2 } else { 1 }).is_some_and(|c| c.is_ascii_digit()) {
+                text.push('e');
+                if signed {
+                    text.extend(self.ahead(1));
+                }
+                self.at += if signed { 2 } else { 1 };
+                self.digits(&mut text);
+            }
+        }
+        self.skip_spaces();
+        if let Some(value) = Rational::parse(&text).filter(fits) {
+            return Ok(Number::Exact(value));
+        }
+        // Too many digits to be exact, but a number nevertheless.
+        approximate(text.parse().unwrap_or(f64::INFINITY), start + 1)
+    }
+
+    /// Whether exactly three digits follow the comma here.
+    fn group_follows(&self) -> bool {
+        let digit = |by| self.ahead(by).is_some_and(|c: char| c.is_ascii_digit());
+        (1..=3).all(digit) && !digit(4)
+    }
+
+    fn digits(&mut self, into: &mut String) {
+        while let Some(c) = self.peek().filter(char::is_ascii_digit) {
+            into.push(c);
+            self.at += 1;
+        }
+    }
+}
+
+fn approximate(value: f64, at: usize) -> Result<Number, ExpressionError> {
+    if value.is_finite() { Ok(Number::Approximate(value)) } else { Err(ExpressionError::TooLarge { at }) }
+}
+
+/// Returns whether a fraction fits 128-bit integers: only such are exact.
+fn fits(value: &Rational) -> bool {
+    value.to_parts().is_some()
+}
+
+fn is_zero(value: &Number) -> bool {
+    value.to_f64() == 0.0
+}
+
+fn apply(operation: Operation, left: Number, right: Number, at: usize) -> Result<Number, ExpressionError> {
+    if matches!(operation, Operation::Over) && is_zero(&right) {
+        return Err(ExpressionError::DivisionByZero { at });
+    }
+    if let (Number::Exact(a), Number::Exact(b)) = (&left, &right) {
+        let exact = match operation {
+            Operation::Plus => a.plus(b),
+            Operation::Minus => a.minus(b),
+            Operation::Times => a.times(b),
+            Operation::Over => a.over(b),
+        };
+        if let Some(value) = exact.filter(fits) {
+            return Ok(Number::Exact(value));
+        }
+    }
+    let (a, b) = (left.to_f64(), right.to_f64());
+    let value = match operation {
+        Operation::Plus => a + b,
+        Operation::Minus => a - b,
+        Operation::Times => a * b,
+        Operation::Over => a / b,
+    };
+    approximate(value, at)
+}
+
+fn raise(base: Number, exponent: Number, at: usize) -> Result<Number, ExpressionError> {
+    if is_zero(&base) && exponent.to_f64() < 0.0 {
+        return Err(ExpressionError::DivisionByZero { at });
+    }
+    if let (Number::Exact(base), Number::Exact(exponent)) = (&base, &exponent)
+        && let Some(value) = exact_power(base, exponent)
+    {
+        return Ok(Number::Exact(value));
+    }
+    let value = base.to_f64().powf(exponent.to_f64());
+    if value.is_nan() {
+        return Err(ExpressionError::NotReal { at });
+    }
+    approximate(value, at)
+}
+
+/// A whole power by squaring; `None` if the exponent is not whole or the result does not fit.
+fn exact_power(base: &Rational, exponent: &Rational) -> Option<Rational> {
+    let (exponent, 1) = exponent.to_parts()? else { return None };
+    // Beyond 32 bits only the powers of 0 and ±1 fit, which depend on the sign and on the last bit alone.
+    let last = (exponent.rem_euclid(2) + 2) as i32 * exponent.signum() as i32;
+    let is_unit = [-1, 0, 1].map(Rational::from).contains(base);
+    base.power(i32::try_from(exponent).ok().or(is_unit.then_some(last))?).filter(fits)
+}
+
+impl fmt::Display for Number {
+    /// Integers in full; decimals without trailing zeros, rounded to ten decimals (for values below 1, to ten
+    /// digits after the leading zeros). What is only approximate and very large or very small gets an
+    /// exponent.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Number::Exact(value) if value.is_integer() => write!(f, "{}", value.numerator()),
+            Number::Exact(value) => match round(value) {
+                Some(text) => f.write_str(&text),
+                None => decimal(value.to_f64(), f),
+            },
+            Number::Approximate(value) => decimal(*value, f),
+        }
+    }
+}
+
+/// A fraction rounded half away from zero, in decimals; `None` if the digits do not fit 128 bits.
+fn round(value: &Rational) -> Option<String> {
+    let (numerator, denominator) = value.to_parts()?;
+    let (top, bottom) = (numerator.unsigned_abs(), denominator.unsigned_abs());
+    let mut decimals = DECIMALS;
+    let mut leading = top;
+    while leading.checked_mul(10)? < bottom {
+        leading *= 10;
+        decimals += 1;
+    }
+    // Whole part and remainder apart, so that only the remainder is scaled up.
+    let unit = 10u128.checked_pow(decimals)?;
+    let scaled = (top % bottom).checked_mul(unit)?;
+    let half_up = u128::from(scaled % bottom >= bottom.div_ceil(2));
+    let digits = (top / bottom).checked_mul(unit)?.checked_add(scaled / bottom + half_up)?;
+    let sign = if numerator < 0 { "-" } else { "" };
+    let text = format!("{sign}{}.{:0width$}", digits / unit, digits % unit, width = decimals as usize);
+    Some(trim(&text))
+}
+
+fn decimal(value: f64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let size = value.abs();
+    if size != 0.0 && !(1e-5..1e15).contains(&size) {
+        let text = format!("{value:.9e}");
+        return match text.split_once('e') {
+            Some((mantissa, exponent)) => write!(f, "{}e{exponent}", trim(mantissa)),
+            None => f.write_str(&text),
+        };
+    }
+    f.write_str(&trim(&format!("{value:.decimals$}", decimals = DECIMALS as usize)))
+}
+
+/// Without zeros at the end of the decimals, and without a minus before zero.
+fn trim(text: &str) -> String {
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".to_owned() } else { text.to_owned() }
+}
+
+#[cfg(test)]
+#[path = "expression_tests.rs"]
+mod tests;

@@ -1,0 +1,412 @@
+//! Rows as JSON: an object on each line, objects over several lines, or one array of objects.
+//!
+//! Numbers keep all their digits; only their exponents are spelled in one way (`1E5` is `1e+5`). Read besides
+//! what JSON allows: half a surrogate pair (`\ud83d`), which Python writes and JSON forbids; it becomes
+//! U+FFFD, and is counted.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Deserializer, Value};
+
+use crate::Place;
+
+/// A fault of a row, and its place.
+#[derive(Debug, PartialEq)]
+pub(super) struct Wrong {
+    pub line: usize,
+    pub column: usize,
+    /// The parser's message.
+    pub why: String,
+}
+
+/// A value, and its text as far as the value does not have it.
+#[derive(Debug, PartialEq)]
+pub(super) struct Read {
+    pub value: Value,
+    /// The value with texts in place of numbers whose exponents are spelled otherwise; `None` if there are
+    /// none.
+    pub spelled: Option<Value>,
+}
+
+impl Read {
+    /// Splits an array into its items.
+    fn items(self) -> Vec<Read> {
+        let list = |value| if let Value::Array(items) = value { items } else { Vec::new() };
+        let mut spelled = self.spelled.map(list).into_iter().flatten();
+        list(self.value).into_iter().map(|value| Read { value, spelled: spelled.next() }).collect()
+    }
+}
+
+/// Gives the rows of a text one by one. Returns how many halves of surrogate pairs were replaced.
+///
+/// # Errors
+/// When a row is not JSON, or when `each` fails.
+pub(super) fn rows<E>(
+    text: &str,
+    wrong: &dyn Fn(Wrong) -> E,
+    each: &mut dyn FnMut(Place, Read) -> Result<(), E>,
+) -> Result<usize, E> {
+    let start = text.len() - text.trim_start().len();
+    if text[start..].starts_with('[') {
+        let (read, halves) = value(text, 1).map_err(wrong)?;
+        for (at, row) in read.items().into_iter().enumerate() {
+            each(Place::Row(at + 1), row)?;
+        }
+        return Ok(halves);
+    }
+    let (mut rest, mut line, mut halves) = (text, 1, 0);
+    while !rest.is_empty() {
+        // Files that were joined have the byte-order marks of each.
+        rest = rest.trim_start_matches('\u{feff}');
+        let end = rest.find('\n').unwrap_or(rest.len());
+        let mut row = &rest[..end];
+        if !row.trim().is_empty() {
+            let (value, replaced) = match value(row, line) {
+                Ok(read) => read,
+                // An object may go on over the next lines. If it does not, its first line is where it is
+                // wrong.
+                Err(first) => match first_value(rest).filter(|long| long.len() > end) {
+                    Some(long) => {
+                        row = long;
+                        value(row, line).map_err(wrong)?
+                    }
+                    None => return Err(wrong(first)),
+                },
+            };
+            halves += replaced;
+            each(Place::Line(line), value)?;
+        }
+        // To the end of the line on which the row ends.
+        let next = rest[row.len()..].find('\n').map_or(rest.len(), |end| row.len() + end + 1);
+        if !rest[row.len()..next].trim().is_empty() {
+            let line = line + row.matches('\n').count();
+            let column = 1 + row.rsplit('\n').next().unwrap_or_default().len();
+            return Err(wrong(Wrong { line, column, why: "trailing characters".into() }));
+        }
+        line += rest[..next].matches('\n').count();
+        rest = &rest[next..];
+    }
+    Ok(halves)
+}
+
+/// The value that a text begins with, if there is a whole one.
+fn first_value(text: &str) -> Option<&str> {
+    let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    values.next()?.ok()?;
+    Some(&text[..values.byte_offset()])
+}
+
+/// A text as one value, and how many halves of surrogate pairs were replaced. `line` is the first line's
+/// number.
+fn value(text: &str, line: usize) -> Result<(Read, usize), Wrong> {
+    // Whether it is JSON is asked of the text as it stands, so that columns are right.
+    let checked = serde_json::from_str::<IgnoredAny>(text);
+    let (plain, halves) = match checked {
+        Ok(_) => plain(text),
+        Err(error) => return Err(explained(text, line, &error)),
+    };
+    let value = serde_json::from_str(&plain).map_err(|error| explained(text, line, &error))?;
+    serde_json::from_str::<UniqueNames>(&plain).map_err(|error| explained(text, line, &error))?;
+    let spelled = exponents_as_text(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
+    Ok((Read { value, spelled }, halves))
+}
+
+/// Returns the value of a text within a row, by the rules of rows.
+///
+/// # Errors
+/// Returns an error if the text is not JSON.
+pub(super) fn lenient(text: &str) -> serde_json::Result<Value> {
+    serde_json::from_str::<IgnoredAny>(text)?;
+    serde_json::from_str(&plain(text).0)
+}
+
+/// Returns how many halves of surrogate pairs a valid text has.
+pub(super) fn halves(text: &str) -> usize {
+    plain(text).1
+}
+
+/// Returns a text without byte-order marks before it.
+pub(super) fn without_mark(text: &str) -> &str {
+    text.trim_start_matches('\u{feff}')
+}
+
+/// JSON of which no object has a name twice: readers would choose between the values in silence.
+struct UniqueNames;
+
+impl<'de> Deserialize<'de> for UniqueNames {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(UniqueNames)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueNames {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E: Error>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self, A::Error> {
+        while items.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    // Numbers that are no integers of 64 bits are tables of one field here.
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self, A::Error> {
+        let mut names = HashSet::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            if names.contains(&name) {
+                return Err(A::Error::custom(format!("the name {name:?} stands twice in one object")));
+            }
+            names.insert(name);
+            fields.next_value::<Self>()?;
+        }
+        Ok(self)
+    }
+}
+
+fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
+    // The parser counts lines within the row.
+    let (below, column) = (error.line().saturating_sub(1), error.column());
+    let mut why = error.to_string().split(" at line ").next().unwrap_or_default().to_owned();
+    let at =
+        text.lines().nth(below).and_then(|line| line.get(column.saturating_sub(1)..)).unwrap_or_default();
+    let number = ["NaN", "Infinity", "-Infinity"]
+        .into_iter()
+        .find(|number| at.starts_with(number.trim_start_matches('-')));
+    if let Some(number) = number {
+        why.push_str(&format!(" ({number}, which Python writes, is not JSON: write null or a text)"));
+    }
+    Wrong { line: line + below, column, why }
+}
+
+/// A valid text in which every surrogate has its pair. Also how many had not.
+fn plain(text: &str) -> (Cow<'_, str>, usize) {
+    let bytes = text.as_bytes();
+    let (mut plain, mut kept, mut halves, mut at) = (String::new(), 0, 0, 0);
+    // A valid text has backslashes within strings only.
+    while let Some(found) = text[at..].find('\\') {
+        at += found;
+        match surrogate(bytes, at) {
+            Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => at += 12,
+            Some(_) => {
+                plain.push_str(&text[kept..at]);
+                plain.push_str("\\ufffd");
+                at += 6;
+                kept = at;
+                halves += 1;
+            }
+            None => at += 2,
+        }
+    }
+    if kept == 0 {
+        return (Cow::Borrowed(text), halves);
+    }
+    plain.push_str(&text[kept..]);
+    (Cow::Owned(plain), halves)
+}
+
+/// Returns a valid text with quotation marks around the numbers whose exponents serde_json spells otherwise,
+/// or `None` if there are none.
+fn exponents_as_text(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let (mut spelled, mut kept, mut at) = (String::new(), 0, 0);
+    while at < bytes.len() {
+        match bytes[at] {
+            b'"' => {
+                at += 1;
+                while bytes.get(at).is_some_and(|byte| *byte != b'"') {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => {
+                let part = |byte: &&u8| matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
+                let end = at + bytes[at..].iter().take_while(part).count();
+                let number = &text[at..end];
+                let exponent = number.split_once('e').map(|(_, exponent)| exponent);
+                let is_changed = exponent.is_some_and(|exponent| !exponent.starts_with(['+', '-']));
+                if is_changed || number.contains('E') {
+                    spelled.push_str(&text[kept..at]);
+                    spelled.push_str(&format!("\"{number}\""));
+                    kept = end;
+                }
+                at = end;
+            }
+            _ => at += 1,
+        }
+    }
+    (kept > 0).then(|| spelled + &text[kept..])
+}
+
+/// The half of a surrogate pair that is escaped at a place.
+fn surrogate(bytes: &[u8], at: usize) -> Option<u32> {
+    let digits = bytes.get(at..at + 6)?.strip_prefix(b"\\u")?;
+    let unit = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    (0xD800..0xE000).contains(&unit).then_some(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(wrong: Wrong) -> String {
+        format!("{}:{}: {}", wrong.line, wrong.column, wrong.why)
+    }
+
+    fn read(text: &str) -> Result<(Vec<(String, Value)>, usize), String> {
+        let mut found = Vec::new();
+        let halves = rows(text, &shown, &mut |place, row| {
+            found.push((place.to_string(), row.value));
+            Ok(())
+        })?;
+        Ok((found, halves))
+    }
+
+    fn values(text: &str) -> Vec<Value> {
+        read(text).unwrap().0.into_iter().map(|(_, row)| row).collect()
+    }
+
+    #[test]
+    fn numbers_keep_their_digits() {
+        for (number, want) in [
+            ("2", "2"),
+            ("-7", "-7"),
+            ("27.0", "27.0"),
+            ("18446744073709551617", "18446744073709551617"),
+            ("-9223372036854775809", "-9223372036854775809"),
+            ("1.10", "1.10"),
+            ("0.1000", "0.1000"),
+            ("-0", "-0"),
+            ("3.14159265358979323846", "3.14159265358979323846"),
+            ("1e-07", "1e-07"),
+            ("3.2E-06", "3.2e-06"),
+            ("1E5", "1e+5"),
+            ("1e400", "1e+400"),
+        ] {
+            let nested =
+                format!("{{\"a{number}\": [\"{number} \\\" {number}\", {number}, {{\"b\": {number}}}]}}");
+            let [row] = &values(&nested)[..] else { panic!("{nested}") };
+            let items = &row[format!("a{number}")];
+            assert_eq!(items[0], json!(format!("{number} \" {number}")));
+            for found in [&items[1], &items[2]["b"]] {
+                let Value::Number(found) = found else { panic!("{number} is read as {found}") };
+                assert_eq!(found.as_str(), want);
+            }
+        }
+    }
+
+    #[test]
+    fn exponents_keep_their_spelling_beside() {
+        let spelled = |text: &str| {
+            let mut found = Vec::new();
+            rows(text, &shown, &mut |_, row| {
+                found.push(row.spelled);
+                Ok(())
+            })
+            .unwrap();
+            found
+        };
+        let row = r#"{"1e5 \" 1E5": [1E5, 1e5, 1.50e3, 1e+5, 1e-05, 2E-3, 7, "1e5"], "b": {"c": 1e400}}"#;
+        let want =
+            json!({"1e5 \" 1E5": ["1E5", "1e5", "1.50e3", 1e5, 1, "2E-3", 7, "1e5"], "b": {"c": "1e400"}});
+        let mut found = spelled(row);
+        let found = found.pop().flatten().unwrap();
+        for at in [0, 1, 2, 5, 6, 7] {
+            assert_eq!(found["1e5 \" 1E5"][at], want["1e5 \" 1E5"][at]);
+        }
+        assert!(found["1e5 \" 1E5"][3].is_number() && found["1e5 \" 1E5"][4].is_number());
+        assert_eq!(found["b"], want["b"]);
+        assert_eq!(spelled(r#"{"a": [1, 1e-5, "1E5"]}"#), [None]);
+        let [first, second] = &spelled(r#"[{"a": 1}, {"a": 1E5}]"#)[..] else { panic!() };
+        assert_eq!((first, second), (&Some(json!({"a": 1})), &Some(json!({"a": "1E5"}))));
+    }
+
+    #[test]
+    fn joined_files_keep_their_marks() {
+        let found = read("\u{feff}{\"a\": 1}\n\u{feff}{\"a\": 2}\n\u{feff}").unwrap().0;
+        let places: Vec<&str> = found.iter().map(|(place, _)| place.as_str()).collect();
+        assert_eq!(places, ["line 1", "line 2"]);
+    }
+
+    #[test]
+    fn half_a_pair_is_replaced_and_counted() {
+        let (found, halves) =
+            read(r#"{"q": "\ud83d 1 \uDE00 \ud83d\ude00 \\ud83d \ud83d\ud83d\ude00"}"#).unwrap();
+        assert_eq!(found[0].1, json!({"q": "\u{fffd} 1 \u{fffd} 😀 \\ud83d \u{fffd}😀"}));
+        assert_eq!(halves, 3);
+    }
+
+    #[test]
+    fn rows_on_lines_over_lines_and_in_an_array() {
+        let places = |text: &str| -> Vec<(String, Value)> { read(text).unwrap().0 };
+        let row = |place: &str, a: u32| (place.to_owned(), json!({"a": a}));
+        assert_eq!(places("{\"a\": 1}\r\n\n  {\"a\":2} \n"), [row("line 1", 1), row("line 3", 2)]);
+        assert_eq!(
+            places("{\n  \"a\": 1\n}\n{\n\"a\": 2}\n{\"a\": 3}"),
+            [row("line 1", 1), row("line 4", 2), row("line 6", 3)]
+        );
+        assert_eq!(places("\n [{\"a\": 1},\n{\"a\": 2}]\n"), [row("row 1", 1), row("row 2", 2)]);
+        assert_eq!(places("[]"), []);
+        assert_eq!(places(" \n"), []);
+    }
+
+    #[test]
+    fn mistakes_are_where_they_are() {
+        for (text, want) in [
+            ("{\"a\": 1}\n{\"a\": \"é\", b: 2}", "2:13: key must be a string"),
+            ("{\"a\": 1\n{\"a\": 2}\n", "1:7: EOF while parsing an object"),
+            ("{\n\"a\": 1}\n{\n\"a\": 1,}", "3:1: EOF while parsing an object"),
+            ("[{\"a\": 1},\n{\"a\": }]", "2:7: expected value"),
+            ("[{\"a\": 1},\n{\"a\": 2}", "2:8: EOF while parsing a list"),
+            ("[{\"a\": 1}]\n[{\"a\": 2}]", "2:1: trailing characters"),
+            ("{\"a\": 1} {\"a\": 2}\n", "1:10: trailing characters"),
+            ("{\n\"a\": 1\n} x\n", "3:2: trailing characters"),
+            (
+                "{\"a\": NaN}",
+                "1:7: expected value (NaN, which Python writes, is not JSON: write null or a text)",
+            ),
+            ("{\"a\": 01}", "1:8: invalid number"),
+            (
+                "{\"a\": 1}\n{\"a\": 1, \"b\": 2.5, \"a\": 3}",
+                "2:22: the name \"a\" stands twice in one object",
+            ),
+            (
+                "{\"a\": [{\"b\": null, \"\\u0062\": true}]}",
+                "1:27: the name \"b\" stands twice in one object",
+            ),
+        ] {
+            assert_eq!(read(text).unwrap_err(), want, "{text}");
+        }
+    }
+}

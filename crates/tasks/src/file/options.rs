@@ -1,0 +1,366 @@
+//! Options of a source of files, and how a row becomes a task.
+
+use std::fmt;
+
+use levade_text::Message;
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Number, Value};
+
+use super::fields::{self, AGENT, Layout, QUERY_PROMPT, SYSTEM_PROMPT};
+use super::json_text;
+use super::messages::messages;
+use super::template::{self, Part};
+use super::{DemonstrationCounts, Paths, Row};
+use crate::{Task, TaskError, annotated};
+
+/// Which files, and how to read them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileOptions {
+    /// A file, a folder of files, a pattern such as `train-*.parquet`, or a list of these.
+    pub path: Paths,
+    /// The field with the question, a text or a list of messages; a path such as `extra_info.question` leads
+    /// into nested fields, and a template such as `"{Body} {Question}"` makes it of several. Rows of verl's
+    /// layout that have no `question` have it in `prompt`.
+    #[serde(default = "question_field")]
+    pub question: String,
+    /// The field with the answer, or with a list of right answers. Rows of verl's layout that have no
+    /// `answer` have it in `reward_model.ground_truth`.
+    #[serde(default = "answer_field")]
+    pub answer: String,
+    /// The part of that field that is the answer.
+    #[serde(default)]
+    pub answer_from: AnswerFrom,
+    /// How many questions are kept apart from training, or all, of a source that is only evaluated on. What
+    /// any source keeps apart is trained on from none.
+    #[serde(default)]
+    pub held_out: HeldOut,
+    /// Train on at most this many rows.
+    #[serde(default)]
+    pub limit: Option<usize>,
+    /// How often each training row comes in one round through the tasks, so that a small file weighs against
+    /// a large one.
+    #[serde(default = "once")]
+    pub repeat: usize,
+    /// Read demonstrations off the calculator annotations of the answer field (see [`annotated`]), with at
+    /// most this many calls each.
+    #[serde(default)]
+    pub annotated_calls: Option<usize>,
+}
+
+fn once() -> usize {
+    1
+}
+
+fn question_field() -> String {
+    "question".to_owned()
+}
+
+fn answer_field() -> String {
+    "answer".to_owned()
+}
+
+/// The part of the answer field that is the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerFrom {
+    /// All of it.
+    #[default]
+    Whole,
+    /// The text after the last `####`, to the end of its line; the rest is the solution (GSM8K).
+    Hashes,
+}
+
+/// How many questions of a source are kept apart from training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeldOut {
+    /// So many.
+    Count(usize),
+    /// All: a source that is only evaluated on. Written `"all"`.
+    All,
+}
+
+impl Default for HeldOut {
+    fn default() -> Self {
+        HeldOut::Count(0)
+    }
+}
+
+impl Serialize for HeldOut {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            HeldOut::Count(count) => count.serialize(serializer),
+            HeldOut::All => "all".serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for HeldOut {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct CountOrAll;
+        impl Visitor<'_> for CountOrAll {
+            type Value = HeldOut;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, at least 0, or \"all\"")
+            }
+
+            fn visit_u64<E: Error>(self, count: u64) -> Result<HeldOut, E> {
+                let count = usize::try_from(count);
+                count
+                    .map(HeldOut::Count)
+                    .map_err(|_| E::invalid_value(Unexpected::Other("too large a number"), &self))
+            }
+
+            fn visit_i64<E: Error>(self, count: i64) -> Result<HeldOut, E> {
+                let found =
+                    u64::try_from(count).map_err(|_| E::invalid_value(Unexpected::Signed(count), &self))?;
+                self.visit_u64(found)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<HeldOut, E> {
+                if text == "all" {
+                    Ok(HeldOut::All)
+                } else {
+                    Err(E::invalid_value(Unexpected::Str(text), &self))
+                }
+            }
+        }
+        deserializer.deserialize_any(CountOrAll)
+    }
+}
+
+impl FileOptions {
+    /// Files whose fields are found by themselves, all of them for training.
+    pub fn new(path: impl Into<Paths>) -> Self {
+        FileOptions {
+            path: path.into(),
+            question: question_field(),
+            answer: answer_field(),
+            answer_from: AnswerFrom::default(),
+            held_out: HeldOut::default(),
+            limit: None,
+            repeat: once(),
+            annotated_calls: None,
+        }
+    }
+
+    /// The task that a row holds, without the row itself. Counts demonstrations, and in `blanks` the lists of
+    /// right answers with empty items.
+    pub(super) fn task(
+        &self,
+        row: &Row<'_>,
+        layout: &Layout,
+        demonstrations: &mut DemonstrationCounts,
+        blanks: &mut usize,
+    ) -> Result<Task, TaskError> {
+        let (question, messages) = asked(row, &layout.question)?;
+        let nothing = Value::Null;
+        let field = match layout.answer.as_str() {
+            "" => &nothing,
+            path => {
+                let field = row.field("answer", path)?;
+                let spelled = row.spelled.as_ref().and_then(Value::as_object);
+                spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(field)
+            }
+        };
+        let answer = match self.answer_from {
+            _ if layout.answer.is_empty() => Value::Null,
+            AnswerFrom::Whole => whole(field, blanks).ok_or_else(|| {
+                row.wrong(
+                    &layout.answer,
+                    field,
+                    "a number, a text, or a list of right answers, and not empty; where scorers need no answer, \
+                     set `answer = \"\"`",
+                )
+            })?,
+            AnswerFrom::Hashes => field
+                .as_str()
+                .and_then(after_hashes)
+                .map(Value::from)
+                .ok_or_else(|| row.wrong(&layout.answer, field, "a text with an answer after ####"))?,
+        };
+        let demonstration = match (field, self.annotated_calls) {
+            (Value::String(solution), Some(max_calls)) => {
+                let demonstration = annotated(solution, max_calls);
+                demonstrations.add(demonstration.as_ref().err().copied());
+                demonstration.ok()
+            }
+            _ => None,
+        };
+        let agent = match row.fields.get(AGENT) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(name)) => Some(name.clone()),
+            Some(other) => return Err(row.wrong(AGENT, other, "the name of an agent")),
+        };
+        Ok(Task { question, messages, answer, agent, demonstration, ..Task::default() })
+    }
+}
+
+/// The question of a row, and the messages before and with it, where there are any.
+fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
+    if let Some(parts) = template(row, path)? {
+        let question = filled(row, &parts)?;
+        return if question.is_empty() {
+            Err(row.wrong(path, &Value::from(""), "a template that leaves a text"))
+        } else {
+            Ok((question, Vec::new()))
+        };
+    }
+    let found = row.field("question", path)?;
+    let opened;
+    let found = match found {
+        Value::String(text) => {
+            match json_text::messages(text).map_err(|must| row.wrong(path, found, must))? {
+                Some(messages) => {
+                    opened = messages;
+                    &opened
+                }
+                None => found,
+            }
+        }
+        other => other,
+    };
+    match found {
+        Value::String(question) if !question.trim().is_empty() => {
+            let system = row.fields.get(SYSTEM_PROMPT).and_then(Value::as_str);
+            let messages = match system.filter(|system| path == QUERY_PROMPT && !system.trim().is_empty()) {
+                Some(system) => vec![Message::system(system), Message::user(question.as_str())],
+                None => Vec::new(),
+            };
+            Ok((question.clone(), messages))
+        }
+        Value::Array(items) => {
+            let mut messages = messages(items).map_err(|why| {
+                row.wrong(path, found, &format!("a text, or messages that can be replied to: {why}"))
+            })?;
+            let question = messages.last().map(|last| last.content.to_string()).unwrap_or_default();
+            if messages == [Message::user(question.as_str())] {
+                messages.clear();
+            }
+            Ok((question, messages))
+        }
+        other => Err(row.wrong(path, other, "a text that is not empty, or a list of messages")),
+    }
+}
+
+/// The parts of a question that is made of several fields; `None` if it is one field.
+fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>>, TaskError> {
+    if row.fields.contains_key(question) {
+        return Ok(None);
+    }
+    template::parts(question).map_err(|why| TaskError::Form {
+        path: row.path.to_owned(),
+        why: format!("cannot be read with question = {question:?}, which {why}"),
+    })
+}
+
+/// Returns a template with the fields of a row, as they are. White space of the template at its ends is left
+/// out, as are line breaks beside fields that are empty there.
+fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
+    let spelled = row.spelled.as_ref().and_then(Value::as_object);
+    let (mut question, mut end) = (String::new(), 0);
+    for part in parts {
+        match part {
+            Part::Text(text) => {
+                let text = if question.is_empty() { text.trim_start() } else { text };
+                question.push_str(text);
+                if !text.trim().is_empty() {
+                    end = question.trim_end().len();
+                }
+            }
+            Part::Field(path) => {
+                let value = row.field("question", path)?;
+                let value = spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(value);
+                let shown = match value {
+                    Value::String(text)
+                        if template::CHOICES.contains(path) && json_text::is_printed(text, '[', ']') =>
+                    {
+                        Err("a list of options; this is how Python prints one: save it with json.dumps")
+                    }
+                    value => template::shown(value),
+                };
+                let shown = shown.map_err(|must| row.wrong(path, value, must))?;
+                if !shown.trim().is_empty() {
+                    question.push_str(&shown);
+                    end = question.len();
+                }
+            }
+        }
+    }
+    question.truncate(end);
+    Ok(question)
+}
+
+/// The answer that a whole field is; `None` where it is empty. Counts `blanks`, the lists with empty items.
+fn whole(field: &Value, blanks: &mut usize) -> Option<Value> {
+    let is_blank =
+        |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty());
+    let is_one = |value: &Value| !value.is_array() && !value.is_object();
+    match field {
+        value if is_blank(value) => None,
+        // An empty text among the right answers would make silence right.
+        Value::Array(items) if items.iter().all(is_one) => {
+            let answers: Vec<Value> = items.iter().filter(|item| !is_blank(item)).map(as_written).collect();
+            *blanks += usize::from(answers.len() < items.len() && !answers.is_empty());
+            (!answers.is_empty()).then_some(Value::Array(answers))
+        }
+        Value::Object(fields) => (!fields.is_empty()).then(|| as_written(field)),
+        value => Some(as_written(value)),
+    }
+}
+
+/// Returns an expected answer in which each number that an f64 or an integer of 64 bits would print with
+/// other digits is a text in its own digits.
+fn as_written(value: &Value) -> Value {
+    match value {
+        Value::Number(number) if !prints_alike(number) => Value::from(number.as_str()),
+        Value::Array(items) => items.iter().map(as_written).collect(),
+        Value::Object(fields) => {
+            Value::Object(fields.iter().map(|(name, field)| (name.clone(), as_written(field))).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Returns whether the number prints with the same digits once it was read by any other program.
+fn prints_alike(number: &Number) -> bool {
+    let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
+    let float = || number.as_f64().filter(|_| number.is_f64()).and_then(Number::from_f64);
+    integer.or_else(float).is_some_and(|read| read == *number)
+}
+
+fn after_hashes(text: &str) -> Option<&str> {
+    let (_, rest) = text.rsplit_once("####")?;
+    rest.lines().next().map(str::trim).filter(|answer| !answer.is_empty())
+}
+
+impl Row<'_> {
+    fn field(&self, key: &str, path: &str) -> Result<&Value, TaskError> {
+        fields::find(&self.fields, path).ok_or_else(|| {
+            let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
+            TaskError::NoField {
+                path: self.path.to_owned(),
+                place: self.place,
+                field: path.to_owned(),
+                has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
+                way_out: fields::way_out(key, path, &self.fields),
+            }
+        })
+    }
+
+    pub(super) fn wrong(&self, field: &str, found: &Value, expected: &str) -> TaskError {
+        let mut found = found.to_string();
+        if found.chars().count() > 80 {
+            found = found.chars().take(79).chain(['…']).collect();
+        }
+        TaskError::Field {
+            path: self.path.to_owned(),
+            place: self.place,
+            field: field.to_owned(),
+            found,
+            expected: expected.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,570 @@
+//! Rows of a Parquet file, in the shapes that Python's `datasets` gives them: structs are objects, lists are
+//! lists, what is absent is null.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use levade_policy::caught;
+use parquet::basic::Compression;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, Row};
+use parquet::schema::types::Type;
+use serde_json::{Map, Number, Value};
+
+use super::fields::LeftOut;
+use super::temporal::Shape;
+use crate::Place;
+
+/// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is left out
+/// if it cannot be read or shares its name with another one, unless it is `needed`.
+///
+/// # Errors
+/// When the file is damaged or compressed with brotli, or when `each` fails. `form` is told what the file is.
+pub(super) fn rows<E>(
+    bytes: Vec<u8>,
+    needed: &dyn Fn(&str) -> bool,
+    form: impl Fn(String) -> E,
+    mut each: impl FnMut(Place, Map<String, Value>, bool) -> Result<(), E>,
+) -> Result<Vec<LeftOut>, E> {
+    let bytes = Bytes::from(bytes);
+    let damaged = |why: String| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
+    let columns = columns(&bytes).map_err(damaged)?;
+    if columns.iter().any(|column| column.is_brotli) {
+        let why = "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
+        return Err(form(why.to_owned()));
+    }
+    let mut names = HashSet::new();
+    let mut left_out = Vec::new();
+    for Column { name, .. } in columns.iter().filter(|column| !names.insert(&column.name)) {
+        if needed(name) {
+            return Err(form(format!("has two columns named {name:?}: rename one of them")));
+        }
+        left_out.push(LeftOut { column: name.clone(), why: "is there twice".to_owned() });
+    }
+    let mut read = whole(&bytes, needed, &left_out);
+    if matches!(&read, Err(Unread::Damaged(_))) {
+        // One that nobody needs may be what the library stumbles over: each is tried by itself.
+        for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
+            let alone = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
+            if let Err(Unread::Damaged(why)) = alone {
+                left_out.push(LeftOut { column: name, why: format!("cannot be read ({why})") });
+            }
+        }
+        if !left_out.is_empty() {
+            read = whole(&bytes, needed, &left_out);
+        }
+    }
+    let (rows, unshown) = read.map_err(|unread| match unread {
+        Unread::Damaged(why) => damaged(why),
+        Unread::Column { name, why } => form(format!("cannot be used: its column {name:?} {why}")),
+    })?;
+    left_out.extend(unshown);
+    for (at, mut row) in rows.into_iter().enumerate() {
+        row.retain(|name, _| !left_out.iter().any(|left_out| left_out.column == *name));
+        row.values_mut().for_each(without_absent);
+        each(Place::Row(at + 1), row, !left_out.is_empty())?;
+    }
+    Ok(left_out)
+}
+
+/// A column as the footer of a file tells of it.
+struct Column {
+    name: String,
+    is_brotli: bool,
+}
+
+fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
+    // The library ends in a panic over some files that break the format.
+    let read = caught(|| {
+        let reader = SerializedFileReader::new(bytes.clone()).map_err(|error| error.to_string())?;
+        let file = reader.metadata();
+        let is_brotli = |name: &str| {
+            let chunks = file.row_groups().iter().flat_map(|group| group.columns());
+            let mut chunks =
+                chunks.filter(|chunk| chunk.column_path().parts().first().is_some_and(|p| p == name));
+            chunks.any(|chunk| matches!(chunk.compression(), Compression::BROTLI(_)))
+        };
+        let fields = file.file_metadata().schema().get_fields();
+        let column = |name: &str| Column { name: name.to_owned(), is_brotli: is_brotli(name) };
+        Ok(fields.iter().map(|field| column(field.name())).collect())
+    });
+    read.unwrap_or_else(Err)
+}
+
+type Rows = Vec<Map<String, Value>>;
+
+/// Why rows cannot be read.
+enum Unread {
+    /// The file is damaged, or the library cannot read it.
+    Damaged(String),
+    /// A column that is needed holds a value without a form in JSON.
+    Column { name: String, why: String },
+}
+
+/// All rows but for columns that are left out, and the columns that have no form in JSON.
+fn whole(
+    bytes: &Bytes,
+    needed: &dyn Fn(&str) -> bool,
+    left_out: &[LeftOut],
+) -> Result<(Rows, Vec<LeftOut>), Unread> {
+    let mut rows = Vec::new();
+    let wanted = |name: &str| !left_out.iter().any(|left_out| left_out.column == name);
+    let unshown = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
+    Ok((rows, unshown))
+}
+
+/// Gives the rows of some columns one by one; at the end, columns that have no form in JSON and are not
+/// needed, which rows may lack.
+fn read_columns(
+    bytes: &Bytes,
+    wanted: &dyn Fn(&str) -> bool,
+    needed: &dyn Fn(&str) -> bool,
+    each: &mut dyn FnMut(Map<String, Value>),
+) -> Result<Vec<LeftOut>, Unread> {
+    let read = caught(|| {
+        let wrong = |error: ParquetError| Unread::Damaged(error.to_string());
+        let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
+        let schema = reader.metadata().file_metadata().schema();
+        let picked: Vec<Arc<Type>> =
+            schema.get_fields().iter().filter(|field| wanted(field.name())).map(Arc::clone).collect();
+        let shapes: Vec<(String, Shape)> =
+            picked.iter().map(|field| (field.name().to_owned(), Shape::of(field))).collect();
+        let shape = Shape::Struct(shapes);
+        let picked = Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
+        let mut unshown: Vec<LeftOut> = Vec::new();
+        for row in reader.get_row_iter(Some(picked)).map_err(wrong)? {
+            let mut fields = Map::new();
+            for (name, field) in row.map_err(wrong)?.into_columns() {
+                if unshown.iter().any(|left_out| left_out.column == name) {
+                    continue;
+                }
+                // Within a column that is needed other members may be.
+                let is_needed = needed(&name);
+                let as_null = is_needed && !matches!(field, Field::Bytes(_));
+                match value(field, shape.member(&name), as_null) {
+                    Ok(value) => {
+                        fields.insert(name, value);
+                    }
+                    Err(Unshown(why)) if is_needed => return Err(Unread::Column { name, why }),
+                    Err(Unshown(why)) => unshown.push(LeftOut { column: name, why }),
+                }
+            }
+            each(fields);
+        }
+        Ok(unshown)
+    });
+    read.unwrap_or_else(|panic| Err(Unread::Damaged(panic)))
+}
+
+/// What a field holds, if that has no form in JSON.
+struct Unshown(String);
+
+fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, Unshown> {
+    let fields = row.into_columns().into_iter();
+    fields
+        .map(|(name, field)| {
+            let value = value(field, shape.member(&name), as_null)?;
+            Ok((name, value))
+        })
+        .collect()
+}
+
+/// Takes the members that are null out of the arguments of calls, the parts of messages and the descriptions
+/// of tools. Arrow gives all structs of a column the members of each, so null is how it writes an absent one.
+fn without_absent(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(without_absent),
+        Value::Object(fields) => {
+            let is_message = ["role", "from"].iter().any(|name| fields.contains_key(*name));
+            for (name, value) in fields.iter_mut() {
+                match (name.as_str(), value) {
+                    ("content", Value::Array(parts)) if is_message => {
+                        parts.iter_mut().for_each(without_nulls)
+                    }
+                    ("tool_calls", Value::Array(calls)) => calls.iter_mut().for_each(|call| {
+                        for path in ["/function/arguments", "/arguments"] {
+                            let Some(arguments) = call.pointer_mut(path) else { continue };
+                            if arguments.is_null() {
+                                *arguments = Value::Object(Map::new());
+                            }
+                            without_nulls(arguments);
+                        }
+                    }),
+                    ("function", value) => {
+                        value.get_mut("parameters").into_iter().for_each(without_nulls);
+                    }
+                    (_, value) => without_absent(value),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn without_nulls(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(without_nulls),
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(without_nulls);
+        }
+        _ => {}
+    }
+}
+
+/// Converts a field to JSON. Bytes that are not UTF-8 are null if `as_null` is set, and an error otherwise.
+fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
+    if let Some(text) = shape.text(&field) {
+        return text.map(Value::from).map_err(Unshown);
+    }
+    Ok(match field {
+        Field::Null => Value::Null,
+        Field::Bool(value) => Value::from(value),
+        Field::Byte(value) => Value::from(value),
+        Field::Short(value) => Value::from(value),
+        Field::Int(value) => Value::from(value),
+        Field::Long(value) => Value::from(value),
+        Field::UByte(value) => Value::from(value),
+        Field::UShort(value) => Value::from(value),
+        Field::UInt(value) => Value::from(value),
+        Field::ULong(value) => Value::from(value),
+        // In the digits of its own precision: 0.1 of 32 bits is not 0.10000000149011612.
+        Field::Float16(value) => float(value.to_f64(), &value.to_string()),
+        Field::Float(value) => float(f64::from(value), &value.to_string()),
+        Field::Double(value) => float(value, &value.to_string()),
+        Field::Decimal(_) => decimal(field.to_string().trim_end_matches('.')),
+        Field::Str(text) => Value::from(text),
+        Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
+            Ok(text) => Value::from(text),
+            Err(_) if as_null => Value::Null,
+            Err(_) => return Err(Unshown("holds bytes that are no text".to_owned())),
+        },
+        Field::Date(_)
+        | Field::TimeMillis(_)
+        | Field::TimeMicros(_)
+        | Field::TimestampMillis(_)
+        | Field::TimestampMicros(_) => Value::from(field.to_string()),
+        Field::Group(row) => Value::Object(fields(row, shape, as_null)?),
+        Field::ListInternal(list) => {
+            let elements = list.elements().iter().cloned();
+            let shape = shape.element();
+            Value::Array(elements.map(|element| value(element, shape, as_null)).collect::<Result<_, _>>()?)
+        }
+        Field::MapInternal(map) => {
+            let name = |key: Value| match key {
+                Value::String(name) => name,
+                other => other.to_string(),
+            };
+            let entries = map.entries().iter().cloned();
+            let (keys, values) = shape.entry();
+            let entries =
+                entries.map(|(key, of)| Ok((name(value(key, keys, as_null)?), value(of, values, as_null)?)));
+            let mut named = Map::new();
+            for entry in entries {
+                let (name, value) = entry?;
+                if named.contains_key(&name) {
+                    return Err(Unshown(format!("holds a map with two keys {name:?}")));
+                }
+                named.insert(name, value);
+            }
+            Value::Object(named)
+        }
+    })
+}
+
+/// Parses a decimal, which keeps its digits.
+fn decimal(digits: &str) -> Value {
+    digits.parse().map_or_else(|_| Value::from(digits), Value::Number)
+}
+
+/// A number by its shortest digits; infinity, which JSON does not have, as a text. NaN is how pandas writes
+/// that there is none.
+fn float(value: f64, shortest: &str) -> Value {
+    if value.is_nan() {
+        return Value::Null;
+    }
+    let number = shortest.parse().ok().and_then(Number::from_f64);
+    number.map_or_else(|| Value::from(value.to_string()), Value::Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, FloatType, Int32Type, Int64Type};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Values of every kind that rows have.
+    const KINDS: &str = "message rows {
+        optional binary text (UTF8);
+        required int64 whole;
+        required float single;
+        required double double;
+        required int32 cents (DECIMAL(9, 2));
+        required int64 when (TIMESTAMP(MICROS, true));
+        required binary bytes;
+        optional group answers (LIST) { repeated group list { optional binary element (UTF8); } }
+    }";
+
+    fn written(groups: u32) -> Vec<u8> {
+        let schema = Arc::new(parse_message_type(KINDS).unwrap());
+        let mut file = Vec::new();
+        let mut writer =
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+        for _ in 0..groups {
+            let mut group = writer.next_row_group().unwrap();
+            macro_rules! column {
+                ($kind:ty, $values:expr, $levels:expr, $repeats:expr) => {
+                    let mut column = group.next_column().unwrap().unwrap();
+                    column.typed::<$kind>().write_batch($values, $levels, $repeats).unwrap();
+                    column.close().unwrap();
+                };
+            }
+            column!(ByteArrayType, &[ByteArray::from("Café")], Some(&[1, 0]), None);
+            column!(Int64Type, &[i64::MAX, -1], None, None);
+            column!(FloatType, &[0.1, 27.0], None, None);
+            column!(DoubleType, &[0.1, f64::INFINITY], None, None);
+            column!(Int32Type, &[110, -5], None, None);
+            column!(Int64Type, &[0, 1_700_000_000_000_000], None, None);
+            column!(ByteArrayType, &[ByteArray::from("text"), ByteArray::from(vec![0xFF, 1])], None, None);
+            let texts = ["a", "b"].map(ByteArray::from);
+            column!(ByteArrayType, &texts, Some(&[3, 2, 3, 0]), Some(&[0, 1, 1, 0]));
+            group.close().unwrap();
+        }
+        writer.close().unwrap();
+        file
+    }
+
+    type Rows = Vec<(String, Value)>;
+
+    fn read(file: Vec<u8>, needed: &[&str]) -> Result<(Rows, Vec<LeftOut>), String> {
+        let mut found = Vec::new();
+        let left_out = rows(
+            file,
+            &|name| needed.contains(&name),
+            |why| why,
+            |place, row, _| {
+                found.push((place.to_string(), Value::Object(row)));
+                Ok(())
+            },
+        )?;
+        Ok((found, left_out))
+    }
+
+    #[test]
+    fn values_are_what_was_written() {
+        let error = read(written(2), &["bytes"]).unwrap_err();
+        assert!(error.contains("its column \"bytes\" holds bytes that are no text"), "{error}");
+        let (found, left_out) = read(written(2), &["text"]).unwrap();
+        let why = "holds bytes that are no text".to_owned();
+        assert_eq!(left_out, [LeftOut { column: "bytes".into(), why }]);
+        assert_eq!(
+            found.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(),
+            ["row 1", "row 2", "row 3", "row 4"]
+        );
+        let first = json!({
+            "text": "Café", "whole": i64::MAX, "single": 0.1, "double": 0.1, "cents": decimal("1.10"),
+            "when": "1970-01-01 00:00:00+00:00", "answers": ["a", null, "b"],
+        });
+        let second = json!({
+            "text": null, "whole": -1, "single": 27.0, "double": "inf", "cents": -0.05,
+            "when": "2023-11-14 22:13:20+00:00", "answers": null,
+        });
+        for pair in found.chunks(2) {
+            assert_eq!((&pair[0].1, &pair[1].1), (&first, &second));
+        }
+        assert_eq!(found[0].1["single"].to_string(), "0.1");
+    }
+
+    #[test]
+    fn not_a_number_is_null_and_repeated_names_are_no_columns() {
+        assert_eq!(float(f64::NAN, "NaN"), Value::Null);
+        let schema = "message rows { required int64 a; required int64 b; required int64 b; }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer =
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        for value in 1..4 {
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<Int64Type>().write_batch(&[value], None, None).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        let (found, left_out) = read(file.clone(), &["a"]).unwrap();
+        assert_eq!((&found[0].1, left_out.len()), (&json!({"a": 1}), 1));
+        assert!(read(file, &["b"]).unwrap_err().contains("two columns named \"b\""));
+    }
+
+    #[test]
+    fn column_with_moments_beyond_calendars_is_left_out() {
+        let schema = "message rows { required int64 whole; required int64 when (TIMESTAMP(MICROS, true)); }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer =
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        // The second moment is later than any year that is written.
+        for values in [[1, 2], [0, i64::MAX]] {
+            let mut column = group.next_column().unwrap().unwrap();
+            column.typed::<Int64Type>().write_batch(&values, None, None).unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        let (found, left_out) = read(file.clone(), &["whole"]).unwrap();
+        let rows: Vec<&Value> = found.iter().map(|(_, row)| row).collect();
+        assert_eq!(rows, [&json!({"whole": 1}), &json!({"whole": 2})]);
+        let [LeftOut { column, why }] = &left_out[..] else { panic!("{left_out:?}") };
+        assert!(column == "when" && why.contains("a time beyond any calendar"), "{left_out:?}");
+        let why = read(file, &["when"]).unwrap_err();
+        assert!(why.starts_with("cannot be used: its column \"when\" holds 9223372036854775807"), "{why}");
+    }
+
+    #[test]
+    fn brotli_is_named() {
+        // The footer of a file that says so of one column.
+        let brotli = (0..).map(|at| {
+            let mut file = written(1);
+            file[at] = 8;
+            file
+        });
+        let says_so = |file: &Vec<u8>| {
+            let codecs = caught(|| {
+                let reader = SerializedFileReader::new(bytes::Bytes::from(file.clone())).ok()?;
+                Some(
+                    reader
+                        .metadata()
+                        .row_group(0)
+                        .columns()
+                        .iter()
+                        .map(|chunk| chunk.compression())
+                        .collect(),
+                )
+            });
+            let codecs: Vec<_> = codecs.ok().flatten().unwrap_or_default();
+            codecs.iter().any(|codec| matches!(codec, Compression::BROTLI(_)))
+        };
+        let file = brotli.take(written(1).len()).find(says_so).unwrap();
+        let why = read(file, &[]).unwrap_err();
+        assert!(why.contains("brotli") && why.contains("zstd") && !why.contains("damaged"), "{why}");
+    }
+
+    #[test]
+    fn damage_is_an_error() {
+        let file = written(1);
+        assert!(read(file[..file.len() - 20].to_vec(), &[]).unwrap_err().contains("Corrupt footer"));
+        let mut refused = 0;
+        for at in (0..file.len()).step_by(3) {
+            let mut damaged = file.clone();
+            damaged[at] ^= 0x55;
+            // Some damage is to values, and shows as other values; none ends the process.
+            refused += usize::from(read(damaged, &[]).is_err());
+        }
+        assert!(refused > 20, "{refused}");
+    }
+
+    /// Columns of days and times in every unit, with a zone and without, within a struct and a list, too.
+    #[test]
+    fn moments_are_read_alike_whatever_their_type() {
+        let schema = "message rows {
+            required int32 day (DATE);
+            required int64 ns (TIMESTAMP(NANOS, false));
+            required int64 ns_zone (TIMESTAMP(NANOS, true));
+            required int64 us (TIMESTAMP(MICROS, false));
+            required int64 ms (TIMESTAMP(MILLIS, false));
+            required int64 old (TIMESTAMP_MICROS);
+            required int64 time (TIME(NANOS, false));
+            required int32 time_ms (TIME(MILLIS, true));
+            required int96 int96;
+            required group inner { required int64 ns (TIMESTAMP(NANOS, false)); required int64 plain; }
+            required group list (LIST) { repeated group list { required int64 element (TIMESTAMP(NANOS, true)); } }
+        }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer =
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        macro_rules! column {
+            ($kind:ty, $value:expr, $levels:expr) => {
+                let mut column = group.next_column().unwrap().unwrap();
+                column
+                    .typed::<$kind>()
+                    .write_batch(&[$value], $levels, $levels.map(|_| &[0i16][..]))
+                    .unwrap();
+                column.close().unwrap();
+            };
+        }
+        let seconds = 1_767_323_045i64;
+        let day = (seconds / 86_400) as i32;
+        let none: Option<&[i16]> = None;
+        column!(Int32Type, day, none);
+        column!(Int64Type, seconds * 1_000_000_000, none);
+        column!(Int64Type, seconds * 1_000_000_000 + 500, none);
+        column!(Int64Type, seconds * 1_000_000, none);
+        column!(Int64Type, seconds * 1_000, none);
+        column!(Int64Type, seconds * 1_000_000, none);
+        column!(Int64Type, 3_723_000_000_000, none);
+        column!(Int32Type, 3_723_250, none);
+        let nanos = (seconds % 86_400) * 1_000_000_000;
+        let mut moment = parquet::data_type::Int96::new();
+        moment.set_data(nanos as u32, (nanos >> 32) as u32, 2_440_588 + day as u32);
+        column!(parquet::data_type::Int96Type, moment, none);
+        column!(Int64Type, seconds * 1_000_000_000, none);
+        column!(Int64Type, seconds, none);
+        column!(Int64Type, seconds * 1_000_000_000, Some(&[1i16][..]));
+        group.close().unwrap();
+        writer.close().unwrap();
+        let (found, left_out) = read(file, &[]).unwrap();
+        assert_eq!(left_out, []);
+        let moment = "2026-01-02 03:04:05";
+        let want = json!({
+            "day": "2026-01-02", "ns": moment, "ns_zone": format!("{moment}.0000005+00:00"), "us": moment,
+            "ms": moment, "old": format!("{moment}+00:00"), "time": "01:02:03", "time_ms": "01:02:03.25",
+            "int96": moment, "inner": {"ns": moment, "plain": seconds}, "list": [format!("{moment}+00:00")],
+        });
+        assert_eq!(found[0].1, want);
+    }
+
+    #[test]
+    fn absent_members_of_calls_and_parts_are_left_out() {
+        let call = |arguments: Value| json!({"id": null, "function": {"name": "f", "arguments": arguments}});
+        let mut chat = json!([
+            {"role": "user", "content": [{"type": "text", "text": "hi", "image": null}], "tool_calls": null},
+            {"role": "assistant", "content": null, "tool_calls": [
+                call(json!({"a": "1", "b": null, "n": {"x": 1, "y": null}, "l": [{"z": null}, null]})),
+                call(json!("{\"a\": null}")),
+                call(Value::Null),
+            ]},
+        ]);
+        let mut kept = json!({"ground_truth": null, "extra": {"a": null}, "tools": [
+            {"type": "function", "function": {"name": "f", "strict": null, "parameters": {"p": null, "q": 1}}},
+        ]});
+        without_absent(&mut chat);
+        without_absent(&mut kept);
+        assert_eq!(
+            chat[0],
+            json!({"role": "user", "content": [{"type": "text", "text": "hi"}], "tool_calls": null})
+        );
+        assert_eq!(
+            chat[1]["tool_calls"],
+            json!([
+                call(json!({"a": "1", "n": {"x": 1}, "l": [{}, null]})),
+                call(json!("{\"a\": null}")),
+                call(json!({})),
+            ])
+        );
+        assert_eq!(
+            kept,
+            json!({"ground_truth": null, "extra": {"a": null}, "tools": [
+                {"type": "function", "function": {"name": "f", "strict": null, "parameters": {"q": 1}}},
+            ]})
+        );
+    }
+}

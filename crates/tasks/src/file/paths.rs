@@ -1,0 +1,313 @@
+//! Which files a source of tasks names: a file, a folder, a pattern, or several of them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::TaskError;
+
+/// Names of files that a folder is searched for; what else lies there (a README, checksums) is not data.
+const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "csv", "tsv"];
+/// Characters that make a path a pattern, unless it is there under this very name.
+const PATTERN: [char; 3] = ['*', '?', '['];
+const COMPRESSED: [&str; 4] = ["gz", "gzip", "zst", "zstd"];
+
+/// One path or several: each a file, a folder, or a pattern with `*`, `?`, `[…]` or `**`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paths(Vec<PathBuf>);
+
+impl Paths {
+    /// The paths as they were given.
+    pub fn as_slice(&self) -> &[PathBuf] {
+        &self.0
+    }
+
+    /// The first one, which stands for all in messages.
+    pub fn first(&self) -> &Path {
+        self.0.first().map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// The name of the tasks: the first path without its folder and its endings.
+    pub fn name(&self) -> String {
+        let stem = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let stem = match name.find(PATTERN) {
+                _ if path.is_dir() => name.as_str(),
+                Some(at) if !path.exists() => &name[..at],
+                _ => without_endings(&name),
+            };
+            stem.trim_matches(|c: char| !c.is_alphanumeric()).to_owned()
+        };
+        let first = self.first();
+        // Of `folder/*.parquet` the folder is what tells.
+        let named = std::iter::once(first).chain(first.ancestors().skip(1)).map(stem);
+        named.into_iter().find(|name| !name.is_empty()).unwrap_or_else(|| "tasks".to_owned())
+    }
+
+    /// The files, each once, those of a folder or pattern in the order of their names.
+    ///
+    /// # Errors
+    /// When a path leads to no file.
+    pub fn files(&self) -> Result<Vec<PathBuf>, TaskError> {
+        let mut files: Vec<PathBuf> = Vec::new();
+        for path in &self.0 {
+            for file in found(path)? {
+                if !files.contains(&file) {
+                    files.push(file);
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
+impl<P: Into<PathBuf>> From<P> for Paths {
+    fn from(path: P) -> Self {
+        Paths(vec![path.into()])
+    }
+}
+
+/// The files of one path. Something that is there under the very name is not taken for a pattern.
+fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
+    let text = path.to_string_lossy();
+    let no_file = |why: String| TaskError::NoFile { path: path.to_owned(), why };
+    if path.is_dir() {
+        let read = |why| TaskError::Read { path: path.to_owned(), why };
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(read)? {
+            let entry = entry.map_err(read)?.path();
+            if entry.is_file() && is_data(&entry) {
+                files.push(entry);
+            }
+        }
+        if files.is_empty() {
+            return Err(no_file(format!(
+                "is a folder without data files (names that end with {}, also compressed); name the files, \
+                 or a pattern \
+                 such as {}",
+                ENDINGS.join(", "),
+                path.join("**/*.parquet").display()
+            )));
+        }
+        files.sort();
+        return Ok(files);
+    }
+    if path.exists() || !text.contains(PATTERN) {
+        return match prepared_by(path).filter(|_| !path.exists()) {
+            Some(way_out) => Err(no_file(format!("does not exist{way_out}"))),
+            None => Ok(vec![path.to_owned()]),
+        };
+    }
+    // As in a shell: copies of editors and notebooks are no data.
+    let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
+    let matches =
+        glob::glob_with(&text, options).map_err(|why| no_file(format!("is not a pattern: {why}")))?;
+    let mut files = Vec::new();
+    for entry in matches {
+        let entry = entry.map_err(|error| {
+            let path = error.path().to_owned();
+            TaskError::Read { path, why: error.into() }
+        })?;
+        if entry.is_file() {
+            files.push(entry);
+        }
+    }
+    if files.is_empty() {
+        return Err(no_file(format!("matches no file{}", prepared_by(path).unwrap_or_default())));
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Name of the program that makes the data files of a recipe, in the recipe's folder.
+const PREPARE: &str = "prepare.py";
+
+/// Folders above a data file in which [`PREPARE`] is looked for.
+const MAX_LEVELS: usize = 3;
+
+/// Returns how a data file that is missing is made, to append to an error, if a recipe comes with a program
+/// for it.
+fn prepared_by(path: &Path) -> Option<String> {
+    let folders = path.ancestors().skip(1).take(MAX_LEVELS);
+    let prepare = folders.map(|folder| folder.join(PREPARE)).find(|prepare| prepare.is_file())?;
+    Some(format!("; {PREPARE} beside the recipe makes its data files: python3 {}", prepare.display()))
+}
+
+/// The ending that says what is in a file, below one that says how it is compressed.
+pub(super) fn ending(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let mut endings = name.rsplit('.');
+    let last = endings.next().unwrap_or_default();
+    let ending = if COMPRESSED.contains(&last) { endings.next().unwrap_or_default() } else { last };
+    ending.to_owned()
+}
+
+/// Files that describe the data beside them, as the library `datasets` writes them.
+const DESCRIPTIONS: [&str; 4] =
+    ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+
+/// Returns a file that is named after a split to evaluate on, if another is named after one to train on.
+pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
+    let named = |file: &&PathBuf, splits: &[&str]| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        name.split(|c: char| !c.is_alphanumeric()).any(|word| splits.contains(&word))
+    };
+    files.iter().find(|file| named(file, &["train", "training"]))?;
+    let split = |file: &&PathBuf| named(file, &["test", "validation", "valid", "val", "dev", "eval"]);
+    files.iter().find(split).map(PathBuf::as_path)
+}
+
+fn is_data(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_other = name.starts_with(['.', '_']) || DESCRIPTIONS.contains(&&*name);
+    !is_other && ENDINGS.contains(&ending(path).as_str())
+}
+
+/// Returns the name of a file without its ending, and without one of compression.
+pub fn without_endings(name: &str) -> &str {
+    let cut = |name: &str| name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len());
+    let stem = &name[..cut(name)];
+    let compressed =
+        COMPRESSED.iter().any(|ending| name[stem.len()..].eq_ignore_ascii_case(&format!(".{ending}")));
+    if compressed { &stem[..cut(stem)] } else { stem }
+}
+
+impl Serialize for Paths {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0[..] {
+            [one] => one.serialize(serializer),
+            several => several.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Paths {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = Paths;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a path, or a list of paths that is not empty")
+            }
+
+            fn visit_str<E>(self, path: &str) -> Result<Paths, E> {
+                Ok(Paths::from(path))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Paths, A::Error> {
+                let mut paths = Vec::new();
+                while let Some(path) = items.next_element()? {
+                    paths.push(path);
+                }
+                if paths.is_empty() {
+                    return Err(serde::de::Error::invalid_value(serde::de::Unexpected::Seq, &self));
+                }
+                Ok(Paths(paths))
+            }
+        }
+        deserializer.deserialize_any(OneOrSeveral)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_a_folder_a_pattern_and_a_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir_all(root.join("data/deep")).unwrap();
+        let names = [
+            "data/b.jsonl",
+            "data/a.parquet",
+            "data/README.md",
+            "data/.hidden.json",
+            "data/deep/c.csv.gz",
+            "x[1].json",
+        ];
+        for name in names {
+            fs::write(root.join(name), "").unwrap();
+        }
+        let files = |paths: &[&str]| {
+            let paths = Paths(paths.iter().map(|path| root.join(path)).collect());
+            let files = paths.files().map_err(|error| error.to_string())?;
+            let short = files
+                .iter()
+                .map(|file| file.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/"));
+            Ok::<_, String>(short.collect::<Vec<_>>())
+        };
+        assert_eq!(files(&["data"]).unwrap(), ["data/a.parquet", "data/b.jsonl"]);
+        assert_eq!(
+            files(&["data/*.jsonl", "data", "data/b.jsonl"]).unwrap(),
+            ["data/b.jsonl", "data/a.parquet"]
+        );
+        assert_eq!(files(&["data/**/*.csv*"]).unwrap(), ["data/deep/c.csv.gz"]);
+        assert_eq!(files(&["data/deep"]).unwrap(), ["data/deep/c.csv.gz"]);
+        assert_eq!(files(&["x[1].json"]).unwrap(), ["x[1].json"]);
+        // Reading says what is wrong with it.
+        assert_eq!(files(&["none.json"]).unwrap(), ["none.json"]);
+        assert!(files(&["data/*.tsv"]).unwrap_err().ends_with("*.tsv matches no file"));
+        std::fs::write(root.join("prepare.py"), "").unwrap();
+        for missing in ["data/*.tsv", "data/no.jsonl", "no.jsonl"] {
+            let error = files(&[missing]).unwrap_err();
+            assert!(
+                error.contains("makes its data files: python3 ") && error.ends_with("prepare.py"),
+                "{error}"
+            );
+        }
+        fs::create_dir(root.join("empty")).unwrap();
+        let error = files(&["empty"]).unwrap_err();
+        assert!(error.contains("is a folder without data files (names that end with jsonl"), "{error}");
+    }
+
+    #[test]
+    fn hidden_files_and_descriptions_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir_all(root.join(".ipynb_checkpoints")).unwrap();
+        for name in
+            ["train.json", "test.json", ".train.json", ".ipynb_checkpoints/train.json", "dataset_infos.json"]
+        {
+            fs::write(root.join(name), "{}").unwrap();
+        }
+        let all = Paths::from(root).files().unwrap();
+        assert_eq!(all, [root.join("test.json"), root.join("train.json")]);
+        assert_eq!(mixed_split(&all), Some(&*root.join("test.json")));
+        assert_eq!(mixed_split(&all[1..]), None);
+        assert_eq!(Paths::from(root.join("**/t*.json")).files().unwrap(), all);
+    }
+
+    #[test]
+    fn names_are_those_of_files_without_endings() {
+        for (path, name) in [
+            ("a/sums.jsonl", "sums"),
+            ("a/sums.v2.jsonl.gz", "sums.v2"),
+            ("a/train-00000-of-00002.parquet", "train-00000-of-00002"),
+            ("a/train-*.parquet", "train"),
+            ("a/verl-[ab]*.parquet", "verl"),
+            ("a/main/*.parquet", "main"),
+            ("*.parquet", "tasks"),
+            ("rows", "rows"),
+        ] {
+            assert_eq!(Paths::from(path).name(), name, "{path}");
+        }
+    }
+
+    #[test]
+    fn one_is_written_as_a_text() {
+        for text in [r#""a.json""#, r#"["a.json","b.json"]"#] {
+            let paths: Paths = serde_json::from_str(text).unwrap();
+            assert_eq!(serde_json::to_string(&paths).unwrap(), text);
+        }
+        for bad in ["[]", "3"] {
+            let error = serde_json::from_str::<Paths>(bad).unwrap_err().to_string();
+            assert!(error.contains("expected a path, or a list of paths that is not empty"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Rows of a table with a header: CSV, or TSV.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io::Read;
+
+use csv::{ReaderBuilder, Trim};
+use serde_json::{Map, Value};
+
+use super::fields::LeftOut;
+use crate::Place;
+
+/// Gives the rows of a table one by one; every value is a text. Columns that share a name are left out.
+///
+/// # Errors
+/// When a row has another number of fields than the header, a quote is never closed, two columns that are
+/// `needed` have one name, or `each` fails.
+pub(super) fn rows<E>(
+    text: &str,
+    tabs: bool,
+    needed: &dyn Fn(&str) -> bool,
+    wrong: impl Fn(String) -> E,
+    each: &mut dyn FnMut(Place, Map<String, Value>) -> Result<(), E>,
+) -> Result<Vec<LeftOut>, E> {
+    if text.trim_matches(['\r', '\n']).is_empty() {
+        return Ok(Vec::new());
+    }
+    // A row that begins past the end is there, unless the end lies within quotes.
+    let input = text.as_bytes().chain(&b"\n."[..]);
+    let delimiter = if tabs { b'\t' } else { delimiter(text) };
+    let mut builder = ReaderBuilder::new();
+    builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
+    if let Some(line) = (!tabs).then(|| behind_quote(text, delimiter)).flatten() {
+        return Err(wrong(format!(
+            "has text behind the closing quote of a field in line {line}: write a quote within quotes twice"
+        )));
+    }
+    let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
+    // The reader's own count is off by the breaks of Windows and by empty lines.
+    let (mut at, mut line) = (0, 1);
+    let names = reader.headers().map_err(|error| wrong(unreadable(&error)))?.clone();
+    let mut seen = HashSet::new();
+    let twice: BTreeSet<&str> = names.iter().filter(|name| !seen.insert(*name)).collect();
+    if let Some(twice) = twice.iter().find(|name| needed(name)) {
+        return Err(wrong(format!("has two columns named {twice:?} in its header: rename one of them")));
+    }
+    for record in reader.records() {
+        let record = record.map_err(|error| wrong(unreadable(&error)))?;
+        let start = record.position().map_or(at, |position| (position.byte() as usize).min(text.len()));
+        let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
+        line += breaks(&text[at..start]);
+        at = start;
+        if at == text.len() {
+            let left_out = |column: &&str| LeftOut {
+                column: (*column).to_owned(),
+                why: "stands twice in the header".into(),
+            };
+            return Ok(twice.iter().map(left_out).collect());
+        }
+        if record.len() != names.len() {
+            let (len, expected) = (record.len(), names.len());
+            return Err(wrong(format!(
+                "has {len} fields in line {line}, but its header has {expected}: put quotes around a text with \
+                 commas or line breaks"
+            )));
+        }
+        let fields = names.iter().zip(&record).filter(|(name, _)| !twice.contains(name));
+        let fields = fields.map(|(name, value)| (name.to_owned(), Value::from(value)));
+        each(Place::Line(line), fields.collect())?;
+    }
+    Err(wrong(format!(
+        "has a quote in the row of line {line} that is never closed: it is cut short, or lacks one"
+    )))
+}
+
+/// Whether each quote that begins a field of a TSV file ends with the field. Many such files have no quotes
+/// around fields, but texts that begin with one: `"Hi" he said`.
+fn quotes_fields(text: &str) -> bool {
+    quotes(text, b'\t') == Quotes::Closed
+}
+
+/// Returns the line in which text stands behind the closing quote of a field, if it does in any.
+fn behind_quote(text: &str, delimiter: u8) -> Option<usize> {
+    match quotes(text, delimiter) {
+        Quotes::TextBehind(at) => Some(1 + breaks(&text[..at])),
+        _ => None,
+    }
+}
+
+/// How the quotes around fields end.
+#[derive(Debug, PartialEq, Eq)]
+enum Quotes {
+    /// Each with its field.
+    Closed,
+    /// The last one does not.
+    Open,
+    /// Text stands behind one, at this offset.
+    TextBehind(usize),
+}
+
+fn quotes(text: &str, delimiter: u8) -> Quotes {
+    let ends = |byte: u8| byte == delimiter || matches!(byte, b'\n' | b'\r');
+    let bytes = text.as_bytes();
+    let (mut is_start, mut is_quoted, mut at) = (true, false, 0);
+    while let Some(&byte) = bytes.get(at) {
+        at += 1;
+        if !is_quoted {
+            is_quoted = is_start && byte == b'"';
+            is_start = ends(byte);
+        } else if byte == b'"' {
+            match bytes.get(at) {
+                Some(b'"') => at += 1,
+                Some(next) if !ends(*next) => return Quotes::TextBehind(at),
+                _ => is_quoted = false,
+            }
+        }
+    }
+    if is_quoted { Quotes::Open } else { Quotes::Closed }
+}
+
+/// Returns how many line breaks a text has, of any system.
+fn breaks(text: &str) -> usize {
+    text.matches('\n').count() + text.matches('\r').count() - text.matches("\r\n").count()
+}
+
+/// The delimiter by the header: a comma; semicolons, which spreadsheets write where the comma is that of
+/// decimals; or tabs.
+fn delimiter(text: &str) -> u8 {
+    let header = text.trim_start_matches(['\r', '\n']).lines().next().unwrap_or_default();
+    // Within quotes they are text.
+    let outside: String = header.split('"').step_by(2).collect();
+    [b',', b';', b'\t'].into_iter().find(|known| outside.contains(char::from(*known))).unwrap_or(b',')
+}
+
+fn unreadable(error: &csv::Error) -> String {
+    format!("cannot be read as a table: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(text: &str, tabs: bool) -> Result<Vec<(String, Value)>, String> {
+        let mut found = Vec::new();
+        rows(text, tabs, &|name| name != "note", |why| why, &mut |place, row| {
+            found.push((place.to_string(), Value::Object(row)));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    #[test]
+    fn tables_have_a_header() {
+        let want = |lines: [&str; 2]| {
+            let rows = [
+                json!({"question": "1, 2\nor 3?", "answer": "1.10"}),
+                json!({"question": "4?", "answer": ""}),
+            ];
+            lines.map(str::to_owned).into_iter().zip(rows).collect::<Vec<_>>()
+        };
+        let rows = read("question, answer\r\n\"1, 2\nor 3?\",1.10\r\n4?,\r\n", false).unwrap();
+        assert_eq!(rows, want(["line 2", "line 4"]));
+        assert_eq!(
+            read("question;answer\n\"1, 2\nor 3?\";1.10\n\n4?;\n", false).unwrap(),
+            want(["line 2", "line 5"])
+        );
+        assert_eq!(
+            read("question\tanswer\n\"1, 2\nor 3?\"\t1.10\n4?\t\n", true).unwrap(),
+            want(["line 2", "line 4"])
+        );
+        let old = read("question,answer\r\"1, 2\nor 3?\",1.10\r4?,\r", false);
+        assert_eq!(old.unwrap(), want(["line 2", "line 4"]));
+        let error = read("question,answer\n1?,2\n\"1\" or 2?,3\n", false).unwrap_err();
+        assert!(error.starts_with("has text behind the closing quote of a field in line 3"), "{error}");
+        assert_eq!(read("", false).unwrap(), []);
+        let error = read("question,answer\n1?,2\n1, or 2?,3\n", false).unwrap_err();
+        assert!(error.starts_with("has 3 fields in line 3, but its header has 2"), "{error}");
+    }
+
+    #[test]
+    fn headers_say_what_parts_fields() {
+        let row = json!({"question, in words": "1; 2?", "answer": "1,5"});
+        for text in [
+            "\"question, in words\";answer\n\"1; 2?\";1,5\n",
+            "\n\"question, in words\"\tanswer\n1; 2?\t1,5",
+            "\"question, in words\",answer\n1; 2?,\"1,5\"\r\n\r\n",
+        ] {
+            let found = read(text, false).unwrap();
+            assert_eq!(found.iter().map(|(_, row)| row).collect::<Vec<_>>(), [&row], "{text}");
+        }
+        let mut found = Vec::new();
+        let left_out =
+            rows("question,note,,note,\n?,1,2,3,4", false, &|_| false, |why| why, &mut |_, row| {
+                found.push(Value::Object(row));
+                Ok(())
+            });
+        assert_eq!(found, [json!({"question": "?"})]);
+        let columns: Vec<String> = left_out.unwrap().into_iter().map(|left_out| left_out.column).collect();
+        assert_eq!(columns, ["", "note"]);
+        let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
+        assert!(error.starts_with("has two columns named \"answer\""), "{error}");
+    }
+
+    #[test]
+    fn texts_of_tsv_keep_quotes_that_enclose_no_field() {
+        for (text, question) in [
+            ("question\tanswer\n\"Hi\" he said\t1\n", "\"Hi\" he said"),
+            ("question\tanswer\n\"never closed\t1\n", "\"never closed"),
+            ("question\tanswer\n\"a\tb \"\"c\"\"\"\t1\n", "a\tb \"c\""),
+        ] {
+            assert_eq!(read(text, true).unwrap()[0].1["question"], question);
+        }
+    }
+
+    #[test]
+    fn quotes_are_closed() {
+        assert_eq!(read("question,answer\n?,\"1\"\"\"", false).unwrap()[0].1["answer"], "1\"");
+        assert_eq!(read("question,answer\r\n5\" pipe,1\r\n", false).unwrap().len(), 1);
+        assert_eq!(read("question,answer\n", false).unwrap(), []);
+        for text in
+            ["question,answer\n1?,2\n3?,\"4\n5?,6\n", "question,answer\n1?,2\n3?,\"4", "question,\"ans\n"]
+        {
+            let error = read(text, false).unwrap_err();
+            assert!(error.contains("that is never closed"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Questions that are made of several fields: `"{Body} {Question}"`.
+//!
+//! `{PATH}` stands for a field of the row, `{{` and `}}` for braces. A list becomes lettered lines (`A. …`),
+//! as the scorer `choice` counts its options; a table with `text` and `label` has the names of its labels,
+//! and any other table those of its fields.
+
+use serde_json::{Map, Value};
+
+use super::json_text;
+use crate::Task;
+
+/// Fields that list the options of a question, as the scorer `choice` knows them.
+pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
+
+/// Part of a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part<'t> {
+    /// Text that stays.
+    Text(&'t str),
+    /// The path of a field.
+    Field(&'t str),
+}
+
+/// Returns the parts of a template; `None` if the text names no field, and is the path of a field itself.
+///
+/// # Errors
+/// Returns what is wrong if a brace has no other half, or there is no name in a pair of them.
+pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
+    if !template.contains(['{', '}']) {
+        return Ok(None);
+    }
+    let (mut parts, mut rest) = (Vec::new(), template);
+    while let Some(at) = rest.find(['{', '}']) {
+        let (text, braces) = rest.split_at(at);
+        if !text.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        if braces.starts_with("{{") || braces.starts_with("}}") {
+            parts.push(Part::Text(&braces[..1]));
+            rest = &braces[2..];
+            continue;
+        }
+        let inside = braces.strip_prefix('{').and_then(|inside| inside.split_once('}'));
+        let (name, after) =
+            inside.ok_or("has a brace without its other half; write {{ or }} for a brace itself")?;
+        if name.trim().is_empty() || name.contains('{') {
+            return Err(format!("has {{{name}}}, which names no field; write {{{{ for a brace itself"));
+        }
+        parts.push(Part::Field(name.trim()));
+        rest = after;
+    }
+    if !rest.is_empty() {
+        parts.push(Part::Text(rest));
+    }
+    Ok(Some(parts))
+}
+
+/// Returns the paths of the fields that a question is read from.
+pub(super) fn paths(question: &str) -> Vec<&str> {
+    match parts(question) {
+        Ok(Some(parts)) => parts
+            .into_iter()
+            .filter_map(|part| match part {
+                Part::Field(path) => Some(path),
+                Part::Text(_) => None,
+            })
+            .collect(),
+        _ => vec![question],
+    }
+}
+
+/// Returns a value as text of a question: a text as it is, a list as lettered lines.
+///
+/// # Errors
+/// Returns what it must be if it has no such form.
+pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
+    const NEEDED: &str = "a text, a number, or a list or table of texts, where a question is made of it";
+    let line = |name: &str, value: &Value| {
+        let text = scalar(value).ok_or(NEEDED)?;
+        // Sets such as AQuA bring the letters along: `A)21`.
+        let has_name = text
+            .trim_start_matches('(')
+            .strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with([')', '.', ':']));
+        Ok(if has_name { text } else { format!("{name}. {text}") })
+    };
+    let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
+        list.iter().enumerate().map(|(at, item)| line(&letter(at), option_text(item))).collect()
+    };
+    const NO_MESSAGES: &str =
+        "a text, where a question is made of it: a list of messages is a question of its own";
+    let is_message = |item: &Value| item.get("role").or(item.get("from")).is_some();
+    let lines = match value {
+        Value::Array(list) if list.iter().any(is_message) => return Err(NO_MESSAGES),
+        Value::String(text) if json_text::messages(text) != Ok(None) => return Err(NO_MESSAGES),
+        Value::String(text) => return Ok(text.clone()),
+        Value::Array(list) => letters(list)?,
+        Value::Object(table) => match table.get("text").map(|texts| (texts, table.get("label"))) {
+            Some((Value::Array(texts), Some(Value::Array(labels)))) if texts.len() == labels.len() => {
+                let named = labels.iter().zip(texts);
+                let named = named.map(|(label, text)| line(&scalar(label).ok_or(NEEDED)?, text));
+                named.collect::<Result<_, _>>()?
+            }
+            Some((Value::Array(_), Some(Value::Array(_)))) => {
+                return Err("a table with as many labels as texts, where a question is made of it");
+            }
+            Some((Value::Array(texts), _)) => letters(texts)?,
+            _ => {
+                let mut by_name: Vec<_> = table.iter().filter(|(_, value)| !value.is_null()).collect();
+                by_name.sort_by(|a, b| a.0.cmp(b.0));
+                by_name.into_iter().map(|(name, value)| line(name, value)).collect::<Result<_, _>>()?
+            }
+        },
+        Value::Null => return Ok(String::new()),
+        value => return scalar(value).ok_or(NEEDED),
+    };
+    Ok(lines.join("\n"))
+}
+
+/// Whether a row lists options of which neither its question nor a message shows the first two.
+pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
+    let listed = CHOICES.iter().find_map(|name| shown(row.get(*name)?).ok());
+    let Some(listed) = listed.filter(|listed| listed.lines().count() > 1) else { return false };
+    let texts: Vec<&str> = task.messages.iter().map(|turn| &*turn.content).chain([&*task.question]).collect();
+    // Without the letter.
+    let mut options = listed.lines().take(2).map(|line| line.split_once(". ").map_or(line, |(_, text)| text));
+    !options.all(|option| texts.iter().any(|text| text.contains(option.trim())))
+}
+
+/// The field that lists the options in most rows.
+pub(super) fn name_of_choices<'r>(mut rows: impl Iterator<Item = &'r Map<String, Value>>) -> &'static str {
+    let found = rows.find_map(|row| CHOICES.into_iter().find(|name| row.contains_key(*name)));
+    found.unwrap_or(CHOICES[0])
+}
+
+/// The text of an option that comes as a table of its own.
+fn option_text(item: &Value) -> &Value {
+    let field = |name: &str| item.get(name).filter(|value| !value.is_null());
+    field("text").or_else(|| field("content")).unwrap_or(item)
+}
+
+fn scalar(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.trim().to_owned()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+/// The letter of an option, or its number after Z.
+fn letter(at: usize) -> String {
+    match u8::try_from(at).ok().filter(|at| *at < 26) {
+        Some(at) => char::from(b'A' + at).to_string(),
+        None => (at + 1).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn templates_name_fields_and_keep_braces() {
+        let all = parts("{Body} Q: {extra.question}{{x}}").unwrap().unwrap();
+        assert_eq!(
+            all,
+            [
+                Part::Field("Body"),
+                Part::Text(" Q: "),
+                Part::Field("extra.question"),
+                Part::Text("{"),
+                Part::Text("x"),
+                Part::Text("}"),
+            ]
+        );
+        assert_eq!(parts("extra.question"), Ok(None));
+        assert_eq!(paths("{a} and { b.0 }"), ["a", "b.0"]);
+        assert_eq!(paths("question"), ["question"]);
+        for wrong in ["{a", "a}", "{}", "{ }", "{a{b}}"] {
+            assert!(parts(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lists_become_lettered_lines() {
+        for (value, want) in [
+            (json!(["red", " green ", 3]), "A. red\nB. green\nC. 3"),
+            (json!({"text": ["x", "y"], "label": ["1", "2"]}), "1. x\n2. y"),
+            (json!({"text": ["x", "y"]}), "A. x\nB. y"),
+            (json!({"B": "y", "A": "x"}), "A. x\nB. y"),
+            (json!([{"label": "A", "text": "x"}, {"label": "B", "text": "y"}]), "A. x\nB. y"),
+            (json!(["A)21", "B)21.5", "(C) 7"]), "A)21\nB)21.5\n(C) 7"),
+            (json!(["A dog", "Both"]), "A. A dog\nB. Both"),
+            (json!("plain"), "plain"),
+            (json!(7), "7"),
+            (json!(null), ""),
+        ] {
+            assert_eq!(shown(&value).unwrap(), want, "{value}");
+        }
+        assert_eq!(shown(&json!("    indented\n")).unwrap(), "    indented\n");
+        assert!(shown(&json!([["a"], ["b"]])).is_err());
+        assert!(shown(&json!({"text": ["x", "y"], "label": ["1"]})).is_err());
+        assert!(shown(&json!("[{\"role\": \"user\", \"content\": \"x\"}]")).is_err());
+        assert!(shown(&json!("[{'role': 'user', 'content': 'x'}]")).is_err());
+        assert!(shown(&json!([{"role": "user", "content": "x"}])).is_err());
+        let many = shown(&json!(vec!["x"; 28])).unwrap();
+        assert!(many.contains("Z. x\n27. x\n28. x"), "{many}");
+    }
+}

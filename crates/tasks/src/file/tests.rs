@@ -1,0 +1,597 @@
+use std::collections::BTreeSet;
+use std::fs;
+
+use levade_text::Message;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::TaskRow;
+
+/// A file with these contents, as options that read it; the folder lives as long as the first.
+fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, contents).unwrap();
+    (folder, FileOptions::new(path))
+}
+
+fn file(contents: &str) -> (TempDir, FileOptions) {
+    named("sums.jsonl", contents)
+}
+
+#[track_caller]
+fn refused(contents: &str, change: impl FnOnce(&mut FileOptions), want: &str) {
+    let (folder, mut options) = file(contents);
+    change(&mut options);
+    let error = options.load(0).unwrap_err().to_string();
+    let error = error.replace(&folder.path().display().to_string(), "");
+    assert_eq!(error, want);
+}
+
+fn answers(tasks: &FileTasks) -> Vec<Value> {
+    tasks.rest.iter().map(|task| task.answer.clone()).collect()
+}
+
+#[test]
+fn reads_rows() {
+    let (_folder, options) =
+        file("{\"question\": \"1+1?\", \"answer\": \" 2 \"}\n\n{\"question\": \"2+2?\", \"answer\": 4}");
+    let tasks = options.load(0).unwrap().rest;
+    let rows: Vec<_> = tasks.iter().map(|t| (t.id.as_str(), t.question.as_str(), &t.answer)).collect();
+    assert_eq!(rows, [("sums-1", "1+1?", &Value::from(" 2 ")), ("sums-3", "2+2?", &Value::from(4))]);
+    assert!(tasks.iter().all(|t| t.source == "sums" && t.demonstration.is_none()));
+}
+
+#[test]
+fn reads_annotated_solutions() {
+    let (_folder, mut options) = file(concat!(
+        "{\"q\": \"A?\", \"a\": \"It is 1+1 = <<1+1=2>>2.\\n#### 2\"}\n",
+        "{\"q\": \"B?\", \"a\": \"It is <<1+1=3>>3.\\n#### 1,003 \"}\n",
+        "{\"q\": \"A?\", \"a\": \"Again.\\n#### 2\"}\n",
+    ));
+    (options.question, options.answer) = ("q".into(), "a".into());
+    options.answer_from = AnswerFrom::Hashes;
+    options.annotated_calls = Some(3);
+    let tasks = options.load(0).unwrap();
+    let find = |q: &str| tasks.rest.iter().find(|t| t.question == q).unwrap();
+    assert_eq!(find("A?").demonstration.as_ref().unwrap().calls[0].result, "2");
+    assert_eq!((&find("B?").answer, &find("B?").demonstration), (&Value::from("1,003"), &None));
+    assert_eq!(tasks.repeated, 1);
+    let want = DemonstrationCounts { converted: 1, disagrees: 1, no_calls: 1, ..Default::default() };
+    assert_eq!(tasks.demonstrations, want);
+}
+
+#[test]
+fn numbers_are_expected_as_they_are_written() {
+    let numbers =
+        ["18446744073709551617", "1.10", "1e400", "-0", "0.1000", "7", "[1.10, 2, \"\", null, \" x \"]"];
+    let row = |(i, number)| format!("{{\"question\": \"{i}?\", \"answer\": {number}}}\n");
+    let rows: String = numbers.iter().enumerate().map(row).collect();
+    let (_folder, options) = file(&rows);
+    let want = [
+        json!("18446744073709551617"),
+        json!("1.10"),
+        json!("1e400"),
+        json!("-0"),
+        json!("0.1000"),
+        json!(7),
+    ];
+    let got = answers(&options.load(0).unwrap());
+    assert_eq!(got[..6], want);
+    assert_eq!(got[6], json!(["1.10", 2, " x "]));
+}
+
+#[test]
+fn answers_may_be_several_or_of_any_shape() {
+    let row = |answer: &str| format!("{{\"question\": \"?\", \"answer\": {answer}}}");
+    for (answer, want) in [
+        ("[\"Beijing\", \" Peking\"]", json!(["Beijing", " Peking"])),
+        ("{\"target\": [\"a\"]}", json!({"target": ["a"]})),
+        ("true", json!(true)),
+    ] {
+        let (_folder, options) = file(&row(answer));
+        assert_eq!(answers(&options.load(0).unwrap()), [want]);
+    }
+    let expected = "but it must be a number, a text, or a list of right answers, and not empty; where scorers need \
+                    no answer, set `answer = \"\"`";
+    for (answer, found) in
+        [("null", "null"), ("\" \"", "\" \""), ("[]", "[]"), ("[\"\"]", "[\"\"]"), ("{}", "{}")]
+    {
+        refused(
+            &row(answer),
+            |_| {},
+            &format!("/sums.jsonl, line 1: field \"answer\" is {found}, {expected}"),
+        );
+    }
+}
+
+#[test]
+fn rows_of_verl_are_known() {
+    let row = json!({
+        "data_source": "x",
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 0, "question": "one and one"},
+    });
+    let (_folder, mut options) = file(&row.to_string());
+    let tasks = options.load(0).unwrap();
+    let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+    assert_eq!((task.question.as_str(), task.messages.len(), &task.answer), ("1+1?", 2, &json!("2")));
+    assert!(
+        tasks.notes[0].ends_with("read with question = \"prompt\", answer = \"reward_model.ground_truth\"")
+    );
+    // A single turn of the user is a question like any other.
+    let alone =
+        json!({"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}});
+    let (_folder, single) = file(&alone.to_string());
+    let tasks = single.load(0).unwrap();
+    assert_eq!((tasks.rest[0].question.as_str(), tasks.rest[0].messages.len()), ("1+1?", 0));
+
+    options.question = "extra_info.question".into();
+    let tasks = options.load(0).unwrap();
+    assert_eq!((tasks.rest[0].question.as_str(), tasks.rest[0].messages.len()), ("one and one", 0));
+}
+
+#[test]
+fn rows_of_agent_r1_are_known() {
+    let row = json!({
+        "data_source": "hotpotqa/hotpot_qa",
+        "prompt": [{"role": "user", "content": "Question: Who founded Rome?"}],
+        "ability": "multihop_qa",
+        "reward_model": {"style": "rule", "ground_truth": "Romulus"},
+        "extra_info": {"split": "train", "index": 0, "level": "hard", "question": "Who founded Rome?"},
+        "tools": ["search"],
+        "scorer": "exact",
+        "answer_schema": {"type": "string"},
+    });
+    let (_folder, options) = file(&row.to_string());
+    let tasks = options.load(0).unwrap();
+    let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+    assert_eq!((task.question.as_str(), &task.answer), ("Question: Who founded Rome?", &json!("Romulus")));
+    assert_eq!(Value::Object((*task.row).clone()), row);
+}
+
+#[test]
+fn rows_of_agentrl_are_known() {
+    let stored = json!({
+        "tid": "0f", "split": "train", "description": "Who?", "task_id": "17",
+        "system_prompt": "Research.", "query_prompt": "Your task is to answer: Who?",
+        "task_answer": {"answer": "Romulus", "aug_answer": ["Remus"], "query": "Who?"},
+        "answer_schema": "answer", "scorer": "agentcpm", "tools": ["search", "fetch_url"],
+    });
+    let (_folder, options) = file(&stored.to_string());
+    let tasks = options.load(0).unwrap();
+    let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+    assert_eq!((task.question.as_str(), &task.answer), ("Your task is to answer: Who?", &json!("Romulus")));
+    assert_eq!(task.messages, [Message::system("Research."), Message::user("Your task is to answer: Who?")]);
+    // What tools and scorers go by.
+    assert_eq!(Value::Object((*task.row).clone()), stored);
+    for (row, note) in [
+        (
+            json!({"id": 3, "q": "Who?", "a": "Romulus", "aug_answers": ["Remus"]}),
+            "question = \"q\", answer = \"a\"",
+        ),
+        (json!({"Question": "Who?", "Final answer": "Romulus", "Level": 1}), "answer = \"Final answer\""),
+        (json!({"query": "Who?", "answer": "Romulus", "scorer": "agentcpm"}), "question = \"query\""),
+    ] {
+        let (_folder, options) = file(&row.to_string());
+        let tasks = options.load(0).unwrap();
+        assert_eq!((tasks.rest[0].question.as_str(), &tasks.rest[0].answer), ("Who?", &json!("Romulus")));
+        assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
+        assert!(tasks.notes[0].contains(note), "{:?}", tasks.notes);
+    }
+}
+
+#[test]
+fn a_task_keeps_its_whole_row() {
+    let row = r#"{"question": "1+1?", "extra": {"id": 18446744073709551617, "rate": 1.10, "n": 7, "tags": ["a"]}, "answer": " 2 "}"#;
+    let (_folder, options) = file(row);
+    let tasks = options.load(0).unwrap();
+    let kept = &tasks.rest[0].row;
+    assert_eq!(serde_json::to_string(&**kept).unwrap(), row.replace(": ", ":").replace(", ", ","));
+    assert!(kept["extra"]["id"].is_number() && kept["extra"]["rate"].is_number());
+    // Clones share it, also those of a task that is trained on several times.
+    let repeated = FileOptions { repeat: 3, ..options.clone() }.training(tasks.rest.clone(), 1);
+    assert!(repeated.iter().all(|task| std::ptr::eq(&*task.row, &**kept)));
+    // The record holds it, and reads tasks that were recorded without.
+    let recorded = serde_json::to_value(&tasks.rest[0]).unwrap();
+    assert_eq!(serde_json::from_value::<Task>(recorded.clone()).unwrap(), tasks.rest[0]);
+    let Value::Object(mut earlier) = recorded else { panic!() };
+    earlier.remove("row");
+    let read: Task = serde_json::from_value(Value::Object(earlier.clone())).unwrap();
+    assert_eq!(read, Task { row: TaskRow::default(), ..tasks.rest[0].clone() });
+    assert_eq!(serde_json::to_value(&read).unwrap(), Value::Object(earlier));
+
+    let (_folder, options) = named("sums.csv", "id,question,note,answer,note\n007,1+1?,x,2,y\n");
+    let tasks = options.load(0).unwrap();
+    let row = json!({"id": "007", "question": "1+1?", "answer": "2"});
+    assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
+    let [note] = &tasks.notes[..] else { panic!("{:?}", tasks.notes) };
+    assert!(
+        note.ends_with("sums.csv: the column \"note\" is left out, since it stands twice in the header"),
+        "{note}"
+    );
+}
+
+#[test]
+fn files_of_every_form_hold_the_same_tasks() {
+    let lines = "{\"question\": \"1?\", \"answer\": \"2\"}\n{\"question\": \"3?\", \"answer\": \"4\"}\n";
+    let array = "[{\"question\": \"1?\", \"answer\": \"2\"},\n{\"question\": \"3?\", \"answer\": \"4\"}]";
+    let table = "question,answer\n1?,2\n3?,4\n";
+    let packed = zstd::stream::encode_all(table.as_bytes(), 1).unwrap();
+    let marked: Vec<u8> = format!("\u{feff}{lines}").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (name, contents) in [
+        ("sums.jsonl", lines.as_bytes()),
+        ("sums.json", array.as_bytes()),
+        ("sums", array.as_bytes()),
+        ("sums.csv", table.as_bytes()),
+        ("sums.csv.zst", &packed),
+        ("sums.tsv", table.replace(',', "\t").as_bytes()),
+        ("sums.jsonl", &marked),
+    ] {
+        let (_folder, options) = named(name, contents);
+        let tasks = options.load(0).unwrap();
+        let rows: Vec<_> =
+            tasks.rest.iter().map(|t| (t.question.as_str(), t.answer.as_str().unwrap())).collect();
+        assert_eq!(rows, [("1?", "2"), ("3?", "4")], "{name}");
+        assert!(tasks.rest.iter().all(|task| task.source == "sums"), "{name}");
+    }
+}
+
+#[test]
+fn several_files_are_one_source() {
+    let (folder, mut options) = file("{\"question\": \"1?\", \"answer\": 2}\n");
+    let more = r#"[{"question": "3?", "answer": 4}, {"question": " 1? ", "answer": 2}]"#;
+    fs::write(folder.path().join("more.json"), more).unwrap();
+    options.path = folder.path().join("*.json*").into();
+    let tasks = options.load(0).unwrap();
+    let asked: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
+    // By the names of the files; the row that asks the same again is left out.
+    assert_eq!(asked, ["3?", " 1? "]);
+    assert_eq!(tasks.repeated, 1);
+    let ids: BTreeSet<_> = tasks.rest.iter().map(|task| &task.id).collect();
+    assert_eq!(ids.len(), 2);
+}
+
+#[test]
+fn half_a_surrogate_pair_is_noted() {
+    let (_folder, options) = file(r#"{"question": "What is \ud83d 1 + 1?", "answer": 2}"#);
+    let tasks = options.load(0).unwrap();
+    assert_eq!(tasks.rest[0].question, "What is \u{fffd} 1 + 1?");
+    assert!(tasks.notes[0].contains("sums.jsonl: 1 escapes are half a surrogate pair"), "{:?}", tasks.notes);
+}
+
+fn questions(tasks: &[Task]) -> BTreeSet<String> {
+    tasks.iter().map(|task| task.question.clone()).collect()
+}
+
+fn rows(numbers: impl Iterator<Item = u32>) -> String {
+    numbers.map(|i| format!("{{\"question\": \"{i}?\", \"answer\": {i}}}\n")).collect()
+}
+
+#[test]
+fn what_is_held_out_is_up_to_the_questions() {
+    let (folder, mut options) = file(&rows((0..100).map(|i| i % 90)));
+    options.held_out = HeldOut::Count(20);
+    let all = options.load(7).unwrap();
+    assert_eq!((all.rest.len(), all.held_out.len(), all.repeated), (70, 20, 10));
+    assert!(questions(&all.rest).is_disjoint(&questions(&all.held_out)));
+    assert_eq!(options.load(7).unwrap(), all);
+    assert_ne!(questions(&options.load(8).unwrap().held_out), questions(&all.held_out));
+
+    // In another order, with blanks behind, in another file: the same questions, in the same order.
+    let path = folder.path().join("other.jsonl");
+    let blank = rows((0..90).rev()).replace("?\"", "? \"");
+    fs::write(&path, blank).unwrap();
+    let other = FileOptions { path: path.clone().into(), ..options.clone() };
+    let asked = |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
+    assert_eq!(asked(&other.load(7).unwrap()), asked(&all));
+
+    // Rows that are added take the place of few.
+    fs::write(&path, rows(0..99)).unwrap();
+    let kept = other.load(7).unwrap();
+    let kept = questions(&kept.held_out).intersection(&questions(&all.held_out)).count();
+    assert!((15..20).contains(&kept), "{kept}");
+
+    options.held_out = HeldOut::All;
+    let all = options.load(7).unwrap();
+    assert_eq!((all.rest.len(), all.held_out.len()), (0, 90));
+}
+
+#[test]
+fn training_is_in_random_order() {
+    let (_folder, mut options) = file(&rows(0..90));
+    let rest = options.load(0).unwrap().rest;
+    let train = |options: &FileOptions, seed| options.training(rest.clone(), seed);
+    let all = train(&options, 7);
+    assert_eq!(questions(&all), questions(&rest));
+    assert_eq!(train(&options, 7), all);
+    assert_ne!(train(&options, 8), all);
+    options.repeat = 3;
+    assert_eq!(train(&options, 1).len(), 3 * all.len());
+    options.repeat = 1;
+    options.limit = Some(5);
+    assert_eq!(train(&options, 7), all[..5]);
+}
+
+#[test]
+fn counts_and_all_are_written_as_they_are_read() {
+    for text in ["200", "\"all\""] {
+        let held_out: HeldOut = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&held_out).unwrap(), text);
+    }
+    for bad in ["-1", "\"most\"", "0.5"] {
+        let error = serde_json::from_str::<HeldOut>(bad).unwrap_err().to_string();
+        assert!(error.contains("expected a whole number, at least 0, or \"all\""), "{error}");
+    }
+}
+
+#[test]
+fn tasks_may_expect_nothing() {
+    let nothing = |mut options: FileOptions| {
+        options.answer = String::new();
+        options.load(0).unwrap()
+    };
+    let (_folder, options) = file("{\"question\": \"Be kind?\", \"rubric\": \"kindness\"}\n");
+    let tasks = nothing(options);
+    assert_eq!((answers(&tasks), &tasks.rest[0].row["rubric"]), (vec![Value::Null], &json!("kindness")));
+    // Rows of verl's layout are read all the same.
+    let (_folder, options) =
+        file("{\"prompt\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"data_source\": \"x\"}\n");
+    let tasks = nothing(options);
+    assert_eq!((answers(&tasks), tasks.rest[0].question.as_str()), (vec![Value::Null], "Hi"));
+    let (_folder, options) = file("{\"question\": \"1?\"}\n");
+    let error = options.load(0).unwrap_err().to_string();
+    assert!(error.ends_with("or set `answer = \"\"` where nothing is expected"), "{error}");
+}
+
+#[test]
+fn bad_files_are_named() {
+    let nothing = |_: &mut FileOptions| {};
+    refused("", nothing, "/sums.jsonl has no rows");
+    refused("\n \n", nothing, "/sums.jsonl has no rows");
+    let fine = "{\"question\": \"1?\", \"answer\": 1}\n";
+    refused(
+        &format!("{fine}\n{{\"question\": \"2?\", \"response\": 2}}"),
+        nothing,
+        "/sums.jsonl, line 3: the row has no field \"answer\"; it has question, response. Set `answer = \
+         \"response\"` in \
+         the recipe, or complete the row",
+    );
+    refused(
+        &format!("{fine}{{}}"),
+        nothing,
+        "/sums.jsonl, line 2: the row has no field \"question\"; it has none. Name the right field in the \
+         recipe as \
+         `question`, or complete the row",
+    );
+    refused(
+        &format!("{fine}{{\"question\": \"2?\", answer: 2}}"),
+        nothing,
+        "/sums.jsonl, line 2, column 20: not valid JSON: key must be a string",
+    );
+    refused(
+        "{\"question\": \"2?\"",
+        nothing,
+        "/sums.jsonl, line 1, column 17: not valid JSON: EOF while parsing an object",
+    );
+    refused(&format!("{fine}[1]"), nothing, "/sums.jsonl, line 2: the row is not a JSON object");
+    refused(
+        "[{\"question\": \"1?\", \"answer\": 1}, 5]",
+        nothing,
+        "/sums.jsonl, row 2: the row is not a JSON object",
+    );
+    refused(
+        "{\"question\": 5, \"answer\": 1}",
+        nothing,
+        "/sums.jsonl, line 1: field \"question\" is 5, but it must be a text that is not empty, or a list \
+         of messages",
+    );
+    refused(
+        "{\"question\": [{\"role\": \"assistant\", \"content\": \"Hi\"}], \"answer\": 1}",
+        nothing,
+        "/sums.jsonl, line 1: field \"question\" is [{\"role\":\"assistant\",\"content\":\"Hi\"}], but it \
+         must be a text, or \
+         messages that can be replied to: the last message is the assistant's, which leaves nothing to reply to: end with \
+         the user's turn",
+    );
+    refused(
+        "{\"question\": \"1?\", \"answer\": \"it is 2\"}",
+        |options| options.answer_from = AnswerFrom::Hashes,
+        "/sums.jsonl, line 1: field \"answer\" is \"it is 2\", but it must be a text with an answer after \
+         ####",
+    );
+    refused(
+        fine,
+        |options| options.repeat = usize::MAX,
+        &format!(
+            "/sums.jsonl has 1 rows to train on, and `repeat` = {} would make them more than 16777216 tasks: \
+             lower it, or `limit`",
+            usize::MAX
+        ),
+    );
+    refused(
+        fine,
+        |options| options.held_out = HeldOut::Count(1),
+        "/sums.jsonl has 1 different questions, so 1 of them cannot be held out and leave one to train on: \
+         hold out \
+         fewer, or all, for a source that is only evaluated on (`held_out = \"all\"`)",
+    );
+    refused(
+        fine,
+        |options| options.path = options.path.first().with_file_name("none.jsonl").into(),
+        "cannot read the tasks of /none.jsonl: No such file or directory (os error 2)",
+    );
+    let (_folder, options) = file("{\"question\": \"1?\"}\n");
+    fs::write(options.path.first(), b"{\"question\": \"\xff\"}").unwrap();
+    assert!(matches!(options.load(0), Err(TaskError::Form { .. })));
+    let (_folder, options) = named("sums.parquet", fine);
+    assert!(options.load(0).unwrap_err().to_string().ends_with("is named as a Parquet file, but is none"));
+}
+
+#[test]
+fn rows_are_repeats_if_they_are_equal_as_a_whole() {
+    let row = |more: &str| format!("{{\"question\": \"How many?\", \"answer\": 1{more}}}\n");
+    let asked = |content: &str| {
+        format!(
+            "{{\"question\": [{{\"role\": \"system\", \"content\": {content:?}}}, {{\"role\": \"user\", \
+             \"content\": \"How many?\"}}], \"answer\": 1}}\n"
+        )
+    };
+    let called = |x: &str| {
+        let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": format!("{{\"x\": {x}}}")}});
+        let chat = json!([
+            {"role": "user", "content": "How many?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "1", "tool_call_id": "a"},
+        ]);
+        format!("{}\n", json!({"question": chat, "answer": 1}))
+    };
+    for (rows, kept) in [
+        ([row(", \"db_id\": \"a\""), row(", \"db_id\": \"b\"")], 2),
+        ([row(", \"choices\": [1, 2]"), row(", \"choices\": [2, 1]")], 2),
+        ([row(""), row("").replace('1', "2")], 2),
+        ([asked("There is 1."), asked("There are 2.")], 2),
+        ([row(", \"agent_name\": \"x\""), row(", \"agent_name\": \"y\"")], 2),
+        ([row(", \"x\": {\"y\": 1}"), row(", \"x\": {\"y\": 2}")], 2),
+        ([row(""), row("").replace("How many", "how many")], 2),
+        ([row(""), row("").replace("How many", "How  many")], 2),
+        ([row(", \"x\": \"a b\""), row(", \"x\": \"a  b\"")], 2),
+        ([row(", \"index\": [1]"), row(", \"index\": [2]")], 2),
+        ([called("1"), called("2")], 2),
+        ([row(""), row("").replace("How many?", " How many? ")], 1),
+        ([row(", \"x\": {\"y\": 1, \"z\": 2}"), row(", \"x\": {\"z\": 2, \"y\": 1}")], 1),
+        ([row(", \"__index_level_0__\": 1"), row(", \"__index_level_0__\": 2")], 1),
+        ([row(", \"id\": 7"), row(", \"id\": 8")], 1),
+        ([row(", \"extra_info\": {\"index\": 1}"), row(", \"extra_info\": {\"index\": 2}")], 1),
+        ([row(""), row("").replace('1', "\"1\"")], 1),
+        ([row(", \"x\": null"), row("")], 1),
+        ([asked("There is 1."), asked("There is  1.")], 2),
+        ([asked("There is 1."), asked("There is 1.")], 1),
+    ] {
+        let (_folder, options) = file(&rows.concat());
+        let tasks = options.load(0).unwrap();
+        assert_eq!((tasks.rest.len(), tasks.repeated), (kept, 2 - kept), "{rows:?}");
+        assert_eq!(options.load_by(0, Matching::Questions).unwrap().rest.len(), 1);
+    }
+}
+
+#[test]
+fn json_texts_of_messages_are_read_as_messages() {
+    let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
+    let (prompt, model) = (chat.to_string(), json!({"style": "rule", "ground_truth": "2"}));
+    let lines = json!({"prompt": prompt, "reward_model": model.to_string()}).to_string();
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    let table = format!("prompt,reward_model\n{},{}\n", quoted(&prompt), quoted(&model.to_string()));
+    for (name, contents) in [("rows.jsonl", lines), ("rows.csv", table)] {
+        let (_folder, options) = named(name, contents);
+        let tasks = options.load(0).unwrap();
+        let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
+        assert_eq!(task.messages, [Message::system("Be brief."), Message::user("1+1?")], "{name}");
+        assert_eq!(
+            (&task.answer, &task.row["prompt"], &task.row["reward_model"]),
+            (&json!("2"), &chat, &model)
+        );
+        for column in
+            ["prompt\" holds JSON as a text, which is read as messages", "reward_model\" holds JSON"]
+        {
+            assert!(tasks.notes.iter().any(|note| note.contains(column)), "{:?}", tasks.notes);
+        }
+    }
+    let (_folder, options) = file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
+    let error = options.load(0).unwrap_err().to_string();
+    assert!(error.ends_with("this is how Python prints one: save it with json.dumps"), "{error}");
+    // A question about JSON is one.
+    let (_folder, options) = file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
+    assert_eq!(options.load(0).unwrap().rest[0].question, "[{\"name\": 1}] has how many?");
+}
+
+#[test]
+fn options_that_are_json_texts_are_read_as_options() {
+    let rows = "question,choices,answer\nWhich?,\"[\"\"red\"\", \"\"green\"\"]\",A\n";
+    let (_folder, mut options) = named("rows.csv", rows);
+    options.question = "{question}\n{choices}".into();
+    let tasks = options.load(0).unwrap();
+    let task = &tasks.rest[0];
+    assert_eq!(
+        (&*task.question, &task.row["choices"]),
+        ("Which?\nA. red\nB. green", &json!(["red", "green"]))
+    );
+    assert!(tasks.notes[0].contains("\"choices\" holds JSON as a text, which is read as options"));
+    let (_folder, printed) = named("rows.csv", rows.replace("\"\"", "'"));
+    let error = FileOptions { question: options.question, ..printed }.load(0).unwrap_err().to_string();
+    assert!(error.contains("\"choices\"") && error.contains("json.dumps"), "{error}");
+}
+
+#[test]
+fn texts_of_rows_keep_their_white_space() {
+    let row = r#"{"a": "    return 1\n", "b": "", "n": 1E5, "answer": " 2\n"}"#;
+    let (_folder, mut options) = file(row);
+    for (question, want) in [
+        ("{a}", "    return 1\n"),
+        (" {b}\n{a}\n{b} ", "    return 1\n"),
+        ("{n}: {a}end\n", "1E5:     return 1\nend"),
+    ] {
+        options.question = question.into();
+        let task = &options.load(0).unwrap().rest[0];
+        assert_eq!((&*task.question, &task.answer), (want, &json!(" 2\n")), "{question}");
+    }
+}
+
+#[test]
+fn empty_items_among_right_answers_are_left_out_with_a_note() {
+    let (_folder, options) = file(
+        "{\"question\": \"a?\", \"answer\": [\"x\", \"\", null]}\n{\"question\": \"b?\", \"answer\": [[\"x\", \"\"]]}",
+    );
+    let tasks = options.load(0).unwrap();
+    let answers: Vec<&Value> = tasks.rest.iter().map(|task| &task.answer).collect();
+    assert_eq!(answers, [&json!(["x"]), &json!([["x", ""]])]);
+    assert!(tasks.notes[0].contains("1 rows have an empty text or null among their right answers"));
+    for (answer, noted) in [("['x', 'y']", 1), ("[\"x\"]", 1), ("[\"assert f()\"]", 0), ("[1, 2]", 0)] {
+        let (_folder, options) = file(&json!({"question": "a?", "answer": answer}).to_string());
+        let tasks = options.load(0).unwrap();
+        assert_eq!((tasks.notes.len(), &tasks.rest[0].answer), (noted, &json!(answer)), "{answer}");
+    }
+}
+
+#[test]
+fn questions_are_made_of_several_fields() {
+    let rows = concat!(
+        "{\"Body\": \"Tom has 3 bags.\", \"Question\": \"How many?\", \"Answer\": 3}\n",
+        "{\"Body\": \"Ann has 4 bags.\", \"Question\": \"How many?\", \"Answer\": 4}\n",
+        "{\"Body\": null, \"Question\": \"Why?\", \"Answer\": 5}\n",
+    );
+    let (_folder, mut options) = file(rows);
+    (options.question, options.answer) = ("{Body} {Question}".into(), "Answer".into());
+    let tasks = options.load(0).unwrap();
+    let asked: Vec<&str> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
+    assert_eq!(asked, ["Tom has 3 bags. How many?", "Ann has 4 bags. How many?", "Why?"]);
+    assert_eq!((tasks.repeated, &tasks.rest[0].row["Body"]), (0, &json!("Tom has 3 bags.")));
+    for (question, why) in [
+        ("{Body} {Text}", "the row has no field \"Text\""),
+        ("{Body", "a brace without its other half"),
+        ("{} {Body}", "which names no field"),
+    ] {
+        options.question = question.into();
+        let error = options.load(0).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    // The columns of a template are read, those of others may be left out.
+    let (_folder, mut options) = named("sums.csv", "a,b,note,note\n1,2,x,y\n");
+    (options.question, options.answer) = ("{a}+{b}?".into(), String::new());
+    assert_eq!(options.load(0).unwrap().rest[0].question, "1+2?");
+}
+
+#[test]
+fn choices_are_shown_by_a_template_and_missed_without() {
+    let row = json!({"question": "Which?", "choices": ["red", "green"], "answer": 1}).to_string();
+    let (_folder, mut options) = file(&row);
+    let notes = options.load(0).unwrap().notes;
+    let note = "1 rows have a field \"choices\" that the model does not see; `question = \
+                \"{question}\\n{choices}\"` shows it";
+    assert!(notes.len() == 1 && notes[0].ends_with(note), "{notes:?}");
+    options.question = "{question}\n{choices}".into();
+    let tasks = options.load(0).unwrap();
+    assert_eq!(tasks.rest[0].question, "Which?\nA. red\nB. green");
+    assert_eq!(tasks.notes, Vec::<String>::new());
+}

@@ -1,0 +1,166 @@
+//! Random arithmetic terms and how they are written in symbols.
+
+use super::draws::Draws;
+
+/// Operator that joins two terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operator {
+    Plus,
+    Minus,
+    Times,
+}
+
+/// A tree of whole numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Term {
+    Number(i128),
+    Binary(Operator, Box<Term>, Box<Term>),
+}
+
+impl Term {
+    /// A random tree over the numbers, which stay in order; every way to split the numbers in two is equally
+    /// likely. `numbers` has at least one.
+    pub fn draw(numbers: &[i128], draws: &mut Draws) -> Term {
+        if let [number] = numbers {
+            return Term::Number(*number);
+        }
+        let (left, right) = numbers.split_at(1 + draws.below(numbers.len() - 1));
+        let operator = [Operator::Plus, Operator::Minus, Operator::Times][draws.below(3)];
+        let left = Term::draw(left, draws);
+        Term::Binary(operator, Box::new(left), Box::new(Term::draw(right, draws)))
+    }
+
+    /// The value. Six numbers of six digits stay far inside 128 bits.
+    pub fn value(&self) -> i128 {
+        match self {
+            Term::Number(number) => *number,
+            Term::Binary(operator, left, right) => match operator {
+                Operator::Plus => left.value() + right.value(),
+                Operator::Minus => left.value() - right.value(),
+                Operator::Times => left.value() * right.value(),
+            },
+        }
+    }
+
+    /// The term with `times` for the product and parentheses only where they change the value.
+    pub fn symbols(&self, times: &str) -> String {
+        self.write(times, &mut |number| number.to_string())
+    }
+
+    /// The form without the numbers, such as `(a + b) * c`.
+    pub fn shape(&self) -> String {
+        let mut letters = 'a'..='z';
+        self.write("*", &mut |_| letters.next().unwrap_or('?').to_string())
+    }
+
+    /// Puts a number that multiplies a longer term before it: `3 * (12 + 7)` for `(12 + 7) * 3`.
+    pub fn factor_first(self) -> Term {
+        match self {
+            Term::Binary(Operator::Times, left, right)
+                if matches!((&*left, &*right), (Term::Binary(..), Term::Number(_))) =>
+            {
+                Term::Binary(Operator::Times, right, left)
+            }
+            other => other,
+        }
+    }
+
+    /// Where parentheses stand among the numbers, such as `(··)·`.
+    pub fn grouping(&self) -> String {
+        self.shape()
+            .chars()
+            .filter_map(|c| if c.is_alphabetic() { Some('·') } else { "()".contains(c).then_some(c) })
+            .collect()
+    }
+
+    fn write(&self, times: &str, leaf: &mut dyn FnMut(i128) -> String) -> String {
+        match self {
+            Term::Number(number) => leaf(*number),
+            Term::Binary(operator, left, right) => {
+                let level = self.level();
+                let mut wrapped = |side: &Term, least: u8| {
+                    let text = side.write(times, leaf);
+                    if side.level() < least { format!("({text})") } else { text }
+                };
+                let left = wrapped(left, level);
+                // a − (b + c) needs its parentheses, a + (b + c) does not.
+                let right = wrapped(right, if *operator == Operator::Minus { level + 1 } else { level });
+                let sign = match operator {
+                    Operator::Plus => "+",
+                    Operator::Minus => "-",
+                    Operator::Times => times,
+                };
+                format!("{left} {sign} {right}")
+            }
+        }
+    }
+
+    fn level(&self) -> u8 {
+        match self {
+            Term::Binary(Operator::Times, ..) => 2,
+            Term::Binary(..) => 1,
+            Term::Number(_) => 3,
+        }
+    }
+
+    /// The first number and then, one by one, what is done with which number to the result so far; `None` if
+    /// the term is not of that kind.
+    pub fn steps(&self) -> Option<(i128, Vec<(Operator, i128)>)> {
+        match self {
+            Term::Number(number) => Some((*number, Vec::new())),
+            Term::Binary(operator, left, right) => {
+                let Term::Number(number) = **right else { return None };
+                let (first, mut steps) = left.steps()?;
+                steps.push((*operator, number));
+                Some((first, steps))
+            }
+        }
+    }
+
+    /// The numbers, from left to right.
+    pub fn numbers(&self) -> Vec<i128> {
+        match self {
+            Term::Number(number) => vec![*number],
+            Term::Binary(_, left, right) => [left.numbers(), right.numbers()].concat(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draws::Purpose;
+    use crate::evaluate;
+
+    #[test]
+    fn symbols_mean_the_value() {
+        let mut shapes = std::collections::BTreeSet::new();
+        for index in 0..2000 {
+            let mut draws = Draws::new(1, Purpose::Training, index);
+            let numbers: Vec<i128> = (0..2 + draws.below(4)).map(|_| 1 + draws.below(50) as i128).collect();
+            let term = Term::draw(&numbers, &mut draws);
+            assert_eq!(term.numbers(), numbers);
+            for times in ["*", "×"] {
+                let text = term.symbols(times);
+                assert_eq!(evaluate(&text).unwrap().to_string(), term.value().to_string(), "{text}");
+            }
+            if numbers.len() == 3 {
+                shapes.insert(term.shape());
+            }
+        }
+        // Three operators in either place, and parentheses where they matter.
+        for shape in ["a + b - c", "(a + b) * c", "a * (b - c)", "a - (b - c)", "a - b * c", "a * b * c"] {
+            assert!(shapes.contains(shape), "{shape} not in {shapes:?}");
+        }
+        assert!(!shapes.contains("a + (b + c)"));
+    }
+
+    #[test]
+    fn steps_are_what_is_done_one_by_one() {
+        let number = |n| Box::new(Term::Number(n));
+        let sum = Term::Binary(Operator::Plus, number(1), number(2));
+        let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
+        assert_eq!(product.steps(), Some((1, vec![(Operator::Plus, 2), (Operator::Times, 3)])));
+        assert_eq!(Term::Binary(Operator::Times, number(3), Box::new(sum)).steps(), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! The calculator tool.
+
+use async_trait::async_trait;
+use levade_tasks::{CALCULATOR, evaluate};
+use levade_text::ToolSpec;
+use serde_json::{Map, Value, json};
+
+use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// Evaluates one arithmetic expression a call: argument `expression`, a text. See
+/// [`evaluate`] for what it reads and how results print.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Calculator {
+    /// The toolbox's name. The tool itself is always called [`Calculator::NAME`].
+    pub name: String,
+    /// Whether calls of one turn may run at once.
+    pub parallel: bool,
+}
+
+impl Default for Calculator {
+    fn default() -> Self {
+        Calculator { name: Self::NAME.to_owned(), parallel: true }
+    }
+}
+
+impl Calculator {
+    /// The tool's name.
+    pub const NAME: &'static str = CALCULATOR;
+
+    /// Description that the model is given.
+    pub fn spec() -> ToolSpec {
+        ToolSpec {
+            name: Self::NAME.to_owned(),
+            description: "Evaluates an arithmetic expression with + - * / ^ and parentheses.".to_owned(),
+            parameters: json!({
+                "type": "object",
+                "properties": {
+                    "expression": { "type": "string", "description": "The expression, such as (12 + 7) * 3." }
+                },
+                "required": ["expression"],
+                "additionalProperties": false,
+            }),
+        }
+    }
+
+    /// The value of the expression that the arguments hold.
+    ///
+    /// # Errors
+    /// Says what is wrong with arguments or expression. The tool always works: what cannot be computed is the
+    /// expression's fault.
+    fn value(arguments: &Map<String, Value>) -> Result<String, String> {
+        let expression = match arguments.get("expression") {
+            Some(Value::String(expression)) => expression,
+            Some(other) => return Err(format!("\"expression\" is {other}, but it must be a string")),
+            None => return Err("\"expression\" is missing".to_owned()),
+        };
+        if let Some(extra) = arguments.keys().find(|key| *key != "expression") {
+            return Err(format!("{extra:?} is not an argument; \"expression\" is"));
+        }
+        evaluate(expression).map(|value| value.to_string()).map_err(|error| error.to_string())
+    }
+}
+
+#[async_trait]
+impl Toolbox for Calculator {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![Self::spec()])
+    }
+
+    async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        // It keeps nothing between calls.
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl Session for Calculator {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![Self::spec()]
+    }
+
+    fn parallel(&self, _tool: &str) -> bool {
+        self.parallel
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        match Self::value(arguments) {
+            Ok(value) => ToolOutput::text(value),
+            Err(why) => ToolOutput::error(CallError::BadArguments, why),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn run(arguments: Value) -> ToolOutput {
+        Calculator::default().call(Calculator::NAME, arguments.as_object().unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn computes_and_explains() {
+        assert_eq!(run(json!({"expression": "12 * (3 + 4)"})).await, ToolOutput::text("84"));
+        for (arguments, why) in [
+            (json!({"expression": "12 * (3 + 4"}), "'(' at character 6 is never closed"),
+            (json!({}), "\"expression\" is missing"),
+            (json!({"expression": 5}), "\"expression\" is 5, but it must be a string"),
+            (json!({"expression": "1", "unit": "m"}), "\"unit\" is not an argument; \"expression\" is"),
+        ] {
+            assert_eq!(run(arguments).await, ToolOutput::error(CallError::BadArguments, why));
+        }
+    }
+
+    #[test]
+    fn its_call_fits_its_schema() {
+        let call = levade_tasks::calculation("1 + 1");
+        let ToolSpec { name, parameters, .. } = Calculator::spec();
+        assert_eq!(call.name, name);
+        for name in call.arguments.keys() {
+            assert!(parameters["properties"].get(name).is_some(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A program of the user's as a tool: started once for each call.
+
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use levade_process::{Launch, Run, Supervisor, Tail, describe_exit};
+use levade_text::ToolSpec;
+use serde_json::{Map, Value};
+
+use super::arguments::Arguments;
+use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// Most bytes of output that are kept, of its beginning and of its end each.
+const KEPT: usize = 512 << 10;
+
+/// Most characters of its errors that the model reads.
+const ERRORS: usize = 2000;
+
+/// Longest argument of a program, in bytes: Linux takes no longer ones.
+const LONGEST: usize = 128 << 10;
+
+/// Which program, and how the model is told of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CommandOptions {
+    /// The program and its arguments. `{NAME}` within one is the argument NAME of the call; an element is
+    /// left out if the argument is null, or not given and without a default. `{{` and `}}` around a name are
+    /// braces.
+    pub command: Vec<String>,
+    /// The folder that it runs in; this process' where empty.
+    pub folder: PathBuf,
+    /// Names of environment variables that it gets besides the [usual
+    /// ones](levade_policy::environment::PASSED).
+    pub passes: Vec<String>,
+    /// Description for the model.
+    pub description: String,
+    /// JSON schema of its arguments.
+    pub parameters: Value,
+}
+
+/// A program as a tool. It reads its arguments as one line of JSON, too; what it prints is the answer, and an
+/// exit code other than 0 a failure. No shell is between. It runs with the user's rights, under a supervisor,
+/// which ends it with all that it has started.
+#[derive(Debug, Clone)]
+pub struct CommandTool {
+    spec: ToolSpec,
+    options: CommandOptions,
+    elements: Vec<Element>,
+    arguments: Arguments,
+    supervisor: Supervisor,
+}
+
+/// An element of a command: texts, and names of arguments between them.
+type Element = Vec<Piece>;
+
+#[derive(Debug, Clone, PartialEq)]
+enum Piece {
+    Text(String),
+    Argument(String),
+}
+
+impl CommandTool {
+    /// A tool of this name.
+    ///
+    /// # Errors
+    /// Says which part of the options is wrong: no program, a schema that is none, a placeholder of an
+    /// argument that the schema does not have.
+    pub fn new(
+        name: impl Into<String>,
+        options: CommandOptions,
+        supervisor: Supervisor,
+    ) -> Result<Self, String> {
+        if options.command.first().is_none_or(String::is_empty) {
+            return Err("its command names no program".into());
+        }
+        let arguments = Arguments::new(&options.parameters)
+            .map_err(|why| format!("its parameters are no schema: {why}"))?;
+        let elements: Vec<Element> = options.command.iter().map(|element| pieces(element)).collect();
+        for piece in elements.iter().flatten() {
+            if let Piece::Argument(argument) = piece
+                && !arguments.names().contains(argument)
+            {
+                let there = match arguments.names() {
+                    [] => "there are none".to_owned(),
+                    names => format!("there is {}", names.join(", ")),
+                };
+                return Err(format!(
+                    "its command has {{{argument}}}, which is none of its parameters; {there} ({{{{{argument}}}}} stands \
+                     for the text itself)"
+                ));
+            }
+        }
+        if elements.first().is_some_and(|first| first.iter().any(|piece| matches!(piece, Piece::Argument(_))))
+        {
+            return Err(
+                "a model must not choose the program: its first element can have no placeholder".into()
+            );
+        }
+        let (description, parameters) = (options.description.clone(), options.parameters.clone());
+        let spec = ToolSpec { name: name.into(), description, parameters };
+        Ok(CommandTool { spec, options, elements, arguments, supervisor })
+    }
+
+    /// The command of a call.
+    ///
+    /// # Errors
+    /// Names the argument that no program can be given.
+    fn command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
+        let default = |name: &str| self.options.parameters["properties"][name].get("default");
+        // An argument that is null is none: no program is given the text `null` for it.
+        let value = |name: &str| {
+            arguments.get(name).or_else(|| default(name)).filter(|value| !value.is_null()).map(text_of)
+        };
+        let mut command = Vec::new();
+        for element in &self.elements {
+            let put_in = |piece: &Piece| match piece {
+                Piece::Text(text) => Some(text.clone()),
+                Piece::Argument(name) => value(name),
+            };
+            let Some(element) = element.iter().map(put_in).collect::<Option<String>>() else { continue };
+            let bytes = element.len();
+            if element.contains('\0') {
+                return Err("an argument has a character 0, which no command can have".into());
+            }
+            if bytes >= LONGEST {
+                return Err(format!(
+                    "an argument is {bytes} bytes long; a command can have less than {LONGEST}"
+                ));
+            }
+            command.push(element);
+        }
+        Ok(command)
+    }
+
+    /// Runs the program to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
+        let CommandOptions { folder: dir, passes, .. } = &self.options;
+        let launch = Launch { dir: dir.clone(), passes: passes.clone(), ..Launch::new(command) };
+        let output = Run::start(&self.supervisor, &launch, input, Tail::new(KEPT, KEPT))?.wait().await?;
+        if let Some(why) = output.start_error() {
+            return Err(why);
+        }
+        let name = &self.spec.name;
+        if output.code == Some(0) {
+            return Ok(ToolOutput::text(output.stdout.text()));
+        }
+        let mut said = output.stderr.text();
+        if said.trim().is_empty() {
+            said = output.stdout.text();
+        }
+        let said = said.trim_end();
+        let from = said.char_indices().nth_back(ERRORS - 1).map_or(0, |(at, _)| at);
+        let said = if from > 0 { format!("…{}", &said[from..]) } else { said.to_owned() };
+        let how = format!("{name} failed ({})", describe_exit(output.code));
+        let text = if said.is_empty() { how } else { format!("{how}: {said}") };
+        Ok(ToolOutput::error(CallError::Failed, text))
+    }
+}
+
+/// The pieces of an element of a command.
+fn pieces(element: &str) -> Element {
+    let (mut pieces, mut text, mut rest) = (Vec::new(), String::new(), element);
+    while let Some(at) = rest.find('{') {
+        text.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let name = |inner: &str| {
+            let length = inner.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '-'));
+            length.map_or("", |length| &inner[..length]).to_owned()
+        };
+        let braced = name(rest.get(2..).filter(|_| rest.starts_with("{{")).unwrap_or_default());
+        let single = name(&rest[1..]);
+        if !braced.is_empty() && rest[2 + braced.len()..].starts_with("}}") {
+            text.push_str(&format!("{{{braced}}}"));
+            rest = &rest[braced.len() + 4..];
+        } else if !single.is_empty() && rest[1 + single.len()..].starts_with('}') {
+            pieces.push(Piece::Text(std::mem::take(&mut text)));
+            rest = &rest[single.len() + 2..];
+            pieces.push(Piece::Argument(single));
+        } else {
+            text.push('{');
+            rest = &rest[1..];
+        }
+    }
+    text.push_str(rest);
+    pieces.push(Piece::Text(text));
+    pieces.retain(|piece| *piece != Piece::Text(String::new()));
+    pieces
+}
+
+/// A value as an argument of a program: texts as they are, all else as JSON.
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[async_trait]
+impl Toolbox for CommandTool {
+    fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![self.spec.clone()])
+    }
+
+    async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl Session for CommandTool {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![self.spec.clone()]
+    }
+
+    fn parallel(&self, _tool: &str) -> bool {
+        true
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let command = match self.arguments.accepted(arguments).and_then(|given| self.command(&given)) {
+            Ok(command) => command,
+            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+        };
+        let mut input = Value::Object(arguments.clone()).to_string();
+        input.push('\n');
+        match self.run(&command, input).await {
+            Ok(output) => output,
+            Err(why) => ToolOutput::error(CallError::Unavailable, why.trim_end()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tool(command: &[&str], parameters: Value) -> Result<CommandTool, String> {
+        let options = CommandOptions {
+            command: command.iter().map(|element| (*element).to_owned()).collect(),
+            folder: PathBuf::new(),
+            passes: Vec::new(),
+            description: String::new(),
+            parameters,
+        };
+        CommandTool::new("x", options, Supervisor::default())
+    }
+
+    fn schema() -> Value {
+        json!({ "type": "object", "properties": {
+            "pattern": { "type": "string" }, "max": { "type": "integer" }, "mode": { "default": "fast" },
+        } })
+    }
+
+    #[test]
+    fn each_argument_stays_one_element() {
+        let tool = tool(
+            &[
+                "grep",
+                "-e",
+                "{pattern}",
+                "--max={max}",
+                "{mode}",
+                "{{pattern}}",
+                "{print $1}",
+                "{}",
+                "a{pattern}b{",
+            ],
+            schema(),
+        )
+        .unwrap();
+        let command = |arguments: Value| tool.command(arguments.as_object().unwrap());
+        let nasty = "; rm -rf / $(id) \"' {max}\n";
+        assert_eq!(
+            command(json!({ "pattern": nasty, "max": 3 })).unwrap(),
+            [
+                "grep",
+                "-e",
+                nasty,
+                "--max=3",
+                "fast",
+                "{pattern}",
+                "{print $1}",
+                "{}",
+                &format!("a{nasty}b{{")
+            ]
+        );
+        assert_eq!(
+            command(json!({ "mode": ["a", 1] })).unwrap(),
+            ["grep", "-e", "[\"a\",1]", "{pattern}", "{print $1}", "{}"]
+        );
+        let null = json!({ "pattern": null, "max": 3, "mode": null });
+        assert_eq!(command(null).unwrap(), ["grep", "-e", "--max=3", "{pattern}", "{print $1}", "{}"]);
+        assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a character 0"));
+        assert!(command(json!({ "pattern": "a".repeat(LONGEST) })).unwrap_err().contains("131072 bytes"));
+    }
+
+    #[test]
+    fn what_cannot_be_a_command_is_refused() {
+        for (command, why) in [
+            (
+                &["grep", "{patern}"][..],
+                "{patern}, which is none of its parameters; there is pattern, max, mode",
+            ),
+            (&["{pattern}"], "a model must not choose the program"),
+            (&[], "names no program"),
+        ] {
+            let found = tool(command, schema()).unwrap_err();
+            assert!(found.contains(why), "{found}");
+        }
+        assert!(tool(&["a"], json!({ "type": 3 })).unwrap_err().starts_with("its parameters are no schema"));
+    }
+}

@@ -1,0 +1,97 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::CallError;
+
+fn chat() -> Arc<Chat> {
+    Arc::new(levade_text::testing::tiny_chat().unwrap())
+}
+
+fn by_characters(most: usize, side: Side) -> Cut {
+    Cut { characters: Some(most), tokens: None, side }
+}
+
+#[test]
+fn what_is_left_out_is_counted_where_it_was() {
+    let of = |most, side| by_characters(most, side).of("äbcdefgh");
+    let line = "[… 4 characters are left out here …]";
+    assert_eq!(of(4, Side::Right), Some(format!("äbcd\n{line}")));
+    assert_eq!(of(4, Side::Left), Some(format!("{line}\nefgh")));
+    assert_eq!(of(4, Side::Middle), Some(format!("äb\n{line}\ngh")));
+    assert_eq!(of(8, Side::Middle), None);
+    assert_eq!(of(0, Side::Middle), Some("[… 8 characters are left out here …]".into()));
+    assert_eq!(
+        by_characters(3, Side::Right).of("ab\ncd").unwrap().lines().nth(1).unwrap().chars().next(),
+        Some('[')
+    );
+}
+
+#[test]
+fn tokens_are_counted_by_the_models_own_tokenizer() {
+    let chat = chat();
+    let text = "The answer is 42 and more, naïve 😀 words come here.\n".repeat(40);
+    for side in [Side::Left, Side::Right, Side::Middle] {
+        let cut = Cut { characters: None, tokens: Some((50, Arc::clone(&chat))), side };
+        let shortened = cut.of(&text).unwrap();
+        let (before, rest) = shortened.split_once("[… ").unwrap();
+        let after = rest.split_once("…]").unwrap().1;
+        let kept = chat.tokenizer().encode(before.trim_end_matches('\n')).len()
+            + chat.tokenizer().encode(after.trim_start_matches('\n')).len();
+        assert!((44..=52).contains(&kept), "{side:?}: {kept}");
+        assert!(text.starts_with(before.trim_end()) && text.ends_with(after.trim_start()), "{shortened}");
+    }
+    let all = chat.tokenizer().encode(&text).len();
+    let cut = |most| Cut { characters: None, tokens: Some((most, Arc::clone(&chat))), side: Side::Right };
+    assert_eq!(cut(all).of(&text), None);
+    assert!(cut(all - 1).of(&text).is_some());
+}
+
+#[test]
+fn the_narrower_of_two_bounds_holds() {
+    let text = "word ".repeat(1000);
+    let both =
+        |characters| Cut { characters: Some(characters), tokens: Some((20, chat())), side: Side::Right };
+    assert_eq!(both(10).of(&text), by_characters(10, Side::Right).of(&text));
+    assert_eq!(both(4000).of(&text), Cut { characters: None, ..both(0) }.of(&text));
+}
+
+#[test]
+fn errors_are_shortened_too_and_other_parts_stay() {
+    let image = Value::from_iter([("type".to_owned(), Value::from("image_url"))]);
+    let Value::Object(image) = image else { panic!() };
+    let output = ToolOutput {
+        parts: vec![
+            ContentPart::Text("abc".into()),
+            ContentPart::Other(image.clone()),
+            ContentPart::Text("defghi".into()),
+        ],
+        reward: Some(1.0),
+        ..ToolOutput::error(CallError::Failed, "")
+    };
+    let of = by_characters(4, Side::Middle).apply(output.clone());
+    let text = ContentPart::Text("ab\n[… 5 characters are left out here …]\nhi".into());
+    assert_eq!(of, ToolOutput { parts: vec![text, ContentPart::Other(image)], ..output.clone() });
+    assert_eq!(by_characters(9, Side::Middle).apply(output.clone()), output);
+}
+
+proptest! {
+    #[test]
+    fn any_text_stays_valid_and_says_how_much_is_gone(
+        text in "\\PC{0,200}", most in 0usize..60, tokens in 0usize..30, side in 0..3,
+    ) {
+        let side = [Side::Left, Side::Right, Side::Middle][side as usize];
+        let cut = Cut { characters: Some(most), tokens: Some((tokens, chat())), side };
+        match cut.of(&text) {
+            None => prop_assert!(text.chars().count() <= most),
+            Some(shortened) => {
+                let marker = shortened.split_once("[… ").map(|(before, rest)| (before, rest.split_once(" …]").unwrap()));
+                let (before, (said, after)) = marker.unwrap();
+                let gone: usize = said.split(' ').next().unwrap().parse().unwrap();
+                let kept = text.chars().count() - gone;
+                let breaks = before.ends_with('\n') as usize + after.starts_with('\n') as usize;
+                let there = before.chars().count() + after.chars().count();
+                prop_assert!(kept <= most && kept <= there && there <= kept + breaks);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! A toolbox that takes its time.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Map, Value};
+
+use super::wrapped::{Around, Wrapped};
+use super::{Session, ToolOutput, Toolbox};
+
+/// Another toolbox, each of whose answers is held back for a random time: to see what slow tools cost, and
+/// that what they answer does not depend on when.
+pub type Delayed = Wrapped<Delay>;
+
+/// Range of the times for which answers are held back.
+pub struct Delay(RangeInclusive<Duration>);
+
+impl Delayed {
+    /// `toolbox`, with a random time within `delay` before each answer, anew for each call and each process.
+    pub fn new(toolbox: Arc<dyn Toolbox>, delay: RangeInclusive<Duration>) -> Self {
+        Wrapped::around(toolbox, Delay(delay))
+    }
+}
+
+#[async_trait]
+impl Around for Delay {
+    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        // The standard library seeds every state anew, which is all the randomness that is needed here.
+        let share = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
+        let (least, most) = (*self.0.start(), *self.0.end());
+        tokio::time::sleep(least + most.saturating_sub(least).mul_f64(share)).await;
+        session.call(tool, arguments).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::testing::context;
+    use crate::{Calculator, ToolOutput};
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_are_late_and_the_same() {
+        let (least, most) = (Duration::from_secs(1), Duration::from_secs(3));
+        let toolbox = Delayed::new(Arc::new(Calculator::default()), least..=most);
+        assert_eq!(toolbox.specs(), Some(vec![Calculator::spec()]));
+        let mut session = toolbox.open(&context("a")).await.unwrap();
+        assert!(session.parallel(Calculator::NAME));
+        let arguments = levade_tasks::calculation("6 * 7").arguments;
+        let mut waits = HashSet::new();
+        for _ in 0..5 {
+            let start = tokio::time::Instant::now();
+            assert_eq!(session.call(Calculator::NAME, &arguments).await, ToolOutput::text("42"));
+            let waited = start.elapsed();
+            assert!(least <= waited && waited <= most + Duration::from_millis(1), "{waited:?}");
+            waits.insert(waited);
+        }
+        assert!(waits.len() > 1, "{waits:?}");
+        session.close().await.unwrap();
+    }
+}

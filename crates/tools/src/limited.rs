@@ -1,0 +1,151 @@
+//! A toolbox that is called no more often than it may be.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep_until};
+
+use super::wrapped::{Around, Wrapped};
+use super::{Permit, Toolbox};
+
+/// How often a toolbox may be called, by all sessions together. Calls wait for their turn before their
+/// deadlines begin.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CallLimits {
+    /// Most calls that run at once.
+    pub at_once: Option<usize>,
+    /// Most calls that begin in a second, evenly spaced; finite and more than 0.
+    pub per_second: Option<f64>,
+    /// Whether calls of one turn are made one after another, although the toolbox would allow more.
+    pub in_turn: bool,
+}
+
+/// Another toolbox, called within [`CallLimits`].
+pub type Limited = Wrapped<Gate>;
+
+/// Places and pace, which calls wait for.
+pub struct Gate {
+    places: Option<Arc<Semaphore>>,
+    /// Time between two beginnings, and when the next one may be.
+    pace: Option<(Duration, Mutex<Instant>)>,
+    in_turn: bool,
+}
+
+impl Gate {
+    /// Waits for a place, and then for the time at which a call may begin.
+    async fn pass(&self) -> Permit {
+        let mut permit = Permit::default();
+        if let Some(places) = &self.places
+            // A semaphore that nobody closes always has a place in the end.
+            && let Ok(place) = Arc::clone(places).acquire_owned().await
+        {
+            permit.hold(place);
+        }
+        if let Some((apart, next)) = &self.pace {
+            let begin = {
+                let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+                let begin = Instant::now().max(*next);
+                *next = begin + *apart;
+                begin
+            };
+            sleep_until(begin).await;
+        }
+        permit
+    }
+}
+
+impl Limited {
+    /// `toolbox`, all of whose sessions together keep to `limits`.
+    pub fn new(toolbox: Arc<dyn Toolbox>, limits: CallLimits) -> Self {
+        let places = limits.at_once.map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))));
+        let pace =
+            limits.per_second.map(|most| (Duration::from_secs_f64(1.0 / most), Mutex::new(Instant::now())));
+        Wrapped::around(toolbox, Gate { places, pace, in_turn: limits.in_turn })
+    }
+}
+
+#[async_trait]
+impl Around for Gate {
+    fn allows_parallel(&self) -> bool {
+        !self.in_turn
+    }
+
+    async fn admit(&self, permit: Permit) -> Permit {
+        permit.and(self.pass().await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ToolSet;
+    use crate::testing::{Log, Logged, call, context, reply};
+
+    fn limited(limits: CallLimits) -> (ToolSet, Log) {
+        let log = Log::default();
+        let toolbox = Logged { parallel: true, ..Logged::new("a", &log) };
+        let limited = Limited::new(Arc::new(toolbox), limits);
+        (ToolSet::new(vec![Arc::new(limited)], Duration::from_secs(2)).unwrap(), log)
+    }
+
+    fn slow(count: usize) -> levade_text::Parsed {
+        let calls: Vec<_> = (0..count).map(|_| call("a", serde_json::json!({ "millis": 1000 }))).collect();
+        reply(&calls)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_of_all_sessions_wait_for_a_place_and_their_deadlines_begin_after() {
+        let (set, log) = limited(CallLimits { at_once: Some(2), ..CallLimits::default() });
+        let mut sessions = [set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap()];
+        let start = Instant::now();
+        let [x, y] = &mut sessions;
+        let four = slow(4);
+        let (first, second) = tokio::join!(x.answer(&four, true), y.answer(&four, true));
+        // Eight calls of a second each, two at once; the last one waits for longer than its deadline of 2 s.
+        assert_eq!(start.elapsed().as_secs(), 4);
+        for observation in first.iter().chain(&second) {
+            assert_eq!(observation.text, "done 0");
+        }
+        let mut running = 0i32;
+        for line in log.lock().unwrap().iter() {
+            running += i32::from(line.starts_with("call")) - i32::from(line.starts_with("answer"));
+            assert!(running <= 2, "{line}");
+        }
+        let (_, used) = set.used().next().unwrap();
+        assert_eq!((used.calls, used.time.as_secs()), (8, 8));
+        assert_eq!(used.waited.as_secs(), 2 * (1 + 2 + 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_begin_evenly_spaced() {
+        let (set, _) = limited(CallLimits { per_second: Some(4.0), ..CallLimits::default() });
+        let mut session = set.open(&context("x")).await.unwrap();
+        let start = Instant::now();
+        session.answer(&slow(9), true).await;
+        assert_eq!(start.elapsed().as_millis(), 8 * 250 + 1000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_is_given_up_frees_its_place() {
+        let (set, _) = limited(CallLimits { at_once: Some(1), ..CallLimits::default() });
+        let (mut x, mut y) = (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
+        let hangs = reply(&[call("a", serde_json::json!({ "hang": true }))]);
+        let (gone, answered) = tokio::join!(x.answer(&hangs, true), async {
+            tokio::task::yield_now().await;
+            y.answer(&slow(1), true).await
+        });
+        assert_eq!(gone[0].text, "Error: a did not answer within 2s");
+        assert_eq!(answered[0].text, "done 0");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_call_waits_for_longer_than_its_attempt_may_take() {
+        let (set, _) = limited(CallLimits { per_second: Some(0.01), ..CallLimits::default() });
+        let mut session = set.open(&context("x")).await.unwrap();
+        let observations = session.answer(&slow(2), true).await;
+        assert_eq!(observations[0].text, "done 0");
+        assert_eq!(observations[1].text, "Error: a was not called: its turn did not come within 60s");
+    }
+}

@@ -1,0 +1,330 @@
+//! Results of calls, as the model reads them.
+//!
+//! A result is read in every form that servers give it: blocks of content, one block, a text, or only
+//! `structuredContent`. What cannot be shown is named. `structuredContent` follows the text, unless the text
+//! already is that JSON.
+
+use levade_text::ContentPart;
+use rmcp::ServiceError;
+use rmcp::model::{CallToolResult, ErrorCode};
+use serde_json::{Map, Value, json};
+
+use super::connection::Failed;
+use super::ledger::{RAW, UNREADABLE, in_words, shown};
+use super::{lenient, reasons};
+use crate::{CallError, ToolOutput};
+
+/// Fields of a result that hold no value of the tool.
+const ENVELOPE: [&str; 3] = ["_meta", "isError", "resultType"];
+
+/// Returns the outcome of a call.
+pub(super) fn output(server: &str, tool: &str, answer: Result<CallToolResult, Failed>) -> ToolOutput {
+    match answer {
+        Ok(result) => read(server, raw(result)),
+        Err(Failed { error: ServiceError::McpError(error), .. }) if error.code == UNREADABLE => {
+            unavailable(server, &error.message)
+        }
+        Err(Failed { error: ServiceError::McpError(error), .. }) => {
+            let kind = match error.code {
+                ErrorCode::INVALID_PARAMS => CallError::BadArguments,
+                _ => CallError::Failed,
+            };
+            ToolOutput::error(kind, in_words(&error))
+        }
+        Err(Failed { error: ServiceError::Timeout { timeout }, .. }) => ToolOutput::error(
+            CallError::Late,
+            format!("{tool} did not answer within {timeout:?} after its start or its last progress"),
+        ),
+        Err(Failed { error, over }) => unavailable(server, &format!("{}{over}", reasons::of_call(&error))),
+    }
+}
+
+/// Returns the outcome of a call that the server does not answer.
+pub(super) fn unavailable(server: &str, why: &str) -> ToolOutput {
+    ToolOutput::error(CallError::Unavailable, format!("the server {server:?} does not answer: {why}"))
+}
+
+/// Returns the result as the server sent it.
+fn raw(result: CallToolResult) -> Value {
+    match result.structured_content {
+        Some(Value::Object(mut fields)) => fields.remove(RAW).unwrap_or_default(),
+        _ => Value::Null,
+    }
+}
+
+fn read(server: &str, result: Value) -> ToolOutput {
+    let fields = match result {
+        Value::Object(fields) => fields,
+        Value::Null => Map::new(),
+        content => Map::from_iter([("content".to_owned(), content)]),
+    };
+    if let Some(kind) = fields.get("resultType").and_then(Value::as_str).filter(|kind| *kind != "complete") {
+        let why = format!(
+            "its answer is of the type {kind:?}, which no call here can have: it asks the user for something, or \
+             goes on in the background"
+        );
+        return unavailable(server, &why);
+    }
+    let is_block = fields.contains_key("type") && !fields.contains_key("content");
+    let structured = ["structuredContent", "toolResult"].into_iter().find_map(|key| fields.get(key)).cloned();
+    // Without either, the other fields are the value that the tool means to return.
+    let other = fields.iter().filter(|(key, _)| !ENVELOPE.contains(&key.as_str()));
+    let other: Map<String, Value> = other.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let structured = structured.or_else(|| {
+        (!other.is_empty() && !is_block && !fields.contains_key("content")).then_some(Value::Object(other))
+    });
+    let is_error = fields.get("isError").is_some_and(is_true);
+    let mut parts: Vec<ContentPart> = match fields.get("content").cloned().unwrap_or_default() {
+        Value::Null if is_block => vec![part(Value::Object(fields))],
+        Value::Null => Vec::new(),
+        Value::Array(blocks) => blocks.into_iter().map(part).collect(),
+        block => vec![part(block)],
+    };
+    if let Some(structured) = structured.filter(|structured| !is_told(structured, &parts)) {
+        parts.push(ContentPart::Text(structured.to_string()));
+    }
+    // Blocks are paragraphs of their own.
+    for at in 1..parts.len() {
+        let (before, after) = parts.split_at_mut(at);
+        if let (Some(ContentPart::Text(text)), Some(ContentPart::Text(_))) =
+            (before.last_mut(), after.first())
+            && !text.ends_with('\n')
+        {
+            text.push('\n');
+        }
+    }
+    let is_blank = |part: &ContentPart| matches!(part, ContentPart::Text(text) if text.trim().is_empty());
+    if is_error && parts.iter().all(is_blank) {
+        return ToolOutput::error(CallError::Failed, "the tool failed");
+    }
+    let error = is_error.then_some(CallError::Failed);
+    ToolOutput { parts, error, ..ToolOutput::default() }
+}
+
+/// Whether a flag is set, also one that a server writes as a number or a text.
+fn is_true(flag: &Value) -> bool {
+    match flag {
+        Value::Bool(flag) => *flag,
+        Value::Number(flag) => flag.as_f64() != Some(0.0),
+        Value::String(flag) => !["", "0", "false"].contains(&flag.trim().to_lowercase().as_str()),
+        _ => false,
+    }
+}
+
+/// Whether the texts already are `structuredContent`: one of them, or all together, is its JSON. A server
+/// that has to wrap a value in an object, as `{"result": VALUE}`, shows the bare value as text, and a list
+/// one item a block.
+fn is_told(structured: &Value, parts: &[ContentPart]) -> bool {
+    let texts: Vec<&str> = parts
+        .iter()
+        .filter_map(|part| match part {
+            ContentPart::Text(text) => Some(text.as_str()),
+            ContentPart::Other(_) => None,
+        })
+        .collect();
+    let is = |value: &Value, text: &str| {
+        value.as_str().is_some_and(|value| value == text)
+            || lenient::parse(text.as_bytes()).is_ok_and(|text| equal(&text, value))
+    };
+    let all = |items: &Value| {
+        let items = items.as_array().filter(|items| !items.is_empty() && items.len() == texts.len());
+        items.is_some_and(|items| items.iter().zip(&texts).all(|(item, text)| is(item, text)))
+    };
+    let told =
+        |value: &Value| texts.iter().any(|text| is(value, text)) || is(value, &texts.concat()) || all(value);
+    let wrapped = structured.as_object().filter(|fields| fields.len() == 1);
+    let wrapped = wrapped.and_then(|fields| fields.get("result"));
+    let is_empty = structured.is_null() || structured.as_object().is_some_and(Map::is_empty);
+    told(structured) || wrapped.is_some_and(told) || (is_empty && !texts.is_empty())
+}
+
+/// Whether two values are the same JSON, whatever the order of keys and the form of numbers.
+fn equal(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => {
+            a == b || (a.is_f64() != b.is_f64() && a.as_f64() == b.as_f64())
+        }
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| equal(a, b)))
+        }
+        _ => a == b,
+    }
+}
+
+/// Reads a block of content.
+fn part(block: Value) -> ContentPart {
+    let other = |value: Value| match value {
+        Value::Object(part) => ContentPart::Other(part),
+        _ => ContentPart::Other(Map::new()),
+    };
+    let text = |value: &Value| match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    let Value::Object(fields) = &block else { return ContentPart::Text(text(&block)) };
+    let resource = if block["resource"].is_object() { &block["resource"] } else { &block };
+    let mime_type = |of: &Value| of.get("mimeType").cloned().unwrap_or_default();
+    match fields.get("type").and_then(Value::as_str) {
+        Some("text") => ContentPart::Text(fields.get("text").map(text).unwrap_or_default()),
+        // Without what is in them: it would only fill the record.
+        Some(kind @ ("image" | "audio")) => other(json!({ "type": kind, "mime_type": mime_type(&block) })),
+        Some("resource_link") => {
+            let of = |key: &str| block[key].as_str().unwrap_or_default();
+            let name = if of("name").is_empty() { of("uri") } else { of("name") };
+            let about = if of("description").is_empty() { "" } else { ": " };
+            ContentPart::Text(format!("[{name}]({}){about}{}", of("uri"), of("description")))
+        }
+        Some("resource") => match &resource["text"] {
+            Value::Null => {
+                other(json!({ "type": "resource", "uri": resource["uri"], "mime_type": mime_type(resource) }))
+            }
+            shown => ContentPart::Text(text(shown)),
+        },
+        // A block of an unknown kind is shown by its text, if it has one.
+        Some(kind) => match fields.get("text") {
+            Some(Value::String(text)) => ContentPart::Text(text.clone()),
+            _ => other(json!({ "type": shown(kind) })),
+        },
+        // No block at all, but the value that the tool means to return.
+        None => match fields.get("text") {
+            Some(found @ Value::String(_)) if fields.len() == 1 => ContentPart::Text(text(found)),
+            _ => ContentPart::Text(block.to_string()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shows(result: Value) -> String {
+        read("s", result).read()
+    }
+
+    fn text(text: &str) -> Value {
+        json!({ "type": "text", "text": text })
+    }
+
+    #[test]
+    fn structured_content_follows_other_text() {
+        for (content, structured, want) in [
+            (
+                json!([text("2 found.")]),
+                json!({ "items": ["a", "b"] }),
+                "2 found.\n{\"items\":[\"a\",\"b\"]}",
+            ),
+            (json!([]), json!({ "sum": 3 }), "{\"sum\":3}"),
+            (json!(null), json!([1, 2]), "[1,2]"),
+            (json!([text("2")]), json!({ "a": 2 }), "2\n{\"a\":2}"),
+            (json!([text("see"), text("below")]), json!({ "a": 2 }), "see\nbelow\n{\"a\":2}"),
+            (json!([text("{\"a\": 2}")]), json!({ "a": 3 }), "{\"a\": 2}\n{\"a\":3}"),
+            (json!([text("{\"a\": 2}")]), json!({ "a": 2, "b": 1 }), "{\"a\": 2}\n{\"a\":2,\"b\":1}"),
+            (json!([text("2")]), json!({ "result": 3 }), "2\n{\"result\":3}"),
+            (json!([text("a")]), json!({ "result": "a", "more": 1 }), "a\n{\"result\":\"a\",\"more\":1}"),
+            (json!([text("a")]), json!({ "result": ["a", "b"] }), "a\n{\"result\":[\"a\",\"b\"]}"),
+            (json!([text("1")]), json!({ "count": 1 }), "1\n{\"count\":1}"),
+        ] {
+            let result = json!({ "content": content, "structuredContent": structured });
+            assert_eq!(shows(result), want);
+        }
+    }
+
+    #[test]
+    fn structured_content_is_shown_once() {
+        for (content, structured, want) in [
+            (json!([text("{\"b\": 1, \"a\": 2.0}")]), json!({ "a": 2, "b": 1 }), "{\"b\": 1, \"a\": 2.0}"),
+            (json!([text("{\n \"a\": [1]\n}\n")]), json!({ "a": [1] }), "{\n \"a\": [1]\n}\n"),
+            (json!([text("Found."), text("{\"a\":1}")]), json!({ "a": 1 }), "Found.\n{\"a\":1}"),
+            (json!([text("hello")]), json!({ "result": "hello" }), "hello"),
+            (json!([text("5")]), json!({ "result": 5 }), "5"),
+            (json!([text("a"), text("b")]), json!({ "result": ["a", "b"] }), "a\nb"),
+            (
+                json!([text("{\"x\":1}"), text("{\"x\":2}")]),
+                json!({ "result": [{ "x": 1 }, { "x": 2 }] }),
+                "{\"x\":1}\n{\"x\":2}",
+            ),
+            (json!([text("[1,"), text("2]")]), json!([1, 2]), "[1,\n2]"),
+            (json!([text("{\"a\": NaN}")]), json!({ "a": null }), "{\"a\": NaN}"),
+            (json!([text("hello")]), json!({}), "hello"),
+            (json!([text("hello")]), json!(null), "hello"),
+        ] {
+            let result = json!({ "content": content, "structuredContent": structured });
+            assert_eq!(shows(result), want);
+        }
+    }
+
+    #[test]
+    fn errors_show_text_and_structured_content() {
+        let failed = |result: Value| {
+            let output = read("s", result);
+            assert_eq!(output.error, Some(CallError::Failed));
+            output.read()
+        };
+        let both = json!({ "content": [text("no such city")], "structuredContent": { "near": "Rome" }, "isError": true });
+        assert_eq!(failed(both), "no such city\n{\"near\":\"Rome\"}");
+        assert_eq!(failed(json!({ "structuredContent": { "code": 7 }, "isError": true })), "{\"code\":7}");
+        for empty in [json!([]), json!([text(" \n")]), json!(null), json!([{ "type": "text" }])] {
+            assert_eq!(failed(json!({ "content": empty, "isError": true })), "the tool failed");
+        }
+        let image = json!({ "content": [{ "type": "image", "mimeType": "image/png" }], "isError": true });
+        assert!(failed(image).contains("\"image\""));
+        for (flag, error) in [
+            (json!(1), Some(CallError::Failed)),
+            (json!("True"), Some(CallError::Failed)),
+            (json!(0), None),
+            (json!("false"), None),
+            (json!(null), None),
+            (json!(false), None),
+        ] {
+            assert_eq!(read("s", json!({ "content": [text("x")], "isError": flag })).error, error, "{flag}");
+        }
+    }
+
+    #[test]
+    fn blocks_of_every_form_are_shown_or_named() {
+        let named = |kind: &str| format!("[a part of type {kind:?}, which cannot be shown]\n");
+        for (content, want) in [
+            (json!([{ "type": "video", "data": "AAAA" }, text("after")]), named("video") + "after"),
+            (json!([text("before"), { "type": "chart_v2" }]), format!("before\n{}", named("chart_v2"))),
+            (json!([{ "type": "image", "data": "AAAA" }, text("a cat")]), named("image") + "a cat"),
+            (json!([{ "type": "image", "data": 5 }]), named("image")),
+            (json!("plain"), "plain".to_owned()),
+            (json!(text("single")), "single".to_owned()),
+            (json!(["a", "b"]), "a\nb".to_owned()),
+            (json!([{ "type": "text", "text": null }]), String::new()),
+            (json!([{ "type": "text", "text": 5 }]), "5".to_owned()),
+            (json!([{ "type": "text", "text": { "a": 1 } }]), "{\"a\":1}".to_owned()),
+            (json!([{ "text": "no type" }]), "no type".to_owned()),
+            (json!([{ "a": 1 }]), "{\"a\":1}".to_owned()),
+            (
+                json!([{ "type": "resource", "resource": { "uri": "f:1", "text": "body" } }]),
+                "body".to_owned(),
+            ),
+            (json!([{ "type": "resource", "resource": { "uri": "f:1", "blob": "AA" } }]), named("resource")),
+            (
+                json!([{ "type": "resource_link", "uri": "x:1", "name": "report" }]),
+                "[report](x:1)".to_owned(),
+            ),
+            (json!([{ "type": "resource_link", "uri": "x:1" }]), "[x:1](x:1)".to_owned()),
+            (
+                json!([{ "type": "resource_link", "uri": "x:1", "name": "report", "description": "of May" }]),
+                "[report](x:1): of May".to_owned(),
+            ),
+            (json!([{ "type": "resource", "uri": "f:1", "text": "body" }]), "body".to_owned()),
+            (json!([{ "type": "output_text", "text": "said" }, text("b")]), "said\nb".to_owned()),
+        ] {
+            assert_eq!(shows(json!({ "content": content })), want);
+        }
+        assert_eq!(shows(json!("bare text")), "bare text");
+        assert_eq!(shows(json!([text("a list")])), "a list");
+        assert_eq!(shows(text("a block")), "a block");
+        assert_eq!(shows(json!(null)), "");
+        assert_eq!(shows(json!({ "toolResult": { "x": 1 } })), "{\"x\":1}");
+        assert_eq!(shows(json!({ "answer": 42, "_meta": { "a": 1 } })), "{\"answer\":42}");
+        assert_eq!(shows(json!({ "_meta": { "a": 1 } })), "");
+        let asks = read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
+        assert_eq!(asks.error, Some(CallError::Unavailable));
+    }
+}

@@ -1,0 +1,374 @@
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+use crate::testing::context;
+use crate::{CallError, ObservationKind, ToolSet};
+
+/// A supervisor that reads its order and becomes the program.
+const SUPERVISOR: &str = "
+import json, os, sys
+order = b''
+while not order.endswith(b'\\n'):
+    order += os.read(0, 1)
+command = json.loads(order)['command']
+os.execvp(command[0], command)
+";
+
+fn server(script: &str) -> McpServer {
+    McpServer::Program {
+        command: vec!["python3".into(), "-c".into(), script.into()],
+        folder: PathBuf::new(),
+        passes: vec!["NAMED".into()],
+        keeper: Supervisor(["python3", "-c", SUPERVISOR].map(str::to_owned).to_vec()),
+    }
+}
+
+fn bad() -> McpServer {
+    server(include_str!("server_for_tests.py"))
+}
+
+async fn ask(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput {
+    session.call(tool, arguments.as_object().unwrap()).await
+}
+
+#[tokio::test]
+async fn a_server_is_asked_and_its_answers_are_read() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
+    assert_eq!(names.len(), 14, "all pages are read: {names:?}");
+    let s = &*session;
+    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("1"));
+    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("2"));
+    let echoed = ask(s, "echo", json!({"length": 7})).await.read();
+    assert_eq!(echoed, "[{\"length\": 7}, null, null]");
+    assert_eq!(ask(s, "fails", json!({})).await, ToolOutput::error(CallError::Failed, "no such file"));
+    let image = ask(s, "image", json!({})).await.read();
+    assert_eq!(image, "[a part of type \"image\", which cannot be shown]\na cat");
+    assert_eq!(ask(s, "structured", json!({})).await.read(), "{\"sum\":3}");
+    assert_eq!(ask(s, "floods", json!({})).await.read(), "done");
+    assert_eq!(ask(s, "garbage", json!({})).await.read(), "after garbage");
+    let long = ask(s, "long", json!({"length": 50_000_000})).await;
+    assert_eq!(long.read().len(), 50_000_000);
+    assert_eq!(ask(s, "changes", json!({})).await.read(), "changed");
+    let gone = ask(s, "fails", json!({})).await;
+    assert_eq!((gone.error, gone.read().as_str()), (Some(CallError::BadArguments), "Unknown tool: fails"));
+    assert_eq!(ask(s, "count", json!({})).await.read(), "3", "all this was one server");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_dies_is_started_anew_and_the_model_is_told() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let s = &*session;
+    ask(s, "count", json!({})).await;
+    let died = ask(s, "dies", json!({})).await;
+    assert_eq!(died.error, Some(CallError::Unavailable));
+    let said = died.read();
+    assert!(said.contains("code 3") && said.contains("out of luck"), "{said}");
+    let next = ask(s, "count", json!({})).await;
+    assert_eq!((next.error, next.metrics.get("restarts")), (None, Some(&1.0)));
+    assert!(next.read().starts_with("[the server of this tool was started anew"), "{}", next.read());
+    assert!(next.read().ends_with("\n1"), "{}", next.read());
+    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("2"), "it is told once");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_hangs_costs_that_call_alone() {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", bad()));
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(8)).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    let call = |name: &str| {
+        let call =
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+    };
+    let late = open.answer(&call("hangs"), true).await;
+    assert_eq!(late[0].kind, ObservationKind::Timeout, "{late:?}");
+    let next = open.answer(&call("count"), true).await;
+    assert_eq!(next[0].kind, ObservationKind::Ok, "{next:?}");
+    assert!(next[0].text.contains("did not answer any more]"), "{next:?}");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn unreadable_answers_fail_the_call_at_once() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    for (line, why) in [
+        (r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text"#, "its answer is no JSON: EOF"),
+        (
+            r#"{"jsonrpc":"2.0","id":ID,"result":{"a":undefined}}"#,
+            "its answer is no JSON: expected value at column",
+        ),
+        (r#"{"jsonrpc":"2.0","id":ID,"error":{"code":-1}}"#, "an error without a message, code -1"),
+        (r#"{"jsonrpc":"2.0","id":ID,"error":"boom"}"#, "boom"),
+        (r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}"#, "Parse error"),
+    ] {
+        let answer = ask(&*session, "odd", json!({ "line": line })).await;
+        assert!(answer.is_error() && answer.read().contains(why), "{line}: {answer:?}");
+    }
+    let deep = format!(r#"{{"jsonrpc":"2.0","id":ID,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
+    let answer = ask(&*session, "odd", json!({ "line": deep })).await;
+    assert_eq!(answer.error, Some(CallError::Unavailable));
+    assert!(answer.read().contains("recursion limit exceeded"), "{answer:?}");
+    for (line, text) in [
+        (
+            r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"x":NaN}}}"#,
+            "{\"x\":null}",
+        ),
+        (
+            r#"{"id":"ID","result":{"content":[{"type":"text","text":"caf\u{e9} \ud83d"}]}}"#,
+            "caf\u{fffd} \u{fffd}",
+        ),
+        (r#"[{"jsonrpc":"2.0","id":ID,"result":"batch"}]"#, "batch"),
+    ] {
+        let line = line.replace("\\u{e9}", "\u{e9}");
+        let answer = ask(&*session, "odd", json!({ "line": line })).await;
+        assert_eq!((answer.error, answer.read()), (None, text.to_owned()), "{line}");
+    }
+    let line = r#"{"jsonrpc":"2.0","id":ID,"result":"no end"}"#;
+    let answer = ask(&*session, "odd", json!({ "line": line, "end": "" })).await;
+    assert_eq!(answer.read(), "no end", "a message without the end of its line");
+    assert_eq!(ask(&*session, "count", json!({})).await, ToolOutput::text("1"), "all this was one server");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn message_may_pause_before_its_end() {
+    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let parts = json!({ "start": r#"{"jsonrpc":"2.0","#, "line": r#""id":ID,"result":"two parts"}"# });
+    assert_eq!(ask(&*session, "odd", parts).await, ToolOutput::text("two parts"));
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn announced_tool_can_be_called_in_the_same_attempt() {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", bad()).denying(vec!["dies".into()]));
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    let call = |name: &str| {
+        let call =
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() }
+    };
+    let unknown = open.answer(&call("grown"), true).await;
+    assert_eq!(unknown[0].kind, ObservationKind::UnknownTool);
+    let grows = open.answer(&call("grows"), true).await;
+    assert!(
+        grows[0].text.starts_with("grown is there\n[The tools have changed. New: {\"name\":\"grown\""),
+        "{grows:?}"
+    );
+    assert!(!grows[0].text.contains("dies"), "{grows:?}");
+    let grown = open.answer(&call("grown"), true).await;
+    assert_eq!(grown[0].text, "it grew");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn answer_does_not_wait_for_a_list_that_never_comes() {
+    let script = include_str!("server_for_tests.py");
+    let script = script.replace(
+        "send({\"id\": identity, \"result\": page(",
+        "\"grown\" in TOOLS or send({\"id\": identity, \"result\": page(",
+    );
+    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", server(&script)));
+    let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    for (name, text) in [("grows", "grown is there"), ("count", "1")] {
+        let call =
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        let reply = levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+        let answer = open.answer(&reply, true).await;
+        assert_eq!((answer[0].kind, answer[0].text.as_str()), (ObservationKind::Ok, text));
+    }
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn progress_prolongs_the_deadline_up_to_its_bound() {
+    let (idle, longest) = (Duration::from_secs(5), Duration::from_secs(9));
+    let toolbox = Mcp::new("tests", bad()).prolonging(Prolonged { idle, longest });
+    let set = ToolSet::new(vec![Arc::new(toolbox) as Arc<dyn Toolbox>], idle).unwrap();
+    let mut open = set.open(&context("a")).await.unwrap();
+    let mut works = async |name: &str, steps: u32| {
+        let arguments = json!({ "length": steps }).as_object().unwrap().clone();
+        let call =
+            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
+        let reply = levade_text::Parsed { calls: vec![Ok(call)], ..Default::default() };
+        open.answer(&reply, true).await.remove(0)
+    };
+    let done = works("works", 13).await;
+    assert_eq!((done.kind, done.text.as_str()), (ObservationKind::Ok, "done"), "longer than it may be idle");
+    let endless = works("works", 1000).await;
+    assert_eq!(endless.kind, ObservationKind::Timeout, "{endless:?}");
+    assert!(endless.text.contains("did not answer within 9s"), "{endless:?}");
+    let next = works("count", 0).await;
+    assert!(next.text.ends_with("did not answer any more]\n1"), "{next:?}");
+    let idle = works("hangs", 0).await;
+    assert_eq!(idle.kind, ObservationKind::Timeout, "{idle:?}");
+    assert!(idle.text.contains("did not answer within 5s"), "{idle:?}");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn tools_are_renamed_for_agents() {
+    let names =
+        BTreeMap::from([("echo".to_owned(), "say".to_owned()), ("count".to_owned(), "echo".to_owned())]);
+    let renamed = Mcp::new("tests", bad()).renaming(names).allowing(vec!["echo".into(), "count".into()]);
+    let mut session = renamed.clone().open(&context("a")).await.unwrap();
+    let specs: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
+    assert_eq!(specs, ["echo", "say"]);
+    assert_eq!(ask(&*session, "echo", json!({})).await.read(), "1");
+    assert_eq!(ask(&*session, "say", json!({})).await.read(), "[{}, null, null]");
+    session.close().await.unwrap();
+    let clash = BTreeMap::from([("echo".to_owned(), "count".to_owned())]);
+    let error = Mcp::new("tests", bad()).renaming(clash).open(&context("a")).await.err().unwrap().to_string();
+    assert!(
+        error.contains("two of its tools would be named \"count\"") && error.contains("rename"),
+        "{error}"
+    );
+    let missing = BTreeMap::from([("ecko".to_owned(), "x".to_owned())]);
+    let error =
+        Mcp::new("tests", bad()).renaming(missing).open(&context("a")).await.err().unwrap().to_string();
+    assert!(error.contains("it has no tool \"ecko\""), "{error}");
+}
+
+#[tokio::test]
+async fn attempts_share_a_server_or_have_their_own() {
+    let own = Mcp::new("tests", bad());
+    let (mut a, mut b) = (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
+    assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
+    assert_eq!(ask(&*b, "count", json!({})).await.read(), "1");
+    a.close().await.unwrap();
+    b.close().await.unwrap();
+    let shared = own.shared();
+    let (mut a, mut b) =
+        (shared.open(&context("a")).await.unwrap(), shared.open(&context("a")).await.unwrap());
+    assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
+    assert_eq!(ask(&*b, "count", json!({})).await.read(), "2");
+    a.close().await.unwrap();
+    assert_eq!(ask(&*b, "count", json!({})).await.read(), "3", "the others go on");
+    assert_eq!(ask(&*b, "dies", json!({})).await.error, Some(CallError::Unavailable));
+    assert!(ask(&*b, "count", json!({})).await.read().ends_with("\n1"));
+    b.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn tools_are_allowed_and_denied_by_name() {
+    let names = |session: Box<dyn Session>| session.specs().into_iter().map(|s| s.name).collect::<Vec<_>>();
+    let some = Mcp::new("tests", bad()).allowing(vec!["echo".into(), "count".into()]);
+    assert_eq!(names(some.clone().open(&context("a")).await.unwrap()), ["count", "echo"]);
+    assert_eq!(names(some.denying(vec!["echo".into()]).open(&context("a")).await.unwrap()), ["count"]);
+    let none = Mcp::new("tests", bad()).allowing(vec!["ecko".into()]);
+    let error = none.open(&context("a")).await.err().unwrap().to_string();
+    assert!(error.contains("it has no tool \"ecko\"; it has count, echo"), "{error}");
+}
+
+#[tokio::test]
+async fn servers_that_do_not_start_say_why() {
+    let open = async |script: &str| {
+        let opened = Mcp::new("tests", server(script)).open(&context("a")).await;
+        opened.err().expect("it does not start").to_string()
+    };
+    let error = open("import nothing_of_this_name").await;
+    assert!(error.contains("code 1") && error.contains("ModuleNotFoundError"), "{error}");
+    let error = open("import sys; sys.stdin.readline(); print('hello')").await;
+    assert!(error.contains("tool \"tests\" could not be opened") && error.contains("hello"), "{error}");
+    let error =
+        open("import sys\nfor line in range(40): print('step', line, file=sys.stderr)\nsys.exit(4)").await;
+    assert!(error.contains("code 4") && error.contains("step 30\n") && !error.contains("step 29"), "{error}");
+    let refuses = "
+import json, sys
+for line in sys.stdin:
+    error = {'code': -32602, 'message': 'Unsupported protocol version', 'data': {'supported': ['2024-11-05']}}
+    print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line).get('id'), 'error': error}), flush=True)
+";
+    let error = open(refuses).await;
+    assert!(error.contains("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"), "{error}");
+    assert!(!error.contains("signal") && !error.contains("::"), "{error}");
+}
+
+#[tokio::test]
+async fn late_opening_says_what_the_server_did() {
+    let late = async |script: &str| {
+        let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", server(script)));
+        let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
+        let since = std::time::Instant::now();
+        let error = set.open(&context("a")).await.unwrap_err().to_string();
+        assert!(since.elapsed() < Duration::from_secs(8), "{error}: {:?}", since.elapsed());
+        error
+    };
+    let error = late(
+        "
+import sys, time
+print('listening', flush=True)
+print('waiting for the database', file=sys.stderr, flush=True)
+time.sleep(60)
+",
+    )
+    .await;
+    for part in ["not ready within 3s", "no answer: \"listening\"", "it printed: waiting for the database"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    let error = late(
+        "
+import os
+while True: os.write(1, b'more\\n' * 10000)
+",
+    )
+    .await;
+    assert!(error.contains("not ready within 3s") && error.contains("\"more\""), "{error}");
+}
+
+#[tokio::test]
+async fn server_that_starts_slowly_is_started_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("starts");
+    let slow = format!(
+        "import time\nopen({mark:?}, 'a').write('x')\ntime.sleep(11)\n{}",
+        include_str!("server_for_tests.py")
+    );
+    let mut session = Mcp::new("tests", server(&slow)).open(&context("a")).await.unwrap();
+    assert_eq!(ask(&*session, "count", json!({})).await.read(), "1");
+    assert_eq!(std::fs::read_to_string(&mark).unwrap(), "x");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn server_that_expects_a_handshake_is_asked_for_it_alone_from_then_on() {
+    for otherwise in ["sys.exit(1)", "answer(None)", "answer({})"] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("first");
+        let script = format!(
+            "
+import json, sys
+def answer(result):
+    print(json.dumps({{'jsonrpc': '2.0', 'id': message['id'], 'result': result}}), flush=True)
+is_first = True
+for line in sys.stdin:
+    message = json.loads(line)
+    method = message.get('method')
+    if is_first:
+        open({log:?}, 'a').write(method + ' ')
+        is_first = False
+    if method == 'initialize':
+        answer({{'protocolVersion': '2025-06-18', 'capabilities': {{}}, 'serverInfo': {{'name': 'x', 'version': '1'}}}})
+    elif method == 'tools/list':
+        answer({{'tools': [{{'name': 'a', 'inputSchema': {{'type': 'object'}}}}]}})
+    elif 'id' in message:
+        {otherwise}
+"
+        );
+        let toolbox = Mcp::new("tests", server(&script));
+        for _ in 0..2 {
+            let mut session = toolbox.open(&context("a")).await.unwrap();
+            assert_eq!(session.specs()[0].name, "a", "{otherwise}");
+            session.close().await.unwrap();
+        }
+        let first = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(first.split(' ').rev().nth(1), Some("initialize"), "{otherwise}: {first}");
+        assert_eq!(first.matches("discover").count(), 1, "{otherwise}: {first}");
+    }
+}

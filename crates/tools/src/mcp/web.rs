@@ -1,0 +1,564 @@
+//! Streamable HTTP, asked through the room `http`.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::{Stream, TryStreamExt, future};
+use http_body_util::{BodyExt, BodyStream, Full};
+use hyper::body::{Body, Incoming};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
+};
+use hyper::{Method, Request, Response, StatusCode};
+use levade_http::{Client, HttpError, Unpack, unpack};
+use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::transport::common::http_header::{
+    EVENT_STREAM_MIME_TYPE, HEADER_LAST_EVENT_ID, HEADER_SESSION_ID, JSON_MIME_TYPE,
+};
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
+};
+use sse_stream::{Error as SseError, Sse, SseStream};
+
+use super::ledger::Ledger;
+use super::lenient;
+use crate::web::retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};
+
+type Error = StreamableHttpError<HttpError>;
+type Headers = HashMap<HeaderName, HeaderValue>;
+
+/// Bytes of an answer that tells of an error that are read.
+const MOST_ERROR_BYTES: usize = 64 << 10;
+
+/// Characters of one that are shown.
+const MOST_SHOWN: usize = 400;
+
+/// Longest pause within a body whose length is known: what has a length was complete before it was sent.
+const STALL: Duration = Duration::from_secs(5);
+
+/// How often a message is sent again that a busy server has not taken.
+const RETRIES: u32 = 2;
+
+/// HTTP client of one connection.
+#[derive(Clone)]
+pub(super) struct Web {
+    client: Client,
+    /// Whether requests carry a key.
+    has_key: bool,
+    ledger: Arc<Ledger>,
+    /// The last request for which a new session was opened because of a 400 or 404.
+    renewed: Arc<Mutex<Option<RequestId>>>,
+    /// Requests whose events have ids, each with its last one, by which the SDK resumes them.
+    resumable: Resumable,
+}
+
+/// Requests with the id of the last event of each.
+type Resumable = Arc<Mutex<Vec<(RequestId, String)>>>;
+
+impl Web {
+    /// Creates a client whose requests have these headers, and whose messages are noted in `ledger`.
+    pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
+        let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
+        Web { client, has_key, ledger, renewed: Arc::default(), resumable: Arc::default() }
+    }
+
+    async fn send(
+        &self,
+        (method, uri, accept): (Method, &str, &'static str),
+        session: Option<&str>,
+        key: Option<String>,
+        headers: Headers,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, Error> {
+        let invalid = |error: &dyn std::fmt::Display| {
+            StreamableHttpError::Client(HttpError::Invalid(format!("{uri} cannot be asked: {error}")))
+        };
+        let mut request = Request::builder().method(&method).uri(uri).header(ACCEPT, accept);
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, JSON_MIME_TYPE);
+        }
+        if let Some(session) = session {
+            request = request.header(HEADER_SESSION_ID, session);
+        }
+        if let Some(key) = key {
+            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+        }
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| invalid(&error))?;
+        let (mut wait, mut tries) = (FIRST_WAIT, 0);
+        loop {
+            let response = self.client.request(request.clone()).await.map_err(StreamableHttpError::Client)?;
+            let is_busy =
+                matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+            let asked = retry_after(response.headers());
+            if !is_busy || method != Method::POST || tries == RETRIES || asked > Some(LONGEST_WAIT) {
+                return Ok(response);
+            }
+            self.ledger.note_wait(format!("it answers HTTP {}", response.status()));
+            tokio::time::sleep(asked.unwrap_or(wait)).await;
+            wait = wait.mul_f64(1.5);
+            tries += 1;
+        }
+    }
+
+    /// Posts a request, and returns what the server answers, or an error response with the reason.
+    async fn ask(
+        &self,
+        id: RequestId,
+        in_session: bool,
+        response: Response<Incoming>,
+        limits: StreamableHttpResponseLimits,
+    ) -> Result<StreamableHttpPostResponse, Error> {
+        let (head, body) = response.into_parts();
+        let session = head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
+        let fail =
+            |why: String| Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()));
+        if !head.status.is_success() {
+            let (text, _) = read(body, MOST_ERROR_BYTES).await.unwrap_or_default();
+            let text = unpacked(&head.headers, text, MOST_ERROR_BYTES).unwrap_or_default();
+            let error = lenient::parse(&text).ok().filter(|error| error.get("error").is_some());
+            let is_key = matches!(head.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+            let is_own = error.as_ref().is_some_and(|error| error["id"].is_number());
+            let is_expired = match head.status {
+                StatusCode::NOT_FOUND => true,
+                StatusCode::BAD_REQUEST => !is_own,
+                _ => false,
+            };
+            if is_expired && in_session && self.renews(&id) {
+                return Err(StreamableHttpError::SessionExpired);
+            }
+            if error.is_some_and(|error| error.get("jsonrpc").is_some()) && !is_key {
+                let read = self.ledger.read(&text, Some(&id));
+                if let Some(message) = read.into_iter().find(|message| answers(message, &id)) {
+                    return Ok(StreamableHttpPostResponse::Json(message, session));
+                }
+            }
+            return fail(self.rejected(head.status, &head.headers, &text));
+        }
+        let is_stream = is(&head.headers, EVENT_STREAM_MIME_TYPE);
+        if is_stream && encoding(&head.headers).is_empty() {
+            let events = self.answers(events(chunks(body), limits.max_sse_event_size), Some(id));
+            return Ok(StreamableHttpPostResponse::Sse(events, session));
+        }
+        let text = match read(body, limits.max_json_response_size).await {
+            Ok((text, true)) => text,
+            Ok((_, false)) => {
+                return fail(format!("its answer is longer than {} bytes", limits.max_json_response_size));
+            }
+            Err(StreamableHttpError::Client(error)) => return fail(error.to_string()),
+            Err(error) => return Err(error),
+        };
+        let text = match unpacked(&head.headers, text, limits.max_json_response_size) {
+            Ok(text) => text,
+            Err(why) => return fail(why),
+        };
+        if is_stream {
+            let all = stream::once(future::ready(Ok(Bytes::from(text))));
+            let events = self.answers(events(all, limits.max_sse_event_size), Some(id));
+            return Ok(StreamableHttpPostResponse::Sse(events, session));
+        }
+        let read = self.ledger.read(&text, Some(&id));
+        if let Some(message) = read.into_iter().find(|message| answers(message, &id)) {
+            return Ok(StreamableHttpPostResponse::Json(message, session));
+        }
+        if text.trim_ascii().is_empty() {
+            return fail(match head.status {
+                status @ (StatusCode::ACCEPTED | StatusCode::NO_CONTENT) => {
+                    format!("it takes the request and gives no answer (HTTP {status})")
+                }
+                status => format!("its answer is empty (HTTP {status})"),
+            });
+        }
+        match (lenient::parse(&text), is(&head.headers, JSON_MIME_TYPE)) {
+            (Ok(_), _) => fail(format!("its answer is none to the request {id}: {}", shown(&text))),
+            (Err(why), true) => fail(format!("its answer is no JSON: {why}: {}", shown(&text))),
+            (Err(_), false) => {
+                let kind = content_type(&head.headers).unwrap_or_else(|| "no content type".into());
+                fail(format!(
+                    "it answers with {kind}, which is no message of this protocol (is `url` the address of its MCP \
+                     endpoint?): {}",
+                    shown(&text)
+                ))
+            }
+        }
+    }
+
+    /// Returns the request that awaits its response and whose last event has this id.
+    fn resumed(&self, last: &str) -> Option<RequestId> {
+        let resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = resumable.iter().find(|(id, known)| known == last && self.ledger.is_pending(id));
+        found.map(|(id, _)| id.clone())
+    }
+
+    /// Whether a 400 or 404 may mean that the session is over: once for each request.
+    fn renews(&self, id: &RequestId) -> bool {
+        let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        renewed.replace(id.clone()).as_ref() != Some(id)
+    }
+
+    /// Returns what a status of failure means, and the way out.
+    fn rejected(&self, status: StatusCode, headers: &HeaderMap, text: &[u8]) -> String {
+        let text = match shown(text) {
+            text if text.is_empty() => String::new(),
+            text => format!(": {text}"),
+        };
+        let way_out = match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.has_key => {
+                "; it does not accept the key in the environment variable that key_env names".to_owned()
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                "; set key_env to the environment variable that holds its key".to_owned()
+            }
+            status if status.is_redirection() => match headers.get(LOCATION) {
+                Some(to) => format!(
+                    "; it redirects to {:?}: set url to that address",
+                    String::from_utf8_lossy(to.as_bytes())
+                ),
+                None => String::new(),
+            },
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
+                "; is `url` the address of its MCP endpoint?".to_owned()
+            }
+            _ => String::new(),
+        };
+        format!("HTTP {status}{text}{way_out}")
+    }
+
+    /// Reads the messages within events. If `request` has no answer when they end, and they cannot be
+    /// resumed, an error response to it follows.
+    fn answers(
+        &self,
+        events: BoxStream<'static, Result<Sse, SseError>>,
+        request: Option<RequestId>,
+    ) -> BoxStream<'static, Result<Sse, SseError>> {
+        let reading = Reading {
+            events,
+            request,
+            ledger: Arc::clone(&self.ledger),
+            read: VecDeque::new(),
+            noise: None,
+            can_resume: false,
+            resumable: Arc::clone(&self.resumable),
+        };
+        stream::unfold(reading, |mut reading| async { Some((reading.next().await?, reading)) }).boxed()
+    }
+}
+
+/// Events of a response whose messages are read.
+struct Reading {
+    events: BoxStream<'static, Result<Sse, SseError>>,
+    /// Request that the events answer, until they end.
+    request: Option<RequestId>,
+    ledger: Arc<Ledger>,
+    /// Events that were read and not yet passed on.
+    read: VecDeque<Sse>,
+    /// Text of the last event that has no message.
+    noise: Option<String>,
+    /// Whether the server gives the events ids, by which the SDK resumes them.
+    can_resume: bool,
+    resumable: Resumable,
+}
+
+impl Reading {
+    async fn next(&mut self) -> Option<Result<Sse, SseError>> {
+        if let Some(event) = self.read.pop_front() {
+            return Some(Ok(event));
+        }
+        let event = match self.events.next().await {
+            Some(Ok(event)) => event,
+            ended => {
+                let pending = self.request.take().filter(|id| self.ledger.is_pending(id) && !self.can_resume);
+                let Some(id) = pending else { return ended };
+                let why = match ended {
+                    Some(Err(error)) => format!("its answer broke off: {}", levade_http::causes(&error)),
+                    _ => "its events ended without the answer".to_owned(),
+                };
+                let noise = self.noise.take().map(|text| format!("; the last event is {text:?}"));
+                let why = why + &noise.unwrap_or_default();
+                return Some(Ok(Sse::default().data(text_of(&self.ledger.fail(&id, why)))));
+            }
+        };
+        if let Some(last) = event.id.clone().filter(|id| !id.is_empty()) {
+            self.can_resume = true;
+            if let Some(request) = &self.request {
+                let mut resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
+                resumable.retain(|(known, _)| known != request && self.ledger.is_pending(known));
+                resumable.push((request.clone(), last));
+            }
+        }
+        let data = event.data.as_deref().unwrap_or_default();
+        // What was cut off comes again.
+        let is_cut = self.can_resume && lenient::parse(data.as_bytes()).is_err();
+        let messages = match is_cut {
+            true => Vec::new(),
+            false => self.ledger.read(data.as_bytes(), self.request.as_ref()),
+        };
+        if messages.is_empty() && !is_cut && !data.trim().is_empty() {
+            self.noise = Some(shown(data.as_bytes()));
+        }
+        // The SDK takes messages only from events that have this name, or none.
+        let named = Sse { event: None, ..event.clone() };
+        self.read =
+            messages.iter().map(|message| Sse { data: Some(text_of(message)), ..named.clone() }).collect();
+        // Without a message it still names the place to resume from.
+        Some(Ok(self.read.pop_front().unwrap_or(Sse { data: None, ..event })))
+    }
+}
+
+/// Whether a message is the answer to a request.
+fn answers(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
+    match message {
+        JsonRpcMessage::Response(response) => response.id == *id,
+        JsonRpcMessage::Error(error) => error.id.as_ref() == Some(id),
+        _ => false,
+    }
+}
+
+fn text_of(message: &ServerJsonRpcMessage) -> String {
+    serde_json::to_string(message).unwrap_or_default()
+}
+
+impl StreamableHttpClient for Web {
+    type Error = HttpError;
+
+    async fn post_message(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session_id: Option<Arc<str>>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+    ) -> Result<StreamableHttpPostResponse, Error> {
+        let limits = StreamableHttpResponseLimits::default();
+        self.post_message_with_response_limits(uri, message, session_id, auth_header, custom_headers, limits)
+            .await
+    }
+
+    async fn post_message_with_response_limits(
+        &self,
+        uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session_id: Option<Arc<str>>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+        limits: StreamableHttpResponseLimits,
+    ) -> Result<StreamableHttpPostResponse, Error> {
+        let body = serde_json::to_vec(&message)?.into();
+        let accept = "application/json, text/event-stream";
+        let session = session_id.as_deref();
+        self.ledger.sent(&message);
+        let sent = (Method::POST, &*uri, accept);
+        let response = self.send(sent, session, auth_header, custom_headers, body).await?;
+        if let JsonRpcMessage::Request(request) = message {
+            return self.ask(request.id, session.is_some(), response, limits).await;
+        }
+        // What needs no answer is taken, whatever the answer is.
+        match response.status() {
+            status if status.is_success() => Ok(StreamableHttpPostResponse::Accepted),
+            StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
+            status => {
+                let headers = response.headers().clone();
+                let (text, _) = read(response.into_body(), MOST_ERROR_BYTES).await.unwrap_or_default();
+                let why = self.rejected(status, &headers, &text);
+                Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(why)))
+            }
+        }
+    }
+
+    async fn delete_session(
+        &self,
+        uri: Arc<str>,
+        session_id: Arc<str>,
+        auth_header: Option<String>,
+        custom_headers: Headers,
+    ) -> Result<(), Error> {
+        let sent = (Method::DELETE, &*uri, "*/*");
+        let response = self.send(sent, Some(&session_id), auth_header, custom_headers, Bytes::new()).await?;
+        match response.status() {
+            status if status.is_success() => Ok(()),
+            // It keeps its sessions for as long as it likes.
+            StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => Ok(()),
+            status => Err(told(status, "it does not end the session")),
+        }
+    }
+
+    async fn get_stream(
+        &self,
+        uri: Arc<str>,
+        session_id: Option<Arc<str>>,
+        last_event_id: Option<String>,
+        auth_header: Option<String>,
+        mut custom_headers: Headers,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Error> {
+        let request = last_event_id.as_ref().and_then(|last| self.resumed(last));
+        let last = last_event_id.and_then(|id| HeaderValue::from_str(&id).ok());
+        if let (Some(last), Ok(name)) = (last, HeaderName::try_from(HEADER_LAST_EVENT_ID)) {
+            custom_headers.insert(name, last);
+        }
+        let sent = (Method::GET, &*uri, EVENT_STREAM_MIME_TYPE);
+        let session = session_id.as_deref();
+        let response = self.send(sent, session, auth_header, custom_headers, Bytes::new()).await?;
+        match response.status() {
+            // The rest of the answer is lost.
+            status if let (true, Some(id)) = (status.is_client_error(), request) => {
+                let why =
+                    format!("its events ended without the answer, and cannot be resumed (HTTP {status})");
+                let event = Sse::default().data(text_of(&self.ledger.fail(&id, why)));
+                Ok(stream::once(future::ready(Ok(event))).boxed())
+            }
+            StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportSse),
+            StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
+            status if !status.is_success() => Err(told(status, "it has no stream of events")),
+            _ if !is(response.headers(), EVENT_STREAM_MIME_TYPE) => {
+                Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
+            }
+            _ => Ok(self.answers(events(chunks(response.into_body()), super::MOST_BYTES), None)),
+        }
+    }
+}
+
+fn told(status: StatusCode, what: &str) -> Error {
+    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("{what} (HTTP {status})")))
+}
+
+fn content_type(headers: &HeaderMap) -> Option<String> {
+    headers.get(CONTENT_TYPE).map(|kind| String::from_utf8_lossy(kind.as_bytes()).into_owned())
+}
+
+fn is(headers: &HeaderMap, wanted: &str) -> bool {
+    let kind = content_type(headers).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
+}
+
+/// Returns the `Content-Encoding` of a body, empty if it is not compressed.
+fn encoding(headers: &HeaderMap) -> &str {
+    let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
+    if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
+}
+
+/// Decompresses a body. One that is not compressed, although its headers say so, is returned unchanged.
+///
+/// # Errors
+/// Returns a message if the body cannot be decompressed, or has more than `most` bytes afterwards.
+fn unpacked(headers: &HeaderMap, text: Vec<u8>, most: usize) -> Result<Vec<u8>, String> {
+    let (encoding, text) = (encoding(headers), Bytes::from(text));
+    match unpack(encoding, text.clone(), most) {
+        Ok(unpacked) => Ok(unpacked.into()),
+        Err(Unpack::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
+        Err(Unpack::Broken) => Err(format!("its answer is packed with {encoding:?}, and damaged")),
+        Err(Unpack::Unknown) => {
+            Err(format!("its answer is packed with {encoding:?}, which was not asked for"))
+        }
+        Err(Unpack::TooLarge) => Err(format!("its answer is longer than {most} bytes")),
+    }
+}
+
+fn shown(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    match text.trim().char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}…", &text.trim()[..end]),
+        None => text.trim().to_owned(),
+    }
+}
+
+/// Reads the start of a body, and returns it with whether it is complete.
+///
+/// # Errors
+/// Returns an error if the body breaks off, or stops before the length that the server has announced.
+async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error> {
+    let broken =
+        |why: String| StreamableHttpError::Client(HttpError::Broken { host: "the server".into(), why });
+    let mut all = Vec::new();
+    let announced = body.size_hint().exact();
+    loop {
+        let frame = match announced.filter(|_| !all.is_empty()) {
+            Some(length) => tokio::time::timeout(STALL, body.frame()).await.map_err(|_| {
+                broken(format!("nothing came for {STALL:?} after {} of {length} bytes", all.len()))
+            })?,
+            None => body.frame().await,
+        };
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|error| broken(levade_http::causes(&error)))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let left = most - all.len();
+        all.extend_from_slice(&data[..data.len().min(left)]);
+        if data.len() > left {
+            return Ok((all, false));
+        }
+    }
+    Ok((all, true))
+}
+
+/// Returns the bytes of a body as they come.
+fn chunks(body: Incoming) -> impl Stream<Item = std::io::Result<Bytes>> + Send + 'static {
+    let broken = |error: hyper::Error| std::io::Error::other(levade_http::causes(&error));
+    let frames = TryStreamExt::map_err(BodyStream::new(body), broken);
+    frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
+}
+
+/// Events of a body, each of at most so many bytes.
+fn events(
+    bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
+    most: usize,
+) -> BoxStream<'static, Result<Sse, SseError>> {
+    // The last event may lack its end.
+    let end = stream::once(future::ready(Ok(Bytes::from_static(b"\n\n"))));
+    SseStream::from_bytes_stream(sound(bounded(bytes, most)).chain(end)).boxed()
+}
+
+/// Replaces bytes that are not UTF-8, on which the parser of events ends. A character may be spread over
+/// chunks.
+fn sound(bytes: impl Stream<Item = std::io::Result<Bytes>>) -> impl Stream<Item = std::io::Result<Bytes>> {
+    let mut rest = Vec::new();
+    bytes.map(move |chunk| {
+        rest.extend_from_slice(&chunk?);
+        let unfinished = match rest.utf8_chunks().last() {
+            Some(last) if is_unfinished(last.invalid()) => last.invalid().len(),
+            _ => 0,
+        };
+        let next = rest.split_off(rest.len() - unfinished);
+        let read = std::mem::replace(&mut rest, next);
+        Ok(String::from_utf8_lossy(&read).into_owned().into())
+    })
+}
+
+/// Whether these bytes are the start of a character.
+fn is_unfinished(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+/// Ends a stream of events with an error once one of them is too long: whoever reads it keeps an event until
+/// it is whole.
+fn bounded(
+    bytes: impl Stream<Item = std::io::Result<Bytes>>,
+    most: usize,
+) -> impl Stream<Item = std::io::Result<Bytes>> {
+    let (mut length, mut is_line_empty, mut last) = (0, true, 0);
+    bytes.map(move |chunk| {
+        let chunk = chunk?;
+        for &byte in &chunk {
+            length += 1;
+            match byte {
+                b'\n' if last == b'\r' => {}
+                b'\n' | b'\r' if is_line_empty => length = 0,
+                b'\n' | b'\r' => is_line_empty = true,
+                _ => is_line_empty = false,
+            }
+            last = byte;
+            if length > most {
+                return Err(std::io::Error::other(format!("an event is longer than {most} bytes")));
+            }
+        }
+        Ok(chunk)
+    })
+}
+
+#[cfg(test)]
+#[path = "web_tests.rs"]
+mod tests;

@@ -1,0 +1,454 @@
+use std::collections::HashMap;
+use std::time::Instant;
+
+use levade_http::Hosts;
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::mcp::{Mcp, McpServer};
+use crate::testing::context;
+use crate::{CallError, Session, ToolOutput, ToolSet, Toolbox};
+
+/// Returns a response to a message, or `None` for that of a server without faults. The arguments are the
+/// message, how many of its method came before, and the session. A GET is a message whose id is that of the
+/// last event.
+type Fault = fn(&Value, usize, Option<&str>) -> Option<String>;
+
+fn http(status: &str, headers: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{headers}\r\n{body}", body.len())
+}
+
+fn json_http(status: &str, body: &Value) -> String {
+    http(status, "content-type: application/json\r\n", &body.to_string())
+}
+
+fn result(message: &Value, result: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": message["id"], "result": result })
+}
+
+fn called(message: &Value, text: &str) -> Value {
+    result(message, json!({ "content": [{ "type": "text", "text": text }] }))
+}
+
+fn answered(message: &Value, count: usize, session: Option<&str>) -> String {
+    if message["id"].is_null() {
+        return http("202 Accepted", "", "");
+    }
+    let method = message["method"].as_str().unwrap();
+    match method {
+        "initialize" => {
+            let about = json!({
+                "protocolVersion": "2025-06-18",
+                "capabilities": { "tools": {} },
+                "serverInfo": { "name": "s", "version": "1" },
+            });
+            let headers = format!("content-type: application/json\r\nmcp-session-id: s-{count}\r\n");
+            http("200 OK", &headers, &result(message, about).to_string())
+        }
+        "tools/list" => {
+            let tools = json!({ "tools": [{ "name": "echo", "inputSchema": { "type": "object" } }] });
+            json_http("200 OK", &result(message, tools))
+        }
+        "tools/call" => json_http("200 OK", &called(message, &format!("in {}", session.unwrap_or("none")))),
+        _ => json_http("404 Not Found", &json!({ "error": "no such method" })),
+    }
+}
+
+/// Packs the body of a response whose headers say so.
+fn packed(response: String) -> Vec<u8> {
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    if !head.contains(PACKED.trim()) {
+        return response.into_bytes();
+    }
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut packer, body.as_bytes()).unwrap();
+    let packed = packer.finish().unwrap();
+    let length = format!("content-length: {}", body.len());
+    let head = head.replace(&length, &format!("content-length: {}", packed.len()));
+    [head.as_bytes(), b"\r\n\r\n", &packed].concat()
+}
+
+/// Starts a server with a fault, and returns its address.
+async fn server(fault: Fault) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        let mut stalled = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut stream = BufReader::new(stream);
+            let (mut length, mut session, mut is_post, mut last) = (0, None, false, Value::Null);
+            loop {
+                let mut line = String::new();
+                stream.read_line(&mut line).await.unwrap();
+                let lower = line.trim().to_ascii_lowercase();
+                is_post |= lower.starts_with("post ");
+                if let Some(value) = lower.strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                if let Some(value) = lower.strip_prefix("mcp-session-id:") {
+                    session = Some(value.trim().to_owned());
+                }
+                if let Some(value) = lower.strip_prefix("last-event-id:") {
+                    last = serde_json::from_str(value).unwrap();
+                }
+                if lower.is_empty() {
+                    break;
+                }
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).await.unwrap();
+            let response = if is_post {
+                let message: Value = serde_json::from_slice(&body).unwrap();
+                let count =
+                    counts.entry(message["method"].as_str().unwrap_or_default().to_owned()).or_default();
+                *count += 1;
+                let fault = fault(&message, *count - 1, session.as_deref());
+                fault.unwrap_or_else(|| answered(&message, *count, session.as_deref()))
+            } else {
+                let fault = fault(&json!({ "method": "GET", "id": last }), 0, session.as_deref());
+                fault.unwrap_or_else(|| http("405 Method Not Allowed", "", ""))
+            };
+            let stalls = response.contains(STALLS);
+            let _ = stream.write_all(&packed(response)).await;
+            if stalls {
+                stalled.push(stream);
+            }
+        }
+    });
+    format!("http://{address}/mcp")
+}
+
+async fn open(fault: Fault) -> Result<Box<dyn Session>, String> {
+    let client = Client::new(Hosts::any(), None).unwrap();
+    let server = McpServer::Address { url: server(fault).await, headers: Vec::new(), client };
+    Mcp::new("web", server).open(&context("a")).await.map_err(|error| error.to_string())
+}
+
+/// Calls a tool of a server with a fault; the answer must not wait for a deadline.
+async fn call(fault: Fault) -> ToolOutput {
+    let session = open(fault).await.unwrap();
+    let since = Instant::now();
+    let answer = session.call("echo", &Map::new()).await;
+    assert!(since.elapsed().as_secs() < 20, "{answer:?}");
+    answer
+}
+
+/// Has every call of a tool answered with this.
+macro_rules! to_call {
+    ($message:ident, $count:ident, $session:ident, $answer:expr) => {
+        |$message, $count, $session| {
+            let _ = (&$message, $count, $session);
+            ($message["method"] == "tools/call").then(|| $answer)
+        }
+    };
+    ($message:ident, $answer:expr) => {
+        to_call!($message, _count, _session, $answer)
+    };
+}
+
+const EVENTS: &str = "content-type: text/event-stream\r\n";
+const PACKED: &str = "content-encoding: gzip\r\n";
+/// Header of a response after which the connection stays open.
+const STALLS: &str = "connection: keep-alive";
+
+#[tokio::test]
+async fn faulty_http_answers_fail_the_call_at_once() {
+    let cases: &[(Fault, &str)] = &[
+        (to_call!(m, { http("202 Accepted", "", "") }), "gives no answer (HTTP 202 Accepted)"),
+        (
+            to_call!(m, { json_http("200 OK", &json!({ "jsonrpc": "2.0", "id": 9999, "result": {} })) }),
+            "is none to the request",
+        ),
+        (to_call!(m, { http("200 OK", "content-type: application/json\r\n", "") }), "is empty (HTTP 200 OK)"),
+        (
+            to_call!(m, { http("200 OK", "content-type: application/json\r\n", "{\"jsonrpc\":") }),
+            "is no JSON",
+        ),
+        (
+            to_call!(m, {
+                let whole = json_http("200 OK", &called(m, "x"));
+                whole.replace("content-length: ", "content-length: 5").replacen("}]}}", "", 1)
+            }),
+            "broke off",
+        ),
+        (
+            to_call!(m, { http("500 Oh", "content-type: text/plain\r\n", "Traceback: boom") }),
+            "HTTP 500 Internal Server Error: Traceback: boom",
+        ),
+        (
+            to_call!(m, { http("200 OK", "content-type: text/html\r\n", "<html>login</html>") }),
+            "answers with text/html",
+        ),
+        (to_call!(m, { http("200 OK", "content-encoding: br\r\n", "abc") }), "packed with \"br\""),
+        (to_call!(m, { http("200 OK", "content-encoding: x-gzip\r\n", "abc") }), "and damaged"),
+        (
+            to_call!(m, { http("500 Oh", PACKED, "out of memory") }),
+            "HTTP 500 Internal Server Error: out of memory",
+        ),
+        (
+            to_call!(m, { http("200 OK", EVENTS, "id: 1\nretry: 10\ndata: \n\n") }),
+            "events ended without the answer, and cannot be resumed (HTTP 405",
+        ),
+        (
+            to_call!(m, {
+                let error = json!({ "code": -32602, "message": "the tool is gone" });
+                json_http("404 Not Found", &json!({ "jsonrpc": "2.0", "id": m["id"], "error": error }))
+            }),
+            "the tool is gone",
+        ),
+        (
+            to_call!(m, { http("200 OK", EVENTS, "event: error\ndata: out of memory\n\n") }),
+            "events ended without the answer; the last event is \"out of memory\"",
+        ),
+        (
+            to_call!(m, {
+                http("200 OK", EVENTS, "data: {\"jsonrpc\":\"2.0\",\"id\":9999,\"result\":{}}\n\n")
+            }),
+            "events ended without the answer",
+        ),
+        (
+            to_call!(m, { http("200 OK", EVENTS, "data: {\"error\":\"Session not found\"}\n\n") }),
+            "Session not found",
+        ),
+        (
+            to_call!(m, {
+                http(
+                    "200 OK",
+                    EVENTS,
+                    &format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{},\"result\":{{\n\n", m["id"]),
+                )
+            }),
+            "is no JSON: EOF",
+        ),
+    ];
+    for (fault, why) in cases {
+        let answer = call(*fault).await;
+        assert!(answer.is_error() && answer.read().contains(why), "{why}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn stalled_body_fails_the_call() {
+    let stalls: Fault = to_call!(m, {
+        let whole = json_http("200 OK", &called(m, "x"));
+        whole.replace("content-length: ", "content-length: 5").replace("connection: close", STALLS)
+    });
+    let answer = tokio::time::timeout(4 * STALL, call(stalls)).await.expect("an answer before the deadline");
+    assert!(answer.is_error() && answer.read().contains("nothing came for 5s after"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn interrupted_events_are_resumed() {
+    let resumes: Fault = |m, _, _| match m["method"].as_str()? {
+        "tools/call" => Some(http("200 OK", EVENTS, &format!("id: {}\nretry: 10\ndata: \n\n", m["id"]))),
+        "GET" if m["id"].is_i64() => {
+            Some(http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "resumed"))))
+        }
+        _ => None,
+    };
+    assert_eq!(call(resumes).await, ToolOutput::text("resumed"));
+}
+
+#[tokio::test]
+async fn unusual_http_answers_are_read() {
+    let cases: &[(Fault, &str)] = &[
+        (
+            to_call!(m, http("200 OK", "content-type: text/plain\r\n", &called(m, "plain").to_string())),
+            "plain",
+        ),
+        (to_call!(m, http("200 OK", "", &called(m, "none").to_string())), "none"),
+        (to_call!(m, json_http("200 OK", &json!([called(m, "batch")]))), "batch"),
+        (to_call!(m, http("200 OK", PACKED, &called(m, "packed").to_string())), "packed"),
+        (
+            to_call!(m, {
+                let events = format!("data: {}\n\n", called(m, "packed events"));
+                http("200 OK", &format!("{EVENTS}{PACKED}"), &events)
+            }),
+            "packed events",
+        ),
+        (
+            to_call!(m, http("200 OK", "content-encoding: x-gzip\r\n", &called(m, "unpacked").to_string())),
+            "unpacked",
+        ),
+        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "event")))), "event"),
+        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}", called(m, "no end")))), "no end"),
+        (
+            to_call!(
+                m,
+                http("200 OK", EVENTS, &format!("event: response\ndata: {}\n\n", called(m, "named")))
+            ),
+            "named",
+        ),
+        (to_call!(m, json_http("202 Accepted", &called(m, "taken"))), "taken"),
+        (
+            to_call!(m, {
+                let body = called(m, "half \u{1}").to_string().replace("\\u0001", "\\ud83d");
+                http("200 OK", EVENTS, &format!("data: {body}\n\n"))
+            }),
+            "half \u{fffd}",
+        ),
+        (
+            to_call!(m, {
+                let body = called(m, "text id").to_string();
+                let id = format!("\"id\":{}", m["id"]);
+                http(
+                    "200 OK",
+                    "content-type: application/json\r\n",
+                    &body.replace(&id, &format!("\"id\":\"{}\"", m["id"])),
+                )
+            }),
+            "text id",
+        ),
+    ];
+    for (fault, text) in cases {
+        let answer = call(*fault).await;
+        assert_eq!((answer.error, answer.read()), (None, (*text).to_owned()));
+    }
+    let refused = call(to_call!(
+        m,
+        json_http(
+            "400 Bad Request",
+            &json!({ "jsonrpc": "2.0", "id": m["id"], "error": { "code": -32602, "message": "no city" } })
+        )
+    ))
+    .await;
+    assert_eq!((refused.error, refused.read()), (Some(CallError::BadArguments), "no city".to_owned()));
+}
+
+#[tokio::test]
+async fn lost_session_is_opened_anew_once() {
+    let first: Fault = |m, _, session| {
+        let is_first = m["method"] == "tools/call" && session == Some("s-1");
+        let error = json!({ "code": -32000, "message": "Bad Request: No valid session ID" });
+        is_first
+            .then(|| json_http("400 Bad Request", &json!({ "jsonrpc": "2.0", "id": null, "error": error })))
+    };
+    assert_eq!(call(first).await.read(), "in s-2");
+    let first: Fault = |m, _, session| {
+        (m["method"] == "tools/call" && session == Some("s-1")).then(|| http("404 Not Found", "", ""))
+    };
+    assert_eq!(call(first).await.read(), "in s-2");
+    let always: Fault = to_call!(m, { http("400 Bad Request", "content-type: text/plain\r\n", "never") });
+    let answer = call(always).await;
+    assert!(answer.read().contains("HTTP 400 Bad Request: never"), "{answer:?}");
+    let always: Fault = to_call!(m, { http("404 Not Found", "", "no such session") });
+    let answer = call(always).await;
+    assert!(answer.read().contains("HTTP 404 Not Found: no such session"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn server_that_closes_the_connection_is_asked_for_the_handshake() {
+    let closes: Fault = |m, _, _| (m["method"] == "server/discover").then(|| "HTTP/1.1\r\n\r\n".into());
+    assert_eq!(call(closes).await.read(), "in s-1");
+}
+
+#[tokio::test]
+async fn late_opening_names_the_status_of_a_busy_server() {
+    let busy: Fault = |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
+    let client = Client::new(Hosts::any(), None).unwrap();
+    let server = McpServer::Address { url: server(busy).await, headers: Vec::new(), client };
+    let set = ToolSet::new(vec![Arc::new(Mcp::new("web", server))], Duration::from_secs(1)).unwrap();
+    let error = set.open(&context("a")).await.unwrap_err().to_string();
+    assert!(error.contains("not ready within 1s; it answers HTTP 503 Service Unavailable"), "{error}");
+}
+
+#[tokio::test]
+async fn busy_server_is_asked_again() {
+    let once: Fault = |m, count, _| {
+        (m["method"] == "initialize" && count == 0)
+            .then(|| http("503 Service Unavailable", "retry-after: 0.1\r\n", "busy"))
+    };
+    assert_eq!(call(once).await.error, None);
+    let calls: Fault = to_call!(
+        m,
+        count,
+        session,
+        match count {
+            0 => http("429 Too Many Requests", "retry-after: 0\r\n", "slow down"),
+            _ => json_http("200 OK", &called(m, "later")),
+        }
+    );
+    assert_eq!(call(calls).await.read(), "later");
+    let long: Fault = to_call!(m, { http("503 Service Unavailable", "retry-after: 3600\r\n", "busy") });
+    assert!(call(long).await.read().contains("HTTP 503 Service Unavailable: busy"));
+}
+
+#[tokio::test]
+async fn unusable_server_says_why() {
+    let cases: &[(Fault, &[&str])] = &[
+        (
+            |_, _, _| {
+                Some(http(
+                    "401 Unauthorized",
+                    "content-type: application/json\r\nwww-authenticate: Bearer\r\n",
+                    "{\"error\":\"invalid_token\"}",
+                ))
+            },
+            &["HTTP 401 Unauthorized", "invalid_token", "set key_env"],
+        ),
+        (
+            |_, _, _| Some(http("307 Temporary Redirect", "location: /plain\r\n", "")),
+            &["HTTP 307", "redirects to \"/plain\"", "set url"],
+        ),
+        (
+            |_, _, _| Some(http("200 OK", "content-type: text/html\r\n", "<html>login</html>")),
+            &["text/html", "<html>login", "`url`"],
+        ),
+        (
+            |_, _, _| Some(http("503 Service Unavailable", "retry-after: 99\r\n", "busy")),
+            &["HTTP 503 Service Unavailable: busy"],
+        ),
+        (|_, _, _| Some(http("404 Not Found", "", "")), &["HTTP 404 Not Found", "`url`"]),
+        (
+            |m, _, _| {
+                (m["method"] == "initialize").then(|| {
+                let error = json!({ "code": -32602, "message": "Unsupported protocol version", "data": { "supported": ["2024-11-05"] } });
+                json_http("200 OK", &json!({ "jsonrpc": "2.0", "id": m["id"], "error": error }))
+            })
+            },
+            &["Unsupported protocol version", "2024-11-05"],
+        ),
+        (
+            |m, _, _| {
+                (m["method"] == "tools/list").then(|| http("500 Oh", "content-type: text/plain\r\n", "boom"))
+            },
+            &["does not say which tools it has", "HTTP 500 Internal Server Error: boom"],
+        ),
+    ];
+    for (fault, parts) in cases {
+        let error = open(*fault).await.err().expect("it does not open");
+        assert!(parts.iter().all(|part| error.contains(part)), "{parts:?}: {error}");
+        assert!(!error.contains("rmcp") && !error.contains("::"), "no Rust types: {error}");
+    }
+}
+
+async fn passes(chunks: &[&'static str], most: usize) -> usize {
+    let chunks: Vec<std::io::Result<Bytes>> = chunks.iter().map(|text| Ok(Bytes::from(*text))).collect();
+    let passed = bounded(futures_util::stream::iter(chunks), most);
+    passed.take_while(|chunk| future::ready(chunk.is_ok())).count().await
+}
+
+#[tokio::test]
+async fn events_are_bounded_and_streams_are_not() {
+    assert_eq!(passes(&["data: 12\n\n", "data: 34\n", "\n", "data: 56\n\n"], 10).await, 4);
+    assert_eq!(passes(&["data: 12\r\n\r\n", "data: 34\r", "\n\r\n"], 12).await, 3);
+    assert_eq!(passes(&["data: 12\n", "data: 34\n", "\n"], 10).await, 1, "two lines are one event");
+    assert_eq!(passes(&["data: 12\r\n", "data: 34\r\n", "\r\n"], 12).await, 1, "with CRLF, too");
+    assert_eq!(passes(&["data: ", "12345"], 10).await, 1, "no end of a line is needed");
+}
+
+#[tokio::test]
+async fn foreign_bytes_of_events_become_replacement_characters() {
+    let read = async |chunks: &[&'static [u8]]| {
+        let chunks: Vec<std::io::Result<Bytes>> =
+            chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk))).collect();
+        let read: Vec<Bytes> = sound(futures_util::stream::iter(chunks)).try_collect().await.unwrap();
+        String::from_utf8(read.concat()).unwrap()
+    };
+    assert_eq!(read(&[b"data: caf\xe9 x\n\n"]).await, "data: caf\u{fffd} x\n\n");
+    assert_eq!(read(&[b"\xf0\x9f", b"\x98", b"\x80 \xc3", b"\xbc"]).await, "\u{1f600} \u{fc}");
+    assert_eq!(read(&[b"a\xc3", b"\xffb\n"]).await, "a\u{fffd}\u{fffd}b\n");
+}

@@ -1,0 +1,255 @@
+//! Offers: which tools an agent is told of, under which names.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use levade_tasks::Task;
+use levade_text::ToolSpec;
+
+use super::ToolError;
+
+/// Between the names of a toolbox and of its tool, where another toolbox has a tool of that name.
+pub(super) const BETWEEN: &str = "__";
+
+/// The tools of an agent, as the model is told of them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Offer {
+    /// Descriptions that the model is given, toolbox after toolbox.
+    pub specs: Vec<ToolSpec>,
+    /// The toolbox of each tool, by its place, and the tool's name there.
+    places: Vec<(usize, String)>,
+}
+
+impl Offer {
+    /// The tools of toolboxes, each with its name. A name that tools of several have is prefixed with the
+    /// toolbox's.
+    ///
+    /// # Errors
+    /// When two tools have one name all the same.
+    pub fn new(boxes: &[(&str, Vec<ToolSpec>)]) -> Result<Self, ToolError> {
+        let clashes = |at: usize, name: &str| {
+            let mut others = boxes.iter().enumerate().filter(|(other, _)| *other != at);
+            others.any(|(_, (_, specs))| specs.iter().any(|spec| spec.name == name))
+        };
+        let (mut specs, mut places): (Vec<ToolSpec>, _) = (Vec::new(), Vec::new());
+        for (at, (toolbox, own)) in boxes.iter().enumerate() {
+            for spec in own {
+                let name = if clashes(at, &spec.name) {
+                    format!("{toolbox}{BETWEEN}{}", spec.name)
+                } else {
+                    spec.name.clone()
+                };
+                if specs.iter().any(|earlier| earlier.name == name) {
+                    return Err(ToolError::SameName { of: format!("tools of {toolbox}"), name });
+                }
+                specs.push(ToolSpec { name, ..spec.clone() });
+                places.push((at, spec.name.clone()));
+            }
+        }
+        Ok(Offer { specs, places })
+    }
+
+    /// Returns the tools of a toolbox, by its index, with their names there.
+    pub fn of_toolbox(&self, at: usize) -> Vec<ToolSpec> {
+        let all = self.specs.iter().zip(&self.places).filter(|(_, (toolbox, _))| *toolbox == at);
+        all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
+    }
+
+    /// Returns the name by which the model calls a tool of a toolbox, if the prompt lists it.
+    pub fn name_of(&self, at: usize, own: &str) -> Option<&str> {
+        let place = self.places.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
+        Some(&self.specs[place].name)
+    }
+
+    /// The toolbox of a tool, by its place, and the tool's name there.
+    pub fn find(&self, name: &str) -> Option<(usize, &str)> {
+        let at = self.specs.iter().position(|spec| spec.name == name)?;
+        let (toolbox, own) = &self.places[at];
+        Some((*toolbox, own))
+    }
+}
+
+/// Offers that were made: what attempts at a task are told does not change from the first one on.
+#[derive(Debug)]
+pub(super) enum Offers {
+    /// Tools that are the same whatever the task.
+    Fixed(Arc<Offer>),
+    /// Tools that are known once a session is open.
+    Found(Mutex<Found>),
+}
+
+/// Offers that were found by opening sessions.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The first one, which stands for tasks that nobody has tried yet.
+    first: Option<Arc<Offer>>,
+    /// By the task's id.
+    by_task: HashMap<String, Arc<Offer>>,
+}
+
+impl Offers {
+    /// The offer for a task; `now` is what the toolboxes have, and is the offer if it is the first one.
+    ///
+    /// # Errors
+    /// Errors of `now`.
+    pub fn freeze(
+        &self,
+        task: &Task,
+        now: impl FnOnce() -> Result<Offer, ToolError>,
+    ) -> Result<Arc<Offer>, ToolError> {
+        let found = match self {
+            Offers::Fixed(offer) => return Ok(selected(offer, task)),
+            Offers::Found(found) => found,
+        };
+        let now = now()?;
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let Found { first, by_task } = &mut *found;
+        let first = first.get_or_insert_with(|| Arc::new(now.clone()));
+        // Most toolboxes offer every task the same, which is kept once.
+        let now = || if **first == now { first.clone() } else { Arc::new(now) };
+        let offer = by_task.entry(task.id.clone()).or_insert_with(now).clone();
+        Ok(selected(&offer, task))
+    }
+
+    /// The offer for a task, or else the first that was made for another; `None` where there was none.
+    pub fn known(&self, task: &Task) -> Option<Arc<Offer>> {
+        self.whole(task).map(|offer| selected(&offer, task))
+    }
+
+    /// Sets the offer for tasks that were not tried yet, unless an attempt has found one.
+    pub fn assume(&self, offer: Offer) {
+        if let Offers::Found(found) = self {
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            found.first.get_or_insert_with(|| Arc::new(offer));
+        }
+    }
+
+    /// Checks that a task selects only tools that there are.
+    ///
+    /// # Errors
+    /// Names the first that there is not.
+    pub fn check(&self, task: &Task) -> Result<(), ToolError> {
+        let (Some(selection), Some(offer)) = (task.tool_selection(), self.whole(task)) else { return Ok(()) };
+        let knows = |name: &&str| {
+            let own = offer.places.iter().any(|(_, own)| own == name);
+            own || offer.specs.iter().any(|spec| spec.name == **name)
+        };
+        match selection.iter().find(|name| !knows(name)) {
+            None => Ok(()),
+            Some(name) => Err(ToolError::Selected {
+                task: task.id.clone(),
+                name: (*name).to_owned(),
+                known: offer.specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+
+    /// The offer for a task, without what it selects itself.
+    fn whole(&self, task: &Task) -> Option<Arc<Offer>> {
+        match self {
+            Offers::Fixed(offer) => Some(offer.clone()),
+            Offers::Found(found) => {
+                let found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                found.by_task.get(&task.id).or(found.first.as_ref()).cloned()
+            }
+        }
+    }
+}
+
+/// The part of an offer that a task selects, by the names that the model is told or by their toolbox's own;
+/// most select nothing, and share it.
+fn selected(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
+    let Some(selection) = task.tool_selection() else { return offer.clone() };
+    let all = offer.specs.iter().zip(&offer.places);
+    let kept = all.filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
+    let (specs, places) = kept.map(|(spec, place)| (spec.clone(), place.clone())).unzip();
+    Arc::new(Offer { specs, places })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn specs(names: &[&str]) -> Vec<ToolSpec> {
+        let spec = |name: &&str| ToolSpec {
+            name: (*name).into(),
+            description: String::new(),
+            parameters: json!({}),
+        };
+        names.iter().map(spec).collect()
+    }
+
+    fn names(offer: &Offer) -> Vec<&str> {
+        offer.specs.iter().map(|spec| spec.name.as_str()).collect()
+    }
+
+    #[test]
+    fn names_that_clash_are_prefixed() {
+        let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"])), ("x", specs(&[]))];
+        let offer = Offer::new(&boxes).unwrap();
+        assert_eq!(names(&offer), ["web__search", "open", "wiki__search"]);
+        assert_eq!(offer.find("wiki__search"), Some((1, "search")));
+        assert_eq!(offer.name_of(1, "search"), Some("wiki__search"));
+        assert_eq!((offer.name_of(0, "open"), offer.name_of(1, "open")), (Some("open"), None));
+        assert_eq!((offer.find("open"), offer.find("search")), (Some((0, "open")), None));
+        let same = |boxes: &[(&str, Vec<ToolSpec>)]| match Offer::new(boxes) {
+            Err(ToolError::SameName { name, .. }) => name,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(same(&[("web", specs(&["open", "open"]))]), "open");
+        assert_eq!(
+            same(&[("a", specs(&["b__c"])), ("a__b", specs(&["c"])), ("d", specs(&["b__c", "c"]))]),
+            "a__b__c"
+        );
+    }
+
+    fn task(id: &str, row: serde_json::Value) -> Task {
+        Task { id: id.into(), row: row.as_object().cloned().unwrap_or_default().into(), ..Task::default() }
+    }
+
+    #[test]
+    fn a_task_may_select_some_of_the_tools() {
+        let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"]))];
+        let whole = || Offer::new(&boxes);
+        let fixed = Offers::Fixed(Arc::new(whole().unwrap()));
+        let found = Offers::Found(Mutex::default());
+        found.freeze(&task("first", json!({})), whole).unwrap();
+        for offers in [fixed, found] {
+            for (selection, want) in [
+                (json!(["open"]), vec!["open"]),
+                (json!(["search"]), vec!["web__search", "wiki__search"]),
+                (json!(["wiki__search", "open"]), vec!["open", "wiki__search"]),
+                (json!([]), vec![]),
+                (json!(null), vec!["web__search", "open", "wiki__search"]),
+            ] {
+                let task = task("a", json!({ "extra_info": { "tool_selection": selection } }));
+                assert_eq!(names(&offers.known(&task).unwrap()), want);
+                assert_eq!(names(&offers.freeze(&task, whole).unwrap()), want);
+                offers.check(&task).unwrap();
+            }
+            let wrong = task("b", json!({ "extra_info": { "tool_selection": ["open", "close"] } }));
+            let error = offers.check(&wrong).unwrap_err().to_string();
+            assert!(
+                error.contains("task b selects the tool \"close\"") && error.contains("wiki__search"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn offers_for_a_task_do_not_change() {
+        let offers = Offers::Found(Mutex::default());
+        let of = |id| task(id, json!({}));
+        assert_eq!(offers.known(&of("a")), None);
+        let freeze =
+            |task, names: &[&str]| offers.freeze(&of(task), || Offer::new(&[("box", specs(names))])).unwrap();
+        let first = freeze("a", &["x"]);
+        assert_eq!(names(&freeze("a", &["y"])), ["x"]);
+        assert_eq!(names(&offers.known(&of("b")).unwrap()), ["x"]);
+        assert_eq!(names(&freeze("b", &["y"])), ["y"]);
+        assert_eq!(names(&offers.known(&of("b")).unwrap()), ["y"]);
+        assert!(Arc::ptr_eq(&freeze("c", &["x"]), &first));
+    }
+}

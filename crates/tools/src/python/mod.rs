@@ -1,0 +1,162 @@
+//! Tools of a user's own in Python: functions of a file, and classes as verl has them.
+//!
+//! Worker processes run them, in an environment of their own. A worker is a Python program of ours, in
+//! files beside this one, which needs Python 3.9 and nothing else ([`levade_process`]).
+//!
+//! Guarantees: the user's code runs with the user's rights, in processes that get named environment
+//! variables only, under a supervisor, so that whatever they start ends with them. Whatever the code does
+//! to its process fails the calls that this process had, each of which says why, and no others; another
+//! process takes its place. An attempt whose instances were in it is told so. `release` is called for every
+//! instance whose process lives.
+
+mod offered;
+mod session;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_process::{Handshake, Launch, Pool, PoolOptions, Supervisor, python_command, python_first_line};
+use levade_text::ToolSpec;
+use serde_json::{Value, json};
+
+use super::{Session, ToolContext, ToolError, Toolbox};
+use offered::Offered;
+use session::{Pinned, PythonSession, describe};
+
+/// The files of a worker, each after those that it imports.
+const MODULES: [(&str, &str); 7] = [
+    ("docstrings", include_str!("worker/docstrings.py")),
+    ("schema", include_str!("worker/schema.py")),
+    ("answers", include_str!("worker/answers.py")),
+    ("shims", include_str!("worker/shims.py")),
+    ("tools", include_str!("worker/tools.py")),
+    ("load", include_str!("worker/load.py")),
+    ("serve", include_str!("worker/serve.py")),
+];
+
+/// Time in which a worker must let go of a call that was given up; then the worker is ended.
+const CANCEL_GRACE: Duration = Duration::from_secs(2);
+
+/// The most workers that are started where their number is not given.
+const MOST_WORKERS: usize = 4;
+
+/// Which tools, and how they run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PythonOptions {
+    /// File with functions and classes.
+    pub file: Option<PathBuf>,
+    /// Configuration of tools as verl has it.
+    pub config: Option<PathBuf>,
+    /// Names of the functions and classes of the file that are tools; those that are marked, or else all that
+    /// are public, where empty.
+    pub functions: Vec<String>,
+    /// The interpreter, by its name or path.
+    pub python: String,
+    /// Names of environment variables that workers get besides the [usual
+    /// ones](levade_policy::environment::PASSED).
+    pub passes: Vec<String>,
+    /// Most workers; one for each processor, and at most four, where 0.
+    pub workers: usize,
+    /// Most calls at once for each worker.
+    pub worker_calls: usize,
+    /// Longest time in which a worker may load the file.
+    pub start: Duration,
+}
+
+/// Tools in Python.
+pub struct PythonTools {
+    name: String,
+    pool: Arc<Pool>,
+    /// The tools, once a worker was ready.
+    offered: Arc<OnceLock<Arc<Offered>>>,
+}
+
+impl PythonTools {
+    /// Tools of this name. Nothing is started yet.
+    pub fn new(name: impl Into<String>, options: PythonOptions, supervisor: Supervisor) -> Self {
+        let max_workers = match options.workers {
+            0 => std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS),
+            count => count,
+        };
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let place = options.file.as_deref().or(options.config.as_deref()).and_then(Path::parent);
+        let first = json!({
+            "key": "id",
+            "file": path(&options.file),
+            "config": path(&options.config),
+            "functions": options.functions,
+        });
+        let (name, offered) = (name.into(), Arc::<OnceLock<Arc<Offered>>>::default());
+        let known = Arc::clone(&offered);
+        let pool = Pool::new(PoolOptions {
+            name: name.clone(),
+            supervisor,
+            launch: Launch {
+                command: python_command(&options.python),
+                dir: place.unwrap_or(Path::new("")).to_owned(),
+                passes: options.passes,
+                variables: Vec::new(),
+            },
+            first: Some(python_first_line(&MODULES, first)),
+            handshake: Some(Handshake {
+                timeout: options.start,
+                check: Arc::new(move |report| check(&known, report)),
+            }),
+            id_key: "id",
+            max_workers,
+            max_requests: options.worker_calls,
+            cancel_grace: CANCEL_GRACE,
+        });
+        PythonTools { name, pool: Arc::new(pool), offered }
+    }
+
+    fn cannot_open(&self, why: String) -> ToolError {
+        ToolError::Open { tool: self.name.clone(), why }
+    }
+}
+
+/// Takes the report of a worker, which lists its tools.
+///
+/// # Errors
+/// Returns an error if the report is malformed, or the tools differ from those of an earlier worker.
+fn check(known: &OnceLock<Arc<Offered>>, report: Value) -> Result<(), String> {
+    let tools = serde_json::from_value(report["tools"].clone());
+    let tools = tools.map_err(|error| format!("its first line is none of a worker: {error}"))?;
+    let offered = Arc::new(Offered::new(tools)?);
+    match known.get_or_init(|| Arc::clone(&offered)).tools == offered.tools {
+        true => Ok(()),
+        false => Err("its tools are others than at the beginning: the file has changed".into()),
+    }
+}
+
+#[async_trait]
+impl Toolbox for PythonTools {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        self.offered.get().map(|offered| offered.specs())
+    }
+
+    async fn ready(&self) -> Result<(), ToolError> {
+        self.pool.slot().await.map(drop).map_err(|error| self.cannot_open(describe(error)))
+    }
+
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let slot = self.pool.slot().await.map_err(|error| self.cannot_open(describe(error)))?;
+        let offered = self.offered.get().cloned();
+        let offered = offered.ok_or_else(|| self.cannot_open("no worker is ready".into()))?;
+        let mut pinned = None;
+        if offered.has_state() {
+            let task = &attempt.task;
+            let told = json!({ "id": task.id, "question": task.question, "row": *task.row });
+            let place = Pinned::open(slot.worker(), &attempt.attempt, told).await;
+            pinned = Some(place.map_err(|why| self.cannot_open(why))?);
+        }
+        let (toolbox, pool) = (self.name.clone(), Arc::clone(&self.pool));
+        Ok(Box::new(PythonSession { toolbox, pool, offered, pinned }))
+    }
+}

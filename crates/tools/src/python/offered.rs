@@ -1,0 +1,67 @@
+//! The tools that a worker has.
+
+use std::collections::BTreeMap;
+
+use levade_text::ToolSpec;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::arguments::Arguments;
+
+/// A tool, as a worker describes it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(super) struct Described {
+    pub name: String,
+    pub description: String,
+    pub parameters: Value,
+    /// Whether each attempt has an instance of its own.
+    pub stateful: bool,
+}
+
+/// All tools of a file, with their schemas.
+#[derive(Debug)]
+pub(super) struct Offered {
+    pub tools: Vec<Described>,
+    arguments: BTreeMap<String, Arguments>,
+}
+
+impl Offered {
+    /// The tools that a worker has described.
+    ///
+    /// # Errors
+    /// Names the tool whose schema is none.
+    pub fn new(tools: Vec<Described>) -> Result<Self, String> {
+        let mut arguments = BTreeMap::new();
+        for tool in &tools {
+            let read = Arguments::new(&tool.parameters);
+            let wrong = |why| format!("the schema of {}'s parameters is wrong: {why}", tool.name);
+            arguments.insert(tool.name.clone(), read.map_err(wrong)?);
+        }
+        Ok(Offered { tools, arguments })
+    }
+
+    /// Descriptions for the model.
+    pub fn specs(&self) -> Vec<ToolSpec> {
+        let spec = |tool: &Described| ToolSpec {
+            name: tool.name.clone(),
+            description: tool.description.clone(),
+            parameters: tool.parameters.clone(),
+        };
+        self.tools.iter().map(spec).collect()
+    }
+
+    /// Whether any tool has an instance for each attempt.
+    pub fn has_state(&self) -> bool {
+        self.tools.iter().any(|tool| tool.stateful)
+    }
+
+    /// Whether this tool has.
+    pub fn is_stateful(&self, name: &str) -> bool {
+        self.tools.iter().any(|tool| tool.stateful && tool.name == name)
+    }
+
+    /// The schema of this tool.
+    pub fn arguments(&self, name: &str) -> Option<&Arguments> {
+        self.arguments.get(name)
+    }
+}

@@ -1,0 +1,199 @@
+//! The tools of a file in use by an attempt.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use levade_process::{Affinity, Pool, Request, Worker, WorkerError, describe_exit};
+use levade_text::{ContentPart, ToolSpec};
+use serde_json::{Map, Value, json};
+
+use super::offered::Offered;
+use crate::{CallError, Permit, Session, ToolError, ToolOutput};
+
+/// Names of attempts in workers, unique in this process.
+static SESSIONS: AtomicU64 = AtomicU64::new(0);
+
+/// The instances of an attempt, and the worker that has them.
+pub(super) struct Pinned {
+    worker: Affinity,
+    session: String,
+    is_closed: bool,
+    /// Texts with which the instances begin the attempt.
+    pub opening: Option<String>,
+}
+
+impl Pinned {
+    /// Makes the instances.
+    ///
+    /// # Errors
+    /// When one cannot be made, in words. Others are released again.
+    pub async fn open(worker: &Arc<Worker>, attempt: &str, task: Value) -> Result<Self, String> {
+        let session = format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed));
+        let worker = worker.affinity();
+        // From here on it is closed on every way out, also where nobody waits any more.
+        let mut pinned = Pinned { worker, session, is_closed: false, opening: None };
+        let opened = pinned.ask("open", "open", |order| order["task"] = task).await.and_then(refused);
+        match opened {
+            Ok(answer) => {
+                let opening = answer["opening"].as_str().filter(|text| !text.trim().is_empty());
+                pinned.opening = opening.map(str::to_owned);
+                Ok(pinned)
+            }
+            Err(why) => {
+                pinned.is_closed = true;
+                Err(why)
+            }
+        }
+    }
+
+    async fn ask(&self, label: &str, verb: &str, more: impl FnOnce(&mut Value)) -> Result<Value, String> {
+        let mut order = json!({ "do": verb, "session": self.session });
+        more(&mut order);
+        self.worker.request(Request::new(label, order)).await.map_err(describe)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if !self.is_closed {
+            self.worker.notify(Request::new("close", json!({ "do": "close", "session": self.session })));
+        }
+    }
+}
+
+/// The tools of a file in use by an attempt.
+pub(super) struct PythonSession {
+    pub toolbox: String,
+    pub pool: Arc<Pool>,
+    pub offered: Arc<Offered>,
+    pub pinned: Option<Pinned>,
+}
+
+impl PythonSession {
+    /// Why the instances of the attempt are gone, where they are.
+    fn lost(&self) -> Option<String> {
+        let why = describe(self.pinned.as_ref()?.worker.error()?);
+        Some(format!("the state of this attempt is lost: {why}"))
+    }
+}
+
+#[async_trait]
+impl Session for PythonSession {
+    fn specs(&self) -> Vec<ToolSpec> {
+        self.offered.specs()
+    }
+
+    fn opening(&self) -> Option<String> {
+        self.pinned.as_ref()?.opening.clone()
+    }
+
+    fn parallel(&self, tool: &str) -> bool {
+        !self.offered.is_stateful(tool)
+    }
+
+    async fn admit(&self, tool: &str) -> Permit {
+        if self.offered.is_stateful(tool) && self.lost().is_some() {
+            return Permit::default();
+        }
+        let mut permit = Permit::default();
+        if let Some(place) = self.pool.acquire_permit().await {
+            permit.hold(place);
+        }
+        // Without a worker, the call returns the error.
+        let _ = self.pool.slot().await;
+        permit
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let arguments = match self.offered.arguments(tool).map(|schema| schema.accepted(arguments)) {
+            Some(Ok(given)) => given,
+            Some(Err(why)) => return ToolOutput::error(CallError::BadArguments, why),
+            None => arguments.clone(),
+        };
+        let order = json!({ "do": "call", "tool": tool, "arguments": arguments });
+        let answer = match &self.pinned {
+            Some(pinned) if self.offered.is_stateful(tool) => {
+                let name = |order: &mut Value| {
+                    order["tool"] = json!(tool);
+                    order["arguments"] = json!(arguments);
+                };
+                pinned.ask(tool, "call", name).await.map_err(|why| self.lost().unwrap_or(why))
+            }
+            _ => match self.pool.slot().await {
+                Ok(slot) => slot.send(Request::new(tool, order)).answer().await.map_err(describe),
+                Err(error) => Err(describe(error)),
+            },
+        };
+        match answer {
+            Ok(answer) => output(&answer),
+            Err(why) => ToolOutput::error(CallError::Unavailable, why),
+        }
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        let Some(pinned) = &self.pinned else { return Ok(Map::new()) };
+        let found = pinned.ask("evidence", "evidence", |_| {}).await.and_then(refused);
+        match found.map(|mut found| found["found"].take()) {
+            Ok(Value::Object(found)) => Ok(found),
+            Ok(_) => Ok(Map::new()),
+            Err(why) => {
+                let why = self.lost().unwrap_or(why);
+                Err(ToolError::Evidence { tool: self.toolbox.clone(), why })
+            }
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        let Some(mut pinned) = self.pinned.take() else { return Ok(()) };
+        let closed = pinned.ask("close", "close", |_| {}).await.and_then(refused);
+        pinned.is_closed = true;
+        let wrong = |why| ToolError::Close { tool: self.toolbox.clone(), why };
+        closed.map(drop).map_err(wrong)
+    }
+}
+
+/// Describes an error of a worker to the model.
+pub(super) fn describe(error: WorkerError) -> String {
+    match error {
+        WorkerError::Exited { code, last_line } => {
+            let last = last_line.unwrap_or_else(|| "it printed nothing".into());
+            format!("the Python process ended ({}): {last}", describe_exit(code))
+        }
+        error => error.to_string(),
+    }
+}
+
+/// What a worker has answered, or the error that this is.
+fn refused(answer: Value) -> Result<Value, String> {
+    match answer["error"].as_str() {
+        Some(_) => Err(answer["text"].as_str().unwrap_or_default().to_owned()),
+        None => Ok(answer),
+    }
+}
+
+/// The answer of a call.
+fn output(answer: &Value) -> ToolOutput {
+    let text = || answer["text"].as_str().unwrap_or_default();
+    match answer["error"].as_str() {
+        Some("arguments") => return ToolOutput::error(CallError::BadArguments, text()),
+        Some(_) => return ToolOutput::error(CallError::Failed, text()),
+        None => {}
+    }
+    let part = |part: &Value| match (part["text"].as_str(), part) {
+        (Some(text), _) => Some(ContentPart::Text(text.to_owned())),
+        (None, Value::Object(part)) => Some(ContentPart::Other(part.clone())),
+        _ => None,
+    };
+    let parts = answer["parts"].as_array().into_iter().flatten().filter_map(part).collect();
+    let metrics = answer["metrics"].as_object().into_iter().flatten();
+    let metrics: BTreeMap<String, f64> =
+        metrics.filter_map(|(name, value)| Some((name.clone(), number(value)?))).collect();
+    ToolOutput { parts, reward: number(&answer["reward"]), metrics, ..ToolOutput::default() }
+}
+
+/// A number, which is written as a text where it is not finite.
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_str()?.parse().ok())
+}

@@ -1,0 +1,137 @@
+//! Calls of the tool `python`, in a sandbox of this process and at a service.
+
+use std::time::Duration;
+
+use levade_sandbox::Demand;
+use levade_sandbox::service::{Service, serve};
+use levade_tasks::Task;
+
+use super::*;
+
+fn options(persistent: bool) -> CodeOptions {
+    let sandbox = Options { protection: Demand::BestEffort, ..Options::default() };
+    CodeOptions { sandbox, persistent, limits: limits(), ..CodeOptions::default() }
+}
+
+fn limits() -> Limits {
+    Limits { seconds: 1.0, memory_mb: 256, output_bytes: 1000, ..Limits::default() }
+}
+
+async fn open(options: CodeOptions) -> Box<dyn Session> {
+    let tool = CodeTool::new("sandbox".into(), options);
+    let attempt = ToolContext {
+        attempt: "a".into(),
+        task: Task::default(),
+        seed: 0,
+        stream: 0,
+        deadline: Duration::from_secs(60),
+        params: Default::default(),
+    };
+    tool.open(&attempt).await.unwrap()
+}
+
+async fn call(session: &dyn Session, code: &str) -> (String, Option<CallError>, Vec<String>) {
+    let output = session.call("python", json!({ "code": code }).as_object().unwrap()).await;
+    (output.read(), output.error, output.metrics.keys().cloned().collect())
+}
+
+#[tokio::test]
+async fn names_persist_until_the_interpreter_is_lost_which_is_said_and_counted() {
+    let mut session = open(options(true)).await;
+    let session_ref = &*session;
+    let good = |text: &str| (text.to_owned(), None, Vec::new());
+    let failed = |text: &str, metrics: &[&str]| {
+        (
+            text.to_owned(),
+            Some(CallError::Failed),
+            metrics.iter().map(|m| (*m).to_owned()).collect::<Vec<_>>(),
+        )
+    };
+    assert_eq!(call(session_ref, "x = 20 + 1").await, good("[no output]"));
+    assert_eq!(call(session_ref, "print('x is', x)\nx * 2").await, good("x is 21\n42"));
+    let (text, error, metrics) = call(session_ref, "print(1)\n1/0").await;
+    assert!(
+        text.starts_with("1\nTraceback") && text.ends_with("ZeroDivisionError: division by zero"),
+        "{text}"
+    );
+    assert_eq!((error, metrics), (Some(CallError::Failed), vec!["exceptions".to_owned()]));
+    let late = failed("[stopped after 1 seconds; variables are lost]", &["time_limits"]);
+    assert_eq!(call(session_ref, "while True: pass").await, late);
+    let (text, _, metrics) = call(session_ref, "x").await;
+    assert!(text.starts_with("[the interpreter was started afresh: earlier variables are lost]\n"), "{text}");
+    assert!(text.ends_with("NameError: name 'x' is not defined"), "{text}");
+    assert_eq!(metrics, ["exceptions", "restarts"]);
+    let gone = failed("[the interpreter ended with exit code 3; variables are lost]", &["crashes"]);
+    assert_eq!(call(session_ref, "import os; os._exit(3)").await, gone);
+    let (text, ..) = call(session_ref, "print('y' * 100000)").await;
+    assert!(text.contains("bytes are left out") && text.len() < 1200, "{text}");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_persistence_each_call_is_for_itself() {
+    let session = open(options(false)).await;
+    assert!(session.parallel("python"));
+    assert_eq!(call(&*session, "x = 1; x").await.0, "1");
+    assert!(call(&*session, "x").await.0.ends_with("NameError: name 'x' is not defined"));
+}
+
+#[tokio::test]
+async fn arguments_that_do_not_fit_are_explained() {
+    let session = open(options(false)).await;
+    for (arguments, why) in [
+        (json!({}), "\"code\" is missing"),
+        (json!({ "code": 5 }), "\"code\" is 5, but it must be a string"),
+        (json!({ "code": "", "language": "c" }), "\"language\" is not an argument; \"code\" is"),
+    ] {
+        let output = session.call("python", arguments.as_object().unwrap()).await;
+        assert_eq!(output, ToolOutput::error(CallError::BadArguments, why));
+    }
+}
+
+#[tokio::test]
+async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
+    let sandbox = Sandbox::start(options(false).sandbox).await.unwrap();
+    let service = Service::new(sandbox, limits(), &["key".to_owned()], Default::default());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
+    let there = |key: &str| CodeOptions { url: Some(url.clone()), key: Some(key.into()), ..options(true) };
+    let session = open(there("key")).await;
+    assert_eq!(call(&*session, "print('a')\n6 * 7").await.0, "a\n42");
+    let (text, error, metrics) = call(&*session, "1/0").await;
+    assert!(text.ends_with("ZeroDivisionError: division by zero"), "{text}");
+    assert_eq!((error, metrics), (Some(CallError::Failed), vec!["exceptions".to_owned()]));
+    let late = call(&*session, "while True: pass").await;
+    assert_eq!((late.0.as_str(), late.2), ("[stopped after 1 seconds]", vec!["time_limits".to_owned()]));
+    let wrong = open(there("other")).await;
+    let (text, error, metrics) = call(&*wrong, "1").await;
+    assert!(text.contains("answered 401"), "{text}");
+    assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));
+    server.abort();
+    // Nobody listens there: the port is taken from a listener that is gone.
+    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let away = open(CodeOptions { url: Some(format!("http://{gone}")), ..options(false) }).await;
+    let (text, error, _) = call(&*away, "1").await;
+    assert!(text.starts_with("the code was not run"), "{text}");
+    assert_eq!(error, Some(CallError::Unavailable));
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
+    let mut options = options(true);
+    options.sandbox.python = "/nowhere/python3".into();
+    let tools =
+        crate::ToolSet::new(vec![Arc::new(CodeTool::new("code".into(), options))], Duration::from_secs(60))
+            .unwrap();
+    let attempt = ToolContext {
+        attempt: "a".into(),
+        task: Task::default(),
+        seed: 0,
+        stream: 0,
+        deadline: Duration::from_secs(60),
+        params: Default::default(),
+    };
+    let error = tools.find(&attempt).await.unwrap_err().to_string();
+    assert!(error.contains("\"code\"") && error.contains("/nowhere/python3"), "{error}");
+}

@@ -1,0 +1,492 @@
+//! The toolboxes of an agent, opened together, called by the names of their tools, closed together.
+
+use std::fmt;
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use levade_policy::awake::within;
+use levade_policy::crash_point;
+use levade_tasks::Task;
+use levade_text::{Parsed, ToolCall, ToolSpec};
+use levade_tree::CallCounts;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+use tracing::{debug, trace};
+
+use super::observation::{Observation, ObservationKind};
+use super::offer::{BETWEEN, Offer, Offers};
+use super::used::{Meter, Used};
+use super::{Cut, HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
+use crate::nested;
+
+/// The most calls of one turn that run at once: a model may write any number.
+const AT_ONCE: usize = 32;
+
+/// The most bytes, as JSON, that a toolbox may hand over of an attempt: all of it is recorded.
+const MOST_EVIDENCE: usize = 1 << 20;
+
+/// Most characters of an announcement of tools.
+const MAX_NOTE: usize = 20_000;
+
+/// The toolboxes that an agent may use, and how long each of their verbs may take.
+#[derive(Clone)]
+pub struct ToolSet {
+    boxes: Vec<Entry>,
+    offers: Arc<Offers>,
+}
+
+/// A toolbox of a set.
+#[derive(Clone)]
+struct Entry {
+    toolbox: Arc<dyn Toolbox>,
+    deadline: Duration,
+    /// Whether an attempt breaks in which it does not work.
+    strict: bool,
+    meter: Arc<Meter>,
+}
+
+impl fmt::Debug for ToolSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let boxes = self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.deadline));
+        f.debug_map().entries(boxes).finish()
+    }
+}
+
+impl Default for ToolSet {
+    /// Creates a set without toolboxes.
+    fn default() -> Self {
+        ToolSet { boxes: Vec::new(), offers: Arc::new(Offers::Fixed(Arc::default())) }
+    }
+}
+
+impl ToolSet {
+    /// A set whose sessions all have `deadline` for each verb.
+    ///
+    /// # Errors
+    /// When two toolboxes have the same name, or two tools that cannot be told apart.
+    pub fn new(boxes: Vec<Arc<dyn Toolbox>>, deadline: Duration) -> Result<Self, ToolError> {
+        Self::timed(boxes.into_iter().map(|toolbox| (toolbox, deadline)).collect())
+    }
+
+    /// A set of toolboxes, each with the deadline of its sessions for each opening, call, handing over and
+    /// closing.
+    ///
+    /// # Errors
+    /// When two toolboxes have the same name, or two tools that cannot be told apart.
+    pub fn timed(boxes: Vec<(Arc<dyn Toolbox>, Duration)>) -> Result<Self, ToolError> {
+        for (at, (toolbox, _)) in boxes.iter().enumerate() {
+            if boxes[..at].iter().any(|(earlier, _)| earlier.name() == toolbox.name()) {
+                return Err(ToolError::SameName { of: "tools".into(), name: toolbox.name().to_owned() });
+            }
+        }
+        let fixed = boxes.iter().map(|(toolbox, _)| Some((toolbox.name(), toolbox.specs()?)));
+        let offers = match fixed.collect::<Option<Vec<_>>>() {
+            Some(fixed) => Offers::Fixed(Arc::new(Offer::new(&fixed)?)),
+            None => Offers::Found(Mutex::default()),
+        };
+        let entry = |(toolbox, deadline)| Entry { toolbox, deadline, strict: false, meter: Arc::default() };
+        Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Arc::new(offers) })
+    }
+
+    /// Lets attempts break in which one of these toolboxes, by name, does not work, so that they can be made
+    /// again. Otherwise the model reads that it does not.
+    #[must_use]
+    pub fn strict(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
+        for entry in &mut self.boxes {
+            entry.strict = is_strict(entry.toolbox.name());
+        }
+        self
+    }
+
+    /// Agents of the run that its toolboxes ask.
+    pub fn helpers(&self) -> Vec<HelperSlot> {
+        self.boxes.iter().flat_map(|entry| entry.toolbox.helpers()).collect()
+    }
+
+    /// Whether there is no toolbox.
+    pub fn is_empty(&self) -> bool {
+        self.boxes.is_empty()
+    }
+
+    /// The tools that attempts at this task are told of, in the order of the toolboxes. Where a toolbox says
+    /// so only once it is open, the set must have been [found](Self::find) or opened.
+    pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
+        self.offers.known(task).map(|offer| offer.specs.clone()).unwrap_or_default()
+    }
+
+    /// How much each toolbox was used in this process so far, by its name, whichever clone of the set opened
+    /// it.
+    pub fn used(&self) -> impl Iterator<Item = (&str, Used)> {
+        self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
+    }
+
+    /// Finds out whether toolboxes work here and which tools there are, by a session where no toolbox says so
+    /// without one.
+    ///
+    /// # Errors
+    /// When a toolbox is not ready, a session cannot be opened or closed, or the task selects a tool that
+    /// there is not.
+    pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
+        for Entry { toolbox, .. } in &self.boxes {
+            toolbox.ready().await?;
+        }
+        if self.offers.known(&attempt.task).is_none() {
+            self.open(attempt).await?.close().await?;
+        }
+        self.offers.check(&attempt.task)
+    }
+
+    /// Sets the tools of each toolbox, by its name, as they were listed before, so that no toolbox is opened
+    /// to list them.
+    ///
+    /// # Errors
+    /// Returns an error if two tools cannot be told apart.
+    pub fn assume(&self, found: &[(String, Vec<ToolSpec>)]) -> Result<(), ToolError> {
+        let found: Vec<(&str, Vec<ToolSpec>)> =
+            found.iter().map(|(name, specs)| (name.as_str(), specs.clone())).collect();
+        self.offers.assume(Offer::new(&found)?);
+        Ok(())
+    }
+
+    /// Opens a session of every toolbox for an attempt.
+    ///
+    /// # Errors
+    /// When one cannot be opened, or not within its deadline; when tools of several cannot be told apart.
+    /// Sessions that were opened before are closed again.
+    pub async fn open(&self, attempt: &ToolContext) -> Result<OpenTools, ToolError> {
+        let mut open = OpenTools::default();
+        let opened = self.open_into(&mut open, attempt).await;
+        if let Err(error) = opened {
+            // The reason it did not open matters more than one why something else did not close.
+            let _ = open.close().await;
+            return Err(error);
+        }
+        Ok(open)
+    }
+
+    async fn open_into(&self, open: &mut OpenTools, attempt: &ToolContext) -> Result<(), ToolError> {
+        for Entry { toolbox, deadline, strict, meter } in &self.boxes {
+            let name = toolbox.name().to_owned();
+            toolbox.ready().await?;
+            let opened = within(*deadline, toolbox.open(attempt)).await;
+            let late = || {
+                let why = format!("not ready within {deadline:?}{}", toolbox.late());
+                ToolError::Open { tool: name.clone(), why }
+            };
+            let session = opened.unwrap_or_else(|| Err(late()))?;
+            let (deadline, strict, longest) = (*deadline, *strict, attempt.deadline);
+            let (tools, appeared, meter) = (Vec::new(), Vec::new(), meter.clone());
+            open.sessions.push(OpenBox { name, session, tools, appeared, deadline, strict, longest, meter });
+        }
+        let now = || {
+            let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
+            Offer::new(&specs.collect::<Vec<_>>())
+        };
+        open.offer = self.offers.freeze(&attempt.task, now)?;
+        for (at, one) in open.sessions.iter_mut().enumerate() {
+            one.tools = open.offer.of_toolbox(at);
+        }
+        open.is_selected = attempt.task.tool_selection().is_some();
+        Ok(())
+    }
+}
+
+/// The sessions of one attempt. Close them with [`OpenTools::close`]; what is dropped without (a cancelled
+/// attempt) is closed in the background of the tokio runtime it is dropped on.
+#[derive(Default)]
+pub struct OpenTools {
+    sessions: Vec<OpenBox>,
+    offer: Arc<Offer>,
+    /// Whether the task selects its tools, so that no other one can be called.
+    is_selected: bool,
+    counts: CallCounts,
+}
+
+struct OpenBox {
+    name: String,
+    session: Box<dyn Session>,
+    /// Tools that the model knows of: those that the prompt lists, as observations have changed them.
+    tools: Vec<ToolSpec>,
+    /// Tools that observations have announced: the name by which the model calls each, and its own.
+    appeared: Vec<(String, String)>,
+    deadline: Duration,
+    strict: bool,
+    /// Longest wait for the turn of a call: for as long as the attempt may take.
+    longest: Duration,
+    meter: Arc<Meter>,
+}
+
+impl fmt::Debug for OpenTools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.sessions.iter().map(|open| open.name.as_str()).collect();
+        f.debug_struct("OpenTools").field("sessions", &names).field("counts", &self.counts).finish()
+    }
+}
+
+impl OpenTools {
+    /// The tools that the prompt lists. They stay the same until the end.
+    pub fn specs(&self) -> &[ToolSpec] {
+        &self.offer.specs
+    }
+
+    /// Returns the texts that sessions add to the last message of the prompt.
+    pub fn opening(&self) -> Option<String> {
+        let texts: Vec<String> = self.sessions.iter().filter_map(|open| open.session.opening()).collect();
+        (!texts.is_empty()).then(|| texts.join("\n\n"))
+    }
+
+    /// Answers the calls of a reply, in the order in which they were written. It never fails: what goes wrong
+    /// is in the observations. Where nobody will read these, calls are made that count all the same
+    /// ([`Session::acts`]), and others have no observation.
+    pub async fn answer(&mut self, reply: &Parsed, is_read: bool) -> Vec<Observation> {
+        let mut observations = Vec::with_capacity(reply.calls.len());
+        let mut together: Vec<BoxFuture<'_, Observation>> = Vec::new();
+        for call in &reply.calls {
+            let call = match call {
+                Ok(call) if is_read || self.acts(call) => call,
+                Ok(_) => continue,
+                Err(malformed) => {
+                    let text = format!("the tool call cannot be read: {}", malformed.why);
+                    together.push(Box::pin(ready(Observation::new(ObservationKind::Malformed, text))));
+                    continue;
+                }
+            };
+            if !self.is_parallel(call) {
+                observations.extend(all(std::mem::take(&mut together)).await);
+                observations.push(self.execute(call).await);
+                continue;
+            }
+            together.push(Box::pin(self.execute(call)));
+        }
+        observations.extend(all(together).await);
+        self.announce(&mut observations);
+        for observation in &observations {
+            observation.kind.count(&mut self.counts);
+        }
+        if reply.bare {
+            self.counts.bare += observations.len() as u32;
+        }
+        observations
+    }
+
+    /// How the calls went so far.
+    pub fn counts(&self) -> CallCounts {
+        self.counts
+    }
+
+    /// Knowledge of the attempt that toolboxes hand over, by their names, where they have any; and the errors
+    /// of those that failed to.
+    pub async fn evidence(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
+        let (mut found, mut missing) = (Map::new(), Vec::new());
+        for OpenBox { name, session, deadline, .. } in &mut self.sessions {
+            let wrong = |why: String| ToolError::Evidence { tool: name.clone(), why };
+            let said = within(*deadline, session.evidence()).await;
+            let said = said.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
+            match said.map(Value::Object) {
+                Ok(Value::Object(said)) if said.is_empty() => {}
+                Ok(said) if said.to_string().len() > MOST_EVIDENCE => {
+                    missing.push(wrong(format!("it is longer than {MOST_EVIDENCE} bytes")));
+                }
+                Ok(said) => match nested::too_deep(&said) {
+                    Some(why) => missing.push(wrong(why)),
+                    None => drop(found.insert(name.clone(), said)),
+                },
+                Err(error) => missing.push(error),
+            }
+        }
+        (found, missing)
+    }
+
+    /// Closes every session, also when one of them fails to, and when this is given up before its end.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub async fn close(mut self) -> Result<(), ToolError> {
+        let sessions = std::mem::take(&mut self.sessions);
+        let tool = sessions.iter().map(|open| open.name.as_str()).collect::<Vec<_>>().join(", ");
+        let closed = tokio::spawn(close_all(sessions)).await;
+        closed.unwrap_or_else(|panic| Err(ToolError::Close { tool, why: panic.to_string() }))
+    }
+
+    /// Adds to the last observation of each toolbox how its tools have changed since the model knew them.
+    fn announce(&mut self, observations: &mut [Observation]) {
+        if self.is_selected {
+            return;
+        }
+        let known = |open: &OpenBox| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let mut taken: Vec<String> = self.sessions.iter().flat_map(known).collect();
+        taken.extend(self.offer.specs.iter().map(|spec| spec.name.clone()));
+        for (at, OpenBox { name, session, tools, appeared, .. }) in self.sessions.iter_mut().enumerate() {
+            let of = |observation: &&mut Observation| observation.toolbox.as_ref() == Some(name);
+            let Some(last) = observations.iter_mut().rev().find(of) else { continue };
+            let now = session.specs();
+            for spec in &now {
+                let is_known = appeared.iter().any(|(_, own)| *own == spec.name);
+                if is_known || self.offer.name_of(at, &spec.name).is_some() {
+                    continue;
+                }
+                let is_free = !taken.contains(&spec.name);
+                let called =
+                    if is_free { spec.name.clone() } else { format!("{name}{BETWEEN}{}", spec.name) };
+                taken.push(called.clone());
+                appeared.push((called, spec.name.clone()));
+            }
+            let called = |spec: &ToolSpec| {
+                let announced = || Some(&appeared.iter().find(|(_, own)| *own == spec.name)?.0[..]);
+                let name = self.offer.name_of(at, &spec.name).or_else(announced).unwrap_or(&spec.name);
+                ToolSpec { name: name.to_owned(), ..spec.clone() }
+            };
+            let all = |specs: &[ToolSpec]| specs.iter().map(called).collect::<Vec<_>>();
+            if let Some(note) = changes(&all(tools), &all(&now)) {
+                last.text.push_str(&note);
+                *tools = now;
+            }
+        }
+    }
+
+    /// Returns the session that a call is for, and the tool's name there: a tool that the prompt lists, or
+    /// else one that has appeared since.
+    fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
+        if let Some((at, tool)) = self.offer.find(&call.name) {
+            return Some((self.sessions.get(at)?, tool));
+        }
+        let known = || self.sessions.iter().filter(|_| !self.is_selected);
+        let announced =
+            known().flat_map(|open| open.appeared.iter().map(move |(name, own)| (open, name, own)));
+        let by_name = announced.clone().find(|(_, name, _)| **name == call.name);
+        let full = |(open, _, own): &(&OpenBox, &String, &String)| format!("{}{BETWEEN}{own}", open.name);
+        let found = by_name.or_else(|| announced.clone().find(|tool| full(tool) == call.name));
+        found.map(|(open, _, own)| (open, own.as_str()))
+    }
+
+    fn acts(&self, call: &ToolCall) -> bool {
+        self.find(call).is_some_and(|(open, tool)| open.session.acts(tool))
+    }
+
+    fn is_parallel(&self, call: &ToolCall) -> bool {
+        self.find(call).is_none_or(|(open, tool)| open.session.parallel(tool))
+    }
+
+    async fn execute(&self, call: &ToolCall) -> Observation {
+        crash_point("tool_call");
+        let (observation, time, waited) = self.observe(call).await;
+        let Observation { text, kind, .. } = &observation;
+        let (seconds, waited_seconds) = (time.as_secs_f64(), waited.as_secs_f64());
+        debug!(tool = %call.name, ?kind, seconds, waited_seconds, "tool call");
+        trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
+        let (mut toolbox, mut breaks) = (None, false);
+        if let Some((open, _)) = self.find(call) {
+            open.meter.add(time, waited);
+            toolbox = Some(open.name.clone());
+            breaks = open.strict && observation.trouble.is_some() && *kind != ObservationKind::Ok;
+        }
+        Observation { call: Some(call.clone()), toolbox, breaks, ..observation }
+    }
+
+    /// What becomes of a call, how long it took, and how long it had waited for its turn.
+    async fn observe(&self, call: &ToolCall) -> (Observation, Duration, Duration) {
+        let start = Instant::now();
+        let found = self.find(call);
+        let permit = match found {
+            Some((open, tool)) => within(open.longest, open.session.admit(tool)).await,
+            None => Some(Permit::default()),
+        };
+        let (waited, start) = (start.elapsed(), Instant::now());
+        let observation = match (permit, found) {
+            (Some(_permit), found) => self.called(call, found).await,
+            (None, found) => {
+                let longest = found.map(|(open, _)| open.longest).unwrap_or_default();
+                trouble(
+                    ObservationKind::Timeout,
+                    format!("{} was not called: its turn did not come within {longest:?}", call.name),
+                )
+            }
+        };
+        (observation, start.elapsed(), waited)
+    }
+
+    /// What becomes of a call whose turn it is.
+    async fn called(&self, call: &ToolCall, found: Option<(&OpenBox, &str)>) -> Observation {
+        let Some((OpenBox { session, deadline, .. }, tool)) = found else {
+            let names: Vec<&str> = self.specs().iter().map(|spec| spec.name.as_str()).collect();
+            let text = match names.as_slice() {
+                [] => format!("there is no tool {:?}, nor any other", call.name),
+                _ => format!("there is no tool {:?}; there is {}", call.name, names.join(", ")),
+            };
+            return Observation::new(ObservationKind::UnknownTool, text);
+        };
+        if !session.specs().iter().any(|spec| spec.name == tool) {
+            let text = format!("the tool {:?} is no longer there", call.name);
+            return trouble(ObservationKind::UnknownTool, text);
+        }
+        let deadline = session.longest_call().map_or(*deadline, |longest| longest.max(*deadline));
+        match within(deadline, session.call(tool, &call.arguments)).await {
+            Some(output) => Observation::of(session.after(tool, &call.arguments, output).await),
+            None => {
+                let text = format!("{} did not answer within {deadline:?}{}", call.name, session.late());
+                trouble(ObservationKind::Timeout, text)
+            }
+        }
+    }
+}
+
+/// Returns how tools have changed, as the model reads it.
+fn changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
+    let missing = |from: &[ToolSpec], spec: &ToolSpec| !from.iter().any(|other| other.name == spec.name);
+    let described = |spec: &ToolSpec| {
+        json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
+            .to_string()
+    };
+    let new: Vec<String> = now.iter().filter(|spec| missing(known, spec)).map(described).collect();
+    let changed = |spec: &&ToolSpec| !missing(known, spec) && !known.contains(spec);
+    let changed: Vec<String> = now.iter().filter(changed).map(described).collect();
+    let gone = known.iter().filter(|spec| missing(now, spec)).map(|spec| spec.name.clone()).collect();
+    let kinds = [("New", new), ("Changed", changed), ("Gone", gone)];
+    let kinds = kinds.iter().filter(|(_, tools)| !tools.is_empty());
+    let lines: Vec<String> = kinds.map(|(kind, tools)| format!("{kind}: {}", tools.join(", "))).collect();
+    let note = format!("\n[The tools have changed. {}]", lines.join(". "));
+    let note = Cut { characters: Some(MAX_NOTE), ..Cut::default() }.of(&note).unwrap_or(note);
+    (!lines.is_empty()).then_some(note)
+}
+
+/// An observation that is the fault of the tool.
+fn trouble(kind: ObservationKind, text: String) -> Observation {
+    let observation = Observation::new(kind, text);
+    Observation { trouble: Some(observation.text.clone()), ..observation }
+}
+
+/// Does work at once; the results are in the order of the work.
+async fn all(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
+    stream::iter(work).buffered(AT_ONCE).collect().await
+}
+
+impl Drop for OpenTools {
+    fn drop(&mut self) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        let sessions = std::mem::take(&mut self.sessions);
+        // Without a runtime there is nothing left to close on: the process is ending.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(close_all(sessions));
+        }
+    }
+}
+
+async fn close_all(sessions: Vec<OpenBox>) -> Result<(), ToolError> {
+    let mut first = Ok(());
+    for OpenBox { name, mut session, deadline, .. } in sessions {
+        let closed = within(deadline, session.close()).await;
+        let late = || ToolError::Close { tool: name, why: format!("not done within {deadline:?}") };
+        first = first.and(closed.unwrap_or_else(|| Err(late())));
+    }
+    first
+}
+
+#[cfg(test)]
+#[path = "set_tests.rs"]
+mod tests;

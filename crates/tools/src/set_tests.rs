@@ -1,0 +1,398 @@
+//! Tests of a set of toolboxes.
+
+use levade_tasks::calculation;
+use serde_json::json;
+
+use super::*;
+use crate::Calculator;
+use crate::testing::{Log, Logged, call, context, reply};
+
+const DEADLINE: Duration = Duration::from_millis(50);
+
+fn set(boxes: Vec<Logged>) -> ToolSet {
+    let boxes = boxes.into_iter().map(|toolbox| Arc::new(toolbox) as Arc<dyn Toolbox>).collect();
+    ToolSet::new(boxes, DEADLINE).unwrap()
+}
+
+fn lines(log: &Log) -> Vec<String> {
+    log.lock().unwrap().clone()
+}
+
+async fn texts(open: &mut OpenTools, calls: &[ToolCall]) -> Vec<String> {
+    open.answer(&reply(calls), true).await.into_iter().map(|observation| observation.text).collect()
+}
+
+#[tokio::test]
+async fn call_without_any_tools_is_told_so() {
+    let mut open = set(Vec::new()).open(&context("a")).await.unwrap();
+    assert_eq!(
+        texts(&mut open, &[call("abacus", json!({}))]).await,
+        ["Error: there is no tool \"abacus\", nor any other"]
+    );
+    open.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_way_a_call_can_go_is_observed_and_counted() {
+    let log = Log::default();
+    let boxes: Vec<Arc<dyn Toolbox>> =
+        vec![Arc::new(Calculator::default()), Arc::new(Logged::new("slow", &log))];
+    let mut open = ToolSet::new(boxes, DEADLINE).unwrap().open(&context("a1")).await.unwrap();
+    assert_eq!(open.specs().iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["calculator", "slow"]);
+    for (call, kind, text, is_trouble) in [
+        (calculation("2 * 21"), ObservationKind::Ok, "42", false),
+        (
+            call("slow", json!({"fail": "the backend is down"})),
+            ObservationKind::Failed,
+            "Error: the backend is down",
+            true,
+        ),
+        (
+            call("calculator", json!({})),
+            ObservationKind::BadArguments,
+            "Error: \"expression\" is missing",
+            false,
+        ),
+        (
+            call("abacus", json!({})),
+            ObservationKind::UnknownTool,
+            "Error: there is no tool \"abacus\"; there is calculator, slow",
+            false,
+        ),
+        (
+            call("slow", json!({"hang": 1})),
+            ObservationKind::Timeout,
+            "Error: slow did not answer within 50ms",
+            true,
+        ),
+        // A call that hung does not spoil the session.
+        (call("slow", json!({})), ObservationKind::Ok, "done 0", false),
+    ] {
+        let observed = open.answer(&reply(&[call]), true).await;
+        let [observation] = &observed[..] else { panic!("{observed:?}") };
+        assert_eq!((observation.text.as_str(), observation.kind), (text, kind));
+        assert_eq!(observation.trouble.as_deref(), is_trouble.then_some(text));
+    }
+    let malformed = levade_text::Malformed { why: "it is not JSON".into(), raw: String::new() };
+    let malformed = Parsed { calls: vec![Err(malformed)], bare: true, ..reply(&[]) };
+    let observed = open.answer(&malformed, false).await;
+    assert_eq!(observed[0].text, "Error: the tool call cannot be read: it is not JSON");
+    assert_eq!((&observed[0].message().name, &observed[0].message().tool_call_id), (&None, &None));
+    let one_each =
+        CallCounts { ok: 2, malformed: 1, unknown_tool: 1, bad_arguments: 1, failed: 1, timeout: 1, bare: 1 };
+    assert_eq!(open.counts(), one_each);
+    assert_eq!((one_each.total(), one_each.errors()), (7, 5));
+    open.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_run_at_once_where_they_may_and_are_answered_in_order() {
+    let log = Log::default();
+    let beside = |name| Logged { parallel: true, ..Logged::new(name, &log) };
+    let set = set(vec![beside("x"), beside("y"), Logged::new("alone", &log)]);
+    let mut open = set.open(&context("a")).await.unwrap();
+    log.lock().unwrap().clear();
+    let late = |name, n: u64, millis: u64| call(name, json!({"n": n, "millis": millis}));
+    let calls = [
+        late("x", 0, 30),
+        late("y", 1, 10),
+        call("abacus", json!({})),
+        late("x", 2, 20),
+        late("alone", 3, 10),
+        late("x", 4, 5),
+        late("alone", 5, 1),
+    ];
+    let start = tokio::time::Instant::now();
+    let answers = texts(&mut open, &calls).await;
+    assert_eq!(start.elapsed(), Duration::from_millis(30 + 10 + 5 + 1));
+    let numbers: Vec<&str> = answers.iter().filter_map(|text| text.strip_prefix("done ")).collect();
+    assert_eq!(numbers, ["0", "1", "2", "3", "4", "5"]);
+    assert!(answers[2].starts_with("Error: there is no tool"));
+    let order = [
+        "call x 0",
+        "call y 1",
+        "call x 2",
+        "answer y 1",
+        "answer x 2",
+        "answer x 0",
+        "call alone 3",
+        "answer alone 3",
+        "call x 4",
+        "answer x 4",
+        "call alone 5",
+        "answer alone 5",
+    ];
+    assert_eq!(lines(&log), order);
+    assert_eq!((open.counts().ok, open.counts().unknown_tool), (6, 1));
+    // However many a model writes, no more than a few at once.
+    let many: Vec<ToolCall> = (0..2 * AT_ONCE as u64).map(|n| late("x", n, 10)).collect();
+    let start = tokio::time::Instant::now();
+    assert_eq!(texts(&mut open, &many).await.len(), many.len());
+    assert_eq!(start.elapsed(), Duration::from_millis(20));
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn in_a_turn_that_nobody_reads_only_acts_are_made() {
+    let log = Log::default();
+    let set = set(vec![Logged { acts: true, ..Logged::new("move", &log) }, Logged::new("look", &log)]);
+    let mut open = set.open(&context("a")).await.unwrap();
+    let calls =
+        reply(&[call("look", json!({})), call("move", json!({"ends": "won"})), call("fly", json!({}))]);
+    let observed = open.answer(&calls, false).await;
+    assert_eq!(observed.iter().map(|o| o.ends.as_deref()).collect::<Vec<_>>(), [Some("won")]);
+    assert_eq!(open.counts().total(), 1);
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn sessions_are_closed_once() {
+    let log = Log::default();
+    let set = set(vec![Logged::new("x", &log), Logged::new("y", &log)]);
+    set.open(&context("a1")).await.unwrap().close().await.unwrap();
+    let want = ["open x for a1", "open y for a1", "close x", "drop x", "close y", "drop y"];
+    assert_eq!(lines(&log), want);
+}
+
+#[tokio::test]
+async fn what_was_opened_before_a_failure_is_closed() {
+    let log = Log::default();
+    let shut = Logged { hangs: "refuses", ..Logged::new("y", &log) };
+    let set = set(vec![Logged::new("x", &log), shut, Logged::new("z", &log)]);
+    let error = set.open(&context("a1")).await.unwrap_err();
+    assert_eq!(error, ToolError::Open { tool: "y".into(), why: "no".into() });
+    assert_eq!(lines(&log), ["open x for a1", "open y for a1", "close x", "drop x"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn verbs_that_hang_end_at_their_deadline_and_sessions_are_closed() {
+    let closed = ["close x", "drop x", "close y", "drop y"].map(String::from);
+    for hangs in ["open", "call", "evidence", "close"] {
+        let log = Log::default();
+        let set = set(vec![Logged::new("x", &log), Logged { hangs, ..Logged::new("y", &log) }]);
+        let start = tokio::time::Instant::now();
+        let opened = set.open(&context("a")).await;
+        if hangs == "open" {
+            let error = opened.unwrap_err().to_string();
+            assert_eq!(error, "tool \"y\" could not be opened: not ready within 50ms");
+            assert_eq!(lines(&log)[2..], closed[..2]);
+            continue;
+        }
+        let mut open = opened.unwrap();
+        let answers = texts(&mut open, &[call("y", json!({})), call("x", json!({}))]).await;
+        let late = ["Error: y did not answer within 50ms", "done 0"];
+        assert_eq!(answers, if hangs == "call" { late } else { ["done 0"; 2] });
+        let (evidence, missing) = open.evidence().await;
+        let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+        let late = "tool \"y\" gave no evidence: not done within 50ms".to_owned();
+        assert_eq!((evidence.len(), missing), (0, if hangs == "evidence" { vec![late] } else { vec![] }));
+        let done = open.close().await;
+        if hangs == "close" {
+            assert_eq!(done.unwrap_err().to_string(), "tool \"y\" could not be closed: not done within 50ms");
+        } else {
+            done.unwrap();
+        }
+        assert!(lines(&log).ends_with(&closed), "{hangs}: {:?}", lines(&log));
+        assert_eq!(start.elapsed().as_millis() / 50, 1, "{hangs}");
+    }
+}
+
+#[tokio::test]
+async fn evidence_is_what_toolboxes_know() {
+    let log = Log::default();
+    let named = |name, hangs| Logged { hangs, ..Logged::new(name, &log) };
+    let set =
+        set(vec![named("files", "knows"), named("flood", "floods"), named("pit", "digs"), named("mute", "")]);
+    let mut open = set.open(&context("a")).await.unwrap();
+    let (evidence, missing) = open.evidence().await;
+    assert_eq!(Value::Object(evidence), json!({"files": {"files": ["a.txt"]}}));
+    let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let wanted = [
+        "tool \"flood\" gave no evidence: it is longer than 1048576 bytes",
+        // What is deeper than readers of JSON go would make a record that nobody reads again.
+        "tool \"pit\" gave no evidence: it is nested 121 deep, and 100 can be kept",
+    ];
+    assert_eq!(missing, wanted);
+    open.close().await.unwrap();
+}
+
+/// Waits until a session is closed.
+async fn until_closed(log: &Log) {
+    for _ in 0..1000 {
+        if lines(log).iter().any(|line| line == "drop x") {
+            assert!(lines(log).contains(&"close x".to_owned()), "{:?}", lines(log));
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("never closed: {:?}", lines(log));
+}
+
+#[tokio::test]
+async fn a_cancelled_attempt_closes_its_sessions() {
+    let at = |verb: &'static str| async move {
+        let log = Log::default();
+        // While the second is opened, called, asked or closed; and between two verbs.
+        let second = Logged { hangs: verb, parallel: true, ..Logged::new("y", &log) };
+        let boxes: Vec<Arc<dyn Toolbox>> =
+            vec![Arc::new(second.clone()), Arc::new(Logged { parallel: true, ..Logged::new("x", &log) })];
+        let patient = ToolSet::new(boxes, Duration::from_secs(3600)).unwrap();
+        let attempt = async {
+            let mut open = patient.open(&context("a")).await.unwrap();
+            texts(&mut open, &[call("x", json!({})), call("y", json!({}))]).await;
+            open.evidence().await;
+            if verb != "none" {
+                open.close().await.unwrap();
+                return;
+            }
+            std::future::pending::<()>().await;
+        };
+        assert!(within(Duration::from_millis(10), attempt).await.is_none());
+        log
+    };
+    for verb in ["call", "evidence", "none"] {
+        until_closed(&at(verb).await).await;
+    }
+}
+
+#[tokio::test]
+async fn closing_goes_on_when_nobody_waits_for_it() {
+    let log = Log::default();
+    let open = set(vec![Logged::new("x", &log)]).open(&context("a")).await.unwrap();
+    // Given up at the first await, before the session has closed.
+    let closing = std::pin::pin!(open.close());
+    assert!(futures_util::FutureExt::now_or_never(closing).is_none());
+    until_closed(&log).await;
+}
+
+#[tokio::test]
+async fn attempts_at_a_task_are_told_of_the_same_tools() {
+    let log = Log::default();
+    let toolbox = Logged::new("web", &log);
+    let offered = toolbox.tools.clone();
+    *offered.lock().unwrap() = vec!["search", "open"];
+    let set = set(vec![toolbox]);
+    let names = |specs: &[ToolSpec]| specs.iter().map(|spec| spec.name.clone()).collect::<Vec<_>>();
+    assert_eq!(set.specs(&context("task").task), []);
+    let mut first = set.open(&context("task")).await.unwrap();
+    assert_eq!(names(&set.specs(&context("task").task)), ["search", "open"]);
+
+    // The prompt stays as it was. The observation of the turn says what is new and what is gone.
+    *offered.lock().unwrap() = vec!["open", "click"];
+    let mut second = set.open(&context("task")).await.unwrap();
+    for open in [&mut first, &mut second] {
+        assert_eq!(names(open.specs()), ["search", "open"]);
+        let calls = ["search", "open", "click"].map(|name| call(name, json!({})));
+        let observed = open.answer(&reply(&calls), true).await;
+        let texts: Vec<&str> = observed.iter().map(|o| o.text.as_str()).collect();
+        let gone = "Error: the tool \"search\" is no longer there";
+        let note = "done 0\n[The tools have changed. New: {\"name\":\"click\",\"description\":\"\",\"parameters\":\
+                    {\"type\":\"object\"}}. Gone: search]";
+        assert_eq!(texts, [gone, note, "Error: there is no tool \"click\"; there is search, open"]);
+        let troubles: Vec<Option<&str>> = observed.iter().map(|o| o.trouble.as_deref()).collect();
+        assert_eq!(troubles, [Some(gone), None, None]);
+        assert_eq!(open.counts().unknown_tool, 2);
+        // From then on it can be called, by either name, and is announced once.
+        let calls = ["click", "web__click", "open"].map(|name| call(name, json!({})));
+        let observed = open.answer(&reply(&calls), true).await;
+        assert!(observed.iter().all(|observed| observed.text == "done 0"), "{observed:?}");
+    }
+    // Another task is told of what there is now.
+    let other = set.open(&context("other")).await.unwrap();
+    assert_eq!(names(other.specs()), ["open", "click"]);
+    for open in [first, second, other] {
+        open.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn announced_tools_have_names_of_their_own() {
+    let log = Log::default();
+    let boxes = [Logged::new("web", &log), Logged::new("wiki", &log)];
+    let [web, wiki] = [&boxes[0], &boxes[1]].map(|toolbox| toolbox.tools.clone());
+    *web.lock().unwrap() = vec!["search"];
+    *wiki.lock().unwrap() = vec!["search"];
+    let mut open = set(boxes.into()).open(&context("task")).await.unwrap();
+    let calls = |names: &[&str]| names.iter().map(|name| call(name, json!({}))).collect::<Vec<_>>();
+    *web.lock().unwrap() = vec!["search", "click"];
+    assert!(texts(&mut open, &calls(&["web__search"])).await[0].contains("New: {\"name\":\"click\""));
+    // A second tool of a name that is taken, and one that goes, are called as the model knows them.
+    *wiki.lock().unwrap() = vec!["click"];
+    let told = texts(&mut open, &calls(&["wiki__search", "click"])).await;
+    assert!(told[0].contains("no longer there"), "{told:?}");
+    assert!(told[0].contains("New: {\"name\":\"wiki__click\""), "{told:?}");
+    assert_eq!(told[1], "done 0");
+    let told = texts(&mut open, &calls(&["wiki__search"])).await;
+    assert!(told[0].contains("no longer there"), "{told:?}");
+    *wiki.lock().unwrap() = vec!["search", "click"];
+    let told = texts(&mut open, &calls(&["wiki__search"])).await;
+    assert!(told[0].contains("New: {\"name\":\"wiki__search\""), "{told:?}");
+    let both = calls(&["click", "wiki__click"]);
+    assert_eq!(texts(&mut open, &both).await, ["done 0", "done 0"]);
+    // The tool of `wiki` still answers after `web` has lost its own.
+    *web.lock().unwrap() = vec!["search"];
+    let told = texts(&mut open, &both).await;
+    assert!(told[0].contains("no longer there"), "{told:?}");
+    assert_eq!(told[1], "done 0");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn tools_are_found_by_a_session_that_is_closed() {
+    let log = Log::default();
+    let unknown = set(vec![Logged::new("x", &log)]);
+    unknown.find(&context("a")).await.unwrap();
+    unknown.find(&context("b")).await.unwrap();
+    assert_eq!(lines(&log), ["open x for a", "close x", "drop x"]);
+    assert_eq!(unknown.specs(&context("c").task)[0].name, "x");
+    // Nor is anything opened to find tools that are known already.
+    let specs = unknown.specs(&context("c").task);
+    let assuming = set(vec![Logged::new("x", &log)]);
+    assuming.assume(&[("x".into(), specs.clone())]).unwrap();
+    assuming.find(&context("a")).await.unwrap();
+    assert_eq!((lines(&log).len(), assuming.specs(&context("c").task)), (3, specs));
+    // Where toolboxes say so by themselves, nothing is opened.
+    let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
+    let known = ToolSet::new(boxes, DEADLINE).unwrap();
+    assert_eq!(known.specs(&context("c").task), [Calculator::spec()]);
+    known.find(&context("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn names_are_unique() {
+    let named = |name: &str| Calculator { name: name.into(), ..Calculator::default() };
+    let set = |names: [&str; 2]| {
+        let boxes = names.map(|name| Arc::new(named(name)) as Arc<dyn Toolbox>);
+        ToolSet::new(boxes.to_vec(), DEADLINE)
+    };
+    let error = set(["sums", "sums"]).unwrap_err().to_string();
+    assert!(error.starts_with("two tools are named \"sums\""), "{error}");
+    let mut open = set(["sums", "more"]).unwrap().open(&context("a")).await.unwrap();
+    let calls = ["sums__calculator", "more__calculator", "calculator"];
+    let calls = calls.map(|name| call(name, json!({"expression": "1 + 1"})));
+    let texts = texts(&mut open, &calls).await;
+    assert_eq!(texts[..2], ["2", "2"]);
+    assert!(texts[2].ends_with("there is sums__calculator, more__calculator"), "{}", texts[2]);
+    open.close().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_is_counted_by_toolbox() {
+    let log = Log::default();
+    let set = set(vec![Logged { parallel: true, ..Logged::new("x", &log) }, Logged::new("y", &log)]);
+    let late = |name, millis| call(name, json!({ "millis": millis }));
+    let calls = [late("x", 10), late("x", 20), late("y", 5), late("y", 1000), late("nobody", 7)];
+    // Whichever clone of the set is opened, however often.
+    for _ in 0..2 {
+        let mut open = set.clone().open(&context("a")).await.unwrap();
+        let answers = open.answer(&reply(&calls), true).await;
+        let toolboxes: Vec<Option<&str>> = answers.iter().map(|answer| answer.toolbox.as_deref()).collect();
+        assert_eq!(toolboxes, [Some("x"), Some("x"), Some("y"), Some("y"), None]);
+        open.close().await.unwrap();
+    }
+    let used: Vec<(&str, Used)> = set.used().collect();
+    let of = |calls, millis| Used { calls, time: Duration::from_millis(millis), waited: Duration::ZERO };
+    // A call that was given up took as long as its deadline.
+    assert_eq!(used, [("x", of(4, 60)), ("y", of(4, 2 * (5 + 50)))]);
+    assert_eq!(of(4, 60).since(of(1, 10)), of(3, 50));
+}

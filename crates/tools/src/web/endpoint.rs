@@ -1,0 +1,338 @@
+//! One endpoint of a service as a tool.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use hyper::Method;
+use hyper::header::HeaderMap;
+use levade_http::Client;
+use levade_text::ToolSpec;
+use serde_json::{Map, Value};
+
+use super::{Asks, unanswered};
+use crate::arguments::Arguments;
+use crate::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// An endpoint of a service, which is asked with the arguments of a call.
+#[derive(Debug, Clone)]
+pub struct EndpointOptions {
+    /// Name and description of the tool, and the schema of its arguments.
+    pub spec: ToolSpec,
+    /// Method of the request.
+    pub method: Method,
+    /// Address. `{NAME}` in it stands for an argument, percent-encoded; where the whole address is one
+    /// argument, that is the address. Arguments that do not stand in it are the query of a GET, HEAD or
+    /// DELETE, in which each item of a list is named anew, and the JSON body of others.
+    pub url: String,
+    /// Headers of every request, keys for instance.
+    pub headers: HeaderMap,
+    /// Part of a JSON answer that the model reads, as a JSON pointer (RFC 6901); all where empty.
+    pub pointer: String,
+    /// How often a request is repeated that nobody has taken.
+    pub retries: u32,
+    /// Whether calls of one turn may run at once.
+    pub parallel: bool,
+    /// Asks.
+    pub client: Client,
+}
+
+/// [`EndpointOptions`] as a toolbox.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    name: String,
+    options: EndpointOptions,
+    arguments: Arguments,
+}
+
+impl Endpoint {
+    /// The toolbox of this name.
+    ///
+    /// # Errors
+    /// See [`Endpoint::check`].
+    pub fn new(name: impl Into<String>, options: EndpointOptions) -> Result<Self, String> {
+        let arguments = Self::arguments(&options.url, &options.spec.parameters)?;
+        Ok(Endpoint { name: name.into(), options, arguments })
+    }
+
+    /// Checks that a schema is one, and that an address names no argument that it does not have.
+    ///
+    /// # Errors
+    /// Says what is wrong.
+    pub fn check(url: &str, parameters: &Value) -> Result<(), String> {
+        Self::arguments(url, parameters).map(drop)
+    }
+
+    fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
+        let arguments =
+            Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
+        for name in places(url).filter_map(|(_, name)| name) {
+            if !arguments.names().iter().any(|known| known == name) {
+                let there = match arguments.names() {
+                    [] => "there are none".to_owned(),
+                    names => format!("there is {}", names.join(", ")),
+                };
+                return Err(format!("its url has {{{name}}}, which is none of its parameters; {there}"));
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// The address for these arguments, and those that do not stand in it. One that is not given is its
+    /// default.
+    ///
+    /// # Errors
+    /// Names an argument that is missing.
+    fn address(&self, arguments: &Map<String, Value>) -> Result<(String, Map<String, Value>), String> {
+        let mut rest = arguments.clone();
+        let mut url = String::new();
+        let is_whole =
+            matches!(places(&self.options.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
+        let default = |name: &str| self.options.spec.parameters["properties"][name].get("default");
+        for (text, name) in places(&self.options.url) {
+            url.push_str(text);
+            let Some(name) = name else { continue };
+            // An address has no place for null.
+            let given = arguments.get(name).filter(|value| !value.is_null());
+            let value = given.or_else(|| default(name).filter(|value| !value.is_null()));
+            let value = plain(value.ok_or_else(|| format!("{name:?} is missing"))?);
+            rest.shift_remove(name);
+            url.push_str(&if is_whole { value } else { encoded(&value) });
+        }
+        Ok((url, rest))
+    }
+}
+
+/// The pieces of an address: a text, and the name of the argument that stands behind it, where one does.
+fn places(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+    let mut left = Some(url);
+    std::iter::from_fn(move || {
+        let rest = left?;
+        let place = rest.split_once('{').and_then(|(text, after)| Some((text, after.split_once('}')?)));
+        let (piece, after) = match place {
+            Some((text, (name, after))) => ((text, Some(name)), Some(after)),
+            None => ((rest, None), None),
+        };
+        left = after;
+        Some(piece)
+    })
+}
+
+/// A value as it stands in an address.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// The values of an argument in a query: those of a list one by one, none of null.
+fn items(value: &Value) -> impl Iterator<Item = &Value> {
+    let all = match value {
+        Value::Array(items) => items.as_slice(),
+        other => std::slice::from_ref(other),
+    };
+    all.iter().filter(|item| !item.is_null())
+}
+
+/// A text with all that is not unreserved percent-encoded (RFC 3986, 2.3).
+fn encoded(text: &str) -> String {
+    let mut whole = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => whole.push(byte as char),
+            _ => whole.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    whole
+}
+
+#[async_trait]
+impl Toolbox for Endpoint {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        Some(vec![self.options.spec.clone()])
+    }
+
+    async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl Session for Endpoint {
+    fn specs(&self) -> Vec<ToolSpec> {
+        vec![self.options.spec.clone()]
+    }
+
+    fn parallel(&self, _tool: &str) -> bool {
+        self.options.parallel
+    }
+
+    async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        let EndpointOptions { method, headers, retries, client, pointer, .. } = &self.options;
+        let (mut url, rest) = match self.arguments.accepted(arguments).and_then(|given| self.address(&given))
+        {
+            Ok(address) => address,
+            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+        };
+        let mut body = Bytes::new();
+        if matches!(*method, Method::GET | Method::HEAD | Method::DELETE) {
+            for (name, value) in
+                rest.iter().flat_map(|(name, value)| items(value).map(move |item| (name, item)))
+            {
+                url.push(if url.contains('?') { '&' } else { '?' });
+                url.push_str(&format!("{}={}", encoded(name), encoded(&plain(value))));
+            }
+        } else {
+            body = Value::Object(rest).to_string().into();
+        }
+        let asks = Asks { client: client.clone(), headers: headers.clone(), retries: *retries };
+        let reply = match asks.ask(method.clone(), url, body).await {
+            Ok(reply) => reply,
+            Err(error) => return unanswered(&error),
+        };
+        let text = reply.text();
+        if !reply.status.is_success() {
+            let kind = match reply.status.as_u16() {
+                400 | 404 | 405 | 409 | 410 | 413 | 414 | 415 | 422 => CallError::Failed,
+                _ => CallError::Unavailable,
+            };
+            return ToolOutput::error(kind, format!("HTTP {}: {text}", reply.status));
+        }
+        if pointer.is_empty() {
+            return ToolOutput::text(text);
+        }
+        match serde_json::from_str::<Value>(&text).ok().and_then(|value| value.pointer(pointer).map(plain)) {
+            Some(part) => ToolOutput::text(part),
+            None => {
+                ToolOutput::error(CallError::Failed, format!("the answer has nothing at {pointer}: {text}"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_http::Hosts;
+    use serde_json::json;
+
+    use super::*;
+    use crate::web::testing::service;
+
+    fn endpoint(method: Method, url: String, hosts: Hosts) -> Endpoint {
+        let parameters = json!({
+            "type": "object",
+            "properties": {
+                "id": {}, "url": {}, "n": { "type": "integer" }, "page": { "type": "integer", "default": 1 },
+            },
+        });
+        let spec = ToolSpec { name: "t".into(), description: String::new(), parameters };
+        let client = Client::new(hosts, None).unwrap();
+        let headers = HeaderMap::new();
+        let (pointer, retries, parallel) = (String::new(), 2, true);
+        let options = EndpointOptions { spec, method, url, headers, pointer, retries, parallel, client };
+        Endpoint::new("t", options).unwrap()
+    }
+
+    async fn ask(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
+        endpoint.call("t", arguments.as_object().unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn arguments_stand_in_the_address_the_query_or_the_body() {
+        let (address, heard) = service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
+        let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"), Hosts::any());
+        let output = ask(&get, json!({"id": "a/../b c", "n": 2, "q": "ü&x=1"})).await;
+        assert_eq!(output.error, None);
+        let mut post = endpoint(Method::POST, format!("http://{address}/items/{{id}}"), Hosts::any());
+        post.options.pointer = "/a/b/0".into();
+        assert_eq!(ask(&post, json!({"id": 3, "n": 2})).await, ToolOutput::text("found"));
+        post.options.pointer = "/a/c".into();
+        assert_eq!(ask(&post, json!({"id": 3})).await.error, Some(CallError::Failed));
+        for given in [json!({"n": 2}), json!({"id": null, "n": 2})] {
+            let missing = ToolOutput::error(CallError::BadArguments, "\"id\" is missing");
+            assert_eq!(ask(&post, given).await, missing);
+        }
+        let heard = heard.lock().await;
+        assert_eq!(heard[0].0, "GET /items/a%2F..%2Fb%20c?fixed=1&n=2&q=%C3%BC%26x%3D1");
+        assert_eq!((heard[1].0.as_str(), heard[1].1.as_str()), ("POST /items/3", "{\"n\":2}"));
+    }
+
+    #[tokio::test]
+    async fn arguments_are_checked_and_lists_are_named_anew() {
+        let (address, heard) = service(|_, _| (200, "\u{feff}{\"a\": 1}".into())).await;
+        let mut get = endpoint(Method::GET, format!("http://{address}/pages/{{page}}"), Hosts::any());
+        get.options.pointer = "/a".into();
+        let given = json!({"id": ["x", null, 2], "n": null, "q": null});
+        assert_eq!(ask(&get, given).await, ToolOutput::text("1"));
+        let wrong = ask(&get, json!({"n": "two"})).await;
+        assert_eq!(wrong.error, Some(CallError::BadArguments));
+        assert!(wrong.read().starts_with("n: \"two\" is not of type"), "{}", wrong.read());
+        let heard = heard.lock().await;
+        assert_eq!((heard.len(), heard[0].0.as_str()), (1, "GET /pages/1?id=x&id=2"));
+    }
+
+    #[test]
+    fn only_an_argument_that_is_the_whole_address_stands_as_it_is() {
+        let of = |url: &str| {
+            let endpoint = endpoint(Method::GET, url.into(), Hosts::any());
+            let given = json!({"url": "http://h/a b", "id": "../x"});
+            endpoint.address(given.as_object().unwrap()).unwrap().0
+        };
+        assert_eq!(of("{url}"), "http://h/a b");
+        assert_eq!(of("{url}{id}"), "http%3A%2F%2Fh%2Fa%20b..%2Fx");
+        assert_eq!(of("http://h/{id}?p={page}#{"), "http://h/..%2Fx?p=1#{");
+    }
+
+    #[test]
+    fn addresses_name_arguments_that_there_are() {
+        let parameters = json!({ "properties": { "city": { "type": "string" } } });
+        Endpoint::check("http://h/{city}?x=1", &parameters).unwrap();
+        for (url, parameters, want) in [
+            (
+                "http://h/{ctiy}",
+                parameters,
+                "its url has {ctiy}, which is none of its parameters; there is city",
+            ),
+            ("http://h/{city}", json!({}), "there are none"),
+            ("http://h/", json!({ "type": "thing" }), "its parameters are no schema"),
+        ] {
+            let error = Endpoint::check(url, &parameters).unwrap_err();
+            assert!(error.contains(want), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_model_cannot_choose_a_host_that_is_not_allowed() {
+        let (address, heard) = service(|_, _| (200, "inside".into())).await;
+        let fetch = endpoint(Method::GET, "{url}".into(), Hosts::only(["*.example.org"]).unwrap());
+        for url in
+            [format!("http://{address}/"), "http://169.254.169.254/".into(), "file:///etc/passwd".into()]
+        {
+            assert_eq!(ask(&fetch, json!({ "url": url })).await.error, Some(CallError::BadArguments));
+        }
+        assert!(heard.lock().await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_nobody_has_taken_is_asked_again() {
+        let (address, heard) = service(|at, _| match at {
+            0 | 1 => (503, String::new()),
+            2 => (200, "there".into()),
+            3 => (500, "broken".into()),
+            _ => (0, String::new()),
+        })
+        .await;
+        let post = endpoint(Method::POST, format!("http://{address}/"), Hosts::any());
+        assert_eq!(ask(&post, json!({})).await, ToolOutput::text("there"));
+        let failed = ask(&post, json!({})).await;
+        assert_eq!(
+            (failed.error, failed.read().as_str()),
+            (Some(CallError::Unavailable), "HTTP 500 Internal Server Error: broken")
+        );
+        assert_eq!(ask(&post, json!({})).await.error, Some(CallError::Unavailable));
+        assert_eq!(heard.lock().await.len(), 5, "a POST that may have done something is not repeated");
+    }
+}

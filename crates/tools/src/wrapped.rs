@@ -1,0 +1,190 @@
+//! A toolbox around another one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use levade_text::ToolSpec;
+use serde_json::{Map, Value};
+
+use super::{HelperSlot, Permit, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+
+/// Changes to the calls of another toolbox. Whatever is not changed is the other's.
+#[async_trait]
+pub trait Around: Send + Sync {
+    /// Whether calls that could run beside others may.
+    fn allows_parallel(&self) -> bool {
+        true
+    }
+
+    /// Waits for what a call needs, with what the toolbox itself gave.
+    async fn admit(&self, permit: Permit) -> Permit {
+        permit
+    }
+
+    /// Makes a call.
+    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        session.call(tool, arguments).await
+    }
+
+    /// Works on the answer of a call.
+    async fn after(
+        &self,
+        session: &dyn Session,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        output: ToolOutput,
+    ) -> ToolOutput {
+        session.after(tool, arguments, output).await
+    }
+}
+
+/// Another toolbox with changes around its calls.
+pub struct Wrapped<A> {
+    toolbox: Arc<dyn Toolbox>,
+    around: Arc<A>,
+}
+
+/// A session of another toolbox with changes around its calls.
+pub struct WrappedSession<A> {
+    pub(super) session: Box<dyn Session>,
+    pub(super) around: Arc<A>,
+}
+
+impl<A> Wrapped<A> {
+    pub(super) fn around(toolbox: Arc<dyn Toolbox>, around: A) -> Self {
+        Wrapped { toolbox, around: Arc::new(around) }
+    }
+}
+
+#[async_trait]
+impl<A: Around + 'static> Toolbox for Wrapped<A> {
+    fn name(&self) -> &str {
+        self.toolbox.name()
+    }
+
+    fn specs(&self) -> Option<Vec<ToolSpec>> {
+        self.toolbox.specs()
+    }
+
+    fn helpers(&self) -> Vec<HelperSlot> {
+        self.toolbox.helpers()
+    }
+
+    async fn ready(&self) -> Result<(), ToolError> {
+        self.toolbox.ready().await
+    }
+
+    async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+        let session = self.toolbox.open(attempt).await?;
+        Ok(Box::new(WrappedSession { session, around: Arc::clone(&self.around) }))
+    }
+
+    fn late(&self) -> String {
+        self.toolbox.late()
+    }
+}
+
+#[async_trait]
+impl<A: Around + 'static> Session for WrappedSession<A> {
+    fn specs(&self) -> Vec<ToolSpec> {
+        self.session.specs()
+    }
+
+    fn parallel(&self, tool: &str) -> bool {
+        self.around.allows_parallel() && self.session.parallel(tool)
+    }
+
+    fn acts(&self, tool: &str) -> bool {
+        self.session.acts(tool)
+    }
+
+    fn opening(&self) -> Option<String> {
+        self.session.opening()
+    }
+
+    fn longest_call(&self) -> Option<Duration> {
+        self.session.longest_call()
+    }
+
+    async fn admit(&self, tool: &str) -> Permit {
+        // First whatever the toolbox waits for itself, so that nobody holds a place for that.
+        self.around.admit(self.session.admit(tool).await).await
+    }
+
+    async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+        self.around.call(&*self.session, tool, arguments).await
+    }
+
+    fn late(&self) -> String {
+        self.session.late()
+    }
+
+    async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
+        self.around.after(&*self.session, tool, arguments, output).await
+    }
+
+    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+        self.session.evidence().await
+    }
+
+    async fn close(&mut self) -> Result<(), ToolError> {
+        self.session.close().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::context;
+
+    /// A toolbox whose calls may be long, and that says what it waits for.
+    struct Slow;
+
+    #[async_trait]
+    impl Toolbox for Slow {
+        fn name(&self) -> &str {
+            "slow"
+        }
+
+        async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
+            Ok(Box::new(Slow))
+        }
+
+        fn late(&self) -> String {
+            "; it is being installed".into()
+        }
+    }
+
+    #[async_trait]
+    impl Session for Slow {
+        fn specs(&self) -> Vec<ToolSpec> {
+            Vec::new()
+        }
+
+        fn longest_call(&self) -> Option<Duration> {
+            Some(Duration::from_secs(90))
+        }
+
+        async fn call(&self, _tool: &str, _arguments: &Map<String, Value>) -> ToolOutput {
+            ToolOutput::text("done")
+        }
+
+        fn late(&self) -> String {
+            "; it is at step 3".into()
+        }
+    }
+
+    struct Unchanged;
+
+    impl Around for Unchanged {}
+
+    #[tokio::test]
+    async fn wrapped_toolbox_keeps_its_limits_and_reasons() {
+        let toolbox = Wrapped::around(Arc::new(Slow), Unchanged);
+        assert_eq!((toolbox.name(), toolbox.late().as_str()), ("slow", "; it is being installed"));
+        let session = toolbox.open(&context("a")).await.unwrap();
+        assert_eq!(session.longest_call(), Some(Duration::from_secs(90)));
+        assert_eq!(session.late(), "; it is at step 3");
+    }
+}

@@ -1,0 +1,181 @@
+//! What a user's code may do to its process, and what comes of it for others.
+
+use std::time::Instant;
+
+use levade_tools::ObservationKind;
+use serde_json::json;
+
+use super::*;
+
+const HAZARDS: &str = include_str!("hazards.py");
+
+#[tokio::test]
+async fn what_a_function_raises_or_returns_is_an_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS, LONG);
+    let mut open = open(&set, "a").await;
+    for (mode, wanted) in [
+        ("raise", "Error: ZeroDivisionError: division by zero (own.py, line 10, in divide: return 1 / x)"),
+        ("exit", "Error: it called exit(3)"),
+        ("print", "printed"),
+        ("close", "closed"),
+        ("none", ""),
+        ("bytes", "ab"),
+        ("binary", "[2 bytes that are no text]"),
+        ("object", "an object"),
+        ("surrogate", "\u{fffd}"),
+        ("stop", "Error: RuntimeError: StopIteration: 5"),
+        ("interrupt", "Error: KeyboardInterrupt"),
+        ("recursion", "Error: RecursionError: maximum recursion depth exceeded"),
+    ] {
+        let found = text(&mut open, "does", json!({ "mode": mode })).await;
+        assert!(found.starts_with(wanted) && (!wanted.is_empty() || found.is_empty()), "{mode}: {found}");
+    }
+    let long = text(&mut open, "does", json!({ "mode": "long" })).await;
+    assert!((1_000_000..1_000_100).contains(&long.len()), "{}", long.len());
+    assert!(long.contains("[… 49000000 characters are left out here …]"));
+    // All in one process, which lives on.
+    assert_eq!(text(&mut open, "does", json!({ "mode": "count" })).await, "14");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_loop_past_its_deadline_is_interrupted_and_the_process_lives_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
+    let mut open = open(&set, "a").await;
+    let first = text(&mut open, "process", json!({})).await;
+    let late = answer(&mut open, "does", json!({ "mode": "loop" })).await;
+    assert_eq!(
+        (late.text.as_str(), late.kind),
+        ("Error: does did not answer within 4s", ObservationKind::Timeout)
+    );
+    let late = answer(&mut open, "waits", json!({})).await;
+    assert_eq!(late.kind, ObservationKind::Timeout);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(text(&mut open, "process", json!({})).await, first);
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_that_blocks_ends_its_process_and_only_the_calls_on_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS, Duration::from_secs(6));
+    let (mut x, mut y) = (open(&set, "x").await, open(&set, "y").await);
+    let first = text(&mut x, "process", json!({})).await;
+    let blocks = answer(&mut x, "does", json!({ "mode": "block" }));
+    let beside = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        // This one has its own deadline still before it when the other's process is ended.
+        answer(&mut y, "does", json!({ "mode": "block" })).await
+    };
+    let (blocked, beside) = tokio::join!(blocks, beside);
+    assert_eq!(blocked.text, "Error: does did not answer within 6s");
+    assert!(beside.text.contains("went on for 2s after it had been given up"), "{}", beside.text);
+    assert!(beside.trouble.is_some());
+    let again = text(&mut x, "process", json!({})).await;
+    assert_ne!(again, first);
+    x.close().await.unwrap();
+    y.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_that_ends_says_why_and_is_started_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS, LONG);
+    let mut open = open(&set, "a").await;
+    let found = text(&mut open, "does", json!({ "mode": "end" })).await;
+    assert_eq!(found, "Error: the Python process ended (exit code 5): last words");
+    let found = text(&mut open, "does", json!({ "mode": "kill" })).await;
+    assert!(found.starts_with("Error: the Python process ended (killed by signal 9)"), "{found}");
+    assert_eq!(text(&mut open, "does", json!({ "mode": "print" })).await, "printed");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_that_closes_its_line_is_ended_after_the_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
+    let mut open = open(&set, "a").await;
+    let late = answer(&mut open, "does", json!({ "mode": "close_all" })).await;
+    assert!(late.trouble.is_some(), "{late:?}");
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(text(&mut open, "does", json!({ "mode": "print" })).await, "printed");
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn children_that_are_left_behind_end_with_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS, LONG);
+    let mut open = open(&set, "a").await;
+    let mut children = Vec::new();
+    for mode in ["fork", "detach"] {
+        let child = text(&mut open, "does", json!({ "mode": mode })).await;
+        assert!(is_there(&child), "{child}");
+        children.push(child);
+    }
+    assert_eq!(text(&mut open, "does", json!({ "mode": "print" })).await, "printed");
+    open.close().await.unwrap();
+    drop(set);
+    let start = Instant::now();
+    while children.iter().any(|child| is_there(child)) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{children:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Whether there is a process of this number that is not a remnant.
+fn is_there(process: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+#[tokio::test]
+async fn instances_that_are_lost_with_their_process_are_told_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), HAZARDS_WITH_STATE, LONG);
+    let mut open = open(&set, "a").await;
+    assert_eq!(text(&mut open, "counter", json!({})).await, "1");
+    assert_eq!(text(&mut open, "counter", json!({})).await, "2");
+    let ended = "the Python process ended (exit code 9): it printed nothing";
+    assert_eq!(text(&mut open, "ends", json!({})).await, format!("Error: {ended}"));
+    let lost = answer(&mut open, "counter", json!({})).await;
+    assert_eq!(lost.text, format!("Error: the state of this attempt is lost: {ended}"));
+    assert!(lost.trouble.is_some());
+    // Functions know nothing of attempts.
+    assert_eq!(text(&mut open, "plain", json!({})).await, "plain");
+    let (_, errors) = open.evidence().await;
+    assert!(errors[0].to_string().contains("the state of this attempt is lost"), "{errors:?}");
+    let mut next = super::open(&set, "b").await;
+    assert_eq!(text(&mut next, "counter", json!({})).await, "1");
+    next.close().await.unwrap();
+}
+
+const HAZARDS_WITH_STATE: &str = "
+import os
+
+class Counter:
+    name = 'counter'
+    parameters = {'type': 'object', 'properties': {}}
+
+    def __init__(self):
+        self.counts = {}
+
+    def create(self, instance_id=None):
+        self.counts[instance_id] = 0
+        return instance_id
+
+    def execute(self, instance_id, parameters):
+        self.counts[instance_id] += 1
+        return str(self.counts[instance_id])
+
+    def release(self, instance_id):
+        del self.counts[instance_id]
+
+def ends():
+    os._exit(9)
+
+def plain():
+    return 'plain'
+";

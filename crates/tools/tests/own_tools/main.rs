@@ -1,0 +1,93 @@
+//! Tools of a user's own, in processes under a supervisor.
+
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+mod command;
+mod hazards;
+mod python;
+mod toolbox;
+mod verl;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use levade_process::Supervisor;
+use levade_tasks::Task;
+use levade_text::{Parsed, ToolCall};
+use levade_tools::{Observation, OpenTools, PythonOptions, PythonTools, ToolContext, ToolSet, Toolbox};
+use serde_json::{Map, Value};
+
+/// The supervisor process, which is an example of this crate.
+fn supervisor() -> Supervisor {
+    let test = std::env::current_exe().unwrap();
+    let supervisor = test.ancestors().nth(2).unwrap().join("examples/supervise_tools");
+    assert!(supervisor.exists(), "first build it: cargo build -p levade-tools --example supervise_tools");
+    Supervisor(vec![supervisor.display().to_string()])
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn options(file: PathBuf) -> PythonOptions {
+    PythonOptions {
+        file: Some(file),
+        config: None,
+        functions: Vec::new(),
+        python: "python3".into(),
+        passes: Vec::new(),
+        workers: 1,
+        worker_calls: 16,
+        start: Duration::from_secs(60),
+    }
+}
+
+fn set_of(options: PythonOptions, deadline: Duration) -> ToolSet {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(PythonTools::new("own", options, supervisor()));
+    ToolSet::new(vec![toolbox], deadline).unwrap()
+}
+
+/// Tools of a Python file with this text.
+fn python(folder: &Path, text: &str, deadline: Duration) -> ToolSet {
+    set_of(options(write(folder, "own.py", text)), deadline)
+}
+
+fn attempt(name: &str, row: Value) -> ToolContext {
+    let Value::Object(row) = row else { panic!("{row}") };
+    ToolContext {
+        attempt: name.into(),
+        task: Task { id: name.into(), row: row.into(), ..Task::default() },
+        seed: 0,
+        stream: 0,
+        deadline: Duration::from_secs(300),
+        params: Default::default(),
+    }
+}
+
+fn call(name: &str, arguments: Value) -> ToolCall {
+    let Value::Object(arguments) = arguments else { panic!("{arguments}") };
+    ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() }
+}
+
+async fn open(set: &ToolSet, name: &str) -> OpenTools {
+    set.open(&attempt(name, Value::Object(Map::new()))).await.unwrap()
+}
+
+async fn answers(open: &mut OpenTools, calls: Vec<ToolCall>) -> Vec<Observation> {
+    let reply = Parsed { content: String::new(), calls: calls.into_iter().map(Ok).collect(), bare: false };
+    open.answer(&reply, true).await
+}
+
+async fn answer(open: &mut OpenTools, name: &str, arguments: Value) -> Observation {
+    answers(open, vec![call(name, arguments)]).await.remove(0)
+}
+
+async fn text(open: &mut OpenTools, name: &str, arguments: Value) -> String {
+    answer(open, name, arguments).await.text
+}
+
+/// A long time, for what is not to pass.
+const LONG: Duration = Duration::from_secs(120);

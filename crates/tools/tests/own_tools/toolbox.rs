@@ -1,0 +1,210 @@
+//! Classes of a Python file whose methods are tools.
+
+use levade_tools::ObservationKind;
+use serde_json::json;
+
+use super::*;
+
+const BANK: &str = include_str!("bank.py");
+
+async fn open_for(set: &ToolSet, name: &str, row: Value) -> OpenTools {
+    set.open(&attempt(name, row)).await.unwrap()
+}
+
+fn names(open: &OpenTools) -> Vec<&str> {
+    open.specs().iter().map(|spec| spec.name.as_str()).collect()
+}
+
+#[tokio::test]
+async fn methods_of_class_are_tools_with_state_of_one_attempt() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), BANK, LONG);
+    let mut ann = open_for(&set, "a", json!({ "owner": "Ann", "balance": 5, "question": "?" })).await;
+    let mut bob = open_for(&set, "b", json!({ "owner": "Bob" })).await;
+    assert_eq!(names(&ann), ["entries", "deposit", "later", "pair", "add", "kind"]);
+    let deposit = &ann.specs()[1];
+    assert_eq!(deposit.description, "Pays in.");
+    assert_eq!(
+        deposit.parameters["properties"]["amount"],
+        json!({ "type": "number", "description": "How much." })
+    );
+    assert_eq!(ann.opening().unwrap(), "The account of Ann (balance, owner, question).");
+
+    let paid = text(&mut ann, "deposit", json!({ "amount": 2 })).await;
+    assert_eq!(paid, r#"{"balance": 7.0, "log": [2.0], "rates": [5, 2.0]}"#);
+    let paid = text(&mut ann, "deposit", json!({ "amount": 3 })).await;
+    assert_eq!(paid, r#"{"balance": 10.0, "log": [2.0, 3.0], "rates": [5, 2.0, 3.0]}"#);
+    let paid = text(&mut bob, "deposit", json!({ "amount": 1 })).await;
+    assert_eq!(paid, r#"{"balance": 1.0, "log": [1.0], "rates": [5, 1.0]}"#, "nothing is shared");
+    assert_eq!(text(&mut ann, "entries", json!({})).await, "[2.0, 3.0]");
+    assert_eq!(text(&mut ann, "later", json!({})).await, "later");
+    assert_eq!(text(&mut ann, "add", json!({ "a": 1, "b": 2 })).await, "3");
+    assert_eq!(text(&mut ann, "kind", json!({})).await, "Bank");
+    let pair = answer(&mut ann, "pair", json!({})).await;
+    assert_eq!((pair.text.as_str(), pair.reward), ("[\"text\", 2.0]", None));
+
+    let failed = answer(&mut ann, "deposit", json!({ "amount": -1 })).await;
+    assert_eq!(failed.kind, ObservationKind::Failed);
+    assert!(failed.text.contains("ValueError: -1.0 is not positive (own.py, line "), "{}", failed.text);
+    let wrong = answer(&mut ann, "deposit", json!({ "amount": "much" })).await;
+    assert_eq!(wrong.kind, ObservationKind::BadArguments);
+    for none in ["undocumented", "_hidden", "size", "reset", "close", "calc_reward"] {
+        assert_eq!(answer(&mut ann, none, json!({})).await.kind, ObservationKind::UnknownTool);
+    }
+
+    let (found, errors) = ann.evidence().await;
+    assert_eq!((Value::Object(found), errors.len()), (json!({ "own": { "Bank": { "reward": 10.0 } } }), 0));
+    ann.close().await.unwrap();
+    drop(bob);
+    let closed = folder.path().join("closed");
+    for _ in 0..200 {
+        if std::fs::read_to_string(&closed).is_ok_and(|text| text.lines().count() == 4) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let closed = std::fs::read_to_string(&closed).unwrap();
+    assert_eq!(closed, "close Ann\ndel Ann\nclose Bob\ndel Bob\n", "also of an attempt that was given up");
+}
+
+#[tokio::test]
+async fn constructor_gets_fields_of_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = python(folder.path(), BANK, LONG);
+    let error = set.open(&attempt("a", json!({ "name": "Ann" }))).await.unwrap_err().to_string();
+    assert!(error.contains("Bank needs 'owner', and the row of the task has no such field"), "{error}");
+    let kwargs = json!({ "tools_kwargs": { "Bank": { "create_kwargs": { "owner": "Eve", "balance": 1 } } } });
+    let mut eve = open_for(&set, "b", json!({ "owner": "Ann", "extra_info": kwargs })).await;
+    let paid = text(&mut eve, "deposit", json!({ "amount": 1 })).await;
+    assert!(paid.starts_with(r#"{"balance": 2.0"#), "{paid}");
+    eve.close().await.unwrap();
+    let all = "class Row:\n    def __init__(self, row): self.row = row\n    def fields(self) -> list:\n        return sorted(self.row)\n";
+    let set = python(folder.path(), all, LONG);
+    let mut open = open_for(&set, "c", json!({ "b": 1, "a": 2 })).await;
+    assert_eq!(text(&mut open, "fields", json!({})).await, "[\"a\", \"b\"]");
+    assert_eq!(open.opening(), None);
+    open.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn class_is_chosen_by_name_mark_or_as_the_only_one() {
+    let a = "class A:\n    def a(self) -> str:\n        return 'a'\n";
+    let b = "class B:\n    def b(self) -> str:\n        return 'b'\n    def c(self) -> str:\n        return 'c'\n";
+    let folder = tempfile::tempdir().unwrap();
+    let tools = async |text: &str, functions: &[&str]| {
+        let mut options = options(write(folder.path(), "own.py", text));
+        options.functions = functions.iter().map(|name| (*name).to_owned()).collect();
+        let set = set_of(options, LONG);
+        let opened = set.open(&attempt("a", json!({}))).await;
+        match opened {
+            Ok(open) => {
+                let found = names(&open).join(" ");
+                open.close().await.unwrap();
+                Ok(found)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    assert_eq!(tools(a, &[]).await.unwrap(), "a");
+    let both = format!("{a}{b}");
+    let error = tools(&both, &[]).await.unwrap_err();
+    assert!(
+        error.contains("several classes") && error.contains("A, B") && error.contains("`functions`"),
+        "{error}"
+    );
+    assert_eq!(tools(&both, &["B"]).await.unwrap(), "b c");
+    assert_eq!(tools(&both, &["A", "B"]).await.unwrap(), "a b c");
+    assert_eq!(tools(&format!("{a}@tool\n{b}"), &[]).await.unwrap(), "b c");
+    let marked = both.replace("    def c(", "    @tool\n    def c(");
+    assert_eq!(tools(&marked, &[]).await.unwrap(), "c");
+    // A class beside functions is a part of these, as it always was.
+    let function = "def f() -> str:\n    return 'f'\n";
+    assert_eq!(tools(&format!("{a}{function}"), &[]).await.unwrap(), "f");
+    assert_eq!(tools(&format!("{a}{function}"), &["A", "f"]).await.unwrap(), "a f");
+    let values = "import dataclasses, enum\nclass E(Exception):\n    def e(self) -> str: pass\nclass N(enum.Enum):\n    X = 1\n    def n(self) -> str: pass\n";
+    assert_eq!(tools(&format!("{values}{a}"), &[]).await.unwrap(), "a");
+    let error = tools("class Plain:\n    def p(self): pass\n", &["Plain"]).await.unwrap_err();
+    assert!(error.contains("Plain cannot be a tool") && error.contains("docstrings"), "{error}");
+    let clash = format!("{a}{}", a.replace("class A", "class C"));
+    let error = tools(&clash, &["A", "C"]).await.unwrap_err();
+    assert!(error.contains("two of its tools are called 'a'"), "{error}");
+}
+
+#[tokio::test]
+async fn mutable_defaults_are_not_shared_by_attempts() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "class A:\n    def __init__(self, items: list = [1]): self.items = items\n    def add(self) -> int:\n        self.items.append(1)\n        return len(self.items)\n";
+    let set = python(folder.path(), text, LONG);
+    for name in ["a", "b"] {
+        let mut open = open_for(&set, name, json!({})).await;
+        assert_eq!(super::text(&mut open, "add", json!({})).await, "2");
+        open.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn state_in_tuples_defaults_and_made_objects_is_not_shared_by_attempts() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "
+class A:
+    shelves = ([], [])
+    books = []
+
+    def __new__(cls, *args):
+        return super().__new__(cls)
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+    def add(self, bag: list = []) -> list:
+        for held in (self.shelves[0], self.books, bag):
+            held.append(1)
+        return [len(self.shelves[0]), len(self.books), len(bag)]
+";
+    let set = python(folder.path(), text, LONG);
+    for name in ["a", "b"] {
+        let mut open = open_for(&set, name, json!({})).await;
+        assert_eq!(super::text(&mut open, "add", json!({})).await, "[1, 1, 1]");
+        assert_eq!(super::text(&mut open, "add", json!({})).await, "[2, 2, 1]");
+        open.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn class_with_one_object_for_all_attempts_is_rejected() {
+    let by_new = "
+class A:
+    one = None
+    def __new__(cls):
+        cls.one = cls.one or object.__new__(cls)
+        return cls.one
+    def a(self) -> str: return 'a'
+";
+    let by_metaclass = "
+class Meta(type):
+    one = None
+    def __call__(cls):
+        Meta.one = Meta.one or super().__call__()
+        return Meta.one
+class A(metaclass=Meta):
+    def a(self) -> str: return 'a'
+";
+    for text in [by_new, by_metaclass] {
+        let folder = tempfile::tempdir().unwrap();
+        let set = python(folder.path(), text, LONG);
+        let first = open_for(&set, "a", json!({})).await;
+        let error = set.open(&attempt("b", json!({}))).await.unwrap_err().to_string();
+        assert!(error.contains("A gives the same object again"), "{error}");
+        first.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn failed_reset_breaks_attempt_and_closes_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "class A:\n    def a(self) -> str: return 'a'\n    def reset(self): raise RuntimeError('no seed')\n    def close(self): open('closed', 'w').close()\n";
+    let set = python(folder.path(), text, LONG);
+    let error = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+    assert!(error.contains("RuntimeError: no seed"), "{error}");
+    assert!(folder.path().join("closed").exists());
+}
