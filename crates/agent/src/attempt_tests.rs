@@ -13,7 +13,6 @@ use levade_rl::Loss;
 use levade_tasks::Task;
 use levade_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_tokenizer};
 use levade_text::{Chat, ChatOptions, Message, ToolSpec};
-use levade_tools::testing::spec;
 use levade_tools::{Calculator, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
 use levade_tree::{Kind, PathInput, PathTarget, Segment, Term, Trajectory, TreeBatch};
 use serde_json::{Map, Value, json};
