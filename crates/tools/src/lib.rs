@@ -12,8 +12,7 @@
 //!   whatever a toolbox offers later. If the tools of a toolbox change within an attempt, the observation of
 //!   the turn reports it: a new tool can be called from then on, and a removed one answers with an
 //!   observation.
-//! - **Order.** Calls of one turn run at once where their toolboxes allow it, and are answered in the order
-//! in
+//! - **Order.** Calls of one turn run at once if their toolboxes allow it, and are answered in the order in
 //!   which they were written.
 //! - **Deadlines.** Every opening, call, handing over and closing has a deadline. Waiting for a permit is no
 //!   part of it.
