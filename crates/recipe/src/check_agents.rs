@@ -2,8 +2,6 @@
 
 use std::fmt::Display;
 
-use serde::de::Error as _;
-
 use super::MOST_SECONDS;
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
@@ -127,7 +125,7 @@ impl Checker<'_> {
                 self.at_least_one(key(name), count.unwrap_or(1))?;
             }
             if let Err(why) = keys.check() {
-                let source = ReadError::custom(why).within(i).within("tool");
+                let source = ReadError::at(["tool", &i.to_string()], why);
                 return Err(RecipeError::Key { file: self.file().to_owned(), source });
             }
             if let Some(rate) = keys.calls_per_second {

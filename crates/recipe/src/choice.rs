@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use serde::de::{self, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::read::one_or_several;
 
 /// A policy among several, `{ name, share }`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,12 +42,9 @@ impl fmt::Display for PolicyChoice {
     }
 }
 
-impl From<&str> for PolicyChoice {
-    fn from(name: &str) -> Self {
-        match name {
-            "" => PolicyChoice::default(),
-            name => PolicyChoice(vec![Share { name: name.to_owned(), share: 1.0 }]),
-        }
+impl From<String> for Share {
+    fn from(name: String) -> Self {
+        Share { name, share: 1.0 }
     }
 }
 
@@ -62,29 +60,11 @@ impl Serialize for PolicyChoice {
 
 impl<'de> Deserialize<'de> for PolicyChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = PolicyChoice;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a policy, or a list of { name, share } that is not empty")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<PolicyChoice, E> {
-                Ok(text.into())
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<PolicyChoice, A::Error> {
-                let mut shares = Vec::new();
-                while let Some(share) = items.next_element()? {
-                    shares.push(share);
-                }
-                if shares.is_empty() {
-                    return Err(de::Error::invalid_value(Unexpected::Seq, &self));
-                }
-                Ok(PolicyChoice(shares))
-            }
+        let expected = "the name of a policy, or a list of { name, share } that is not empty";
+        let mut shares = one_or_several::<Share, D>(deserializer, expected)?;
+        if matches!(&shares[..], [Share { name, .. }] if name.is_empty()) {
+            shares.clear();
         }
-        deserializer.deserialize_any(OneOrSeveral)
+        Ok(PolicyChoice(shares))
     }
 }

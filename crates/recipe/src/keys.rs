@@ -53,7 +53,7 @@ pub struct Recipe {
     #[serde(default)]
     pub agent: AgentKeys,
     /// Further agents by name, `[agent.NAME]` in a file.
-    #[serde(default)]
+    #[serde(default, rename = "$agents")]
     pub agents: BTreeMap<String, AgentKeys>,
     /// Worth of an attempt.
     #[serde(default)]

@@ -47,7 +47,6 @@
 //! and devices (the binary).
 
 mod agent;
-mod apart;
 mod check;
 mod check_agents;
 mod check_args;
@@ -214,9 +213,8 @@ impl Recipe {
         // Those of the file have their folders by now.
         resolve_parts(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
-        named::split(&mut table).map_err(wrong)?;
-        reward::split(&mut table).map_err(wrong)?;
-        tools::split(&mut table);
+        reward::check_alone(&table).map_err(wrong)?;
+        named::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
         recipe.settle();
         if recipe.run.folder.as_os_str().is_empty() {
@@ -235,7 +233,7 @@ impl Recipe {
     /// When a number is too large for TOML.
     pub fn to_toml(&self) -> Result<String, RecipeError> {
         let table = self.written()?;
-        toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(serde::ser::Error::custom(error)))
+        toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(write::unwritable(error)))
     }
 
     /// The first key in which two recipes differ so that one cannot continue the other's run.
@@ -250,8 +248,7 @@ impl Recipe {
     fn written(&self) -> Result<Table, WriteError> {
         let mut table = write::write(self)?;
         named::join(&mut table);
-        reward::join(&mut table);
-        tools::join(&mut table);
+        reward::leave_used(&mut table);
         Ok(table)
     }
 }

@@ -3,10 +3,9 @@
 //! In a file both are one table, whose own keys are those of every agent. Typed, they are apart: what
 //! `[agent]` says, and each named agent whole.
 
-use serde::de::Error as _;
 use toml::{Table, Value};
 
-use super::read::{AGENTS, ReadError};
+use super::read::AGENTS;
 
 const AGENT: &str = "agent";
 
@@ -14,14 +13,8 @@ const AGENT: &str = "agent";
 const TABLES: [&str; 4] = ["context", "match", "sampling", "variables"];
 
 /// Takes the named agents out of `[agent]`, each with the keys of `[agent]` that it does not give itself.
-///
-/// # Errors
-/// When the typed form is in the file.
-pub(super) fn split(table: &mut Table) -> Result<(), ReadError> {
-    if table.contains_key(AGENTS) {
-        return Err(ReadError::unknown_field(AGENTS, &[AGENT]));
-    }
-    let Some(Value::Table(agent)) = table.get_mut(AGENT) else { return Ok(()) };
+pub(super) fn split(table: &mut Table) {
+    let Some(Value::Table(agent)) = table.get_mut(AGENT) else { return };
     let is_agent = |(key, value): &(String, Value)| value.is_table() && !TABLES.contains(&key.as_str());
     let (named, own): (Vec<_>, Vec<_>) = std::mem::take(agent).into_iter().partition(is_agent);
     *agent = own.into_iter().collect();
@@ -34,7 +27,6 @@ pub(super) fn split(table: &mut Table) -> Result<(), ReadError> {
     };
     let named: Table = named.into_iter().map(whole).collect();
     table.insert(AGENTS.into(), Value::Table(named));
-    Ok(())
 }
 
 /// The mirror image of [`split`].
@@ -54,25 +46,19 @@ mod tests {
         let text = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n[agent.x]\nsystem = 'x'\n[agent.y]";
         let mut table: Table = text.parse().unwrap();
         let before = table.clone();
-        split(&mut table).unwrap();
+        split(&mut table);
         let want: Table = "[agent]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }\n\
-             [agents.x]\nmax_turns = 3\nsystem = 'x'\nvariables = { a = 1 }\n\
-             [agents.y]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }"
+             ['$agents'.x]\nmax_turns = 3\nsystem = 'x'\nvariables = { a = 1 }\n\
+             ['$agents'.y]\nmax_turns = 3\nsystem = 'all'\nvariables = { a = 1 }"
             .parse()
             .unwrap();
         assert_eq!(table, want);
         join(&mut table);
         assert_eq!(table["agent"]["x"]["system"], before["agent"]["x"]["system"]);
         let again = table.clone();
-        split(&mut table).unwrap();
+        split(&mut table);
         assert_eq!(table, want);
         join(&mut table);
         assert_eq!(table, again);
-        assert!(
-            split(&mut "[agents.x]".parse().unwrap())
-                .unwrap_err()
-                .to_string()
-                .contains("did you mean `agent`")
-        );
     }
 }

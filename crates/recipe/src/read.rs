@@ -1,143 +1,99 @@
-//! From TOML values to typed configuration, with errors that name the key by its whole path.
+//! Reads typed keys from TOML by serde, with errors that name the key by its whole path.
 //!
-//! serde's own way (`toml::from_str` with `deny_unknown_fields`) knows neither the path of a key nor which
-//! key was meant. This reader hands serde the values one by one, so it knows both. It also gives enums with
-//! contents one shape everywhere: a table whose `kind` names the variant (or just the name, where the
-//! contents are all defaults).
+//! `serde_path_to_error` finds the path of a fault. What this module adds are two shapes of recipes. An enum
+//! with contents is a table whose `kind` names the variant, or just that name if its contents are all
+//! defaults. A struct with a field [`OPTIONS`] has the contents of that enum among its own keys. serde's
+//! attributes for these shapes, `tag` and `flatten`, read through a buffer, in which the path is lost.
 
 use std::fmt;
+use std::marker::PhantomData;
 
-use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Unexpected, Visitor};
+use serde::de::value::{MapAccessDeserializer, MapDeserializer, SeqDeserializer};
+use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Unexpected, Visitor};
+use serde_path_to_error::Segment;
 use toml::{Table, Value};
 
-/// Where agents by name are once they are apart; in a file they are in `[agent]`.
-pub(super) const AGENTS: &str = "agents";
+/// Name of the typed field with the agents by name, which a file has in `[agent]`. No key of a file starts
+/// with `$`.
+pub(super) const AGENTS: &str = "$agents";
 
 /// The key that names the variant of an enum.
 pub(super) const KIND: &str = "kind";
 
-/// Where several scorers are.
-pub(super) const SCORERS: &str = "scorers";
-/// The key of the only scorer, and of the options of one of several in the typed form.
-pub(super) const SCORER: &str = "scorer";
-
-/// A list whose items are one table in a file: keys that all have, and the options of a kind. Typed, these
-/// are apart.
-pub(super) struct Joined {
-    /// Where the list is.
-    list: &'static [&'static str],
-    /// Keys that all items have.
-    pub own: &'static [&'static str],
-    /// Where the typed form has the options.
-    pub options: &'static str,
-}
-
-/// `[[reward.scorers]]`
-pub(super) const OF_SCORERS: Joined = Joined {
-    list: &["reward", SCORERS],
-    own: &["name", "weight", "weights", "when", "unscored"],
-    options: SCORER,
-};
-
-/// `[[tool]]`
-pub(super) const OF_TOOLS: Joined = Joined {
-    list: &["tool"],
-    own: &[
-        "name",
-        "seconds",
-        "parallel",
-        "max_tokens",
-        "max_characters",
-        "truncate",
-        "calls_per_second",
-        "at_once",
-        "condense",
-        "outage",
-    ],
-    options: "options",
-};
-
-/// The list to whose items the options belong that keys lead to.
-fn options_of(path: &[&str]) -> Option<&'static Joined> {
-    const ALL: [&Joined; 2] = [&OF_SCORERS, &OF_TOOLS];
-    let leads = |joined: &&&Joined| {
-        let rest = path.strip_prefix(joined.list);
-        matches!(rest, Some([_, options]) if *options == joined.options)
-    };
-    ALL.iter().find(leads).copied()
-}
+/// Name of the field whose contents a file has among the keys of its struct.
+pub(super) const OPTIONS: &str = "$options";
 
 /// Fault in a value, and where it stands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReadError {
-    /// Keys from the innermost outwards.
+    /// Keys from the outermost inwards. Until [`read`] returns, those that serde does not see.
     path: Vec<String>,
     problem: Problem,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 enum Problem {
-    UnknownKey { key: String, known: &'static [&'static str] },
+    UnknownKey { known: Vec<&'static str> },
     UnknownKind { found: String, known: &'static [&'static str] },
-    Missing(String),
+    Missing { kinds: &'static [&'static str] },
     Wrong { found: String, expected: String },
     Other(String),
 }
 
 impl ReadError {
-    fn new(problem: Problem) -> Self {
-        ReadError { path: Vec::new(), problem }
+    /// A fault of the value under these keys.
+    pub(super) fn at<const N: usize>(path: [&str; N], why: impl fmt::Display) -> Self {
+        ReadError { path: path.map(str::to_owned).to_vec(), problem: Problem::Other(why.to_string()) }
     }
 
-    /// The same fault in a value that stands under this key.
-    pub(super) fn within(mut self, key: impl ToString) -> Self {
-        self.path.push(key.to_string());
+    /// This error of a struct with `fields`, in which the file has the keys of a struct around it as well.
+    fn with_known(mut self, fields: &[&str], outer: &[&'static str]) -> Self {
+        if let Problem::UnknownKey { known } = &mut self.problem
+            && *known == fields
+        {
+            known.splice(0..0, outer.iter().copied());
+        }
         self
     }
+}
 
-    /// `a.0.b`, with `last` appended where given.
-    fn key(&self, last: Option<&str>) -> String {
-        // Agents by name are apart only once they have been read.
-        let written = |key| if key == AGENTS { "agent" } else { key };
-        let outer = self.outer();
-        // The options of a kind are among the other keys in a file.
-        let in_file = (0..outer.len()).filter(|&i| options_of(&outer[..=i]).is_none());
-        in_file.map(|i| written(outer[i])).chain(last).collect::<Vec<_>>().join(".")
-    }
-
-    /// Keys from the outermost inwards.
-    fn outer(&self) -> Vec<&str> {
-        self.path.iter().rev().map(String::as_str).collect()
+impl From<Problem> for ReadError {
+    fn from(problem: Problem) -> Self {
+        ReadError { path: Vec::new(), problem }
     }
 }
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |known: &[&str]| known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
+        let list = |known: &[&str], quote: &str, between: &str| {
+            let known = known.iter().filter(|name| !name.starts_with('$'));
+            known.map(|name| format!("{quote}{name}{quote}")).collect::<Vec<_>>().join(between)
+        };
+        let key = self.path.join(".");
         match &self.problem {
-            Problem::UnknownKey { key, known } => {
-                let more = options_of(&self.outer()).map_or(&[][..], |joined| joined.own);
-                let known = &[more, *known].concat();
-                write!(f, "unknown key `{}`; ", self.key(Some(key)))?;
-                match nearest(key, known) {
+            Problem::UnknownKey { known } => {
+                let last = self.path.last().map_or("", String::as_str);
+                write!(f, "unknown key `{key}`; ")?;
+                match nearest(last, known) {
                     Some(near) => write!(f, "did you mean `{near}`?"),
                     None if known.is_empty() => write!(f, "nothing can be set there"),
-                    None => write!(f, "the keys there are {}", list(known)),
+                    None => write!(f, "the keys there are {}", list(known, "`", ", ")),
                 }
             }
             Problem::UnknownKind { found, known } => {
-                write!(f, "`{}` is \"{found}\", but must be one of {}", self.key(None), list(known))?;
+                write!(f, "`{key}` is \"{found}\", but must be one of {}", list(known, "`", ", "))?;
                 match nearest(found, known) {
                     Some(near) => write!(f, "; did you mean `{near}`?"),
                     None => Ok(()),
                 }
             }
-            Problem::Missing(key) => write!(f, "`{}` is missing", self.key(Some(key))),
-            Problem::Wrong { found, expected } => {
-                write!(f, "`{}` is {found}, but must be {expected}", self.key(None))
+            Problem::Missing { kinds: [] } => write!(f, "`{key}` is missing"),
+            Problem::Missing { kinds } => {
+                write!(f, "`{key}` (which may be {}) is missing", list(kinds, "\"", " or "))
             }
-            Problem::Other(message) if self.path.is_empty() => f.write_str(message),
-            Problem::Other(message) => write!(f, "`{}`: {message}", self.key(None)),
+            Problem::Wrong { found, expected } => write!(f, "`{key}` is {found}, but must be {expected}"),
+            Problem::Other(message) if key.is_empty() => f.write_str(message),
+            Problem::Other(message) => write!(f, "`{key}`: {message}"),
         }
     }
 }
@@ -148,6 +104,7 @@ impl std::error::Error for ReadError {}
 pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
+        .filter(|candidate| !candidate.starts_with('$'))
         .map(|&candidate| (strsim::normalized_damerau_levenshtein(name, candidate), candidate))
         .filter(|(likeness, _)| *likeness >= 0.6)
         .max_by(|a, b| a.0.total_cmp(&b.0))
@@ -185,11 +142,11 @@ fn shown(found: Unexpected<'_>) -> String {
 
 impl de::Error for ReadError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self::new(Problem::Other(message.to_string()))
+        Problem::Other(message.to_string()).into()
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Self::new(Problem::Wrong { found: shown(found), expected: plainly(expected) })
+        Problem::Wrong { found: shown(found), expected: plainly(expected) }.into()
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
@@ -197,40 +154,108 @@ impl de::Error for ReadError {
     }
 
     fn unknown_variant(found: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Problem::UnknownKind { found: found.into(), known })
+        Problem::UnknownKind { found: found.into(), known }.into()
     }
 
-    fn unknown_field(key: &str, known: &'static [&'static str]) -> Self {
-        Self::new(Problem::UnknownKey { key: key.into(), known })
+    // The path that serde sees leads to the key.
+    fn unknown_field(_key: &str, known: &'static [&'static str]) -> Self {
+        Problem::UnknownKey { known: known.to_vec() }.into()
     }
 
     fn missing_field(key: &'static str) -> Self {
-        Self::new(Problem::Missing(key.into()))
+        ReadError { path: vec![key.into()], problem: Problem::Missing { kinds: &[] } }
     }
 }
 
 /// Reads a typed configuration.
 pub(super) fn read<T: de::DeserializeOwned>(table: Table) -> Result<T, ReadError> {
-    T::deserialize(Reader(Value::Table(table)))
+    let value = Value::Table(table);
+    serde_path_to_error::deserialize(Reader::Value(&value)).map_err(|error| {
+        let key = |segment: &Segment| match segment {
+            Segment::Seq { index } => Some(index.to_string()),
+            Segment::Map { key } if key == AGENTS => Some("agent".into()),
+            Segment::Map { key } if key != OPTIONS => Some(key.clone()),
+            _ => None,
+        };
+        let outer: Vec<String> = error.path().iter().filter_map(key).collect();
+        let ReadError { path, problem } = error.into_inner();
+        ReadError { path: [outer, path].concat(), problem }
+    })
 }
 
-struct Reader(Value);
+/// Entries of a table, in the order of the file.
+type Entries<'a> = Vec<(&'a str, Reader<'a>)>;
 
-impl<'de> Deserializer<'de> for Reader {
+enum Reader<'a> {
+    /// A value of the file.
+    Value(&'a Value),
+    /// Part of a table, and the fields of a struct to which its other part belongs.
+    Part(Entries<'a>, &'static [&'static str]),
+}
+
+impl<'a> Reader<'a> {
+    /// The entries of a table, and the fields of a struct to which others belong.
+    fn entries(self) -> Result<(Entries<'a>, &'static [&'static str]), &'a Value> {
+        match self {
+            Reader::Value(Value::Table(table)) => {
+                Ok((table.iter().map(|(key, value)| (key.as_str(), Reader::Value(value))).collect(), &[]))
+            }
+            Reader::Value(value) => Err(value),
+            Reader::Part(entries, fields) => Ok((entries, fields)),
+        }
+    }
+
+    /// The name of a variant, and its contents.
+    fn variant(self, variants: &'static [&'static str]) -> Result<(&'a str, Self), ReadError> {
+        let wrong = |found: &Value, expected: &str| {
+            <ReadError as de::Error>::invalid_type(Unexpected::Other(&found.to_string()), &expected)
+        };
+        let (mut entries, outer) = match self.entries() {
+            Ok(table) => table,
+            Err(Value::String(variant)) => return Ok((variant, Reader::Part(Vec::new(), &[]))),
+            Err(other) => return Err(wrong(other, "a text in quotes or a table")),
+        };
+        let of_kind = |error| ReadError { path: vec![KIND.into()], ..error };
+        match entries.iter().position(|(key, _)| *key == KIND).map(|at| entries.remove(at).1) {
+            None => Err(of_kind(Problem::Missing { kinds: variants }.into())),
+            Some(Reader::Value(Value::String(variant))) if variants.contains(&variant.as_str()) => {
+                Ok((variant, Reader::Part(entries, outer)))
+            }
+            Some(Reader::Value(Value::String(found))) => {
+                Err(of_kind(de::Error::unknown_variant(found, variants)))
+            }
+            Some(Reader::Value(other)) => Err(of_kind(wrong(other, "a text in quotes"))),
+            Some(Reader::Part(..)) => Err(of_kind(de::Error::custom("a part of a table is no text"))),
+        }
+    }
+}
+
+impl<'de> IntoDeserializer<'de, ReadError> for Reader<'de> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+impl<'de> Deserializer<'de> for Reader<'de> {
     type Error = ReadError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        match self.0 {
-            Value::String(text) => visitor.visit_string(text),
-            Value::Integer(number) => visitor.visit_i64(number),
-            Value::Float(number) => visitor.visit_f64(number),
-            Value::Boolean(value) => visitor.visit_bool(value),
-            Value::Datetime(time) => Err(ReadError::new(Problem::Wrong {
-                found: format!("the time {time}"),
+        match self.entries() {
+            Ok((entries, _)) => visitor.visit_map(MapDeserializer::new(entries.into_iter())),
+            Err(Value::Array(items)) => {
+                visitor.visit_seq(SeqDeserializer::new(items.iter().map(Reader::Value)))
+            }
+            Err(Value::String(text)) => visitor.visit_borrowed_str(text),
+            Err(Value::Integer(number)) => visitor.visit_i64(*number),
+            Err(Value::Float(number)) => visitor.visit_f64(*number),
+            Err(Value::Boolean(value)) => visitor.visit_bool(*value),
+            Err(other) => Err(Problem::Wrong {
+                found: format!("the time {other}"),
                 expected: "a text, a number, a list or a table".into(),
-            })),
-            Value::Array(items) => visitor.visit_seq(Items(items.into_iter().enumerate())),
-            Value::Table(table) => visitor.visit_map(Entries { rest: table.into_iter(), next: None }),
+            }
+            .into()),
         }
     }
 
@@ -246,122 +271,81 @@ impl<'de> Deserializer<'de> for Reader {
         visitor.visit_newtype_struct(self)
     }
 
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ReadError> {
+        if !fields.contains(&OPTIONS) {
+            let outer = if let Reader::Part(_, outer) = self { outer } else { &[] };
+            return self.deserialize_any(visitor).map_err(|error| error.with_known(fields, outer));
+        }
+        let (mut own, options) = match self {
+            Reader::Value(Value::Table(table)) => {
+                let all = table.iter().map(|(key, value)| (key.as_str(), Reader::Value(value)));
+                let (own, options) = all.partition(|(key, _)| *key != OPTIONS && fields.contains(key));
+                (own, Reader::Part(options, fields))
+            }
+            // A kind alone, all of whose options are defaults.
+            kind @ Reader::Value(Value::String(_)) => (Vec::new(), kind),
+            other => return other.deserialize_any(visitor),
+        };
+        own.push((OPTIONS, options));
+        visitor.visit_map(MapDeserializer::new(own.into_iter()))
+    }
+
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         _name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        match self.0 {
-            Value::String(variant) => {
-                visitor.visit_enum(Variant { variant, contents: Table::new(), keyed: false })
-            }
-            Value::Table(mut contents) => match contents.remove(KIND) {
-                Some(Value::String(variant)) => {
-                    visitor.visit_enum(Variant { variant, contents, keyed: true })
-                }
-                Some(other) => Err(<ReadError as de::Error>::invalid_type(
-                    Unexpected::Other(&other.to_string()),
-                    &"a text in quotes",
-                )
-                .within(KIND)),
-                None => {
-                    let known = variants.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(" or ");
-                    Err(ReadError::new(Problem::Missing(format!("{KIND}` (which may be {known}), `{KIND}"))))
-                }
-            },
-            other => Err(<ReadError as de::Error>::invalid_type(
-                Unexpected::Other(&other.to_string()),
-                &"a text in quotes or a table",
-            )),
-        }
+        let variant = std::iter::once(self.variant(variants)?);
+        visitor.visit_enum(MapAccessDeserializer::new(MapDeserializer::new(variant)))
+    }
+
+    /// The contents of a variant that has none.
+    fn deserialize_unit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
+        let Reader::Part(entries, outer) = self else { return self.deserialize_any(visitor) };
+        let Some((key, _)) = entries.first() else { return visitor.visit_unit() };
+        let known = [outer, &[KIND]].concat();
+        Err(ReadError { path: vec![(*key).to_owned()], problem: Problem::UnknownKey { known } })
     }
 
     serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map struct identifier ignored_any
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit_struct seq tuple
+        tuple_struct map identifier ignored_any
     }
 }
 
-struct Items(std::iter::Enumerate<std::vec::IntoIter<Value>>);
+/// Reads a list of at least one item, or one item that is a text.
+pub(super) fn one_or_several<'de, T, D>(deserializer: D, expected: &'static str) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de> + From<String>,
+    D: Deserializer<'de>,
+{
+    struct Items<T>(&'static str, PhantomData<T>);
+    impl<'de, T: Deserialize<'de> + From<String>> Visitor<'de> for Items<T> {
+        type Value = Vec<T>;
 
-impl<'de> de::SeqAccess<'de> for Items {
-    type Error = ReadError;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReadError> {
-        let Some((index, value)) = self.0.next() else { return Ok(None) };
-        seed.deserialize(Reader(value)).map(Some).map_err(|error| error.within(index))
-    }
-}
+        fn visit_str<E>(self, text: &str) -> Result<Vec<T>, E> {
+            Ok(vec![text.to_owned().into()])
+        }
 
-struct Entries {
-    rest: toml::map::IntoIter<String, Value>,
-    next: Option<(String, Value)>,
-}
-
-impl<'de> de::MapAccess<'de> for Entries {
-    type Error = ReadError;
-
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
-        let Some((key, value)) = self.rest.next() else { return Ok(None) };
-        self.next = Some((key.clone(), value));
-        seed.deserialize(key.into_deserializer()).map(Some)
-    }
-
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
-        let (key, value) = self.next.take().ok_or_else(|| de::Error::custom("a value without its key"))?;
-        seed.deserialize(Reader(value)).map_err(|error| error.within(key))
-    }
-}
-
-/// A variant by name, with what its table holds besides.
-struct Variant {
-    variant: String,
-    contents: Table,
-    /// Whether the name stood under `kind`.
-    keyed: bool,
-}
-
-impl<'de> de::EnumAccess<'de> for Variant {
-    type Error = ReadError;
-    type Variant = Contents;
-
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Contents), ReadError> {
-        let keyed = self.keyed;
-        let name: de::value::StringDeserializer<ReadError> = self.variant.into_deserializer();
-        let variant =
-            seed.deserialize(name).map_err(|error| if keyed { error.within(KIND) } else { error })?;
-        Ok((variant, Contents(self.contents)))
-    }
-}
-
-struct Contents(Table);
-
-impl<'de> de::VariantAccess<'de> for Contents {
-    type Error = ReadError;
-
-    fn unit_variant(self) -> Result<(), ReadError> {
-        match self.0.into_iter().next() {
-            None => Ok(()),
-            Some((key, _)) => Err(ReadError::new(Problem::UnknownKey { key, known: &[KIND] })),
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+            let mut all = Vec::new();
+            while let Some(item) = items.next_element()? {
+                all.push(item);
+            }
+            if all.is_empty() { Err(de::Error::invalid_value(Unexpected::Seq, &self)) } else { Ok(all) }
         }
     }
-
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, ReadError> {
-        seed.deserialize(Reader(Value::Table(self.0)))
-    }
-
-    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, ReadError> {
-        Err(de::Error::custom("a list of unnamed values has no form in a recipe"))
-    }
-
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        _fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, ReadError> {
-        Reader(Value::Table(self.0)).deserialize_any(visitor)
-    }
+    deserializer.deserialize_any(Items(expected, PhantomData))
 }
 
 #[cfg(test)]

@@ -7,12 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use levade_reward::ScorerKind;
-use serde::de::{self, Deserializer, SeqAccess, Unexpected, Visitor};
+use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use toml::{Table, Value};
 
-use super::apart;
-use super::read::{OF_SCORERS, ReadError, SCORER, SCORERS};
+use super::read::{ReadError, one_or_several};
 
 /// `[reward]`: reward = score + shaping, where the score is the sum of what the scorers give, each times its
 /// weight. Evaluations count the score alone.
@@ -88,6 +87,7 @@ pub struct ScorerKeys {
     #[serde(default)]
     pub unscored: Option<Unscored>,
     /// How it scores.
+    #[serde(rename = "$options")]
     pub scorer: ScorerKind,
 }
 
@@ -131,30 +131,8 @@ impl Values {
 
 impl<'de> Deserialize<'de> for Values {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = Values;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text in quotes, or a list of texts that is not empty")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Values, E> {
-                Ok(Values(vec![text.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Values, A::Error> {
-                let mut texts = Vec::new();
-                while let Some(text) = items.next_element()? {
-                    texts.push(text);
-                }
-                if texts.is_empty() {
-                    return Err(de::Error::invalid_value(Unexpected::Seq, &self));
-                }
-                Ok(Values(texts))
-            }
-        }
-        deserializer.deserialize_any(OneOrSeveral)
+        let expected = "a text in quotes, or a list of texts that is not empty";
+        one_or_several(deserializer, expected).map(Values)
     }
 }
 
@@ -221,31 +199,31 @@ impl<'de> Deserialize<'de> for Unscored {
 }
 
 const REWARD: &str = "reward";
+/// The key of the only scorer.
+const SCORER: &str = "scorer";
+/// The key of several scorers.
+const SCORERS: &str = "scorers";
 
-/// Puts the options of each of several scorers into a table of their own.
+/// Whether the file has several scorers.
+fn has_several(reward: &Table) -> bool {
+    reward.get(SCORERS).and_then(Value::as_array).is_some_and(|scorers| !scorers.is_empty())
+}
+
+/// Checks that a file has one scorer for all tasks, or several.
 ///
 /// # Errors
-/// When there is one for all tasks besides, or the typed form is in the file.
-pub(super) fn split(table: &mut Table) -> Result<(), ReadError> {
-    let Some(Value::Table(reward)) = table.get_mut(REWARD) else { return Ok(()) };
-    let is_alone = reward.contains_key(SCORER);
-    let Some(Value::Array(scorers)) = reward.get_mut(SCORERS) else { return Ok(()) };
-    if is_alone && !scorers.is_empty() {
+/// Returns an error if the file has both.
+pub(super) fn check_alone(table: &Table) -> Result<(), ReadError> {
+    let reward = table.get(REWARD).and_then(Value::as_table);
+    if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_several(reward)) {
         let why = "`reward.scorer` is the only scorer where it is given: put it among `[[reward.scorers]]`, or leave these out";
-        return Err(de::Error::custom(why));
+        return Err(ReadError::at([], why));
     }
-    apart::take(scorers, &OF_SCORERS);
     Ok(())
 }
 
-/// The mirror image of [`split`]. Of one scorer and several only those that count are left.
-pub(super) fn join(table: &mut Table) {
+/// Leaves only those scorers in a table that count.
+pub(super) fn leave_used(table: &mut Table) {
     let Some(Value::Table(reward)) = table.get_mut(REWARD) else { return };
-    let Some(Value::Array(mut scorers)) = reward.remove(SCORERS) else { return };
-    if scorers.is_empty() {
-        return;
-    }
-    reward.remove(SCORER);
-    apart::put(&mut scorers, &OF_SCORERS);
-    reward.insert(SCORERS.into(), Value::Array(scorers));
+    reward.remove(if has_several(reward) { SCORER } else { SCORERS });
 }

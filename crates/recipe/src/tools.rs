@@ -9,15 +9,14 @@ use std::sync::Arc;
 use levade_agent::Keeper;
 use levade_tools::{Calculator, CallLimits, CodeTool, CommandTool, PythonTools, SearchTool, Side, Toolbox};
 use serde::{Deserialize, Serialize};
-use toml::{Table, Value};
 
+use super::MOST_SECONDS;
 use super::code::SandboxKeys;
 use super::helpers::{AgentToolKeys, CondenseKeys};
 use super::own_tools::{CommandKeys, PythonKeys};
-use super::read::{OF_TOOLS, nearest};
+use super::read::nearest;
 use super::retrieval::SearchKeys;
 use super::services::{HttpKeys, McpKeys, McpapiKeys};
-use super::{MOST_SECONDS, apart};
 
 /// `[[tool]]`: what every toolbox has, and the options of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +53,7 @@ pub struct ToolKeys {
     #[serde(default)]
     pub outage: Outage,
     /// The options of its kind.
+    #[serde(rename = "$options")]
     pub options: ToolOptions,
 }
 
@@ -256,21 +256,5 @@ impl ToolKeys {
     /// Says which options do not go together.
     pub fn toolbox(&self, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
         self.options.toolbox(self.name().to_owned(), self.seconds, keeper)
-    }
-}
-
-const TOOL: &str = "tool";
-
-/// Puts the options of each toolbox into a table of their own.
-pub(super) fn split(table: &mut Table) {
-    if let Some(Value::Array(tools)) = table.get_mut(TOOL) {
-        apart::take(tools, &OF_TOOLS);
-    }
-}
-
-/// The mirror image of [`split`].
-pub(super) fn join(table: &mut Table) {
-    if let Some(Value::Array(tools)) = table.get_mut(TOOL) {
-        apart::put(tools, &OF_TOOLS);
     }
 }

@@ -1,337 +1,101 @@
-//! From typed configuration to TOML values: the mirror image of [`read`](super::read).
+//! Writes typed keys as TOML: the mirror image of [`read`](super::read).
 
-use serde::ser::{self, Serialize, Serializer};
+use serde::Serialize;
+use serde_content::{Data, Number, Serializer, Value as Content};
 use toml::{Table, Value};
 
-use super::read::KIND;
+use super::read::{KIND, OPTIONS};
 
 /// A value that TOML cannot hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WriteError(String);
 
-impl ser::Error for WriteError {
-    fn custom<T: std::fmt::Display>(message: T) -> Self {
-        WriteError(message.to_string())
-    }
+pub(super) fn unwritable(error: impl std::fmt::Display) -> WriteError {
+    WriteError(error.to_string())
 }
 
 /// The configuration as a table; what is `None` is left out.
 pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
-    match value.serialize(Writer)? {
+    let content = Serializer::new().serialize(value).map_err(unwritable)?;
+    match written(content)? {
         Some(Value::Table(table)) => Ok(table),
         _ => Err(WriteError("a configuration must be a table".into())),
     }
 }
 
-/// Gives `None` for what is absent.
-struct Writer;
+/// `None` for what is absent.
+fn written(content: Content<'_>) -> Result<Option<Value>, WriteError> {
+    Ok(Some(match content {
+        Content::Unit | Content::Option(None) => return Ok(None),
+        Content::Option(Some(content)) => return written(*content),
+        // Through its shortest decimal form: 0.1f32 is written as 0.1, and reads back as the same f32.
+        Content::Number(Number::F32(value)) => Value::Float(value.to_string().parse().map_err(unwritable)?),
+        Content::Seq(items) | Content::Tuple(items) => list(items)?,
+        Content::Map(entries) => {
+            let entries = entries.into_iter().map(|(key, value)| match key {
+                Content::String(key) => Ok((key, value)),
+                _ => Err(WriteError("keys must be texts".into())),
+            });
+            table(entries.collect::<Result<Vec<_>, _>>()?)?
+        }
+        Content::Struct(found) => return data(found.data),
+        Content::Enum(found) => {
+            let variant = Value::String(found.variant.clone().into_owned());
+            match data(found.data)? {
+                None => variant,
+                Some(Value::Table(contents)) => {
+                    let mut table = Table::from_iter([(KIND.to_owned(), variant)]);
+                    table.extend(contents);
+                    Value::Table(table)
+                }
+                Some(_) => {
+                    return Err(WriteError(format!("the contents of `{}` must be a table", found.variant)));
+                }
+            }
+        }
+        leaf => Value::try_from(leaf).map_err(unwritable)?,
+    }))
+}
 
-type Written = Result<Option<Value>, WriteError>;
+fn data(data: Data<'_>) -> Result<Option<Value>, WriteError> {
+    match data {
+        Data::Unit => Ok(None),
+        Data::NewType { value } => written(value),
+        Data::Tuple { values } => list(values).map(Some),
+        Data::Struct { fields } => table(fields).map(Some),
+    }
+}
 
-fn integer(value: impl TryInto<i64> + std::fmt::Display + Copy) -> Written {
-    let number = value.try_into().map_err(|_| WriteError(format!("{value} is too large for TOML")))?;
-    Ok(Some(Value::Integer(number)))
+fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
+    let empty = || WriteError("a list has no empty places".into());
+    items.into_iter().map(|item| written(item)?.ok_or_else(empty)).collect::<Result<_, _>>().map(Value::Array)
 }
 
 /// The only field of a number of `serde_json`, which holds its digits.
 const NUMBER: &str = "$serde_json::private::Number";
 
-/// Converts a number of JSON, by its digits.
-fn number(digits: &str) -> Written {
-    let float =
-        || digits.parse::<f64>().ok().filter(|float| float.is_finite() && digits.contains(['.', 'e']));
-    let number = digits.parse().map(Value::Integer).ok().or_else(|| float().map(Value::Float));
-    number.map(Some).ok_or_else(|| WriteError(format!("{digits} is too large for TOML")))
-}
-
-/// A variant's contents with its name under `kind`.
-fn tagged(variant: &str, contents: Table) -> Value {
+fn table<'a, K: AsRef<str>>(fields: impl IntoIterator<Item = (K, Content<'a>)>) -> Result<Value, WriteError> {
     let mut table = Table::new();
-    table.insert(KIND.into(), Value::String(variant.into()));
-    table.extend(contents);
-    Value::Table(table)
-}
-
-impl Serializer for Writer {
-    type Ok = Option<Value>;
-    type Error = WriteError;
-    type SerializeSeq = Items;
-    type SerializeTuple = Items;
-    type SerializeTupleStruct = Items;
-    type SerializeTupleVariant = ser::Impossible<Option<Value>, WriteError>;
-    type SerializeMap = Entries;
-    type SerializeStruct = Entries;
-    type SerializeStructVariant = Entries;
-
-    fn serialize_bool(self, value: bool) -> Written {
-        Ok(Some(Value::Boolean(value)))
-    }
-
-    fn serialize_i8(self, value: i8) -> Written {
-        integer(value)
-    }
-
-    fn serialize_i16(self, value: i16) -> Written {
-        integer(value)
-    }
-
-    fn serialize_i32(self, value: i32) -> Written {
-        integer(value)
-    }
-
-    fn serialize_i64(self, value: i64) -> Written {
-        integer(value)
-    }
-
-    fn serialize_u8(self, value: u8) -> Written {
-        integer(value)
-    }
-
-    fn serialize_u16(self, value: u16) -> Written {
-        integer(value)
-    }
-
-    fn serialize_u32(self, value: u32) -> Written {
-        integer(value)
-    }
-
-    fn serialize_u64(self, value: u64) -> Written {
-        integer(value)
-    }
-
-    fn serialize_f32(self, value: f32) -> Written {
-        // Through its shortest decimal form: 0.1f32 is to be written 0.1, and reads back as the same f32.
-        let text = value.to_string();
-        Ok(Some(Value::Float(text.parse().map_err(|_| WriteError(format!("{text} is not a number")))?)))
-    }
-
-    fn serialize_f64(self, value: f64) -> Written {
-        Ok(Some(Value::Float(value)))
-    }
-
-    fn serialize_char(self, value: char) -> Written {
-        self.serialize_str(value.encode_utf8(&mut [0; 4]))
-    }
-
-    fn serialize_str(self, value: &str) -> Written {
-        Ok(Some(Value::String(value.into())))
-    }
-
-    fn serialize_bytes(self, _value: &[u8]) -> Written {
-        Err(WriteError("bytes have no form in TOML".into()))
-    }
-
-    fn serialize_none(self) -> Written {
-        Ok(None)
-    }
-
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Written {
-        value.serialize(self)
-    }
-
-    fn serialize_unit(self) -> Written {
-        Ok(None)
-    }
-
-    fn serialize_unit_struct(self, _name: &'static str) -> Written {
-        Ok(None)
-    }
-
-    fn serialize_unit_variant(self, _name: &'static str, _index: u32, variant: &'static str) -> Written {
-        self.serialize_str(variant)
-    }
-
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, _name: &'static str, value: &T) -> Written {
-        value.serialize(self)
-    }
-
-    fn serialize_newtype_variant<T: Serialize + ?Sized>(
-        self,
-        _name: &'static str,
-        _index: u32,
-        variant: &'static str,
-        value: &T,
-    ) -> Written {
-        match value.serialize(self)? {
-            Some(Value::Table(contents)) => Ok(Some(tagged(variant, contents))),
-            _ => Err(WriteError(format!("the contents of `{variant}` must be a table"))),
+    for (key, content) in fields {
+        match (key.as_ref(), written(content)?) {
+            (NUMBER, Some(Value::String(digits))) => return json_number(&digits),
+            (OPTIONS, Some(Value::Table(options))) => table.extend(options),
+            // The contents of this kind are none.
+            (OPTIONS, Some(kind)) => drop(table.insert(KIND.into(), kind)),
+            (key, Some(value)) => drop(table.insert(key.to_owned(), value)),
+            (_, None) => {}
         }
     }
-
-    fn serialize_seq(self, _len: Option<usize>) -> Result<Items, WriteError> {
-        Ok(Items(Vec::new()))
-    }
-
-    fn serialize_tuple(self, _len: usize) -> Result<Items, WriteError> {
-        Ok(Items(Vec::new()))
-    }
-
-    fn serialize_tuple_struct(self, _name: &'static str, _len: usize) -> Result<Items, WriteError> {
-        Ok(Items(Vec::new()))
-    }
-
-    fn serialize_tuple_variant(
-        self,
-        _name: &'static str,
-        _index: u32,
-        variant: &'static str,
-        _len: usize,
-    ) -> Result<Self::SerializeTupleVariant, WriteError> {
-        Err(WriteError(format!("the contents of `{variant}` must be a table")))
-    }
-
-    fn serialize_map(self, _len: Option<usize>) -> Result<Entries, WriteError> {
-        Ok(Entries { table: Table::new(), key: None, variant: None })
-    }
-
-    fn serialize_struct(self, _name: &'static str, _len: usize) -> Result<Entries, WriteError> {
-        self.serialize_map(None)
-    }
-
-    fn serialize_struct_variant(
-        self,
-        _name: &'static str,
-        _index: u32,
-        variant: &'static str,
-        _len: usize,
-    ) -> Result<Entries, WriteError> {
-        Ok(Entries { table: Table::new(), key: None, variant: Some(variant) })
-    }
+    Ok(Value::Table(table))
 }
 
-struct Items(Vec<Value>);
-
-impl Items {
-    fn push<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), WriteError> {
-        let item = value.serialize(Writer)?.ok_or_else(|| WriteError("a list has no empty places".into()))?;
-        self.0.push(item);
-        Ok(())
-    }
-}
-
-impl ser::SerializeSeq for Items {
-    type Ok = Option<Value>;
-    type Error = WriteError;
-
-    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), WriteError> {
-        self.push(value)
-    }
-
-    fn end(self) -> Written {
-        Ok(Some(Value::Array(self.0)))
-    }
-}
-
-impl ser::SerializeTuple for Items {
-    type Ok = Option<Value>;
-    type Error = WriteError;
-
-    fn serialize_element<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), WriteError> {
-        self.push(value)
-    }
-
-    fn end(self) -> Written {
-        Ok(Some(Value::Array(self.0)))
-    }
-}
-
-impl ser::SerializeTupleStruct for Items {
-    type Ok = Option<Value>;
-    type Error = WriteError;
-
-    fn serialize_field<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), WriteError> {
-        self.push(value)
-    }
-
-    fn end(self) -> Written {
-        Ok(Some(Value::Array(self.0)))
-    }
-}
-
-struct Entries {
-    table: Table,
-    key: Option<String>,
-    variant: Option<&'static str>,
-}
-
-impl Entries {
-    fn insert<T: Serialize + ?Sized>(&mut self, key: String, value: &T) -> Result<(), WriteError> {
-        if let Some(value) = value.serialize(Writer)? {
-            self.table.insert(key, value);
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Written {
-        if let (None, 1, Some(Value::String(digits))) =
-            (self.variant, self.table.len(), self.table.get(NUMBER))
-        {
-            return number(digits);
-        }
-        Ok(Some(match self.variant {
-            Some(variant) => tagged(variant, self.table),
-            None => Value::Table(self.table),
-        }))
-    }
-}
-
-impl ser::SerializeMap for Entries {
-    type Ok = Option<Value>;
-    type Error = WriteError;
-
-    fn serialize_key<T: Serialize + ?Sized>(&mut self, key: &T) -> Result<(), WriteError> {
-        match key.serialize(Writer)? {
-            Some(Value::String(key)) => {
-                self.key = Some(key);
-                Ok(())
-            }
-            _ => Err(WriteError("keys must be texts".into())),
-        }
-    }
-
-    fn serialize_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<(), WriteError> {
-        let key = self.key.take().ok_or_else(|| WriteError("a value without its key".into()))?;
-        self.insert(key, value)
-    }
-
-    fn end(self) -> Written {
-        self.finish()
-    }
-}
-
-impl ser::SerializeStruct for Entries {
-    type Ok = Option<Value>;
-    type Error = WriteError;
-
-    fn serialize_field<T: Serialize + ?Sized>(
-        &mut self,
-        key: &'static str,
-        value: &T,
-    ) -> Result<(), WriteError> {
-        self.insert(key.into(), value)
-    }
-
-    fn end(self) -> Written {
-        self.finish()
-    }
-}
-
-impl ser::SerializeStructVariant for Entries {
-    type Ok = Option<Value>;
-    type Error = WriteError;
-
-    fn serialize_field<T: Serialize + ?Sized>(
-        &mut self,
-        key: &'static str,
-        value: &T,
-    ) -> Result<(), WriteError> {
-        self.insert(key.into(), value)
-    }
-
-    fn end(self) -> Written {
-        self.finish()
-    }
+/// A number of JSON, by its digits.
+fn json_number(digits: &str) -> Result<Value, WriteError> {
+    let float =
+        || digits.parse().ok().filter(|float: &f64| float.is_finite() && digits.contains(['.', 'e', 'E']));
+    let number = digits.parse().map(Value::Integer).ok().or_else(|| float().map(Value::Float));
+    number.ok_or_else(|| WriteError(format!("{digits} is too large for TOML")))
 }
 
 #[cfg(test)]
