@@ -14,7 +14,7 @@ use levade_agent::environments::Environments;
 use levade_agent::tasks::Matching;
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, RlKeys, RunKeys};
-use levade_store::{Sqlite, Store};
+use levade_store::Store;
 use serde_json::json;
 use tracing::{Instrument, info, info_span};
 
@@ -25,7 +25,7 @@ use crate::checkpoint::{Checkpoint, Checkpoints, Position, Versions};
 use crate::context::RunContext;
 use crate::eval_result::EvalResult;
 use crate::exit::Exit;
-use crate::folder::RunFolder;
+use crate::folder::{RunFolder, Start};
 use crate::gain::{Gain, milestones};
 use crate::measure::{evaluate_if_due, keep_best, restore_evals};
 use crate::metrics::Metrics;
@@ -58,15 +58,6 @@ pub struct Parts {
     pub model_files: Vec<PathBuf>,
     /// Policies of others that phases imitate, by name.
     pub teachers: BTreeMap<String, Teacher>,
-}
-
-/// Whether a run begins or goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// In a folder that holds no run.
-    Fresh,
-    /// From the newest whole checkpoint and the record.
-    Resume,
 }
 
 /// How a run ended.
@@ -165,12 +156,11 @@ impl Trainer {
                 let folder = RunFolder::create(&recipe)?;
                 now.write(folder.root())?;
                 folder.write_recipe(&recipe)?;
-                let store = Sqlite::open(&folder.record(), &recipe.run.id()).await?;
+                let store = folder.open_store(&recipe.run, start).await?;
                 (folder, store, now, Vec::new())
             }
             Start::Resume => go_on(&recipe, now).await?,
         };
-        let store: Arc<dyn Store> = Arc::new(store);
         let checkpoints = Checkpoints::open(folder.checkpoints())?;
         let (latest, damaged) = checkpoints.newest()?;
         notes.extend(damaged);
@@ -400,7 +390,7 @@ impl Trainer {
 async fn go_on(
     recipe: &Recipe,
     now: Origin,
-) -> Result<(RunFolder, Sqlite, Origin, Vec<String>), TrainerError> {
+) -> Result<(RunFolder, Arc<dyn Store>, Origin, Vec<String>), TrainerError> {
     let (folder, earlier) = RunFolder::resume(recipe)?;
     let (mut origin, mut notes) = match Origin::read(folder.root())? {
         Some(mut origin) => {
@@ -409,14 +399,10 @@ async fn go_on(
         }
         None => (now, Vec::new()),
     };
-    let store = match folder.record() {
-        file if file.exists() => Sqlite::resume(&file, &recipe.run.id()).await?,
-        // Killed before it had one.
-        file => Sqlite::open(&file, &recipe.run.id()).await?,
-    };
+    let store = folder.open_store(&recipe.run, Start::Resume).await?;
     // The folder is locked: no other process makes attempts.
     store.abandon_running().await?;
-    notes.extend(origin.lengthen(&earlier, recipe, &store).await?);
+    notes.extend(origin.lengthen(&earlier, recipe, &*store).await?);
     origin.write(folder.root())?;
     // Whatever differs may differ. The attempts of the record bear the name that the run began with.
     let run = RunKeys { name: earlier.run.name.clone(), ..recipe.run.clone() };

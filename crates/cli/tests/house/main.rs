@@ -41,7 +41,7 @@ const ROOMS: [(&str, &[&str]); 20] = [
         ],
     ),
     ("trainer", &["recipe", "agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
-    ("recipe", &["agent", "reward", "conversation", "text", "policy", "rl", "tree"]),
+    ("recipe", &["agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
     (
         "agent",
         &[

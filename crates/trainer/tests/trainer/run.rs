@@ -21,7 +21,7 @@ use levade_tree::{
 
 use crate::common::{Notes, metrics, parts, recipe, simulator};
 
-async fn run(
+pub async fn run(
     folder: &Path,
     policy: &Arc<Simulator>,
     start: Start,
