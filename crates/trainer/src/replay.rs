@@ -53,7 +53,7 @@ pub async fn replay(
     let again = Again::open(recipe, folder, policies).await?;
     let planned = again.store.planned_steps().await?;
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
-    for note in &damaged {
+    for note in damaged {
         observer.event(&Event::Note(note));
     }
     let mut done = 0;

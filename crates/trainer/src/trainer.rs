@@ -262,15 +262,15 @@ impl Trainer {
     async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Exit> {
         let steps = self.steps();
         for note in self.run.checkpoints.find()?.damaged.iter().chain(&self.notes) {
-            observer.event(&Event::Note(note));
+            observer.event(&Event::Note(note.clone()));
         }
         observer.event(&Event::Started {
-            from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
+            from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
             done: self.progress.position.global_step,
             steps: self.all_steps(),
         });
         if self.progress.latest.is_none() {
-            self.run.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
+            self.run.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note.clone())));
         }
         restore_evals(&self.run, &mut self.progress, observer).await?;
         keep_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
@@ -281,7 +281,7 @@ impl Trainer {
             restore_references(&self.run, &self.progress, &keys).await?;
             observer.event(&Event::PhaseStarted {
                 phase,
-                kind: keys.name(),
+                kind: keys.name().to_owned(),
                 done: self.progress.position.step,
                 steps: of_phase,
             });
@@ -325,7 +325,7 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainerError> {
         let Position { phase, step, global_step, .. } = self.progress.position;
-        observer.event(&Event::Note(&format!(
+        observer.event(&Event::Note(format!(
             "phase {phase} ({}) ends after step {step} of {steps}: the success on held-out tasks has reached `phase.{phase}.until` = {}",
             keys.name(),
             keys.until().unwrap_or_default()
@@ -364,10 +364,10 @@ impl Trainer {
         info!(phase, kind = keys.name(), step, steps, version = global_step, "step done");
         observer.event(&Event::Step {
             phase: phase as usize,
-            kind: keys.name(),
+            kind: keys.name().to_owned(),
             step,
             steps,
-            metrics: &metrics,
+            metrics,
         });
         let every = self.run.recipe.run.checkpoint_every;
         if step == steps || (every > 0 && global_step.is_multiple_of(every)) {
