@@ -10,7 +10,7 @@ use levade_engine::Engine;
 use levade_policy::Sampler;
 use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
-use levade_store::{EvalKey, Memory, Sqlite, Store};
+use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{Matching, QuestionKey};
 use levade_trainer::{
     AgentParts, Agents, Answers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
@@ -118,10 +118,10 @@ async fn warn_of_trained(tasks: &Tasks, model: &str) {
             None
         });
         let Some(run) = run.filter(|run| !seen.contains(run)) else { break };
-        let trained = async { Ok(trained_on(&Sqlite::open_existing(&run.record()).await?).await?) };
+        let trained = async { Ok(trained_on(&*run.open_store().await?).await?) };
         match trained.await {
             Ok(trained) => questions.extend(trained),
-            Err(why) => unknown(anyhow::Error::context(why, run.record().display().to_string())),
+            Err(why) => unknown(anyhow::Error::context(why, run.root().display().to_string())),
         }
         // Where the model has moved, the trail ends.
         next = run.recipe().ok().map(|recipe| recipe.model.source);

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use levade_call::ExternalCall;
 use levade_model::TokenizerSource;
-use levade_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Sqlite, Store};
+use levade_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Store};
 use levade_text::Tokenizer;
 use levade_tree::{AttemptId, Component, ContextCut, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
@@ -105,14 +105,14 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     let run = Run::open(&args.run)?;
-    let store = Sqlite::open_existing(&run.record()).await?;
+    let store = run.open_store().await?;
     let found = match &args.attempt {
-        Some(name) => Some(named(&store, name).await?.ok_or_else(|| {
+        Some(name) => Some(named(&*store, name).await?.ok_or_else(|| {
             let run = args.run.display();
             unusable(format!("the run has no {name}; `levade inspect {run}` lists what it has"))
         })?),
         None if args.failed => {
-            let failures = selected_failures(&args, &store).await?;
+            let failures = selected_failures(&args, &*store).await?;
             if failures.is_empty() {
                 return Err(unusable(no_attempts(&args, "failed attempts")));
             }
@@ -120,9 +120,9 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             None
         }
         None => {
-            let summaries = selected(&args, &store).await?;
+            let summaries = selected(&args, &*store).await?;
             if summaries.is_empty() {
-                let failures = selected_failures(&args, &store).await?;
+                let failures = selected_failures(&args, &*store).await?;
                 if failures.is_empty() {
                     return Err(unusable(no_attempts(&args, "attempts")));
                 }
@@ -139,7 +139,7 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if let Some(attempt) = found {
-        let planned = planned(&store, &attempt).await?;
+        let planned = planned(&*store, &attempt).await?;
         let tokenizer = tokenizer(&run)?;
         if args.terms {
             let Some((step, _)) = planned else {

@@ -2,9 +2,11 @@
 //! leads.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use levade_recipe::Recipe;
+use levade_store::{Access, Store};
 use levade_trainer::{begun, merged_from, seconds};
 use levade_tree::DEFAULT;
 
@@ -13,7 +15,10 @@ use crate::screen::Style;
 
 /// File that a run writes first, and nobody else would: the resolved recipe beside the record.
 pub const RECIPE: &str = "recipe.toml";
+/// Default file of the record. Older builds wrote no lock.
 const RECORD: &str = "run.db";
+/// File that every process creates that works on the run.
+const LOCK: &str = "lock";
 /// Where runs are, in the working directory, unless their recipes say otherwise.
 const RUNS: &str = "runs";
 const CHECKPOINTS: &str = "checkpoints";
@@ -33,7 +38,8 @@ pub struct Run {
 impl Run {
     /// The run in a folder, if it holds one.
     pub fn find(path: &Path) -> Option<Self> {
-        let is_run = path.join(RECIPE).is_file() && path.join(RECORD).is_file();
+        let is_run =
+            path.join(RECIPE).is_file() && [RECORD, LOCK].iter().any(|file| path.join(file).is_file());
         is_run.then(|| Run { root: path.to_owned() })
     }
 
@@ -85,9 +91,13 @@ impl Run {
         &self.root
     }
 
-    /// The record of attempts and steps.
-    pub fn record(&self) -> PathBuf {
-        self.root.join(RECORD)
+    /// Opens the record of attempts and steps to read it.
+    ///
+    /// # Errors
+    /// Returns an error if the recipe names no location of a record, or if the record cannot be opened.
+    pub async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
+        let location = Recipe::store_location(&self.root.join(RECIPE))?;
+        Ok(location.open(&self.root, Access::Read).await?)
     }
 
     /// The newest checkpoint. A folder with this name is a whole checkpoint: it is renamed to it when it is

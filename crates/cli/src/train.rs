@@ -13,7 +13,7 @@ use levade_trainer::{Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer,
 
 use crate::child;
 use crate::cluster_learner::{self, order};
-use crate::failure::INTERRUPTED;
+use crate::failure::{INTERRUPTED, unusable};
 use crate::policies::{self, Started};
 use crate::run::{RECIPE, Run};
 use crate::screen::{self, Style, quoted};
@@ -56,14 +56,16 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
-    // Before anything is fetched or loaded; the trainer looks again when it takes the folder.
-    let taken = recipe.run.folder.join(RECIPE).exists();
-    match (taken, args.resume) {
-        (true, false) => return Err(TrainerError::FolderTaken(recipe.run.folder).into()),
-        (false, true) => return Err(TrainerError::NothingToResume(recipe.run.folder).into()),
-        _ => {}
-    }
+    let start = if args.resume { Start::Resume } else { Start::Fresh };
+    RunFolder::check(&recipe.run, start)?;
     if args.restarts > 0 {
+        if !recipe.run.store.is_durable() {
+            let store = &recipe.run.store;
+            return Err(unusable(format!(
+                "--restarts {} needs a record that outlives a process, and `run.store` is \"{store}\"; leave out one of them",
+                args.restarts
+            )));
+        }
         // With something in the folder there is something to go on from, once the first process has begun.
         return supervise::run(args.restarts, || recipe.run.folder.join(RECIPE).exists());
     }
@@ -142,7 +144,7 @@ async fn interrupted(requests: Requests, stop: StopFlag) {
 async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> anyhow::Result<Ended> {
     let folder = &recipe.run.folder;
     // A learner that is started would take the place of the one that another process has there.
-    RunFolder::check_free(folder)?;
+    RunFolder::check(&recipe.run, start)?;
     let begun = run::begun_or_now(folder)?;
     let mut children = Vec::new();
     let ended = async {
@@ -180,6 +182,8 @@ const LEAVING: Duration = Duration::from_secs(30);
 /// written in between that it goes on from.
 struct Again {
     most: u32,
+    /// Whether the run has a record to continue from.
+    is_durable: bool,
     died: u32,
     newest: Option<PathBuf>,
 }
@@ -187,12 +191,13 @@ struct Again {
 impl Again {
     fn new(recipe: &Recipe) -> Self {
         let most = recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
-        Again { most, died: 0, newest: None }
+        Again { most, is_durable: recipe.run.store.is_durable(), died: 0, newest: None }
     }
 
     /// Whether the run in a folder may go on after this error; says so.
     fn may(&mut self, error: &anyhow::Error, folder: &Path) -> bool {
-        let Some(run) = Run::find(folder).filter(|_| is_lost(error)) else { return false };
+        let found = Run::find(folder).filter(|_| self.is_durable && is_lost(error));
+        let Some(run) = found else { return false };
         let newest = run.newest_checkpoint();
         if newest != self.newest {
             (self.newest, self.died) = (newest, 0);

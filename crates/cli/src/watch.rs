@@ -77,7 +77,7 @@ impl Bars {
         }
     }
 
-    fn moved(&mut self, event: &Event<'_>, whole: &str) {
+    fn moved(&mut self, event: &Event, whole: &str) {
         match *event {
             Event::Attempt { purpose, done, total, sampled_tokens } => {
                 let name = if purpose == Purpose::Eval { "evaluating" } else { "sampling" };
@@ -90,7 +90,7 @@ impl Bars {
 }
 
 impl Observer for Bars {
-    fn event(&mut self, event: &Event<'_>) {
+    fn event(&mut self, event: &Event) {
         self.moved(event, "");
     }
 }
@@ -133,10 +133,10 @@ impl Watch {
 }
 
 impl Observer for Watch {
-    fn event(&mut self, event: &Event<'_>) {
-        match *event {
+    fn event(&mut self, event: &Event) {
+        match event {
             Event::Started { from, done, steps } => {
-                (self.done, self.steps) = (done, steps);
+                (self.done, self.steps) = (*done, *steps);
                 if let Some(path) = from {
                     self.bars.say(&format!("goes on from {} (step {done} of {steps})", screen::path(path)));
                 }
@@ -144,8 +144,8 @@ impl Observer for Watch {
             }
             Event::PhaseStarted { phase, kind, done, steps } => {
                 self.bars.clear();
-                let before = if done > 0 { format!(", {done} of them done") } else { String::new() };
-                let steps = screen::plural(steps, "step");
+                let before = if *done > 0 { format!(", {done} of them done") } else { String::new() };
+                let steps = screen::plural(*steps, "step");
                 self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
                 (self.mine, self.start) = (0, self.bars.clock.now());
                 self.bars.wait();
@@ -159,7 +159,7 @@ impl Observer for Watch {
                 self.bars.clear();
                 self.done += 1;
                 self.mine += 1;
-                self.bars.say(&step_line(kind, step, steps, metrics));
+                self.bars.say(&step_line(kind, *step, *steps, metrics));
                 self.bars.wait();
             }
             Event::Evaluated(result) => {

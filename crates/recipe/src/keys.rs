@@ -12,6 +12,7 @@ use levade_agent::environments::{
 };
 use levade_policy::{Learner, Precision, Sampler, SamplingParams, Timely};
 use levade_rl::Normaliser;
+use levade_store::Location;
 use levade_tasks::{ArithmeticOptions, FileOptions};
 use levade_tree::RunId;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,9 @@ pub struct RunKeys {
     /// Where everything is written; `runs/<name>` under the working directory where not given.
     #[serde(default)]
     pub folder: PathBuf,
+    /// Where attempts, step plans and evaluations are recorded; `sqlite:run.db` if empty.
+    #[serde(default, skip_serializing_if = "Location::is_default")]
+    pub store: Location,
     /// A checkpoint after every so many steps, besides the one at the end of each phase; 0 for none.
     #[serde(default = "ten")]
     pub checkpoint_every: u32,

@@ -82,6 +82,7 @@ mod write;
 use std::path::{Path, PathBuf};
 
 use levade_agent::environments::EnvironmentOptions;
+use levade_store::Location;
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
@@ -188,11 +189,7 @@ impl Recipe {
     /// Names the file and the key.
     pub fn load(file: &Path, overrides: &[Override]) -> Result<Self, RecipeError> {
         let io = |source| RecipeError::Io { file: file.to_owned(), source };
-        let text = std::fs::read_to_string(file).map_err(io)?;
-        let mut table: Table = text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
-            file: file.to_owned(),
-            message: error.to_string().trim_end().to_owned(),
-        })?;
+        let mut table = read_table(file)?;
         let here = std::env::current_dir().map_err(io)?;
         let folder = here.join(file.parent().unwrap_or(Path::new("")));
         // Paths are texts in a recipe, and another path would be read back.
@@ -227,6 +224,20 @@ impl Recipe {
         Ok(recipe)
     }
 
+    /// Reads no more of a recipe than where its run is recorded: the rest may name files that are not on this
+    /// machine.
+    ///
+    /// # Errors
+    /// Returns an error if the file is no TOML, or if its `run.store` names no location.
+    pub fn store_location(file: &Path) -> Result<Location, RecipeError> {
+        let table = read_table(file)?;
+        let store = table.get("run").and_then(|run| run.get("store"));
+        store.and_then(Value::as_str).unwrap_or_default().parse().map_err(|why: String| RecipeError::Key {
+            file: file.to_owned(),
+            source: <ReadError as serde::de::Error>::custom(why).within("store").within("run"),
+        })
+    }
+
     /// The recipe with every key written out.
     ///
     /// # Errors
@@ -251,6 +262,16 @@ impl Recipe {
         reward::leave_used(&mut table);
         Ok(table)
     }
+}
+
+/// Reads a file of TOML.
+fn read_table(file: &Path) -> Result<Table, RecipeError> {
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|source| RecipeError::Io { file: file.to_owned(), source })?;
+    text.parse().map_err(|error: toml::de::Error| RecipeError::Syntax {
+        file: file.to_owned(),
+        message: error.to_string().trim_end().to_owned(),
+    })
 }
 
 /// Makes the paths of a recipe absolute.

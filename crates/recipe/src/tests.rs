@@ -64,6 +64,11 @@ fn load(text: &str, overrides: &[&str]) -> Result<Recipe, String> {
 #[test]
 fn bad_recipes_are_refused_by_key() {
     let cases: &[(&[&str], &str)] = &[
+        (
+            &["run.store='http://h'"],
+            "`run.store`: \"http://h\" names a service, but records in services do not exist yet",
+        ),
+        (&["run.store=run.db"], "`run.store`: \"run.db\" is no location of a record; give \"sqlite:PATH\""),
         (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
         (&["run.skip_phases=2"], "`run.skip_phases` is 2, but must be less than 2, the number of phases"),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),

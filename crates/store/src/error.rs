@@ -1,6 +1,7 @@
 //! Errors of a record, each with a code by which a caller decides and a service answers.
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,16 @@ pub enum StoreError {
         place: String,
         /// Why.
         source: std::io::Error,
+    },
+    /// The record is in memory, and not of this process.
+    #[error(
+        "the run in {} keeps its record in memory (`run.store` is \"memory:\"), where it ends with its process: the run cannot \
+         be resumed, nor its record be read. Start a new run in another folder; with `run.store` left out its record is kept",
+        run_dir.display()
+    )]
+    NotKept {
+        /// The run directory.
+        run_dir: PathBuf,
     },
     /// The record was opened for reading.
     #[error("cannot record {key} in {place}, which was opened for reading only")]
@@ -206,7 +217,9 @@ impl StoreError {
             StoreError::Version { .. } => Code::Version,
             StoreError::Deadline { .. } => Code::Unavailable,
             StoreError::Stopped { .. } => Code::Internal,
-            StoreError::Empty { .. } | StoreError::Unknown { .. } => Code::NotFound,
+            StoreError::Empty { .. } | StoreError::NotKept { .. } | StoreError::Unknown { .. } => {
+                Code::NotFound
+            }
             StoreError::Conflict { .. } | StoreError::Over { .. } => Code::Conflict,
             StoreError::Damaged { .. } => Code::Damaged,
             StoreError::Unstorable { .. } => Code::Invalid,
@@ -224,6 +237,7 @@ impl StoreError {
             self,
             StoreError::Open { .. }
                 | StoreError::Empty { .. }
+                | StoreError::NotKept { .. }
                 | StoreError::Unwritable { .. }
                 | StoreError::Foreign { .. }
                 | StoreError::OtherRun { .. }

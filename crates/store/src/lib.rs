@@ -1,6 +1,7 @@
 //! The durable record of a run: attempts with their segments, the ledger of training steps, evaluations.
 //!
-//! One trait, [`Store`], with two backends: [`Sqlite`], one file, and [`Memory`], nothing. A run can be
+//! One trait, [`Store`], with two backends: [`Sqlite`], one file, and [`Memory`], nothing. A [`Location`]
+//! names a backend as recipes do, and opens it. A run can be
 //! audited back from any version of the weights to the tokens that made it, and replayed: a [`StepPlan`]
 //! names, in order, the attempts that a step trains on and how strongly; the attempts hold every token, its
 //! log-probability and the version of the weights that drew it.
@@ -50,6 +51,7 @@ mod checks;
 #[cfg(any(test, feature = "testing"))]
 pub mod contract;
 mod error;
+mod location;
 mod memory;
 mod record;
 mod sqlite;
@@ -58,6 +60,7 @@ mod store;
 pub mod testing;
 
 pub use error::{Code, StoreError};
+pub use location::{Access, Location};
 pub use memory::Memory;
 pub use record::{
     Attempt, AttemptSummary, Begun, ChargedKl, Earned, End, EvalKey, FailedAttempt, HighEntropy, PerToken,

@@ -53,6 +53,9 @@ pub enum TrainerError {
     /// The folder holds a run already.
     #[error("{} already holds a run: continue it with --resume, or name another folder with --run", .0.display())]
     FolderTaken(PathBuf),
+    /// The record of a run exists already, outside of its folder.
+    #[error("the record {} exists already; name another file in `run.store`, or continue its run with --resume", .0.display())]
+    RecordTaken(PathBuf),
     /// There is nothing to resume.
     #[error("{} holds no run to resume; leave --resume out to start one there", .0.display())]
     NothingToResume(PathBuf),
@@ -395,6 +398,7 @@ impl TrainerError {
             | E::Tool { .. }
             | E::Text(_)
             | E::FolderTaken(_)
+            | E::RecordTaken(_)
             | E::NothingToResume(_)
             | E::Locked(_)
             | E::Differs { .. }

@@ -2,8 +2,10 @@
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use levade_recipe::Recipe;
+use levade_recipe::{Recipe, RunKeys};
+use levade_store::{Access, Store, StoreError};
 
 use crate::TrainerError;
 use crate::files::{file_error, write_whole};
@@ -11,6 +13,15 @@ use crate::files::{file_error, write_whole};
 pub(crate) const RECIPE: &str = "recipe.toml";
 /// Locked by the process that works on the run.
 const LOCK: &str = "lock";
+
+/// Whether a run begins or goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// In a folder that holds no run.
+    Fresh,
+    /// From the newest whole checkpoint and the record.
+    Resume,
+}
 
 /// The folder of a run, held by this process alone while this value lives.
 pub struct RunFolder {
@@ -29,8 +40,12 @@ impl RunFolder {
         fs::create_dir_all(root).map_err(|source| file_error("create", root, source))?;
         let folder = Self::lock(root)?;
         // Any of them would be taken for this run's own.
-        if [folder.root.join(RECIPE), folder.record(), folder.checkpoints()].iter().any(|path| path.exists())
-        {
+        let record = recipe.run.store.file(root).filter(|file| file.exists());
+        if let Some(record) = record.as_ref().filter(|file| !file.starts_with(root)) {
+            return Err(TrainerError::RecordTaken(record.clone()));
+        }
+        let paths = [folder.root.join(RECIPE), folder.checkpoints()];
+        if record.is_some() || paths.iter().any(|path| path.exists()) {
             return Err(TrainerError::FolderTaken(folder.root));
         }
         Ok(folder)
@@ -54,13 +69,40 @@ impl RunFolder {
         Ok((folder, earlier))
     }
 
-    /// Looks whether nobody works on the run in a folder, before anything is started for one. Whoever starts
-    /// in between is found when the folder is taken.
+    /// Checks that a run can start in its folder or continue there, before anything is loaded for it. What
+    /// changes after that is found when the folder is taken.
     ///
     /// # Errors
-    /// When another process works on it.
-    pub fn check_free(root: &Path) -> Result<(), TrainerError> {
+    /// Returns an error if a new run's folder holds a run, if there is none to continue or its record was in
+    /// memory, or if another process works on it.
+    pub fn check(keys: &RunKeys, start: Start) -> Result<(), TrainerError> {
+        let root = &keys.folder;
+        match (start, root.join(RECIPE).exists()) {
+            (Start::Fresh, true) => return Err(TrainerError::FolderTaken(root.clone())),
+            (Start::Resume, false) => return Err(TrainerError::NothingToResume(root.clone())),
+            (Start::Resume, true) if !keys.store.is_durable() => {
+                return Err(StoreError::NotKept { run_dir: root.clone() }.into());
+            }
+            _ => {}
+        }
         if root.join(LOCK).exists() { Self::lock(root).map(drop) } else { Ok(()) }
+    }
+
+    /// Opens the record of the run to write it, which only the process can do that holds the folder.
+    ///
+    /// # Errors
+    /// Errors of [`Location::open`](levade_store::Location::open).
+    pub(crate) async fn open_store(
+        &self,
+        keys: &RunKeys,
+        start: Start,
+    ) -> Result<Arc<dyn Store>, StoreError> {
+        let id = keys.id();
+        let access = match start {
+            Start::Fresh => Access::Start(&id),
+            Start::Resume => Access::Resume(&id),
+        };
+        keys.store.open(&self.root, access).await
     }
 
     /// Writes the resolved recipe down.
@@ -85,11 +127,6 @@ impl RunFolder {
     /// The folder itself.
     pub fn root(&self) -> &Path {
         &self.root
-    }
-
-    /// The record of attempts and steps.
-    pub fn record(&self) -> PathBuf {
-        self.root.join("run.db")
     }
 
     /// The metrics, one object a line.

@@ -7,12 +7,14 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::TrainerError;
 
 /// Numbers by name, in the order they were added.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(from = "Map<String, Value>", into = "Map<String, Value>")]
 pub struct Metrics(Vec<(String, f64)>);
 
 impl Metrics {
@@ -51,8 +53,21 @@ impl Metrics {
     /// One JSON object: `head` first, then the numbers. What is not finite is null.
     pub fn to_json(&self, head: Map<String, Value>) -> Value {
         let mut object = head;
-        object.extend(self.0.iter().map(|(name, value)| (name.clone(), Value::from(*value))));
+        object.extend(Map::from(self.clone()));
         Value::Object(object)
+    }
+}
+
+impl From<Metrics> for Map<String, Value> {
+    fn from(metrics: Metrics) -> Self {
+        metrics.0.into_iter().map(|(name, value)| (name, Value::from(value))).collect()
+    }
+}
+
+impl From<Map<String, Value>> for Metrics {
+    fn from(object: Map<String, Value>) -> Self {
+        let number = |value: Value| value.as_f64().unwrap_or(f64::NAN);
+        Metrics(object.into_iter().map(|(name, value)| (name, number(value))).collect())
     }
 }
 

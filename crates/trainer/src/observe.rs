@@ -1,22 +1,24 @@
 //! Watching a run, and asking it to stop.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use levade_tree::Purpose;
+use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
 use crate::eval_result::EvalResult;
 use crate::metrics::Metrics;
 
 /// Events of a run.
-#[derive(Debug)]
-pub enum Event<'a> {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
     /// The run begins, or goes on from a checkpoint.
     Started {
         /// The checkpoint, where there is one.
-        from: Option<&'a Path>,
+        from: Option<PathBuf>,
         /// Steps done before, over all phases.
         done: u32,
         /// Steps of the whole recipe.
@@ -27,7 +29,7 @@ pub enum Event<'a> {
         /// Which, from 0.
         phase: usize,
         /// Kind of the event.
-        kind: &'static str,
+        kind: String,
         /// Steps of the phase done before.
         done: u32,
         /// Steps of the phase.
@@ -56,31 +58,31 @@ pub enum Event<'a> {
         /// Which phase, from 0.
         phase: usize,
         /// Kind of the event.
-        kind: &'static str,
+        kind: String,
         /// Steps of the phase done, with this one.
         step: u32,
         /// Steps of the phase.
         steps: u32,
         /// Measures of the step.
-        metrics: &'a Metrics,
+        metrics: Metrics,
     },
     /// An evaluation is done, or was done before the run was resumed.
-    Evaluated(&'a EvalResult),
+    Evaluated(EvalResult),
     /// A checkpoint is written.
-    Checkpoint(&'a Path),
+    Checkpoint(PathBuf),
     /// Something the user should know.
-    Note(&'a str),
+    Note(String),
 }
 
 /// Watches a run. Called from the trainer's own task: it should return at once.
 pub trait Observer: Send {
     /// Something happened.
-    fn event(&mut self, event: &Event<'_>);
+    fn event(&mut self, event: &Event);
 }
 
 /// Watches nothing.
 impl Observer for () {
-    fn event(&mut self, _event: &Event<'_>) {}
+    fn event(&mut self, _event: &Event) {}
 }
 
 /// Asks a run to stop: at the next step boundary, with a checkpoint. Clones share the request.

@@ -8,10 +8,11 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use levade_recipe::{Phase, Recipe};
-use levade_store::{Sqlite, StepPlan, Store};
+use levade_store::{Access, StepPlan, Store};
 use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
@@ -52,7 +53,7 @@ pub async fn replay(
     let again = Again::open(recipe, folder, policies).await?;
     let planned = again.store.planned_steps().await?;
     let Found { whole: checkpoints, damaged } = Checkpoints::look(folder.join("checkpoints")).find()?;
-    for note in &damaged {
+    for note in damaged {
         observer.event(&Event::Note(note));
     }
     let mut done = 0;
@@ -122,7 +123,7 @@ pub async fn terms(
 /// A recorded run whose steps are done again.
 struct Again<'a> {
     recipe: &'a Recipe,
-    store: Sqlite,
+    store: Arc<dyn Store>,
     origin: Option<Origin>,
     policies: Policies,
     untrained: Vec<String>,
@@ -131,11 +132,8 @@ struct Again<'a> {
 
 impl<'a> Again<'a> {
     async fn open(recipe: &'a Recipe, folder: &Path, policies: Vec<Policy>) -> Result<Self, TrainerError> {
-        let record = folder.join("run.db");
-        if !record.exists() {
-            return Err(file_error("open the record of the run", &record, io::ErrorKind::NotFound.into()));
-        }
-        let (store, origin) = (Sqlite::open_existing(&record).await?, Origin::read(folder)?);
+        let store = recipe.run.store.open(folder, Access::Read).await?;
+        let origin = Origin::read(folder)?;
         let policies = Policies::new(policies, &recipe.engine);
         for (_, learns) in policies.trained() {
             learns.recall(None).await?;

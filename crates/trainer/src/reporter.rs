@@ -63,7 +63,7 @@ impl Reporter {
             Ok(()) => true,
             Err(why) => {
                 let note = format!("{} takes no more metrics: {why}", sink.name());
-                observer.event(&Event::Note(&note));
+                observer.event(&Event::Note(note));
                 false
             }
         });
@@ -91,7 +91,7 @@ impl Reporter {
     ) -> Result<usize, TrainerError> {
         let earlier = rollouts.earlier_tries(attempts).await?;
         for trouble in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
-            observer.event(&Event::Note(&trouble));
+            observer.event(&Event::Note(trouble));
         }
         Ok(earlier.len())
     }
@@ -109,7 +109,7 @@ impl Reporter {
     pub fn close(&mut self, finished: bool, observer: &mut dyn Observer) {
         for sink in &mut self.sinks {
             if let Err(why) = sink.close(finished) {
-                observer.event(&Event::Note(&format!("{}: {why}", sink.name())));
+                observer.event(&Event::Note(format!("{}: {why}", sink.name())));
             }
         }
     }

@@ -313,7 +313,7 @@ impl Away {
 
     /// Tells of those that nobody was told of.
     pub fn tell(&mut self, observer: &mut dyn Observer) {
-        self.untold.drain(..).for_each(|note| observer.event(&Event::Note(&note)));
+        self.untold.drain(..).for_each(|note| observer.event(&Event::Note(note)));
     }
 }
 

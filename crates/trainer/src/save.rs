@@ -43,7 +43,7 @@ pub(crate) async fn save_checkpoint(
         metrics_bytes: bytes,
     };
     let written = run.checkpoints.write(&contents, about).await?;
-    observer.event(&Event::Checkpoint(&written.path));
+    observer.event(&Event::Checkpoint(written.path.clone()));
     progress.latest = Some(written);
     run.checkpoints.prune(run.recipe.run.keep as usize)
 }

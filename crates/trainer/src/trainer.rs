@@ -13,7 +13,7 @@ use levade_agent::Teacher;
 use levade_agent::environments::Environments;
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, RlKeys, RunKeys};
-use levade_store::{Sqlite, Store};
+use levade_store::Store;
 use levade_tasks::Matching;
 use serde_json::json;
 use tracing::{Instrument, info, info_span};
@@ -25,7 +25,7 @@ use crate::checkpoint::{Checkpoint, Checkpoints, Position, Versions};
 use crate::context::RunContext;
 use crate::eval_result::EvalResult;
 use crate::exit::Exit;
-use crate::folder::RunFolder;
+use crate::folder::{RunFolder, Start};
 use crate::gain::{Gain, milestones};
 use crate::measure::{evaluate_if_due, keep_best, restore_evals};
 use crate::metrics::Metrics;
@@ -58,15 +58,6 @@ pub struct Parts {
     pub model_files: Vec<PathBuf>,
     /// Policies of others that phases imitate, by name.
     pub teachers: BTreeMap<String, Teacher>,
-}
-
-/// Whether a run begins or goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// In a folder that holds no run.
-    Fresh,
-    /// From the newest whole checkpoint and the record.
-    Resume,
 }
 
 /// How a run ended.
@@ -165,12 +156,11 @@ impl Trainer {
                 let folder = RunFolder::create(&recipe)?;
                 now.write(folder.root())?;
                 folder.write_recipe(&recipe)?;
-                let store = Sqlite::open(&folder.record(), &recipe.run.id()).await?;
+                let store = folder.open_store(&recipe.run, start).await?;
                 (folder, store, now, Vec::new())
             }
             Start::Resume => go_on(&recipe, now).await?,
         };
-        let store: Arc<dyn Store> = Arc::new(store);
         let checkpoints = Checkpoints::open(folder.checkpoints())?;
         let (latest, damaged) = checkpoints.newest()?;
         notes.extend(damaged);
@@ -273,15 +263,15 @@ impl Trainer {
     async fn train(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Exit> {
         let steps = self.steps();
         for note in self.run.checkpoints.find()?.damaged.iter().chain(&self.notes) {
-            observer.event(&Event::Note(note));
+            observer.event(&Event::Note(note.clone()));
         }
         observer.event(&Event::Started {
-            from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.as_path()),
+            from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
             done: self.progress.position.global_step,
             steps: self.all_steps(),
         });
         if self.progress.latest.is_none() {
-            self.run.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note)));
+            self.run.tasks.notes.iter().for_each(|note| observer.event(&Event::Note(note.clone())));
         }
         restore_evals(&self.run, &mut self.progress, observer).await?;
         keep_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
@@ -292,7 +282,7 @@ impl Trainer {
             restore_references(&self.run, &self.progress, &keys).await?;
             observer.event(&Event::PhaseStarted {
                 phase,
-                kind: keys.name(),
+                kind: keys.name().to_owned(),
                 done: self.progress.position.step,
                 steps: of_phase,
             });
@@ -336,7 +326,7 @@ impl Trainer {
         observer: &mut dyn Observer,
     ) -> Result<(), TrainerError> {
         let Position { phase, step, global_step, .. } = self.progress.position;
-        observer.event(&Event::Note(&format!(
+        observer.event(&Event::Note(format!(
             "phase {phase} ({}) ends after step {step} of {steps}: the success on held-out tasks has reached `phase.{phase}.until` = {}",
             keys.name(),
             keys.until().unwrap_or_default()
@@ -375,10 +365,10 @@ impl Trainer {
         info!(phase, kind = keys.name(), step, steps, version = global_step, "step done");
         observer.event(&Event::Step {
             phase: phase as usize,
-            kind: keys.name(),
+            kind: keys.name().to_owned(),
             step,
             steps,
-            metrics: &metrics,
+            metrics,
         });
         let every = self.run.recipe.run.checkpoint_every;
         if step == steps || (every > 0 && global_step.is_multiple_of(every)) {
@@ -401,7 +391,7 @@ impl Trainer {
 async fn go_on(
     recipe: &Recipe,
     now: Origin,
-) -> Result<(RunFolder, Sqlite, Origin, Vec<String>), TrainerError> {
+) -> Result<(RunFolder, Arc<dyn Store>, Origin, Vec<String>), TrainerError> {
     let (folder, earlier) = RunFolder::resume(recipe)?;
     let (mut origin, mut notes) = match Origin::read(folder.root())? {
         Some(mut origin) => {
@@ -410,14 +400,10 @@ async fn go_on(
         }
         None => (now, Vec::new()),
     };
-    let store = match folder.record() {
-        file if file.exists() => Sqlite::resume(&file, &recipe.run.id()).await?,
-        // Killed before it had one.
-        file => Sqlite::open(&file, &recipe.run.id()).await?,
-    };
+    let store = folder.open_store(&recipe.run, Start::Resume).await?;
     // The folder is locked: no other process makes attempts.
     store.abandon_running().await?;
-    notes.extend(origin.lengthen(&earlier, recipe, &store).await?);
+    notes.extend(origin.lengthen(&earlier, recipe, &*store).await?);
     origin.write(folder.root())?;
     // Whatever differs may differ. The attempts of the record bear the name that the run began with.
     let run = RunKeys { name: earlier.run.name.clone(), ..recipe.run.clone() };

@@ -66,10 +66,10 @@ async fn measured(mut recipe: Recipe, environments: Environments) -> anyhow::Res
 struct First(Arc<(Mutex<Option<Metrics>>, Notify)>);
 
 impl Observer for First {
-    fn event(&mut self, event: &Event<'_>) {
+    fn event(&mut self, event: &Event) {
         if let Event::Step { metrics, .. } = event {
             let mut found = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-            found.get_or_insert_with(|| (*metrics).clone());
+            found.get_or_insert_with(|| metrics.clone());
             self.0.1.notify_one();
         }
     }

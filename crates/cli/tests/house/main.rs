@@ -58,7 +58,10 @@ const ROOMS: [(&str, &[&str]); 22] = [
             "tree",
         ],
     ),
-    ("recipe", &["agent", "tools", "tasks", "reward", "conversation", "text", "policy", "rl", "tree"]),
+    (
+        "recipe",
+        &["agent", "tools", "tasks", "reward", "store", "conversation", "text", "policy", "rl", "tree"],
+    ),
     (
         "agent",
         &["tools", "tasks", "gateway", "call", "process", "reward", "conversation", "text", "policy", "tree"],

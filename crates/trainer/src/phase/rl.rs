@@ -82,7 +82,7 @@ impl Rl {
                 "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were sampled in vain",
                 taken.idle, self.keys.groups
             );
-            observer.event(&Event::Note(&note));
+            observer.event(&Event::Note(note));
         }
         let waited = start.elapsed().as_secs_f64();
         let groups: Vec<&[Attempt]> = taken.groups.iter().map(Vec::as_slice).collect();
@@ -98,7 +98,7 @@ impl Rl {
                  are left out: there is nothing to compare them with",
                 taken.groups.len()
             );
-            observer.event(&Event::Note(&note));
+            observer.event(&Event::Note(note));
         }
         let of_phase = OfPhase { phase, index: *index, keys, run, progress };
         let learning = Instant::now();

@@ -25,7 +25,7 @@ struct StopAfter {
 }
 
 impl Observer for StopAfter {
-    fn event(&mut self, event: &Event<'_>) {
+    fn event(&mut self, event: &Event) {
         self.notes.event(event);
         if matches!(event, Event::Step { .. }) {
             self.left = self.left.saturating_sub(1);

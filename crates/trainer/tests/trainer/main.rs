@@ -17,5 +17,6 @@ mod policies;
 mod retries;
 mod run;
 mod scorers;
+mod stores;
 mod teacher;
 mod troubles;

@@ -19,7 +19,7 @@ use crate::common::{metrics, parts, recipe, simulator};
 struct StopAt(StopFlag, u32);
 
 impl Observer for StopAt {
-    fn event(&mut self, event: &Event<'_>) {
+    fn event(&mut self, event: &Event) {
         if matches!(event, Event::Attempt { .. } | Event::MicroBatch { .. } | Event::Step { .. }) {
             self.1 = self.1.saturating_sub(1);
             if self.1 == 0 {

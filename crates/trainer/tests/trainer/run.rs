@@ -21,7 +21,7 @@ use levade_tree::{
 
 use crate::common::{Notes, metrics, parts, recipe, simulator};
 
-async fn run(
+pub async fn run(
     folder: &Path,
     policy: &Arc<Simulator>,
     start: Start,
@@ -187,7 +187,7 @@ async fn rl_raises_the_reward() {
 }
 
 /// Whether it is an event of the kind.
-type Wanted = fn(&Event<'_>) -> bool;
+type Wanted = fn(&Event) -> bool;
 
 /// An observer that asks to stop when it sees the n-th event of a kind.
 struct StopAt {
@@ -197,7 +197,7 @@ struct StopAt {
 }
 
 impl Observer for StopAt {
-    fn event(&mut self, event: &Event<'_>) {
+    fn event(&mut self, event: &Event) {
         // Others may still come after it.
         if self.left > 0 && (self.what)(event) {
             self.left -= 1;

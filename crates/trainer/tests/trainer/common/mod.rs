@@ -150,9 +150,9 @@ pub fn parts_with(policy: &Arc<Simulator>, tools: ToolSet) -> Parts {
 pub struct Notes(pub Vec<String>);
 
 impl Observer for Notes {
-    fn event(&mut self, event: &Event<'_>) {
+    fn event(&mut self, event: &Event) {
         if let Event::Note(note) = event {
-            self.0.push((*note).to_owned());
+            self.0.push(note.clone());
         }
     }
 }

@@ -1,0 +1,191 @@
+//! Locations of records: reads `run.store` and opens the backend that it names.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use levade_tree::RunId;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Code;
+use crate::{Memory, Sqlite, Store, StoreError};
+
+/// Name of the SQLite file in a run directory unless a recipe names another one.
+const FILE: &str = "run.db";
+
+/// The location of a run's record, as the key `run.store` of a recipe names it.
+///
+/// ```
+/// use levade_store::Location;
+///
+/// let location: Location = "sqlite:/records/sums.db".parse()?;
+/// assert_eq!(location, Location::Sqlite("/records/sums.db".into()));
+/// // An empty text names the default.
+/// assert_eq!("".parse::<Location>()?, "sqlite:run.db".parse()?);
+/// assert!("http://records:9000".parse::<Location>().is_err());
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Location {
+    /// An SQLite file. A relative path starts at the run directory.
+    Sqlite(PathBuf),
+    /// Memory of the process, lost when the process ends.
+    Memory,
+}
+
+/// The purpose for which a record is opened. A caller that writes holds the lock of the run directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access<'a> {
+    /// Starts the record of this new run.
+    Start(&'a RunId),
+    /// Continues a record, whichever run it is of. If the process that started the run was killed before it
+    /// had a record, the record of this run is started.
+    Resume(&'a RunId),
+    /// Reads a record, also while another process writes it.
+    Read,
+}
+
+impl Location {
+    /// Opens the record of the run in the directory `run_dir`.
+    ///
+    /// # Errors
+    /// Returns an error if the record does not exist or cannot be opened, if it belongs to another program
+    /// or another run, or if this build cannot read it. A record in memory can only be started.
+    pub async fn open(&self, run_dir: &Path, access: Access<'_>) -> Result<Arc<dyn Store>, StoreError> {
+        let (file, access) = match (self, access) {
+            (Location::Sqlite(file), access) => (run_dir.join(file), access),
+            (Location::Memory, Access::Start(run)) => return Ok(Arc::new(Memory::new(run.clone()))),
+            (Location::Memory, _) => return Err(StoreError::NotKept { run_dir: run_dir.to_owned() }),
+        };
+        let store = match access {
+            Access::Read if !file.exists() => {
+                let (place, source) = (file.display().to_string(), std::io::ErrorKind::NotFound.into());
+                return Err(StoreError::Open {
+                    place,
+                    code: Code::NotFound,
+                    source: Box::<std::io::Error>::new(source),
+                });
+            }
+            Access::Read => Sqlite::open_existing(&file).await?,
+            Access::Resume(run) if file.exists() => Sqlite::resume(&file, run).await?,
+            Access::Start(run) | Access::Resume(run) => Sqlite::open(&file, run).await?,
+        };
+        Ok(Arc::new(store))
+    }
+
+    /// Returns the file of the record, or `None` if it is not in a file.
+    pub fn file(&self, run_dir: &Path) -> Option<PathBuf> {
+        match self {
+            Location::Sqlite(file) => Some(run_dir.join(file)),
+            Location::Memory => None,
+        }
+    }
+
+    /// Whether the record outlives the process that writes it.
+    pub fn is_durable(&self) -> bool {
+        *self != Location::Memory
+    }
+
+    /// Whether this is the location that an empty `run.store` names.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for Location {
+    fn default() -> Self {
+        Location::Sqlite(FILE.into())
+    }
+}
+
+impl FromStr for Location {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text.is_empty() => Ok(Self::default()),
+            Some(("sqlite", path)) if !path.is_empty() => Ok(Location::Sqlite(path.into())),
+            Some(("memory", "")) => Ok(Location::Memory),
+            Some(("http" | "https" | "mongodb" | "mongodb+srv", _)) => {
+                Err(format!("\"{text}\" names a service, but records in services do not exist yet; {KNOWN}"))
+            }
+            _ => Err(format!("\"{text}\" is no location of a record; {KNOWN}")),
+        }
+    }
+}
+
+/// Locations that an error names.
+const KNOWN: &str = "give \"sqlite:PATH\", where PATH is relative to the run's folder, \"memory:\", or \"\" for sqlite:run.db";
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Location::Sqlite(file) => write!(f, "sqlite:{}", file.display()),
+            Location::Memory => f.write_str("memory:"),
+        }
+    }
+}
+
+impl From<Location> for String {
+    fn from(location: Location) -> Self {
+        location.to_string()
+    }
+}
+
+impl TryFrom<String> for Location {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::wait;
+
+    #[test]
+    fn location_round_trips_through_text() {
+        for text in ["sqlite:run.db", "sqlite:/records/a b.db", "memory:"] {
+            assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn parse_rejects_unknown_location_by_name() {
+        for text in ["run.db", "sqlite:", "memory:x", "redis://h"] {
+            let error = text.parse::<Location>().unwrap_err();
+            assert!(error.contains(text) && error.contains("sqlite:PATH"), "{error}");
+        }
+        let error = "mongodb://h/runs".parse::<Location>().unwrap_err();
+        assert!(error.contains("do not exist yet"), "{error}");
+    }
+
+    #[test]
+    fn open_starts_resumes_and_reads_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let location = Location::Sqlite("records.db".into());
+        let (run, other) = (RunId("run".into()), RunId("other".into()));
+        let error = wait(location.open(dir.path(), Access::Read)).err().unwrap();
+        assert!(error.is_user_error() && error.to_string().contains("records.db"), "{error}");
+        drop(wait(location.open(dir.path(), Access::Start(&run))).unwrap());
+        assert!(location.file(dir.path()).unwrap().is_file());
+        assert!(wait(location.open(dir.path(), Access::Start(&other))).is_err());
+        for access in [Access::Resume(&other), Access::Read] {
+            assert_eq!(*wait(location.open(dir.path(), access)).unwrap().run(), run);
+        }
+    }
+
+    #[test]
+    fn memory_record_can_only_be_started() {
+        let (dir, run) = (Path::new("runs/a"), RunId("run".into()));
+        assert_eq!(*wait(Location::Memory.open(dir, Access::Start(&run))).unwrap().run(), run);
+        for access in [Access::Resume(&run), Access::Read] {
+            let error = wait(Location::Memory.open(dir, access)).err().unwrap();
+            assert!(error.is_user_error() && error.to_string().contains("runs/a"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Runs whose record is in memory, or in a file of another name.
+
+use std::time::Duration;
+
+use levade_trainer::{RunFolder, Start, TrainerError};
+
+use crate::common::{recipe, simulator};
+use crate::run::run;
+
+/// The record is where `run.store` names it, and a run ends with the same weights wherever it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_location_does_not_change_a_run() {
+    let root = tempfile::tempdir().unwrap();
+    let usual = simulator(Duration::ZERO, 0.0);
+    run(&root.path().join("usual"), &usual, Start::Fresh, &[]).await.unwrap();
+    let elsewhere = root.path().join("elsewhere.db");
+    let absolute = format!("run.store='sqlite:{}'", elsewhere.display());
+    for (name, store) in [
+        ("memory", "run.store='memory:'"),
+        ("relative", "run.store='sqlite:records.db'"),
+        ("absolute", absolute.as_str()),
+    ] {
+        let (folder, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.0));
+        run(&folder, &policy, Start::Fresh, &[store]).await.unwrap();
+        assert_eq!(policy.weights(), usual.weights(), "{name}");
+        assert!(!folder.join("run.db").exists());
+        assert_eq!(folder.join("records.db").is_file(), name == "relative");
+    }
+    assert!(elsewhere.is_file());
+    // What exists is not written over, and a run continues with its own record only.
+    let again = root.path().join("again");
+    let policy = simulator(Duration::ZERO, 0.0);
+    let error = run(&again, &policy, Start::Fresh, &[&absolute]).await.unwrap_err();
+    assert!(matches!(error, TrainerError::RecordTaken(_)) && error.is_user_error(), "{error}");
+    let error = run(&root.path().join("absolute"), &policy, Start::Resume, &[]).await.unwrap_err();
+    assert!(error.to_string().contains("`run.store` is not set now and was"), "{error}");
+    run(&root.path().join("absolute"), &policy, Start::Resume, &[&absolute]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_run_cannot_be_resumed() {
+    let root = tempfile::tempdir().unwrap();
+    let (folder, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let memory = ["run.store='memory:'"];
+    run(&folder, &policy, Start::Fresh, &memory).await.unwrap();
+    let keys = recipe(&folder, &memory).run;
+    for error in [
+        RunFolder::check(&keys, Start::Resume).unwrap_err(),
+        run(&folder, &policy, Start::Resume, &memory).await.unwrap_err(),
+    ] {
+        assert!(error.is_user_error() && error.to_string().contains("keeps its record in memory"), "{error}");
+    }
+}
