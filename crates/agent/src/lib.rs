@@ -1,9 +1,18 @@
-//! Agent loops, tools and tasks.
+//! Agent loops: make attempts at tasks and record every token.
 //!
-//! [`tasks`] says what is asked and where it comes from; [`tools`] says what an agent can do besides write,
-//! and turns every call, good or bad, into an observation. [`BuiltInLoop`] is the loop between the two: it
-//! makes an attempt at a task and records every token; [`demonstrate`] writes down a worked solution in the
-//! same form.
+//! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop between a
+//! model and its tools; a [`Program`] runs a command that calls an endpoint; [`environments`] run third-party
+//! environments. The [`Roster`] of a run has its agents, the policies that play them, their limits and their
+//! tools; it decides who answers an agent's calls. [`HelperAgent`] lets toolboxes call an agent, and
+//! [`demonstrate`] records a worked solution in the form of an attempt.
+//!
+//! # Guarantees
+//! - **Every token** that a model saw or sampled is in the trajectory, also in an attempt that a timeout
+//!   interrupts.
+//! - **An attempt never fails other attempts**: its errors are in its outcome.
+//! - **Every wait has a timeout**, which excludes the time in which the sampler's device trains.
+//!
+//! Out of scope: calls of models (`levade-call`), scores (`levade-reward`) and training (`levade-trainer`).
 
 mod agent_loop;
 mod attempt;
