@@ -1,10 +1,18 @@
-//! Agent loops: attempts at tasks.
+//! Agent loops: make attempts at tasks and record every token.
 //!
-//! [`BuiltInLoop`] is the loop between a model and its tools (`levade-tools`): it makes an attempt at a task
-//! (`levade-tasks`) and records every token. [`Program`] runs a program in its place, and [`environments`]
-//! lists tasks of other packages and scores answers by them. A [`Roster`] has the agents of a run and the
-//! policies that play them; [`HelperAgent`] lets toolboxes ask an agent. [`demonstrate`] records a worked
-//! solution in the form of an attempt.
+//! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop between a
+//! model and its tools (`levade-tools`); a [`Program`] runs a command that calls an endpoint;
+//! [`environments`] run third-party environments. The [`Roster`] of a run has its agents, the policies that
+//! play them, their limits and their tools; it decides who answers an agent's calls. [`HelperAgent`] lets
+//! toolboxes call an agent, and [`demonstrate`] records a worked solution in the form of an attempt.
+//!
+//! # Guarantees
+//! - **Every token** that a model saw or sampled is in the trajectory, also in an attempt that a timeout
+//!   interrupts.
+//! - **An attempt never fails other attempts**: its errors are in its outcome.
+//! - **Every wait has a timeout**, which excludes the time in which the sampler's device trains.
+//!
+//! Out of scope: calls of models (`levade-call`), scores (`levade-reward`) and training (`levade-trainer`).
 
 mod agent_loop;
 mod attempt;

@@ -1,9 +1,11 @@
 //! Demonstrations by a teacher: a chat API acts in place of a trained policy.
 //!
-//! A teacher answers in messages. Each of its completions is then written as the trained policy would have
-//! written it after its own prompt: reasoning, text and tool calls in the format of its chat, encoded by its
-//! tokenizer. These tokens are [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of any
-//! attempt.
+//! The loop is the same as for any attempt ([`can_be_taught`](crate::AgentLoop::can_be_taught)), over a party
+//! whose backend is the teacher. A teacher answers in messages. Each of its completions is then written as
+//! the trained policy would have written it after its own prompt: reasoning, text and tool calls in the
+//! format of its chat, encoded by its tokenizer. These tokens are
+//! [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of any attempt, and imitated like any
+//! demonstration.
 
 use std::sync::Arc;
 

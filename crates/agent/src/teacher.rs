@@ -1,7 +1,8 @@
-//! Whoever writes the replies of attempts that are to be imitated: a policy of others, or the people who made
-//! the tasks. A row then has the replies of an attempt at it, and nothing else: the tools themselves answer
-//! every call in them, and every attempt is scored, so a demonstration that does not do what it should is
-//! found and left out.
+//! Teachers write the completions of attempts that are imitated: a chat API, or the authors of the tasks.
+//!
+//! In the second case the row of a task has the completions of an attempt, and nothing else: the tools
+//! themselves answer every call in them, and every attempt is scored. So a demonstration that fails its task
+//! is found and left out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

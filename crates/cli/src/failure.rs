@@ -1,4 +1,8 @@
-//! Errors on their way to the user: the text, and the exit code.
+//! Converts errors to text for the user and to exit codes.
+//!
+//! An error fits on one screen: the thing, its value, the way out. The exit code is 1 or 2, depending on
+//! whose error it is. That is decided where the error is defined (`TrainerError::is_user_error`) or, for
+//! crates below `trainer`, here.
 
 use std::fmt;
 use std::process::ExitCode;

@@ -1,4 +1,12 @@
-//! Places where a template prints the past otherwise than it was recorded.
+//! Finds drift: positions where a template renders recorded history differently.
+//!
+//! Each turn, drift is searched around the newest completion, also with an abridged past. A sequence that has
+//! drifted counts at every later turn, even if the position is no longer rendered. At the
+//! [end](crate::Conversation::finish), complete sequences are compared once. If that finds drift that was not
+//! near a completion (reasoning that a template drops two turns later, once a question follows), the turns
+//! are counted exactly. With [`History::Template`](crate::History::Template), and for templates that read all
+//! of the past, every turn renders and compares everything; drift then forks the conversation. The fork
+//! shares the tokens that both sequences start with, and continues with what the template renders.
 
 use levade_text::{Chat, Message, Role, ToolSpec};
 

@@ -1,9 +1,9 @@
-//! Conversations: from a request in messages to token ids, and back.
+//! Converts requests in messages to recorded token ids, and completions back to messages.
 //!
-//! Clients send all messages of a conversation each time, and write them out again in ways of their own. A
-//! [`Conversation`] recognises what was said before: [`prepare`](Conversation::prepare) finds the longest
-//! recorded history that a request repeats, continues its exact tokens, and renders only what is new;
-//! [`record`](Conversation::record) writes down what was sampled and reads it.
+//! Clients send all messages of a conversation with each request, often reformatted. A [`Conversation`] finds
+//! the longest recorded history that a request repeats ([`prepare`](Conversation::prepare)), continues its
+//! exact tokens, and renders only new messages. [`record`](Conversation::record) stores the sampled tokens
+//! and parses them.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -33,43 +33,35 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Guarantees:
-//! - **Recorded tokens stay.** A prompt begins with the ids of the longest history that its request repeats,
-//!   as they were given and sampled; no text is made into tokens a second time, except with
-//!   [`History::Template`], on a branch that the template prints. Ids of segments never change.
-//! - **A history is repeated** when it says the same: content as one text, `null` as `""`; calls by name and
-//!   by arguments as JSON values; thoughts only where the client sent them, whole or in part; ids of calls
-//!   tell apart replies that say the same. White space around content does not matter, which is counted. A
-//!   reply may come back as its model wrote it or taken apart, its calls in messages of their own;
-//!   instructions as the system's or a developer's.
-//! - **System messages** that the template does not print as they come are joined or moved by one rule
-//!   ([`LateSystem`](levade_text::LateSystem)), which changes nothing before a reply; they are counted.
-//! - **A client that rewrites a reply still repeats it**, and is counted, unless [`Replies::Strict`] is set:
-//!   a reply whose call ids are kept can lack its text, and its arguments can have further members or other
-//!   spacing; a reply can have text appended, which is given after the sampled tokens. Another value is an
-//!   edit.
-//! - **All else forks**, at the first message that is not as recorded, for a [`Reason`] that has words. An
-//!   assistant's message that was not sampled here is given, as the template prints it. The same prompt asked
-//!   twice has two replies, side by side. Agents and policies share no histories.
-//! - **Nothing is half recorded.** [`prepare`](Conversation::prepare) changes nothing, so calls can be
-//!   prepared side by side and given up; [`record`](Conversation::record) writes prompt and reply at once.
-//! - **Prompts fit.** [`Fitting`] makes a request that is longer than its [`Budget`] shorter by a policy: the
-//!   conversation forks there, with that as the reason, and later requests go on from what the model saw.
+//! # Guarantees
+//! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request repeats.
+//!   Text is not tokenized a second time, except with [`History::Template`], on a branch that the template
+//!   renders. Ids of segments never change. After a completion come only ids that depend on the template, not
+//!   on what the model wrote ([`Chat::continuation`](levade_text::Chat::continuation)).
+//! - **Reformatted history matches** if it has the same meaning. Content counts as one text, `null` as `""`;
+//!   calls count by name and by arguments as JSON values; reasoning counts only if the client sent it,
+//!   complete or in part. White space around content does not matter, and is counted. A completion matches as
+//!   the model wrote it or parsed, with its calls in separate messages; instructions match as the system's or
+//!   the developer's. Call ids distinguish equal completions.
+//! - **Rewritten completions match** and are counted, unless [`Replies::Strict`] is set. If its call ids are
+//!   kept, a completion can lack its text, and its arguments can have other spacing or further members.
+//!   Appended text becomes context after the sampled tokens. Another value is an edit.
+//! - **Late system messages** are joined or moved by one rule ([`LateSystem`](levade_text::LateSystem)) if
+//!   the template does not render them where they are. The rule depends on the messages only, changes nothing
+//!   before a completion, and is counted.
+//! - **Everything else forks**, at the first message that differs, for a [`Reason`] with a text. An assistant
+//!   message that was not sampled here becomes context, as the template renders it. Equal requests have two
+//!   completions side by side. Agents and policies share no history.
+//! - **Recording is atomic.** [`prepare`](Conversation::prepare) changes nothing, so calls can be prepared in
+//!   parallel and dropped. [`record`](Conversation::record) writes prompt and completion together.
+//! - **Prompts fit.** [`Fitting`] shortens a request that exceeds its [`Budget`] by a context policy
+//!   (`window`).
+//! - **Work and storage grow with new messages only.** Each message of a request is hashed once and stored
+//!   once, however many forks share it. `format` says how much of the past a template must see, `drift` how
+//!   differences are found.
 //!
-//! Cost: work and storage grow with what is new. Messages of a request are hashed, once each; the tokens of
-//! the prompt are copied, once; the template renders an abridged past where a probe finds that it prints the
-//! same after it ([`Format::abridges`]), the whole past elsewhere. Tokens and messages are stored once,
-//! however many forks share them.
-//!
-//! Drift, where the template would print the past otherwise than it was recorded, is looked for around the
-//! newest reply each turn, with an abridged past as well; a path that has drifted counts at every later turn,
-//! unseen. At the [end](Conversation::finish) whole paths are compared once, and where that finds drift that
-//! was not seen near a reply (thoughts that a template drops once a question follows, two turns later), the
-//! turns are counted exactly. With [`History::Template`], and for templates that look at all of the past,
-//! every turn renders and compares everything.
-//!
-//! Not here: sampling (`levade-policy`), templates and parsing (`levade-text`), tools and loops
-//! (`levade-agent`), conversations of models whose tokens nobody sees.
+//! Out of scope: sampling (`levade-policy`), templates and parsing (`levade-text`), agent loops
+//! (`levade-agent`), and chat APIs, whose tokens are unknown.
 
 mod conversation;
 mod drift;

@@ -1,10 +1,15 @@
-//! Context policies: which messages stay where a conversation has become longer than its model may see.
+//! Context policies: select the messages to keep when a conversation exceeds the model's context.
 //!
-//! Guarantees: everything before the first reply stays (instructions and task), and so do the newest turns; a
-//! turn is a reply with the tools' answers and the questions after it, and is left out as a whole, so no
-//! answer of a tool ever stands without its call and roles go on taking turns. A cut is a function of the
-//! messages, the length of their prompt and the budget. Cuts go down to half of the budget, so between two of
-//! them at least as much is said anew as is printed again.
+//! # Guarantees
+//! - **Instructions and the newest turns stay**: everything before the first completion, and the newest
+//!   turns. A turn is a completion with the tool results and questions after it. It is removed completely, so
+//!   no tool result stands without its call, and roles keep alternating.
+//! - **A cut is a function** of the messages, the length of their prompt and the budget. Bytes stand for
+//!   tokens when messages are selected; only the rendered prompt is compared with the budget.
+//! - **Cuts reach half of the budget**, so between two cuts at least as many tokens are new as are rendered
+//!   again.
+//!
+//! Summaries of removed turns are calls of an agent of their own (`levade-call`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;

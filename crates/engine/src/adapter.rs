@@ -1,7 +1,11 @@
 //! Low-rank adapters (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, with W frozen.
 //!
-//! Several adapters live over one base. Each has its own weights, optimiser, versions and prefixes in the
-//! cache; the base's weights are in memory once. Files are in PEFT's layout.
+//! Several adapters live over one base, whose weights are in memory once. Each adapter is a policy: it has
+//! its own weights, optimizer, versions and prefixes in the cache. Rows of different adapters share a batch
+//! and the products of the base. A frozen reference for a KL penalty is another adapter, not another copy of
+//! the model. A policy with a [`ValueHead`](crate::value_head::ValueHead) is a critic.
+//!
+//! Files are in PEFT's layout.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -1,4 +1,8 @@
-//! A policy's files: weights in the layout that others read, and the optimiser's state beside them.
+//! Reads and writes the files of a policy: weights in the layout that other libraries read, with the
+//! optimizer state in separate files.
+//!
+//! Before a policy changes, all files are opened and compared with it (shapes, types, configuration, options
+//! of an adapter). Rejected files leave the policy as it was.
 
 use std::borrow::Cow;
 use std::path::Path;

@@ -1,4 +1,14 @@
-//! Training: forward and backward over a tree batch.
+//! Trains on tree batches: forward pass, loss and backward pass.
+//!
+//! A [`TreeBatch`] merges sequences on token ids. Its nodes are runs of tokens, parents before children. The
+//! tokens of all nodes are the rows of one batch. All operations except attention treat rows independently.
+//! For attention, each node names the blocks of its complete sequence. A node that starts in the middle of a
+//! block gets a copy of its parent's part of that block, so blocks stay aligned to absolute positions.
+//!
+//! A trained token has one term for each sequence that trains it. Where the next tokens of a position differ
+//! between sequences, one row of logits serves all of them (`head`).
+//!
+//! Batches larger than the unit are divided by `packing`; `backward` has the order of the gradients' sums.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,28 +1,33 @@
-//! The embedded engine: kernels, transformer, sampling and training on this machine.
+//! Samples from and trains transformers on this machine's processor.
 //!
-//! [`Engine::start`] loads a model and runs it on a thread of its own; the handle is both a
-//! [`Sampler`](levade_policy::Sampler) and a [`Learner`](levade_policy::Learner) over the same weights in
-//! the same memory.
+//! [`Engine::start`] loads a model and runs it on a thread of its own. The handle is both a
+//! [`Sampler`](levade_policy::Sampler) and a [`Learner`](levade_policy::Learner) over the same weights in the
+//! same memory. One thread serves several policies: the base weights and [adapters](Adapter) over them; a
+//! handle belongs to one policy. An [`Encoder`] turns texts into vectors; with its tokenizer, as
+//! [`TextEncoder`], it is an [`Embedder`](levade_policy::Embedder).
 //!
-//! Guarantees:
-//! - **Batch invariance.** An element of an output is computed by the same operations in the same order
-//!   whatever else is in the batch, however prompts are chunked, paths packed or prefixes shared, on any
-//!   number of threads and, under one [`Order`] of sums, with any instruction set. So the log-probability
-//!   recorded at sampling equals, to the bit, what the training forward computes for that token under the
-//!   same weights.
-//! - **Trees.** A token that several paths share goes through the model once; loss and gradient are those of
-//!   training every path separately, up to rounding.
-//! - **Determinism.** A draw is a function of seed, stream and position; a gradient is the same bits on any
-//!   number of threads.
+//! # Guarantees
+//! - **Batch invariance.** Each output element is computed by the same operations in the same order,
+//!   regardless of the rest of the batch, the chunks of prompts, the packing of sequences, shared prefixes
+//!   and the number of threads, and, for one [`Order`] of sums, of the instruction set. So the
+//!   log-probability recorded at sampling equals, to the bit, the one that the training forward pass computes
+//!   for that token under the same weights.
+//! - **Trees.** A token that several sequences share goes through the model once. Loss and gradient are those
+//!   of training every sequence separately, up to rounding.
+//! - **Determinism.** A sampled token is a function of seed, stream and position. A gradient has the same
+//!   bits on any number of threads, which a bit-exact resume needs.
+//! - **Memory** is planned before the start ([`MemoryPlan`]), and the plan is kept.
 //!
-//! An [`Encoder`] runs models that turn texts into vectors; with their tokenizer, as [`TextEncoder`], it is
-//! an [`Embedder`](levade_policy::Embedder).
+//! Modules from the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (other
+//! operations of a transformer, and how to add one), `transformer` (forward pass), `head` and `learning`
+//! (loss, backward pass, optimizer), `cache` and `scheduler` (sampling), `engine` and `service` (the handle
+//! and its thread). All are private; the feature `testing` shows some of them to tests and examples.
 //!
-//! From the bottom up: `simd` (instruction sets), `product` (matrix products), `ops` (everything else that a
-//! transformer computes), `transformer` (forward), `head` and `learning` (loss, backward, optimiser), `cache`
-//! and `scheduler` (sampling), `engine` and `service` (the handle and its thread). None of these can be seen
-//! from outside, but for what the feature `testing` shows to tests and examples. Not here: text, files
-//! (`levade-model`) and what a loss is (`levade-rl`).
+//! A run records its [`Fingerprint`] in `engine.json`: revision of the kernels, precision, order of sums and
+//! instruction set. If one of the first three differs, a resumed or replayed run has other bits and prints a
+//! note.
+//!
+//! Out of scope: text (`levade-text`), files (`levade-model`) and the definition of losses (`levade-rl`).
 
 mod activations;
 mod adapter;

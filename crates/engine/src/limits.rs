@@ -1,8 +1,8 @@
-//! Memory that this process may still take: of the machine, of the control groups it is in, and by its own
-//! limits.
+//! Finds the memory that this process can still allocate: the least that the machine, the control groups of
+//! the process and its own limits leave.
 //!
-//! Read off the system's files. Quotas of processor time need no reading here:
-//! `std::thread::available_parallelism` knows them.
+//! All values are read from the system's files. Quotas of processor time are not read here:
+//! `std::thread::available_parallelism` respects them.
 
 use std::path::{Component, Path, PathBuf};
 

@@ -1,4 +1,8 @@
-//! Memory that an engine will need, computed before it starts.
+//! Plans the memory of an engine before the engine starts.
+//!
+//! The plan is kept: the engine allocates no more. The input of every block is stored. For as many blocks as
+//! the plan allows, all values are stored that the backward pass needs; the other blocks recompute them,
+//! which changes no bit. The plan is compared with the memory that `limits` finds.
 
 use levade_model::ModelConfig;
 

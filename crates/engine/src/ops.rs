@@ -1,10 +1,37 @@
-//! The operations of a transformer besides matrix products: each with its forward and backward pass, and in
-//! its tests a naive f64 reference that the forward is compared with and that the backward is differentiated
-//! against.
+//! Operations of a transformer other than matrix products, each with a forward and a backward pass.
 //!
-//! All of them work on rows (tokens) independently of each other, except attention, which reads the keys and
-//! values of the row's own path. Reductions run in fixed lanes or in the order of rows. So they keep the
-//! batch invariance of the matrix products.
+//! Each operation works on rows (tokens) independently of other rows. Only attention reads other rows: the
+//! keys and values of the row's own sequence. Reductions run in fixed lanes or in the order of rows. So the
+//! operations keep the batch invariance of the [matrix products](crate::product). There is no automatic
+//! differentiation.
+//!
+//! # Adding an operation
+//! An operation is a file of this module with the following parts, in this order. `gated.rs` is the shortest
+//! example.
+//!
+//! 1. **Forward**, over rows: `for_rows` gives each row to one task. Inner loops are plain Rust in `simd! { …
+//!    }`, which compiles them once per instruction set. A sum over a row runs in 16 fixed lanes (`simd::dot`,
+//!    `simd::fold`), never in a loop that the compiler may reorder, and never over rows. `exp` is
+//!    `simd::exp`. Batch invariance requires no more: an output depends on its own row, by operations written
+//!    in one order.
+//! 2. **Backward**: computes the gradient of the input from the gradient of the output, row by row. It adds
+//!    the gradients of parameters in the order of rows; threads split columns (`for_columns`,
+//!    `add_column_sums`).
+//! 3. **Tests**: a naive version in f64 that the forward pass is compared with; its finite differences
+//!    (`differences`), which the backward pass is compared with; equal bits on every instruction set, in
+//!    other batches, on other numbers of threads.
+//! 4. **Calls**: in `Transformer::forward_state` or `forward_layer`, which sampling and training share, and
+//!    mirrored in `Backward::layer`. A value that the backward pass needs becomes a field of `LayerState` and
+//!    a term of `MemoryPlan`; values that the backward pass can recompute from these are better not kept.
+//! 5. **Tests of the model**: `learning.rs` compares loss and gradients of small models of every family with
+//!    f64; `tests/engine/parity.rs` looks for a bit that differs between sampling and training;
+//!    `conformance/gradients.py` compares with PyTorch.
+//!
+//! If the order of operations of an existing kernel changes, `KERNELS` in `engine.rs` is incremented.
+//!
+//! A matrix product is shared code: `product()` takes operands that are packed on the way, `tile()` takes
+//! operands in blocks. Both take words (`precision.rs`), so an operation built on them works in both
+//! precisions.
 
 pub mod adamw;
 pub mod attention;

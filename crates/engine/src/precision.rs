@@ -1,12 +1,14 @@
-//! The precision of products.
+//! The precision of matrix products: f32 or bf16.
 //!
-//! In either precision weights and everything between two products is f32, and sums are f32. In bf16 the
-//! *operands* of every product are rounded as they are packed: weights, activations, keys, values, and
-//! gradients on their way back. Nothing else is rounded, so the rounding points are the same wherever a
-//! product is computed.
+//! In either precision, weights, values between two products, and sums are f32. In bf16 the *operands* of
+//! every product are rounded when they are packed (`product::pack`): weights once per update; activations,
+//! and gradients in the backward pass, on the way into each product; keys and values when they enter their
+//! blocks. Nothing else is rounded. So the rounding points are the same for sampling and training.
 //!
 //! Operands lie in memory as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the
-//! earlier one in the low half. Words are kept in arrays of f32 and only moved.
+//! earlier one in the low half. Words are kept in arrays of f32 and only moved. The chain adds the later one
+//! of a word first, as AVX-512's instruction for pairs does, so other instruction sets compute its bits with
+//! fused multiply-adds. One exception: that instruction treats numbers below 1e-38 as 0.
 
 pub use levade_policy::Precision;
 

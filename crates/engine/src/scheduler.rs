@@ -1,13 +1,15 @@
-//! Continuous batching: which rows go through the model next.
+//! Schedules rows for continuous batching.
 //!
-//! Every step runs one batch: the newest token of each running sequence, and chunks of the prompts still to
-//! be computed, up to a number of rows. A request joins as soon as there is room for its longest possible
-//! reply, and leaves when it is done. A request whose prompt another running sequence is just computing waits
-//! for it: a prompt is computed once.
+//! Each step runs one batch: the newest token of each running sequence, and chunks of the prompts that are
+//! not yet computed, up to a maximum number of rows. A request joins as soon as the cache has room for its
+//! longest possible completion, and leaves when it is done. A request whose prompt another running sequence
+//! is computing waits for that sequence, so each prompt is computed once.
 //!
-//! Where the weights change under running sequences, these lose their blocks and queue again, in front, with
-//! what was drawn for them: so what they share is again computed once, and they never hold more than they
-//! were let in with. Or they keep what they have computed, which nobody else then starts from.
+//! If the weights change while sequences are running, the sequences continue, and each token records the
+//! version that sampled it. The sequences lose their blocks and queue again, ahead of new requests, with the
+//! tokens sampled so far. So shared tokens are recomputed once, and no sequence needs more memory than it was
+//! admitted with. With `engine.keep_cache`, sequences keep their blocks, and no other sequence starts from
+//! these.
 
 use std::collections::VecDeque;
 use std::ops::Range;

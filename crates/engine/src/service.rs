@@ -1,7 +1,9 @@
-//! The engine's thread: it owns the model and does what handles ask for.
+//! Runs the engine's thread, which owns the model and executes the commands of handles.
 //!
-//! Between two commands it runs the scheduler's batches; a learner's command waits while more than a few
-//! sequences are running, but not for ever. Weights that have changed draw nothing until they are published:
+//! One thread owns the model and receives commands; one pool of threads computes. Async code never computes:
+//! it sends a command and waits. Between two commands the thread runs the scheduler's batches. A learner's
+//! command waits while more than a few sequences are running, because a batch of a few rows would read all
+//! weights for them; it does not wait for ever. Changed weights sample nothing until they are published:
 //! requests wait for that.
 
 use std::collections::VecDeque;

@@ -1,8 +1,12 @@
-//! The decoder: embedding, blocks, final norm, head; forward.
+//! Computes the forward pass of the decoder: embedding, blocks, final norm, head.
 //!
-//! A batch is rows of tokens, cut into `Span`s: runs of rows on one path. Sampling and training differ only
-//! in where keys and values are kept and in what is remembered for the backward pass; every number is
-//! computed by the same code.
+//! A batch is rows of tokens, divided into `Span`s: runs of rows on one sequence. Sampling and training share
+//! this code. They differ only in where keys and values are stored and in which values are kept for the
+//! backward pass.
+//!
+//! Differences between model families (norms of a block and what their weights are added to, the gate, the
+//! attention window and the rotary table of a layer) are fields of
+//! [`ModelConfig`](levade_model::ModelConfig). They are read between operations, never within one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,9 +1,9 @@
-//! The model's matrices as its backward pass reads them: packed for `dy · W`.
+//! Packs the model's matrices for the backward pass, which computes `dy · W`.
 //!
-//! A batch needs each of them once for every unit that goes through the model, that of the head once for
-//! every chunk of rows. In bf16 products are so quick that packing them on the way takes a noticeable share
-//! of the time, so they are packed once after every change. In f32 that share is small and the copies would
-//! be twice as large: there they are packed on the way.
+//! A batch needs each matrix once for every unit that goes through the model, and the head once for every
+//! chunk of rows. In bf16, products are so fast that packing on the way takes a noticeable fraction of the
+//! time, so matrices are packed once after every update. In f32 that fraction is small and the copies would
+//! be twice as large, so matrices are packed on the way into each product.
 
 use std::ops::Range;
 

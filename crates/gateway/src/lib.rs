@@ -1,25 +1,28 @@
-//! The gateway: endpoints that agents and people already speak to, behind which every token is recorded.
+//! Serves the APIs of OpenAI, Anthropic, vLLM and SGLang, and records every token behind them.
 //!
-//! [`serve`] answers in the shapes of OpenAI's and Anthropic's APIs, and in those in which vLLM and
-//! SGLang take token ids. A dialect parses a request into a [`Call`], which `levade-call` answers with a
-//! transcript of events. From these the dialect writes its response, complete or as a stream.
+//! A *dialect* is the format of one API. It parses a request into a [`Call`], which `levade-call` answers
+//! with a transcript of events. From these the dialect writes its response, complete or as a stream.
+//! [`serve`] runs all dialects.
 //!
-//! A call that bears the key of a [`Session`] belongs to an attempt: its conversation is recognised and goes
-//! on with its exact ids (`levade-conversation`), its stream of random numbers is that of its prompt, and
-//! when the session is closed all of its tokens are in a trajectory. Any other call stands for itself.
+//! A call with the key of a [`Session`] belongs to an attempt: its conversation continues with its exact ids
+//! (`levade-conversation`), its random stream follows from its prompt, and all of its tokens are in the
+//! trajectory when the session closes. Prompts in token ids continue the longest sequence that they repeat. A
+//! call without such a key is standalone.
 //!
-//! Guarantees:
-//! - **Nothing is recorded for the wrong attempt.** Keys authenticate, ids in paths do not; a closed
-//!   session's key is told that it is over.
-//! - **What was drawn is recorded**, also of a call whose client went away or whose deadline passed.
-//! - **A call is drawn once.** A client that repeats a call whose connection broke before its end, or that
-//!   says it repeats one, joins the first; equal calls at once are calls of their own.
-//! - **Every wait has a deadline**, which does not count the time in which the sampler's device trains; a
-//!   client that waits gets a sign of life meanwhile.
-//! - **Errors** are in the shape of the API that was called, and name the field, its value and the way out.
+//! # Guarantees
+//! - **Tokens are recorded for the right attempt.** Keys authenticate; ids in paths do not. A key of a closed
+//!   session gets status 410.
+//! - **Sampled tokens are recorded**, also those of a call whose client disconnected or whose deadline
+//!   passed.
+//! - **A repeated call is sampled once.** If a connection breaks before the end, or the client says that it
+//!   repeats a call, an equal request joins the first call. Other equal calls are separate calls.
+//! - **The recipe decides** how trained policies are sampled. Overridden options of clients are counted.
+//! - **Every wait has a deadline**, which excludes the time in which the sampler's device trains. A waiting
+//!   client receives signs of life meanwhile.
+//! - **Errors** have the format of the API, and name the field, its value and the way out.
 //!
-//! Not here: sampling (`levade-policy` and what implements it), starting programs (`levade-agent`), and
-//! what a reward is worth (`levade-trainer`).
+//! Out of scope: sampling (`levade-policy` and its implementations), starting programs (`levade-agent`), and
+//! the use of rewards (`levade-trainer`).
 
 mod anthropic;
 mod call;

@@ -1,14 +1,17 @@
-//! Model files: configuration, safetensors, GGUF, and where they come from.
+//! Reads and writes model files: configuration, safetensors, GGUF; and downloads them.
 //!
-//! [`ModelConfig`] says what a model is; [`TokenizerSource`] carries its tokenizer as the files have it;
-//! [`ModelFiles`] opens a Hugging Face folder or a GGUF file and reads its weights as f32, one tensor at a
-//! time, under Hugging Face names. [`write_safetensors`], [`ModelConfig::to_hf_json`] and
-//! [`write_tokenizer_config`] write a folder that `transformers` loads. [`AdapterConfig`] reads what an
-//! adapter in PEFT's layout is. [`EncoderFiles`] opens encoders for retrieval. [`Source`] and
-//! [`fetch`] get a model onto this machine.
+//! [`Source`] parses where a model comes from, and [`fetch`] gets it onto this machine. [`ModelFiles`] opens
+//! a Hugging Face directory or a GGUF file and reads its weights as f32, one tensor at a time, under Hugging
+//! Face names. [`ModelConfig`] describes the model; [`TokenizerSource`] has its tokenizer as the files have
+//! it. [`write_safetensors`], [`ModelConfig::to_hf_json`] and [`write_tokenizer_config`] write a directory
+//! that `transformers` loads. [`AdapterConfig`] reads adapters in PEFT's layout, [`EncoderFiles`] encoders
+//! for retrieval.
 //!
-//! Files are not trusted: whatever their bytes, opening and reading them ends in a model or in a
-//! [`ModelError`], never in a panic or an allocation beyond the size of the file times a small constant.
+//! # Guarantees
+//! - **Files are not trusted.** Whatever their bytes, opening and reading them ends in a model or in a
+//!   [`ModelError`], never in a panic or an allocation beyond the size of the file times a small constant.
+//!
+//! Out of scope: computing with weights (`levade-engine`) and with tokenizers (`levade-text`).
 
 mod adapter;
 mod config;

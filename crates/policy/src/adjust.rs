@@ -1,9 +1,10 @@
-//! Adjusting logits before a token is drawn: penalties, biases, stops that must not come yet.
+//! Adjusts logits before a token is sampled: penalties, biases, and stops that must not come yet.
 //!
-//! An adjustment is a function of the raw logits, the path and the parameters alone, so it neither depends on
-//! what else is sampled nor on how a prompt was cut. The order is fixed: repetition penalty, frequency and
-//! presence penalty, biases, stops. vLLM adds biases before the repetition penalty, SGLang after it; all
-//! other orders commute.
+//! An adjustment is a function of the raw logits, the sequence and the parameters only. So it depends neither
+//! on other sequences in the batch nor on how a prompt was divided. The order is fixed: repetition penalty,
+//! frequency and presence penalty, biases, stops. vLLM adds biases before the repetition penalty, SGLang
+//! after it; all other orders commute. Presence and frequency penalties count the tokens of the completion,
+//! including those in [`SamplingParams::drawn_before`](crate::SamplingParams::drawn_before).
 
 use crate::SamplingParams;
 

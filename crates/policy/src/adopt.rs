@@ -1,4 +1,7 @@
-//! Published weights, and all samplers that are to draw from them.
+//! Loads published weights in all samplers of a policy, before one deadline.
+//!
+//! The error names the samplers that have not loaded them. The embedded engine, which shares memory with its
+//! learner, only checks that it has the version.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

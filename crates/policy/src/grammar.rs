@@ -1,9 +1,10 @@
-//! Grammars that hold a reply to a form, and what keeps to them while it is drawn.
+//! Grammars that constrain the output format of a completion.
 //!
-//! A sampler knows no text: who knows the vocabulary's bytes compiles a [`Grammar`] into a [`Constraint`],
-//! which says before every token which ones may come. Tokens that it forbids are never drawn, so those that
-//! are come from another distribution than the one that their log-probabilities are of, which is the model's
-//! own: what is drawn so is no target.
+//! A sampler knows no text. A caller that knows the bytes of the vocabulary (`levade-text`) compiles a
+//! [`Grammar`] into a [`Constraint`]. Before every token, the sampler queries the constraint for the tokens
+//! that may come next; stop ids are allowed only where the format is complete. Forbidden tokens are never
+//! sampled, so the sampled tokens come from another distribution than their log-probabilities, which are
+//! those of the model. Such tokens are not targets.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,14 @@
-//! Turning batches into weight updates.
+//! Turns batches into weight updates: the trait [`Learner`] and its types.
+//!
+//! [`Learner::plan`] returns how the learner would divide an update into micro-batches ([`Cut`]). The caller
+//! records it. [`Learner::train`] then runs the update exactly so, or rejects it and names the difference. A
+//! learner on one rank does this by [`Learner::forward_backward`] for each micro-batch and one
+//! [`Learner::optim_step`]. A learner evaluates terms and adds up weight × loss; it knows nothing of
+//! algorithms, groups or sequences, so micro-batches change only the order of the sums.
+//!
+//! [`Learner::publish`] makes the weights those of a version and returns where they are: in memory, in files
+//! with a manifest, or in a process group. All samplers of the policy then load them
+//! ([`adopt_all`](crate::adopt_all)).
 
 use std::path::Path;
 use std::sync::Arc;

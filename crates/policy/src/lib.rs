@@ -1,24 +1,28 @@
-//! The traits through which everything above talks to a model, and their types.
+//! Traits through which other crates sample from models and train them.
 //!
-//! A [`Sampler`] draws tokens; a [`Learner`] turns batches into weight updates. They are shaped like verbs of
-//! a service so that the embedded engine, a vLLM server and a group of FSDP workers all fit behind them. A
-//! [`SampleStream`] yields tokens with their behaviour log-probability and weight version as they are drawn.
+//! A [`Sampler`] samples tokens; a [`Learner`] turns batches into weight updates. Their methods are shaped
+//! like those of a service, so that the embedded engine, a vLLM server and a group of FSDP workers all fit
+//! behind them. A [`SampleStream`] yields tokens with their behavior log-probability and weight version. An
+//! [`Embedder`] turns texts into vectors for search.
 //!
-//! An [`Embedder`] turns texts into vectors, for search.
-//!
-//! *Behaviour log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0
+//! *Behavior log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0
 //! (greedy, for evaluation) it is taken at temperature 1.
 //!
-//! [`Timely`] gives every call of either a deadline. [`Simulator`] implements both over one small table, for
-//! tests of everything above; [`crash_point`] marks the places at which such tests kill the process.
+//! A [`Grammar`] constrains the format of a completion. Samplers know no text: they get [`Grammars`] over
+//! their vocabulary, and query the [`Constraint`] of each completion for the tokens that may come next.
 //!
-//! A [`Grammar`] holds a reply to a form. Samplers know no text, so they are given [`Grammars`] over their
-//! vocabulary, and ask the [`Constraint`] of each reply which tokens may come next.
+//! # Guarantees
+//! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs ends the run
+//!   with the name of what it waited for, and a supervisor can start it again. Deadlines count the time in
+//!   which the process [runs](awake), here and in every crate above.
+//! - **Errors** are serializable with a code, and tell whether the same call may succeed later
+//!   ([`PolicyError::may_pass`]).
 //!
-//! Deadlines go by the time in which the process [runs](awake), here and in every room above. Libraries that
-//! panic over damaged files are called through [`caught()`].
+//! For tests of other crates, [`Simulator`] implements both traits over one small table, and [`crash_point`]
+//! marks places at which tests kill the process. [`caught()`] guards calls of libraries that panic on damaged
+//! files, and [`environment`] has the environment variables that child processes get.
 //!
-//! Not here: prompts as text (`levade-text`), and any model.
+//! Out of scope: prompts as text (`levade-text`), and every real model.
 
 mod adjust;
 mod adopt;

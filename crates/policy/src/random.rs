@@ -1,4 +1,9 @@
-//! Counter-based random numbers: a draw is a function of what it is for, never of when it was made.
+//! Counter-based random numbers (Philox): a number is a function of its purpose, never of the time of the
+//! call.
+//!
+//! A sampled token depends on the seed of the run, the stream of its call (`calls`) and its position in the
+//! sequence; an order of tasks depends on the seed and the epoch. When a number is computed, and alongside
+//! what, does not matter.
 
 /// A uniform number in [0, 1) with 53 random bits, a pure function of (`seed`, `stream`, `counter`).
 ///

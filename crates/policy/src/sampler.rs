@@ -1,4 +1,24 @@
-//! Drawing tokens from a policy.
+//! Samples tokens from a policy: the trait [`Sampler`] and its types.
+//!
+//! A [`SampleRequest`] returns a [`SampleStream`] of tokens, each with its behavior log-probability and the
+//! version of the weights that sampled it.
+//!
+//! # Guarantees of a sampler
+//! - **Behavior log-probabilities** are log-softmax(logits / T) over the full vocabulary, and T is recorded.
+//!   Top-p, penalties, biases (`adjust`) and grammars (`grammar`) change the distribution that a token is
+//!   sampled from, but neither this number nor the reported alternatives ([`SamplingParams::top_logprobs`]).
+//!   Tokens sampled with any of them are recorded as filtered and never trained.
+//! - **Log-probabilities of a prompt** ([`SamplingParams::prompt_logprobs`]) are those that a learner
+//!   computes. Such a prompt is computed completely, under one version of the weights.
+//! - **Published weights only.** A sampler does not sample from weights that changed and were not published,
+//!   nor from weights older than [`SampleRequest::least_version`]. Requests wait, or are rejected with the
+//!   version as the reason. The agent loop requests weights at least as new as those of the previous turn.
+//! - **Continuation.** A request that continues an aborted completion states how many tokens at the end of
+//!   its prompt belong to that completion ([`SamplingParams::drawn_before`]). It then samples the tokens that
+//!   would have followed.
+//! - **Load and pauses.** [`Load`] reports the work in progress and waiting; [`Sampler::paused`] reports how
+//!   long the sampler stood still, which deadlines of completions exclude. Counters of the device are
+//!   optional.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

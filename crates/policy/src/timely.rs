@@ -1,4 +1,6 @@
-//! A deadline for every call of a policy.
+//! Gives every call of a policy a deadline (`engine.call_seconds` of a recipe).
+//!
+//! A device that hangs ends the run with an error that names what it waited for.
 
 use std::future::Future;
 use std::path::Path;

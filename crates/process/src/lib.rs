@@ -1,14 +1,16 @@
 //! Child processes that end with this process, and pools of workers that answer JSON lines.
 //!
-//! Tools, agent programs, environments and scorers of a user run in processes of their own. Such a process
-//! must not outlive the run, even if the run is killed; its output must neither block it nor fill the
-//! memory; and it must not see the secrets in the environment of the run.
+//! Every program that a run starts (agents, tools, environments, scorers, MCP servers, samplers, learners)
+//! runs in a process of its own. Such a process must not outlive the run, even if the run is killed; its
+//! output must neither block it nor fill the memory; and it must not see the secrets in the environment of
+//! the run.
 //!
-//! A [`Supervisor`] starts a program behind a small process ([`supervise`]) that ends the program, and all
-//! that the program started, as soon as the parent is gone. A [`Run`] is a program that reads one text and
-//! exits. A [`Child`] is a program with which the caller talks by itself. A [`Pool`] has workers that stay
-//! alive: programs that read requests and write answers, one JSON object a line. Output that nobody parses
-//! is kept in a [`Tail`].
+//! A [`Supervisor`] starts a program behind a small process ([`supervise`]), this binary once more, which
+//! holds one end of a pipe. When the pipe closes, it ends the program and everything that the program
+//! started, also detached processes, whose subreaper it is. A [`Run`] is a program that reads one text and
+//! exits. A [`Child`] is a program with which the caller talks by itself. A [`Pool`] has workers: programs
+//! that stay alive, read requests and write answers, one JSON object a line, several at once. Workers in
+//! Python share their side of the protocol (`src/python`). Output that is not parsed is kept in a [`Tail`].
 //!
 //! # Example
 //! ```
@@ -41,8 +43,8 @@
 //! - **Output is read to its end and kept up to a limit.**
 //! - **A worker that ends fails its own requests, each with the reason, and no others.** The next request
 //!   starts another worker.
-//! - **A dropped request is cancelled.** The worker gets a line with `"stop": true`, and is ended if it
-//!   does not answer within the grace of the pool.
+//! - **A dropped request is cancelled.** The worker gets a line with `"stop": true`, and is ended if it does
+//!   not answer within the grace of the pool.
 //!
 //! Out of scope: untrusted code (`levade-sandbox`).
 

@@ -1,13 +1,18 @@
-//! Policies that others serve: any OpenAI-compatible chat API, as an opponent, a judge or a demonstrator.
+//! External policies: OpenAI-compatible chat APIs, as an opponent, a judge or a teacher. They are called in
+//! messages.
 //!
-//! An endpoint that fails, in whatever way, hands its call to the next one: an error's status, an answer that
-//! is no completion or has no content, a connection that ends, a wait that takes the endpoint's part of the
-//! time. In the last case both are asked, and the first reply counts. An endpoint that has failed is asked
-//! after the others for a while. A stream changes its endpoint only before its first piece, since pieces that
-//! were handed out cannot be taken back. The same endpoint is asked again only if it turned the call away
-//! (429, 503), if no connection came about, or if nothing of the answer came. Waits between tries double,
-//! with jitter, and are at least what the server asks for. Whatever is sent or received is bounded, in bytes
-//! and in time. Keys come from the environment and are shown nowhere.
+//! Of the servers of one model, the one with the fewest calls is called. A server that fails in any way
+//! passes its call to the next one: an error status, a response that is not a completion or has no content, a
+//! connection that ends, or a wait that takes the server's part of the time. In the last case both are
+//! called, and the first response counts. A server that failed is called after the other ones for a while. A
+//! stream changes its server only before its first chunk, since returned chunks cannot be taken back.
+//!
+//! # Guarantees
+//! - **Nothing happens twice.** The same server is called again only if it rejected the call (429, 503), if
+//!   no connection was made, or if nothing of the response came.
+//! - **Waits** between tries double, with jitter, and are at least what the server requests.
+//! - **Bounded.** Everything sent or received is bounded, in bytes and in time.
+//! - **Keys** come from the environment and are never shown.
 
 mod endpoint;
 mod error;

@@ -1,10 +1,15 @@
-//! Learners in processes of their own, such as a group of PyTorch's under torchrun: all verbs of
+//! Learners in other processes, such as a group of PyTorch processes under torchrun: all methods of
 //! [`Learner`], over HTTP.
 //!
-//! A call has a name of its own. One whose answer was lost is asked for again by that name, and answered
-//! with what came of it the first time: so nothing is learnt twice. A group that has failed, hangs or was
-//! started again meanwhile has lost what it held: that is [`PolicyError::Stopped`] or a deadline, and whoever
-//! holds a checkpoint goes on from it.
+//! Arrays travel as safetensors. Every call has a name, and the group keeps the results of the last calls by
+//! name. If a response is lost, the call is sent again by that name and gets the first result, so nothing is
+//! learned twice.
+//!
+//! A group that has failed, hangs or was restarted without the last published version has lost what it held.
+//! That is [`PolicyError::Stopped`] or a deadline; the group gets no further call, and the caller continues
+//! from its newest checkpoint with another group. Published weights are files, which the embedded engine
+//! checks completely before it samples from them. The bits of sampler and learner differ then, so nothing is
+//! taken from the record that the learner would compute differently.
 
 mod batch;
 mod description;

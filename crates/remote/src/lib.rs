@@ -1,9 +1,19 @@
-//! Samplers that are elsewhere, or many; learners that are elsewhere.
+//! Samplers, learners and chat APIs in other processes, and routers over several samplers.
 //!
-//! A [`Router`] is one [`Sampler`](levade_policy::Sampler) over several of one policy: replicas of an
-//! engine, servers on other machines. It decides which of them draws a reply, goes on at another one when one
-//! fails, sends new weights to all, and tells callers to come back when there is too much to do. So whatever
-//! asks a sampler asks a router in the same way.
+//! - A [`Router`] is one [`Sampler`](levade_policy::Sampler) over several of one policy: replicas of an
+//!   engine, or servers on other machines. It selects a replica for each call, continues a call at another
+//!   one after a failure, distributes new weights, and limits admission.
+//! - A [`Server`] is a vLLM or SGLang server as a sampler. [`Publishing`] is a learner whose weights such
+//!   servers load from directories; [`Pushing`] broadcasts them into the servers' memory.
+//! - A [`RemoteLearner`] is a [`Learner`](levade_policy::Learner) in other processes, such as a group of
+//!   PyTorch processes, over HTTP. It does each request once, even if a response is lost.
+//! - [`Turns`] hand devices over between servers and a learner that share them: one side sleeps while the
+//!   other works.
+//! - An [`External`] policy is a third-party model behind an OpenAI-compatible chat API: an opponent, a judge
+//!   or a teacher. It is called in messages, and returns a [`ChatReply`] or a [`ChatStream`].
+//! - A [`Service`] answers JSON requests, as scoring services do.
+//! - A [`Mixture`] selects the policy that plays a role of an attempt, as a function of seed, stream and
+//!   role.
 //!
 //! ```
 //! use std::{sync::Arc, time::Duration};
@@ -27,26 +37,15 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A [`Server`] is one of vLLM or SGLang as a sampler, and [`Publishing`] a learner whose weights such
-//! servers adopt from folders. [`Pushing`] sends them straight into the servers' memory.
+//! # Guarantees
+//! - **A token is returned once**, in order, and sampled with weights no older than the request and the
+//!   tokens before it require.
+//! - **A request that an API may have served is not sent to it again.**
+//! - **Errors name what was waited for, and the server.** Deadlines exclude time in which the process or a
+//!   replica stood still.
+//! - **Keys are never shown.**
 //!
-//! An [`External`] policy is one that others serve through an OpenAI-compatible chat API: an opponent, a
-//! judge or a demonstrator. It is asked in messages, and answers with a [`ChatReply`] or a [`ChatStream`].
-//!
-//! A [`Service`] is asked in JSON and answers in JSON, as one that scores does.
-//!
-//! A [`RemoteLearner`] is a [`Learner`](levade_policy::Learner) in other processes, such as a group of
-//! PyTorch's: it is asked for every verb over HTTP, and does what it is asked once, although an answer may
-//! get lost.
-//!
-//! [`Turns`] are taken at devices that servers and a learner share: one side sleeps while the other works.
-//!
-//! A [`Mixture`] says which policy plays a role of an attempt, as a function of seed, stream and role.
-//!
-//! Guarantees: a token is handed out once, in order, and drawn with weights that are no older than the
-//! request and the tokens before it ask for. A request that an API may have served is not sent to it again.
-//! Errors say what was waited for, and from whom; deadlines do not count time in which the process or a
-//! member stood still. Keys are shown nowhere. Not here: serving over HTTP, and what policies are asked.
+//! Out of scope: serving over HTTP (`levade-gateway`), and the use of completions.
 
 mod calls;
 mod devices;

@@ -1,8 +1,9 @@
-//! Weights of a learner straight into the memory of servers, over process groups that both join.
+//! Broadcasts the learner's weights into server memory, over a process group that both sides join.
 //!
-//! A group is made for one push to one server, and ends with it: so a server that dies costs its own push,
-//! and none has anything to give back. A learner sends weights as it has published them last, and is not
-//! asked to learn before those that are being sent have arrived. Folders stay what servers fall back to.
+//! A learner that [`Broadcasts`] opens a group for one push to one server. The server joins before it pauses,
+//! and the group ends with the push. So a server that fails costs its own push only. The learner sends the
+//! weights that it published last and still holds: [`Publishing`](crate::Publishing) withdraws that offer,
+//! and waits for pushes in progress, before the weights change. Servers fall back to folders.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

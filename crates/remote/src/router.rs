@@ -1,17 +1,28 @@
-//! One sampler over many: who takes which call, what happens when one fails, and how it comes back.
+//! Distributes calls of one policy over replicas (*members*), and recovers from failures.
 //!
-//! **Health.** A member *serves*, is *suspected* after a failure (calls go to others while there are any), or
-//! is *quarantined* after several in a row, or when it missed weights. A probe is one token drawn from a tiny
-//! prompt, since a server that answers pings may still draw nothing. Members that have nothing to do are
-//! probed now and then, suspected ones at once, quarantined ones after waits that double. Before it serves
-//! again, a member says which version it has, is sent the newest weights if that is an older one, and draws.
+//! A [`Router`] is a sampler over samplers, so every caller of a sampler can call many.
 //!
-//! Members may join and leave at any time. One that joins begins in quarantine.
+//! # Health
+//! A member *serves*, is *suspected* after a failure (other members then get its calls, if there are any), or
+//! is *quarantined* after several failures in a row, or if it missed weights. A probe samples one token from
+//! a tiny prompt, since a server that answers pings may still fail to sample. Idle members are probed now and
+//! then, suspected ones at once, quarantined ones after waits that double. Before a member serves again, it
+//! reports its version, gets the newest weights if its own are older, and samples a token. Members can join
+//! and leave at any time. One that joins starts in quarantine.
 //!
-//! **Failover.** A call whose member fails goes on at another one with the tokens that were handed out as the
-//! end of its prompt, and weights no older than theirs. Draws are functions of seed, stream and position, so
-//! with the same weights it is the same reply. Tokens are handed out once. Failures of the request itself are
-//! nobody's but its caller's, and are tried nowhere else.
+//! # Failover
+//! A call whose member fails continues at another member. The tokens already returned become the end of the
+//! prompt ([`drawn_before`](levade_policy::SamplingParams::drawn_before)), and the weights must be at least
+//! as new as theirs ([`least_version`](SampleRequest::least_version)). Tokens are functions of seed, stream
+//! and position, so with the same weights the completion is the same. If a stop string may have been
+//! completed, the last token is held back until the next one, so that no completion continues past its end.
+//! Each token is returned once. Failures of the request itself are returned to the caller and are not retried
+//! elsewhere.
+//!
+//! # Admission and weights
+//! A maximum number of calls runs and waits ([`RouterOptions`]); further calls are told when to come back
+//! ([`PolicyError::Busy`]). Loading weights succeeds if any member has loaded them. If none has, it is an
+//! error and changes nothing. If all members are unreachable, it waits for one to come back.
 
 mod call;
 mod choice;

@@ -1,18 +1,32 @@
-//! Devices that servers and a learner have by turns: sampling and training on the same ones.
+//! Colocation: a learner and servers that take turns on the same devices.
 //!
-//! **The learner's turn** begins with whatever it is asked for that needs a device: all servers sleep, then
-//! it takes its weights and moments back. Each further call looks again whether those sleep that others may
-//! have started again; those of the run are asked once a turn, and again after a call that failed. **The
-//! samplers' turn** begins when weights are adopted, or with the first request after that they were: the
-//! learner moves to the host's memory, then servers wake with the weights. Where these are sent over a
-//! group, the learner leaves its weights on the devices until all servers have them, and servers wait with
-//! their caches.
+//! # Ownership
+//! One lock is held by the side that learns or hands the devices over. At any time the devices belong to one
+//! side:
 //!
-//! A turn changes hands as a whole or is nobody's, and whoever takes it next begins anew: so whatever fails
-//! in between, and whoever gives up waiting, no server is asked in its sleep, and none is awake that the
-//! learner takes for asleep. One that is gone has no device; one that comes back meanwhile is put to sleep
-//! before the learner does anything more. Those that a run starts are started in the samplers' turn alone
-//! ([`Turns::starts`]), and waited for where they are still starting when it ends.
+//! - **Learner.** A learner call that needs a device first acquires the devices: all servers are put to
+//!   sleep, then the learner loads its weights and optimizer state back. Each further call checks external
+//!   servers again, because somebody may have restarted them. Servers of the run are checked once, and again
+//!   after a failed call. A learner call is never interrupted by a request; requests wait at the gate of
+//!   their server.
+//! - **Samplers.** New weights, or the first request to a sleeping server, hand the devices to the servers:
+//!   the learner offloads to host memory, storage by storage (`levade_torch/shelf.py`), so no tensor, shard
+//!   or optimizer notices it. Then servers wake. If weights are broadcast, the learner keeps its weights on
+//!   the devices until every server has them, and servers allocate their caches afterwards.
+//!
+//! # Sleep
+//! A sleeping server has the label `levade-asleep`. So it differs from a restarted server, and a process that
+//! starts after a killed one recognizes it. A server wakes in one way only: memory of the weights, weights,
+//! memory of the cache, resume, probe. The router rests meanwhile ([`paused`](Sampler::paused)): it probes no
+//! member and counts no failure.
+//!
+//! # Failures
+//! A handoff completes, even if its caller is cancelled, or leaves the devices without an owner; the next
+//! handoff then starts from the beginning, since each step can be repeated. So no request is sent to a
+//! sleeping server, and no server is awake that the learner believes asleep. A server whose process exited
+//! occupies no device; if it comes back in the learner's turn, it is put to sleep before the next learner
+//! call. Supervisors start servers in the samplers' turn only ([`Turns::starts`], [`Sharer::lives`]): either
+//! the supervisor sees the end of the turn, or the learner sees the process and waits for it.
 
 mod learner;
 mod sampler;

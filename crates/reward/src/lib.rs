@@ -1,14 +1,13 @@
-//! Scorers: from what an attempt left behind to what it is worth.
+//! Scorers: compute the score of an attempt from its record.
 //!
-//! A [`Scorer`] looks at the [`Evidence`] of an attempt (its task, how it ended, its final text, every token,
-//! what its tools handed over) and gives [`Component`]s; or it looks at the attempts of a group, each against
-//! the others. What components add up to is not said here. Nothing that a model writes is an error; an
-//! expected answer that makes no sense is one, and so is whoever should score and cannot, which never counts
-//! as a score of 0. Scorers that compare the final answer with what was expected are pure functions: the same
-//! text always scores the same. A [`CommandScorer`] asks a program of the user's, a [`PythonScorer`] a
-//! function; an [`HttpScorer`] asks a service, a [`JudgeScorer`] a language model, both through a client that
-//! they are given, and a [`CodeScorer`] has its tests run in a sandbox that it is given. A [`SqlScorer`] runs
-//! queries; a [`SchemaScorer`] looks at JSON.
+//! A [`Scorer`] reads the [`Evidence`] of an attempt (its task, how it ended, its final text, every token,
+//! results that its tools returned) and returns [`Component`]s. It scores attempts one by one, or those of a
+//! group together. All of the evidence is in the record, so scoring can be repeated at any time.
+//!
+//! A [`CommandScorer`] runs a program of the user, a [`PythonScorer`] a function, in processes that get named
+//! environment variables only and end with the scorer. An [`HttpScorer`] calls a service, a [`JudgeScorer`] a
+//! language model, and a [`CodeScorer`] runs tests in a sandbox; the binary passes the client or the sandbox
+//! to them, so this crate knows none. A [`SqlScorer`] runs queries; a [`SchemaScorer`] checks JSON.
 //!
 //! ```
 //! use levade_reward::NumericScorer;
@@ -19,7 +18,17 @@
 //! # Ok::<(), levade_reward::ScoreError>(())
 //! ```
 //!
-//! Also here is [`Rational`], the exact arithmetic that comparing answers and computing them share.
+//! # Guarantees
+//! - **Model output is never an error.** An expected answer without meaning is one.
+//! - **A scorer that cannot score is an error** and never a score of 0; the recipe decides what happens to
+//!   the attempt.
+//! - **Scorers that compare the final answer** with the expected one are pure functions: the same text has
+//!   the same score.
+//!
+//! [`Rational`] is exact arithmetic, for comparing answers and computing them.
+//!
+//! Out of scope: which tasks a scorer is for, the weights of components, and attempts without a score
+//! (`levade-trainer`).
 
 mod answer;
 mod asked;

@@ -1,14 +1,11 @@
-//! Advantages, losses and group statistics of reinforcement learning: pure functions, no I/O.
+//! Advantages, losses and group statistics of reinforcement learning, as pure functions.
 //!
-//! A loss is a plain sum over [`Term`](levade_tree::Term)s: every normaliser (per token, per sequence, per
-//! rollout, global) is folded into the terms' explicit weights before a learner sees them, so gradients do
-//! not depend on packing, micro-batch size or the number of workers. [`Loss::evaluate`] gives one term's
-//! value and its derivative with respect to the token's log-probability; that is all a learner needs to know
-//! about an algorithm. What must be known of a whole path or a whole update first is worked out by
-//! [`prepare`] and [`correction`].
-//!
-//! Formulas name their source, and pass the vectors in `tests/` where there are any. Where a reference is
-//! wrong the default is right, and a named option reproduces what it does.
+//! A loss is a plain sum over [`Term`](levade_tree::Term)s. Every normalizer (per token, per sequence, per
+//! rollout, global) is folded into the terms' explicit weights before a learner sees them. So gradients do
+//! not depend on packing, micro-batch size or the number of workers. [`Loss::evaluate`] returns one term's
+//! value and its derivative with respect to the token's log-probability; a learner needs to know nothing else
+//! of an algorithm. [`prepare`] and [`correction`] compute what a loss must first know of a complete sequence
+//! or update.
 //!
 //! ```
 //! use levade_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
@@ -27,6 +24,11 @@
 //! assert_eq!(weights, [0.02, 0.02, 0.02]);
 //! # Ok::<(), levade_rl::RlError>(())
 //! ```
+//!
+//! # Guarantees
+//! - **Sources.** Formulas name their source, and pass the vectors in `tests/` if there are any. If a
+//!   reference is wrong, the default is right, and a named option reproduces the reference.
+//! - **Pure.** No I/O and no clock.
 
 mod advantage;
 mod attempts;

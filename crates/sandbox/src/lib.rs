@@ -1,28 +1,26 @@
-//! Running code that nobody trusts: what a model wrote, or a stranger's program.
+//! Runs untrusted code: what a model wrote, or a program of unknown origin.
 //!
-//! A [`Sandbox`] runs Python and shell code behind walls that the Linux kernel has, and says by name which of
-//! them stand ([`Protection`]); where one is missing, it runs nothing unless it was told to make do.
-//! A run ([`Run`]) begins with its own files and ends with nothing left of it; a [`Session`] keeps an
-//! interpreter between cells, as a notebook does. Both begin in milliseconds, as they are forked from an
-//! interpreter that has started already, in a jail of its own.
+//! A [`Sandbox`] runs Python and shell code behind walls of the Linux kernel, each of which has a name
+//! ([`Protection`]). If a wall is missing, nothing runs unless the caller accepts that. A [`Run`] starts with
+//! its own files and leaves nothing behind; a [`Session`] keeps an interpreter between cells, as a notebook
+//! does. Both start in the time of two forks, from an interpreter that has already started (`zygote`), in a
+//! jail of their own.
 //!
-//! Guarantees:
-//! - **Code sees nothing of the machine** but interpreter and libraries, read-only, and five harmless
-//!   devices:
-//!   no file, process, network, abstract socket, terminal, environment variable or descriptor of others.
-//! - **Runs see nothing of each other**, nor of what the service holds.
-//! - **Nothing is left**: processes, files, mounts and descriptors of a run are gone when its outcome is
-//!   there,
-//!   or when it is given up, or when this process is killed.
-//! - **Limits hold**: time by the clock, memory, processes, files, output. What is over is cut or ended, and
-//!   said.
-//! - **Output of any length is read**, and its beginning and end are kept; it never makes a run late.
-//! - **What code does is an outcome**, never an error of the sandbox.
+//! # Guarantees
+//! - **Code sees nothing of the machine** except interpreter and libraries, read-only, and five harmless
+//!   devices: no other file, process, network, abstract socket, terminal, environment variable or descriptor.
+//! - **Runs see nothing of each other**, nor of the memory of the service.
+//! - **Nothing is left**: processes, files, mounts and descriptors of a run are removed when its outcome is
+//!   returned, the run is dropped, or this process is killed.
+//! - **Limits hold**: wall-clock time, memory, processes, files, output. What exceeds them is truncated or
+//!   ended, and reported.
+//! - **Output of any length is read**, its beginning and end are kept, and it never delays a run.
+//! - **The behavior of code is an outcome**, never an error of the sandbox.
 //!
-//! Not here: virtual machines. Code and this machine share a kernel, so a hole in the kernel is a hole in the
-//! sandbox; the list of calls (`filter.rs`) keeps away what had most of them. Runs of one sandbox share the
-//! memory layout of the interpreter that they are forked from. Elsewhere than on Linux there is no sandbox;
-//! [`service`] on a Linux machine can be used from there.
+//! Out of scope: virtual machines. Code and this machine share a kernel, so a hole in the kernel is a hole in
+//! the sandbox; the list of system calls (`filter.rs`) excludes those that had most holes. Runs of one
+//! sandbox share the memory layout of their interpreter. The sandbox needs Linux; other systems can use
+//! [`service`] on a Linux machine.
 
 mod cgroup;
 mod error;

@@ -1,6 +1,16 @@
-//! The fork server: an interpreter that has started in a jail, and forks a jail of its own for every run.
+//! The fork server: an interpreter that has started in a jail, and forks a separate jail for every run.
 //!
-//! `zygote/*.py` say what happens there. This side hands over descriptors and what is to be run.
+//! The fork server is a Python process (`zygote/*.py`) in namespaces and a read-only root that has an
+//! interpreter, libraries and five devices. For every run it forks a *keeper*, into namespaces of that run,
+//! which forks the *runner*. The runner drops all rights (limits, capabilities, Landlock, a list of system
+//! calls) and becomes the code. All that a run leaves ends with the keeper, which ends when its caller is
+//! gone. The fork server loads most of the call filter once for all runs. The runner ends without the
+//! interpreter's own end, which would copy the memory that it was forked with.
+//!
+//! This side passes descriptors and what is to be run. It decides (filter, limits, directories) and watches
+//! from outside (`jail`, `memory`, `cgroup`), and trusts nothing that a runner reports. All steps after the
+//! fork are in Python, because only a process can drop its own rights, and code starts fast only from an
+//! interpreter that has already started.
 
 use std::io::{Seek, Write};
 use std::os::fd::AsFd;

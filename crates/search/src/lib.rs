@@ -1,16 +1,17 @@
 //! Local retrieval: indices of passages on disk, and their HTTP service.
 //!
-//! [`build`] turns a JSONL file into an index: BM25 over an inverted index, and vectors of the passages where
-//! a model is given. [`Index::open`] opens one; a [`Searcher`] answers queries from async code by BM25, by
+//! [`build`] turns a JSONL file into an index: BM25 over an inverted index, and vectors of the passages if it
+//! gets a model. [`Index::open`] opens an index; a [`Searcher`] answers queries from async code by BM25, by
 //! vectors, or by both with their ranks fused. [`router`] serves it over HTTP in the forms of Search-R1's
-//! `/retrieve` and Agent-R1's `/search`; a [`Client`] asks such a server.
+//! `/retrieve` and Agent-R1's `/search`; a [`Client`] calls such a server.
 //!
-//! Guarantees: an index is whole or does not open; it is refused where its schema is another one or its files
-//! are not those that were written. Results are a function of index and query: equal scores are in the order
-//! of the corpus, and vectors are compared exactly, not approximately.
+//! # Guarantees
+//! - **An index is complete or does not open.** It is rejected if its schema differs or its files are not
+//!   those that were written.
+//! - **Results are a function of index and query.** Equal scores have the order of the corpus, and vectors
+//!   are compared exactly, not approximately.
 //!
-//! Not here: models that embed (`levade-engine`), and the tool that an agent searches with
-//! (`levade-agent`).
+//! Out of scope: models that embed (`levade-engine`), and the tool that an agent searches with.
 
 mod build;
 mod client;

@@ -1,8 +1,9 @@
-//! Agents that toolboxes ask: what both sides know of each other.
+//! Agents that toolboxes call, as tools or to summarize long tool results.
 //!
-//! A helper is another agent of the run. Each time it is asked it has a conversation of its own, which
-//! becomes a [`Branch`] of the attempt: recorded with it, and trained or not as the recipe says of that
-//! agent. Draws in it depend on the attempt, on who asks and on what is asked, not on what runs beside it.
+//! A helper is another agent of the run. Each request to it is a conversation of its own, made by the same
+//! loop, which becomes a [`Branch`] of the attempt: it is recorded with the attempt, and trained or not as
+//! the recipe says of that agent. Its random numbers depend on the attempt, the agent that asks and the text
+//! of the request, not on concurrent calls.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};

@@ -1,10 +1,15 @@
-//! Checkpoints: folders that are whole or not there.
+//! Writes and reads checkpoints: directories that are complete or absent.
 //!
-//! A checkpoint is written into a temporary folder beside its place, every file flushed, `trainer.json` last;
-//! then the folder is renamed and the rename flushed. So at any moment, also after a power cut or with a full
-//! disk, each folder named `step-…` holds a checkpoint that can be loaded, and the ones before are untouched.
-//! A checkpoint is a model folder: weights, configuration, tokenizer; what only the trainer needs lies beside
-//! them.
+//! A checkpoint is written to a temporary directory beside its final one, every file flushed, `trainer.json`
+//! last. Then the directory is renamed and the rename flushed. So at any moment, also after a power cut or
+//! with a full disk, each directory named `step-…` has a checkpoint that can be loaded, and earlier ones are
+//! untouched. Incomplete directories are removed at the next start, or at once if the disk is full.
+//!
+//! `trainer.json` has the position in the run, and sizes and checksums of all other files. Those of weights
+//! come from the manifest of the learner that wrote them on this machine, unless the file has changed since.
+//! Metrics written after the checkpoint are removed when the run resumes, so no step appears twice.
+//!
+//! A checkpoint is a model directory: weights, configuration, tokenizer, with separate files for the trainer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

@@ -1,8 +1,11 @@
-//! Comparisons between attempts, and the token that each part of a reward reaches.
+//! Assigns each part of a reward to the token that earned it, and decides which attempts are compared.
 //!
-//! A part of a reward that was earned before the end reaches the last sampled token before it was earned:
-//! that of the action itself, of the action that an observation answers, or of an agent's part of a path.
-//! What no action came before stays with the outcome, which belongs to the end of every path.
+//! A part of a reward can be earned before the end: by a turn (a call that could not be parsed), by an
+//! observation after it, or by an agent. It goes to the last sampled token before that point: the token of
+//! the action, of the action that the observation answers, or of an agent's part of a sequence. A part
+//! without an action before it stays with the outcome, which belongs to the end of every sequence. If agents
+//! are compared within their role, each agent's part of an attempt is a sample of its own. An attempt in
+//! which another policy played an agent, and in which the policy did not act, is not a sample of that policy.
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;

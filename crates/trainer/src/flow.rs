@@ -1,20 +1,24 @@
-//! Groups of attempts, made as far ahead of training as the recipe allows.
+//! Schedules groups of attempts ahead of training, within a bound on off-policy staleness.
 //!
-//! One number η, `staleness`, bounds how many versions old a token may be when it is trained. Groups are
-//! admitted by capacity: while the weights have version v (steps of the phase done), groups are begun as long
-//! as fewer than (v + 1 + η) · G have been, G the groups of a step. So η = 0 is synchronous, 1 is one step
-//! off, and more lets attempts go on for longer.
+//! # Staleness bound
+//! Let η be the recipe's `staleness`, the maximum number of versions between sampling a token and training on
+//! it; G the number of groups per step; v the number of completed steps of the phase. A new group starts
+//! while fewer than (v + 1 + η) · G groups have started. η = 0 is synchronous, 1 is one step off-policy, and
+//! a larger η lets slow attempts span more updates.
 //!
-//! A step takes G whole groups, in the order in which the recipe prefers them, except that groups admitted η
-//! versions ago are taken in any case, and waited for. There are never more than G of these: all groups
-//! admitted until version v − η were at most (v − η + 1 + η) · G, and the steps before have taken v · G. So
-//! the bound holds for every token, and nothing that was sampled is ever thrown away for it.
+//! A step takes G complete groups, in the order that the recipe prefers. Groups that started η versions ago
+//! are taken in any case, and waited for. There are at most G of these: at most (v − η + 1 + η) · G groups
+//! had started by version v − η, and the steps before have taken v · G. So the bound holds for every token,
+//! and no sampled token is discarded for it.
 //!
-//! If a recipe starts spare attempts, a group is complete as soon as it has as many with a reward as it
-//! needs: of those that end first, or of those that started first. The others are given up.
+//! # Oversampling and updates
+//! If a recipe oversamples, a group is complete as soon as enough of its attempts have a reward: those that
+//! end first, or those that started first. The remaining attempts are cancelled.
 //!
-//! Attempts that are under way when the weights change go on, and stamp each token with the version that drew
-//! it.
+//! Attempts in progress continue across an update, and each token has the version that sampled it. A request
+//! that arrives while weights change waits until they are published. With η > 0, or with oversampling, the
+//! order in which attempts end decides what a step takes. Such a run is a function of its record, not of its
+//! recipe, and `replay` repeats it from there.
 
 use std::collections::{BTreeMap, VecDeque};
 

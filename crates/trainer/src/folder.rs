@@ -1,4 +1,8 @@
-//! The folder of a run: which process works on it, and what lies where.
+//! The directory of a run: its lock, and the paths in it.
+//!
+//! One process works on a run at a time. The recipe must be the one that the run started with, except for
+//! keys that do not change results (threads, concurrency, how often to save) or that make the run longer
+//! (`levade_recipe`'s `compare`).
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};

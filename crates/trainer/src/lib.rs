@@ -1,27 +1,29 @@
-//! The training loop: sample, score, plan, update, publish, checkpoint.
+//! Trains by a recipe: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](levade_recipe::Recipe) says what is done; [`Parts`] bring the model and the tools; a
-//! [`Trainer`] does it. It knows samplers and learners by their traits alone, so the same loop drives the
-//! embedded engine, a simulator and whatever else implements them.
+//! A [`Recipe`](levade_recipe::Recipe) says what a run does; [`Parts`] have its models and tools; a
+//! [`Trainer`] runs it. It uses samplers and learners through their traits, so the same loop drives the
+//! embedded engine, a simulator and remote processes.
 //!
-//! Guarantees:
-//! - *Deterministic.* The final weights are a function of the recipe and its seed (given a learner and a
-//!   sampler that are). Which attempts run beside each other, how many threads there are and how often the
-//!   run was interrupted change nothing, to the bit. What depends on wall time (a tool that times out) is
-//!   recorded and not repeated.
-//! - *Nothing is lost, nothing is trained twice.* Every attempt is recorded as it ends, every step's plan
-//!   before the step runs; a checkpoint is whole or not there. After a kill at any moment the run goes on
-//!   from the newest checkpoint, and what came after it is done again from the record.
-//! - *Explicit weights.* Every normaliser is in the plan, so micro-batching changes nothing but the order of
-//!   sums.
-//! - *Honest numbers.* Evaluations are greedy, on held-out tasks, and count the score alone, without shaping.
+//! # Guarantees
+//! - **Deterministic.** The final weights are a function of the recipe and its seed, given a deterministic
+//!   learner and sampler. Concurrent attempts, the number of threads and interruptions change no bit. What
+//!   depends on wall-clock time (a tool that times out) is recorded and not repeated.
+//! - **Nothing is lost or trained twice.** Every attempt is recorded when it ends, every step's plan before
+//!   the step runs; a checkpoint is complete or absent. After a kill at any moment, the run resumes from the
+//!   newest checkpoint and repeats what came after it from the record.
+//! - **Explicit weights.** Every normalizer is in the plan, so micro-batches change only the order of sums.
+//! - **Evaluations** are greedy, on held-out tasks, and count the score without shaping.
+//! - **Checked before the start**: every recipe key, every task of a file and a sample of those from a
+//!   generator, the chat template, the demonstrations.
 //!
-//! Places where a test can make the process die (see [`crash_point`](levade_policy::crash_point)):
-//! `sampling`, `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`,
-//! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
-//! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
+//! # Crash points
+//! Tests kill the process at these places (see [`crash_point`](levade_policy::crash_point)): `sampling`,
+//! `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`, `micro_batch`,
+//! `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`, `checkpoint_file`,
+//! `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
 //!
-//! Not here: loading models (who makes the [`Parts`] does), progress bars (an [`Observer`] draws them).
+//! Out of scope: loading models (the caller provides [`Parts`]), and progress bars (an [`Observer`] draws
+//! them).
 
 mod agents;
 mod alone;

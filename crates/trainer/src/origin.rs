@@ -1,5 +1,9 @@
-//! Things that a run depends on besides its recipe, written down where it begins: the moment, the files, the
-//! tools, and the steps that its schedules were made for. A model that is merged from it says so.
+//! Records what a run depends on besides its recipe, in `origin.json`, when the run starts.
+//!
+//! That is: the time that templates can print; checksums of the files of tasks, of the model, and of the
+//! tools as agents see them; and the steps that schedules were made for. If one of these has changed when the
+//! run resumes, the run is rejected with the name of the change. A model that is merged from the run has the
+//! record, too.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;

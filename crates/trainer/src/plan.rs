@@ -1,8 +1,14 @@
-//! From attempts and their rewards to the plan of a step: advantages, weights, updates.
+//! Turns attempts and their rewards into the plan of a step: advantages, weights, updates.
 //!
-//! Guarantees: a plan is a pure function of the attempts, what critic and reference say of them, the recipe,
-//! and how those who learn cut updates. All normalisers are in the weights, so how an update is cut into
-//! micro-batches changes nothing but the order of sums. Denominators count rollouts, not paths.
+//! For every optimizer step, a plan has its sequences, a weight and an advantage for each token, and the
+//! micro-batches into which the policy's learner and the critic divide them. It is recorded before the step
+//! runs.
+//!
+//! # Guarantees
+//! - **A plan is a pure function** of the attempts, the values of critic and reference, the recipe, and the
+//!   learners' cuts.
+//! - **All normalizers are in the weights**, so micro-batches change nothing but the order of sums.
+//!   Denominators count rollouts, not sequences.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,10 @@
-//! The policies of a run: whom agents ask, and of those that are trained, what learns.
+//! The policies of a run: whom agents call, and which models of a trained policy learn.
+//!
+//! A policy is trained or frozen. Each trained policy has its own learner, optimizer, reference, critic and
+//! versions, and its own part of every plan (`PolicyPlan`). It learns from the segments with its name, with
+//! the same bits as if it were the only policy (`tests/trainer/policies.rs`). Segments of other policies are
+//! context to it: they are not targets, do not age a group, and are in a batch only if a sequence of the
+//! policy goes through them. A group in which only other policies acted does not count for a policy.
 
 use std::io;
 use std::path::{Path, PathBuf};

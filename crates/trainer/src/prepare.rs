@@ -1,5 +1,14 @@
-//! Numbers that the terms of an update must know before they are a sum over tokens: the proximal policy,
-//! weights for what older policies drew, ratios of whole paths, marks.
+//! Computes numbers that the terms of an update need before it is a sum over tokens.
+//!
+//! Most losses read one token only. Some need more: the ratio of a complete sequence (GSPO), the tokens of an
+//! update with the highest covariance (KL-Cov), the proximal policy (decoupled PPO), weights for tokens of
+//! older policies. These numbers come from the log-probabilities of a forward pass. If the weights that
+//! sampled the tokens are those in training, they come from the record, since both are equal to the bit (not
+//! with `engine.keep_cache`). They are stored in the terms, like the log-probabilities of a reference. So an
+//! update is one call of [`Learner::train`], wherever the learner is.
+//!
+//! Corrections for the policy that sampled a token weigh the policy's loss. A critic learns from the plan
+//! unchanged.
 
 use std::collections::HashMap;
 

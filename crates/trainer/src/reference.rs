@@ -1,8 +1,8 @@
-//! The reference that a divergence is measured from, where it moves: after every so many steps of a phase it
-//! becomes what the policy is then.
+//! Moves the reference of a KL divergence: after every given number of steps of a phase, it becomes the
+//! policy.
 //!
-//! Which weights it has is a function of the step. A checkpoint between two moves holds them, since those
-//! that they equal may be gone; at a move they are the policy's own.
+//! The weights of the reference are a function of the step. A checkpoint between two moves has them, since
+//! the policy's weights at the last move may be gone. At a move they are the policy's own.
 
 use std::fs;
 use std::path::Path;

@@ -1,9 +1,13 @@
-//! Making attempts: concurrently, scored when they have ended, recorded one by one.
+//! Makes attempts: concurrently, scored when they have ended, recorded one by one.
 //!
-//! Guarantees: an attempt that is recorded is never made again. Its tokens depend on the weights, the seed,
-//! its place in the run and how many tries failed before it alone, not on how many run beside it, nor on
-//! tries that were abandoned because their process was gone. An attempt that breaks is recorded as broken;
-//! the others go on. Each try is an attempt of its own, begun in the record before anything is sampled.
+//! # Guarantees
+//! - **A recorded attempt is never repeated.** An attempt that was in progress when its process was killed is
+//!   marked as abandoned, and made again as another try.
+//! - **Tokens depend only on** the weights, the seed, the attempt's slot, and the number of failed tries
+//!   before it. They do not depend on concurrent attempts, nor on abandoned tries: random streams count
+//!   failed tries only.
+//! - **A broken attempt is recorded as broken**; other attempts continue.
+//! - **Each try is an attempt of its own**, recorded as started before it samples.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

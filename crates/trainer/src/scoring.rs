@@ -1,8 +1,10 @@
-//! The scorers of a run: which of them score a task, what their components add up to, and what a reward is
-//! besides.
+//! The scorers of a run: which of them score a task, the sum of their components, and other parts of a
+//! reward.
 //!
-//! Guarantees: a scorer that cannot score never counts as a score of 0: what becomes of the attempt is what
-//! the recipe says. Scoring changes nothing of what was sampled, and can be done again.
+//! # Guarantees
+//! - **A scorer that cannot score never counts as a score of 0.** The recipe decides what happens to the
+//!   attempt.
+//! - **Scoring changes no sampled token**, and can be repeated: all that a scorer reads is in the record.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

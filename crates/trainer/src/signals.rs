@@ -1,5 +1,8 @@
-//! Answers of the models about the paths of a step before it is planned: a critic's values,
-//! log-probabilities, how sure the policy was.
+//! Queries the models about the sequences of a step before it is planned: a critic's values,
+//! log-probabilities of a reference, entropies of the policy.
+//!
+//! Estimators of advantages need these numbers besides rewards. A greedy attempt to compare with (ReMax) is
+//! sampled alongside the other attempts.
 
 use std::collections::HashMap;
 

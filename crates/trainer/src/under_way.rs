@@ -1,8 +1,11 @@
-//! Attempts under way: being made, being scored, or waiting for a scorer that is away.
+//! Attempts in progress: generating, being scored, or waiting for an unavailable scorer.
 //!
-//! Guarantees: an attempt that is scored takes no place among those that are sampled. One that may have to
-//! wait for its score is in the record before it is scored. Whoever gives up waiting for the next one loses
-//! nothing.
+//! # Guarantees
+//! - **Scoring takes no permit from sampling.**
+//! - **An attempt that may wait for its score** is recorded as unscored as soon as it ends. That is the only
+//!   case in which a record is completed later; its tokens stay. When a run resumes, such an attempt is
+//!   scored, not repeated.
+//! - **Cancel safety.** A caller that stops waiting for the next attempt loses nothing.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,8 +1,14 @@
-//! Which attempt: a name that is derived, and the place in a run that it is derived from.
+//! Names attempts: by their run, their slot in the run and the number of the try.
 //!
-//! Guarantees: an [`AttemptId`] is a function of run, placement and try, so that whoever makes an attempt
-//! again, on whatever machine, knows its name; it is never drawn at random. Two attempts of one run differ in
-//! it.
+//! An attempt slot ([`Placement`]) is a position in a run: purpose, phase, step, group and sample. A slot can
+//! have several tries, each of which is an attempt with its own [`AttemptId`]. A try that failed stays in the
+//! record as superseded, a try whose process exited as abandoned. Step plans refer to attempts by these
+//! names.
+//!
+//! # Guarantees
+//! - **Derived names.** An [`AttemptId`] is a function of run, slot and try, never random. Any machine that
+//!   repeats an attempt derives the same name. A run is named after its recipe and seed.
+//! - **Unique names.** Two attempts of one run have different names.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,15 +1,14 @@
-//! Segments of tokens, the trajectories they form, and the batches a learner eats.
+//! Segments of tokens, the trajectories that they form, and the batches that a learner trains on.
 //!
-//! The unit of record is a [`Segment`]: a run of token ids that were either *given* to the model (a prompt, a
-//! tool result, a template boundary), *sampled* by it (with the behaviour log-probability and the weight
-//! version of every token) or *demonstrated* to it (an assistant turn that somebody else wrote). Segments
-//! form a [`Trajectory`]: a chat turn appends, an edited history forks. A *path* runs from a root to one
-//! segment: it is what the model saw in one call.
+//! The unit of record is a [`Segment`]: a run of token ids that were *given* to the model (a prompt, a tool
+//! result, a template boundary), *sampled* by it (with the behavior log-probability and the weight version of
+//! every token) or *demonstrated* to it (an assistant turn by another author). Segments form a
+//! [`Trajectory`]: a chat turn appends, an edited history forks. A *sequence* (`path` in names) runs from a
+//! root to one segment: it is what the model saw in one call. Attempts have names ([`AttemptId`]) that are
+//! derived from their slot in a run ([`Placement`]).
 //!
-//! Attempts have names ([`AttemptId`]) that are derived from where they stand in a run ([`Placement`]).
-//!
-//! A [`TreeBatch`] is what a learner eats. Paths are merged **on token ids alone**, so every shared token
-//! goes through the model once; each token that some path trains carries one [`Term`] per such path.
+//! A [`TreeBatch`] is the input of a learner. Sequences are merged **on token ids only**, so every shared
+//! token goes through the model once. A trained token has one [`Term`] for each sequence that trains it.
 //!
 //! ```
 //! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
@@ -26,8 +25,11 @@
 //! # Ok::<(), levade_tree::TreeError>(())
 //! ```
 //!
-//! Guarantees: plain data, no I/O; a batch built twice from the same paths is the same batch; given tokens
-//! are never targets. Not here: rewards and advantages (`levade-rl`), and anything that knows text.
+//! # Guarantees
+//! - **Plain data**, no I/O. A batch that is built twice from the same sequences is the same batch.
+//! - **Given tokens are never targets.**
+//!
+//! Out of scope: rewards and advantages (`levade-rl`), and text.
 
 mod batch;
 mod component;

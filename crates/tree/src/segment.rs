@@ -1,4 +1,18 @@
-//! Segments and trajectories: what was sampled, what was given, and in which order.
+//! Segments and trajectories: the tokens of an attempt, their origins and their order.
+//!
+//! A [`Segment`] is a run of token ids with one origin ([`Kind`]): given to the model, sampled by it (with
+//! log-probability and weight version of every token), or demonstrated to it. Every segment has the names of
+//! its agent and its policy. A [`Trajectory`] is a forest of segments; the common beginning of conversations
+//! is stored once.
+//!
+//! # Guarantees
+//! - **Append only.** Segments are added and never change. A fork within a segment states the number of its
+//!   tokens that precede the fork.
+//! - **Ids first.** Text is derived from token ids, never the reverse.
+//! - **Masked tokens are not targets.** A segment whose tokens were sampled greedily or from a changed
+//!   distribution is part of its sequences but not a target ([`Segment::is_target`]). Plans and batches both
+//!   use this rule. A training step counts such tokens by reason, and fails with these reasons if it has no
+//!   other token.
 
 use std::fmt;
 

@@ -1,4 +1,7 @@
-//! Token ids of a path, in pieces that paths share.
+//! Token ids of a sequence, in pieces that sequences share.
+//!
+//! Sequences of one attempt share its tokens in memory from step plan to learner: a hundred forks of a long
+//! conversation hold it once.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,16 +1,23 @@
-//! Environments of others: reasoning-gym, verifiers, gymnasium, OpenEnv.
+//! Runs third-party environments: reasoning-gym, verifiers, gymnasium, OpenEnv.
 //!
-//! An environment is a source of tasks that also says what an attempt is worth. Some lead their attempts
-//! ([`Leader`]): they ask the model through the attempt's endpoint, as programs do. Of the others
-//! (reasoning-gym) any agent makes the attempts, and they score its answers ([`EnvironmentScorer`]).
+//! An environment is a source of tasks that also scores attempts. Some lead their attempts ([`Leader`]): they
+//! call the model through the attempt's endpoint, as programs do, so everything is recorded without knowledge
+//! of the environment. Their rewards come with the last line of the attempt, each for the turn or the agent
+//! that earned it. For other environments (reasoning-gym) any agent makes the attempts, and the environment
+//! scores the final answers ([`EnvironmentScorer`]).
 //!
-//! Each runs in Python processes of the user's, in files beside this one, which need Python 3.10 and the
-//! environment's own packages. One process has many attempts at once.
+//! Each environment runs in the user's Python (3.10 or later, with the environment's own packages), in worker
+//! processes of [`levade_process`] with modules in files of this directory. One process has many attempts at
+//! once.
 //!
-//! Guarantees: environments run with the user's rights, in processes that get named environment variables
-//! only, under a supervisor, so that whatever they start ends with them. Loading, listing, scoring and
-//! attempts have deadlines; a process that does not let go of what is late is ended, and fails what it has
-//! under way. A reward that is no finite number breaks its attempt, and never counts.
+//! # Guarantees
+//! - **Any process scores any answer.** A task is identified by what produces it again (data set, seed,
+//!   index), never by the memory of a process.
+//! - **Processes** have the user's rights, get named environment variables only, and end with their
+//!   supervisor.
+//! - **Loading, listing, scoring and attempts have deadlines.** A process that does not stop a late request
+//!   is ended, and fails the requests that it has.
+//! - **A reward that is not a finite number** breaks its attempt and never counts.
 
 mod leader;
 mod listing;

@@ -1,14 +1,16 @@
-//! Agents that are programs: any command that speaks to an endpoint of OpenAI's or Anthropic's kind.
+//! Runs agents that are programs: any command that calls an API of OpenAI's or Anthropic's kind.
 //!
-//! For each attempt the program is started once, with an endpoint and a key of its own in its environment,
-//! behind which the gateway records every token. Whatever else it does is its own affair.
+//! A program makes one attempt, or stays alive as a worker that makes many. For each attempt it gets an
+//! endpoint and a key in its environment or its request; behind them, the gateway records every token.
 //!
-//! Guarantees: the program gets the environment variables that are named for it, and no others. A deadline
-//! ends the program with everything that it has started, and so does the end of this process, however it
-//! comes (see [`levade_process`]). What it prints is read to the end and kept in part, so no output blocks
-//! it or fills the memory. An attempt never fails the ones beside it: what breaks is in its outcome.
+//! # Guarantees
+//! - **Named environment variables**: the program gets no others.
+//! - **A deadline ends the program** with everything that it has started, and so does the end of this process
+//!   ([`levade_process`]).
+//! - **Output** is read to the end and kept in part, so it blocks nothing and does not fill the memory.
+//! - **An attempt never fails other attempts**: its errors are in its outcome.
 //!
-//! Not here: HTTP (`levade-gateway`), and what a reward is worth.
+//! Out of scope: HTTP (`levade-gateway`), and the use of rewards.
 
 mod environment;
 mod outcome;

@@ -1,7 +1,9 @@
-//! Requests that are longer than their model may see, made to fit by a context policy.
+//! Fits requests that exceed their model's context, by a context policy.
 //!
-//! A cut is remembered with the messages that it was made for, so that the requests that go on from there are
-//! cut alike, go on from what the model saw, and print no more than what is new.
+//! A shortened request is matched, rendered and recorded like any other, so the record has what the model
+//! saw, and the fork has the cut as its reason. The cut is stored with the messages that it was made for.
+//! Later requests that continue these messages are cut alike: they continue the fork and render only new
+//! messages.
 
 use std::borrow::Cow;
 

@@ -1,17 +1,19 @@
-//! Causal grouped-query attention over a path of segments, forward.
+//! Computes causal grouped-query attention over a sequence of segments, forward.
 //!
-//! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code. For one
-//! query at position t:
+//! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code. Blocks are
+//! aligned to absolute positions of the sequence. For one query at position t:
 //!
 //! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t, −∞ for j before a sliding window;
 //! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
-//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each [`STRETCH`] of the path, and these added up in
-//!    order.
+//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each [`STRETCH`] of the sequence, and these added up
+//!    in order.
 //!
-//! None of this depends on how the path was cut into prompts, chunks or nodes, or on what other queries are
-//! computed: not on those of other paths either, with which a query goes over what they share
-//! (`attention_tiles`). Whole stretches before the windows of all rows of a tile are left out: they would add
-//! exactly nothing.
+//! None of this depends on how the sequence was divided into prompts, chunks, nodes or turns, or on which
+//! other queries are computed, including queries of other sequences that share blocks (`attention_tiles`).
+//!
+//! A sliding window counts positions of the sequence. Stretches before the windows of all rows of a tile are
+//! left out: their scores are −∞, so they would add exactly nothing. The cache keeps them, since another
+//! layer can see them.
 
 use std::cell::RefCell;
 use std::ops::Range;

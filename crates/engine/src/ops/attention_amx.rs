@@ -1,7 +1,9 @@
-//! Weights of attention, made in registers as the operands that AMX reads.
+//! Computes attention weights in registers, as the operands that AMX reads.
 //!
-//! Elsewhere weights are computed in f32 where the scores were and packed from there, if they need packing at
-//! all. Here the products are so fast that this would take longer than they do. The numbers are the same.
+//! Without AMX, weights are computed in f32 in the memory of the scores, and packed from there if necessary.
+//! With AMX, products are so fast that packing would take longer than they do. Weights and their gradients
+//! are therefore made in registers in the form that the next product reads. The values are bit for bit those
+//! of packing.
 
 use std::arch::x86_64::*;
 

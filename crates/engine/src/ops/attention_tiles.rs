@@ -1,9 +1,10 @@
-//! Which queries go through attention together.
+//! Selects the queries that go through attention together.
 //!
-//! A tile is a few rows, each a query and one of the heads that share a key head. Most hold neighbouring
-//! queries of one path. While attempts at one task are sampled, every path has but one query, and paths agree
-//! in most of their blocks: a tile then holds the queries of several paths, so that what they share is gone
-//! over once for all of them. None of this changes a bit (see `attention`).
+//! A tile is a few rows, each a query and one of the heads that share a key head. Most tiles hold neighboring
+//! queries of one sequence. While attempts at one task are sampled, each sequence has one query only, and the
+//! sequences share most of their blocks. A tile then holds the queries of several sequences, so their shared
+//! blocks are read once for all of them. A chain of sums that a shared block interrupts continues from its
+//! stored value, so no bit changes (see `attention`).
 
 use super::kv::{BLOCK, Span};
 

@@ -1,13 +1,15 @@
-//! Tiles of a product in AMX: matrix registers of 16 rows by 16 words, and an instruction that multiplies two
-//! and adds to a third.
+//! Computes tiles of a product with AMX: matrix registers of 16 rows by 16 words, and an instruction that
+//! multiplies two and adds to a third, 16 times as fast as AVX-512.
 //!
-//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is cut into steps of [`STEP`]
+//! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is divided into steps of [`STEP`]
 //! words, 32 bf16. Of every step the even and the odd values of k are one chain of fused multiply-adds each,
-//! from 0; the two are added, and their sum is added to that of the steps before (Intel's manual for
-//! TDPBF16PS; the test below holds the processor to it). Zeros past the end of k change nothing.
+//! from 0; the two are added, and their sum is added to the sum of the steps before (Intel's manual for
+//! TDPBF16PS; the test below checks the processor). Zeros past the end of k change nothing. A run uses this
+//! order for every product in bf16 or for none, so batch invariance holds; but a run in bf16 has other bits
+//! with AMX than without.
 //!
 //! The right operand lies in the panels that all kernels read. The left one is packed in rows: `[words /
-//! 16][rows][16]`, rows filled up to 16 or 32 with whatever is there, because what comes of them is not used.
+//! 16][rows][16]`, with rows filled up to 16 or 32 by arbitrary values, because their results are not used.
 
 use std::arch::asm;
 use std::arch::x86_64::*;

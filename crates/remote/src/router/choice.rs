@@ -1,4 +1,5 @@
-//! Choosing a member for a call.
+//! Chooses a member for a call: each in turn, the least loaded, or by default the one that has computed the
+//! longest beginning of the prompt.
 
 mod least_loaded;
 mod prefix;

@@ -1,4 +1,20 @@
-//! Replacing the weights of a server.
+//! Replaces the weights of a server.
+//!
+//! The order is fixed:
+//!
+//! 1. the folder is checked, and the server joins a process group if weights are broadcast;
+//! 2. no further request goes out, and the server pauses;
+//! 3. the server reads the folder, or receives the weights (*start, send, finish*);
+//! 4. it forgets cached prefixes, gets the label of the weights, and resumes;
+//! 5. the log-probabilities of a probe are compared with the learner's;
+//! 6. requests go out again.
+//!
+//! The probe comes after the resume, since a paused vLLM answers no request. If a broadcast fails, the server
+//! reads the folder during the same pause, since a server with half of the new weights must not sample.
+//!
+//! A label is `levade-VERSION-CHECKSUM`. A server whose label differs has lost its weights and counts as
+//! version 0, so the router sends it the newest weights before it serves. Labels are also the cache salt of
+//! requests, so no cached prefix outlives its weights.
 
 use std::sync::Arc;
 use std::time::Duration;

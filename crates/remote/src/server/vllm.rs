@@ -1,5 +1,10 @@
-//! vLLM. From 0.32 on it labels weights and tells which tokens were drawn under which, at the end of a reply;
-//! 0.20 does not. New requests to a paused server hang until it is resumed.
+//! vLLM's dialect.
+//!
+//! From 0.32 on, vLLM labels weights and reports at the end of a completion which tokens were sampled under
+//! which label; 0.20 does not. With `in_flight = "keep"`, tokens are returned at once if no change of weights
+//! has started since their request, and held until the end otherwise. With other settings a change ends the
+//! requests, which continue with their tokens under the new weights. New requests to a paused server hang
+//! until it is resumed.
 
 use std::path::Path;
 use std::time::Duration;

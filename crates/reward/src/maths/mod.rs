@@ -1,11 +1,18 @@
-//! Mathematical answers, right where they mean the same as what was expected.
+//! Compares mathematical answers by their meaning.
 //!
-//! Read are LaTeX and plain text: fractions, mixed numbers, decimals, powers, roots, π, e and i, polynomials
-//! and other expressions in variables, percent, units, ±, lists, sets, tuples, intervals and their unions,
-//! matrices, equations and inequalities, choices, words. Equality of what can be computed exactly is decided
-//! exactly ([`field`]), the rest by values in floating point at fixed points. Time and memory are bounded by
-//! the length of an answer, whatever it says. An answer that cannot be read is right only where it is written
-//! as the expected one.
+//! Answers are LaTeX or plain text: fractions, mixed numbers, decimals, powers, roots, π, e and i,
+//! polynomials and other expressions in variables, percent, units, ±, lists, sets, tuples, intervals and
+//! their unions, matrices, equations and inequalities, choices, words.
+//!
+//! The given and the expected answer pass the same stages: characters, tokens, phrases (`phrases`: numbers in
+//! words, magnitudes, signs), quantities (`quantity`: a value without its bounds, units and names), shapes
+//! (`answer`), equality (`equal`). Equality of exactly computable values is decided by values in a finite
+//! field ([`field`]), which is exact except for a probability of 2^-50 and takes no time that grows with
+//! expansion. Other values are compared in floating point at fixed points.
+//!
+//! # Guarantees
+//! - **Bounded.** Time and memory are bounded by the length of an answer, whatever it contains.
+//! - **Unparsed answers** are right only if they are written like the expected answer.
 
 mod answer;
 mod approximate;

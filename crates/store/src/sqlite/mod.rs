@@ -1,7 +1,9 @@
-//! The record in one SQLite file in WAL mode, written by a thread of its own and read by another one.
+//! The record in one SQLite file in WAL mode, written by one thread and read by another.
 //!
-//! No caller waits for the disk: a call is a message to a thread and a wait for its answer, with a
-//! deadline. Numbers are encoded and decoded on these threads, too.
+//! A call is a message to a thread and a wait for its answer, with a deadline. So no async worker waits for
+//! the disk or encodes a blob. The writing thread takes all waiting writes into one transaction, with a
+//! savepoint each, and answers after the flush. A caller that stops waiting for a write must keep what it
+//! wrote until it knows that it is recorded.
 
 mod attempts;
 mod evals;

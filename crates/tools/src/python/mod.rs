@@ -1,13 +1,15 @@
-//! Tools of a user's own in Python: functions of a file, and classes as verl has them.
+//! Tools of the user in Python: functions of a file, and classes in verl's form.
 //!
-//! Worker processes run them, in an environment of their own. A worker is a Python program of ours, in
-//! files beside this one, which needs Python 3.9 and nothing else ([`levade_process`]).
+//! Worker processes of [`levade_process`] run them, each with modules in files of this directory, which need
+//! Python 3.9 and nothing else. A worker takes calls of many attempts. Methods of a class are tools over one
+//! instance per attempt, and the instances of an attempt stay with their worker.
 //!
-//! Guarantees: the user's code runs with the user's rights, in processes that get named environment
-//! variables only, under a supervisor, so that whatever they start ends with them. Whatever the code does
-//! to its process fails the calls that this process had, each of which says why, and no others; another
-//! process takes its place. An attempt whose instances were in it is told so. `release` is called for every
-//! instance whose process lives.
+//! # Guarantees
+//! - **Processes** have the user's rights, get named environment variables only, and end with their
+//!   supervisor.
+//! - **A failed process fails its own calls**, each with the reason, and no others. Another process takes its
+//!   place. An attempt whose instances were in it is told so.
+//! - **`release` is called** for every instance whose process is running.
 
 mod offered;
 mod session;

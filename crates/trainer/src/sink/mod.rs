@@ -1,7 +1,10 @@
-//! Where metrics go besides `metrics.jsonl`.
+//! Sends metrics to other programs, in addition to `metrics.jsonl`.
 //!
-//! Guarantees: a sink never holds training up and never ends it. One that fails says so once, and is left
-//! alone.
+//! # Guarantees
+//! - **A sink never delays training and never ends it.** A sink that fails reports it once and is not used
+//!   again.
+//! - **Steps that a resumed run repeats are not sent twice.** An MLflow server that answered at the start can
+//!   be unreachable for any time, and gets what it missed.
 
 mod mlflow;
 mod tensorboard;

@@ -1,11 +1,12 @@
-//! The member that has computed most of a prompt.
+//! Chooses the member that has computed most of a prompt.
 //!
-//! The rule: of the members that are not much more loaded than the least loaded one, take the one whose
-//! recorded paths share the longest beginning with the prompt; of equal ones the one with the fewest calls,
-//! and of those the one that has the fewest blocks in the index. *Much more loaded* is more than `ratio`
-//! (1.5) × the calls of the least loaded + `slack` (8). So attempts at one task and turns of one conversation
-//! go where their beginning lies in memory; a burst of them spreads when it would cost more to wait than to
-//! compute the beginning once more; and prompts that are new to all go to who has least to do.
+//! Of the members that are not much more loaded than the least loaded one, the rule takes the one whose
+//! recorded sequences share the longest beginning with the prompt; of equal ones the one with the fewest
+//! calls, and of those the one that has the fewest blocks in the index, which is bounded. *Much more loaded*
+//! is more than `ratio` (1.5) × the calls of the least loaded + `slack` (8). So attempts at one task and
+//! turns of one conversation go to the member that has their beginning in memory. A burst of them spreads
+//! when waiting would cost more than computing the beginning again, and prompts that are new to all members
+//! go to the least loaded one.
 
 use super::prefix_index::PrefixIndex;
 use super::{Candidate, Choose};
