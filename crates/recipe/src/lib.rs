@@ -234,7 +234,7 @@ impl Recipe {
         let store = table.get("run").and_then(|run| run.get("store"));
         store.and_then(Value::as_str).unwrap_or_default().parse().map_err(|why: String| RecipeError::Key {
             file: file.to_owned(),
-            source: <ReadError as serde::de::Error>::custom(why).within("store").within("run"),
+            source: ReadError::at(["run", "store"], why),
         })
     }
 
