@@ -1,18 +1,19 @@
-//! Ranges of the values of a recipe, and what they must have to do with each other.
+//! What the values of a recipe must have to do with each other; ranges of single values are in
+//! [`bounds`](super::bounds).
 
 use std::fmt::Display;
 use std::path::Path;
 
 use levade_rl::correction::Level;
 use levade_rl::{Alignment, Compare, Estimator, GroupBaseline, KlEstimator, PolicyLoss, RlError};
-use levade_tasks::Arithmetic;
+use levade_tasks::{Arithmetic, TaskError};
 use levade_tree::DEFAULT;
 
+use super::bounds::{OutOfRange, first_out_of_range};
 use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource};
-use super::optimiser::OptimiserKeys;
 use super::policy::PolicyKeys;
 use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
-use super::{MOST_SECONDS, RecipeError};
+use super::{RecipeError, write};
 
 /// Whether an address is one of HTTP.
 pub(super) fn is_http(url: &str) -> bool {
@@ -53,23 +54,6 @@ impl Checker<'_> {
         })
     }
 
-    fn positive(&self, key: impl Display, value: f32) -> Result<(), RecipeError> {
-        self.check(value > 0.0 && value.is_finite(), key, value, "finite and more than 0")
-    }
-
-    pub(super) fn seconds(&self, key: &str, value: f64) -> Result<(), RecipeError> {
-        self.check(
-            value > 0.0 && value <= MOST_SECONDS,
-            key,
-            value,
-            format!("in 0..={MOST_SECONDS:e}, not 0"),
-        )
-    }
-
-    pub(super) fn at_least_one(&self, key: impl Display, value: usize) -> Result<(), RecipeError> {
-        self.check(value >= 1, key, value, "at least 1")
-    }
-
     /// Checks what narrows the choice of tokens: in range, and nothing where there is no choice.
     fn drawing(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
@@ -83,22 +67,9 @@ impl Checker<'_> {
         self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{with_choice}"))
     }
 
-    fn optimiser(&self, table: &str, keys: &OptimiserKeys) -> Result<(), RecipeError> {
-        let OptimiserKeys { min_lr_ratio, beta1, beta2, epsilon, weight_decay, max_grad_norm, .. } = *keys;
-        let key = |name| format!("{table}.{name}");
-        self.check((0.0..=1.0).contains(&min_lr_ratio), key("min_lr_ratio"), min_lr_ratio, "in 0..=1")?;
-        self.check((0.0..1.0).contains(&beta1), key("beta1"), beta1, "at least 0 and less than 1")?;
-        self.check((0.0..1.0).contains(&beta2), key("beta2"), beta2, "at least 0 and less than 1")?;
-        self.positive(key("epsilon"), epsilon)?;
-        let finite = |value: f32| value >= 0.0 && value.is_finite();
-        self.check(finite(weight_decay), key("weight_decay"), weight_decay, "finite and at least 0")?;
-        self.check(finite(max_grad_norm), key("max_grad_norm"), max_grad_norm, "finite and at least 0")
-    }
-
-    /// A success at which a phase ends: in range, and measured on the way.
+    /// A success at which a phase ends is measured on the way.
     fn until(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
         let Some(until) = phase.until() else { return Ok(()) };
-        self.check(until > 0.0 && until <= 1.0, key, until, "in 0..=1, not 0")?;
         let measured = eval.every > 0 && eval.tasks > 0;
         let range = "left out unless evaluations on the way tell whether it is reached: set `eval.every` and `eval.tasks`";
         self.check(measured, key, until, range)
@@ -119,8 +90,6 @@ impl Checker<'_> {
                 let range = "the field of tasks that holds the replies to imitate, unless `policy` is given";
                 self.check(!field.is_empty(), key("field"), format!("\"{field}\""), range)?;
             }
-            let finite = source.least_score.is_finite();
-            self.check(finite, key("least_score"), source.least_score, "a finite number")?;
             let (tasks, least) = (source.most_tasks(keys.demonstrations), keys.demonstrations);
             self.check(
                 tasks >= least,
@@ -129,9 +98,6 @@ impl Checker<'_> {
                 format!("at least the {least} demonstrations, or 0"),
             )?;
         }
-        self.imitated(phase, keys)?;
-        self.at_least_one(format!("phase.{phase}.batch"), keys.batch)?;
-        self.at_least_one(format!("phase.{phase}.epochs"), keys.epochs as usize)?;
         self.parameter(phase, keys.normaliser.check())
     }
 
@@ -145,10 +111,9 @@ impl Checker<'_> {
         }
     }
 
-    /// A share that is one, and a loss that has nothing to do for tokens without advantage.
+    /// A share below 1, and a loss that has nothing to do for tokens without advantage.
     fn high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let share = keys.high_entropy_share;
-        let is_share = share > 0.0 && share <= 1.0;
         let loss = match keys.loss().policy {
             PolicyLoss::GeometricMean { .. } => "gmpo",
             PolicyLoss::Direct { .. } => "direct",
@@ -157,22 +122,17 @@ impl Checker<'_> {
             _ => "",
         };
         self.check(
-            is_share && (share == 1.0 || loss.is_empty()),
+            share == 1.0 || loss.is_empty(),
             format!("phase.{phase}.high_entropy_share"),
             share,
-            match loss {
-                "" => "in 0..=1, not 0".into(),
-                loss => format!(
-                    "1 with the loss of `{loss}`: it looks at the advantages of other tokens, or does without"
-                ),
-            },
+            format!(
+                "1 with the loss of `{loss}`: it looks at the advantages of other tokens, or does without"
+            ),
         )
     }
 
     fn rl(&self, recipe: &Recipe, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("phase.{phase}.{name}");
-        self.at_least_one(key("steps"), keys.steps as usize)?;
-        self.at_least_one(key("groups"), keys.groups)?;
         let alone = !keys.compares() || (keys.group_by == GroupBy::Step && keys.groups >= 2);
         self.check(
             keys.group_size >= if alone { 1 } else { 2 },
@@ -181,13 +141,6 @@ impl Checker<'_> {
             "at least 2: an attempt is measured against the others at the same task",
         )?;
         self.attempted(phase, keys)?;
-        let t = keys.temperature;
-        self.check(
-            (0.01..=100.0).contains(&t),
-            key("temperature"),
-            t,
-            "in 0.01..=100: greedy attempts are all the same, and cannot be trained on",
-        )?;
         let estimator = keys.estimator();
         let passes = keys.algorithm == Algorithm::PassK && keys.advantage.is_none();
         self.check(
@@ -246,13 +199,6 @@ impl Checker<'_> {
             self.check(used || value.is_none(), key(name), value.unwrap_or_default(), range)?;
         }
         if let Some(kl) = keys.kl {
-            let value = kl.coefficient;
-            self.check(
-                value > 0.0 && value.is_finite(),
-                key("kl.coefficient"),
-                value,
-                "finite and more than 0",
-            )?;
             self.check(
                 kl.adaptive.is_none() || kl.apply_to == Charge::Reward,
                 key("kl.adaptive"),
@@ -273,7 +219,6 @@ impl Checker<'_> {
                  \"k1_with_k2_gradient\" or \"k3\"; or \"k1\" with kl.importance_weighted or kl.apply_to = \"reward\"",
             )?;
             if let Some(adaptive) = kl.adaptive {
-                self.positive(key("kl.adaptive.target"), adaptive.target as f32)?;
                 let least = adaptive.least_horizon(keys.groups.saturating_mul(keys.group_size));
                 let horizon = adaptive.horizon;
                 let range = format!(
@@ -305,20 +250,12 @@ impl Checker<'_> {
             keys.mini_batches,
             format!("at least 1, and at most the number of groups, {}", keys.groups),
         )?;
-        self.at_least_one(key("epochs"), keys.epochs as usize)?;
-        if keys.needs_critic() {
-            self.positive(key("critic.learning_rate"), keys.critic.learning_rate)?;
-            let clip = keys.critic.clip;
-            self.check(clip >= 0.0 && clip.is_finite(), key("critic.clip"), clip, "finite and at least 0")?;
-            self.optimiser(&key("critic.optimiser"), &keys.critic.optimiser)?;
-        } else {
-            self.check(
-                keys.critic == CriticKeys::default(),
-                key("critic"),
-                "set",
-                "left out: this advantage needs no critic, `ppo` does",
-            )?;
-        }
+        self.check(
+            keys.needs_critic() || keys.critic == CriticKeys::default(),
+            key("critic"),
+            "set",
+            "left out: this advantage needs no critic, `ppo` does",
+        )?;
         self.check(
             keys.overlong != Overlong::Bootstrap || keys.needs_critic(),
             key("overlong"),
@@ -326,20 +263,13 @@ impl Checker<'_> {
             "another: this advantage has no critic to say what an attempt that was cut would still have \
              earned, `ppo` does",
         )?;
-        if let Overlong::Penalise { buffer, factor } = keys.overlong {
+        if let Overlong::Penalise { buffer, .. } = keys.overlong {
             // Which agents act is known with the tasks; see `check_tasks`.
             let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
             let range = format!("at least 1, and at most agent.max_tokens, {most}: it lies below that limit");
             self.check((1..=most).contains(&buffer), key("overlong.buffer"), buffer, range)?;
-            let finite = factor >= 0.0 && factor.is_finite();
-            self.check(finite, key("overlong.factor"), factor, "finite and at least 0")?;
         }
         let (from, to) = (keys.only.reward_from, keys.only.reward_to);
-        for (name, bound) in [("reward_from", from), ("reward_to", to)] {
-            let bound = bound.unwrap_or_default();
-            let range = "a finite number: no reward is beyond another";
-            self.check(bound.is_finite(), key(&format!("only.{name}")), bound, range)?;
-        }
         self.check(
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
             key("only.reward_from"),
@@ -390,15 +320,11 @@ impl Recipe {
     /// Checks every value.
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
-        let Recipe { run, model, engine, tasks, eval, phase, .. } = self;
+        let Recipe { run, model, tasks, eval, phase, .. } = self;
+        if let Some(OutOfRange { key, value, range }) = first_out_of_range(&mut write::write(self)?) {
+            checker.check(false, key, value, range)?;
+        }
         checker.check(!run.name.trim().is_empty(), "run.name", "empty", "a name")?;
-        checker.check(
-            run.seed <= i64::MAX as u64,
-            "run.seed",
-            run.seed,
-            "at most 2^63 − 1, to be written down",
-        )?;
-        checker.at_least_one("run.keep", run.keep as usize)?;
         let mlflow = &self.metrics.mlflow;
         checker.check(
             mlflow.is_empty() || is_http(mlflow),
@@ -418,28 +344,13 @@ impl Recipe {
             "empty",
             "a folder, a file or the name of a model",
         )?;
-        if let Some(context) = model.context {
-            checker.check(context >= 2, "model.context", context, "at least 2")?;
-        }
-        checker.at_least_one("engine.micro_batch_tokens", engine.micro_batch_tokens)?;
-        checker.seconds("engine.call_seconds", engine.call_seconds)?;
-
         checker.check(!tasks.is_empty(), "tasks", "empty", "at least one source")?;
         for (i, source) in tasks.iter().enumerate() {
-            match source {
-                TaskSource::Arithmetic(keys) => {
-                    checker.generated(format_args!("tasks.{i}.train"), keys.train)?;
-                    if let Err(levade_tasks::TaskError::Option { name, value, range }) =
-                        Arithmetic::new(keys.options(), run.seed)
-                    {
-                        checker.check(false, format!("tasks.{i}.{name}"), value, range)?;
-                    }
-                }
-                TaskSource::File(options) => {
-                    checker.at_least_one(format!("tasks.{i}.repeat"), options.repeat)?;
-                    checker.at_least_one(format!("tasks.{i}.limit"), options.limit.unwrap_or(1))?;
-                }
-                _ => {}
+            if let TaskSource::Arithmetic(keys) = source
+                && let Err(TaskError::Option { name, value, range }) =
+                    Arithmetic::new(keys.options(), run.seed)
+            {
+                checker.check(false, format!("tasks.{i}.{name}"), value, range)?;
             }
         }
 
@@ -454,20 +365,7 @@ impl Recipe {
             let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
             checker.agent(self, &table, keys)?;
         }
-        let in_range = (0.0..1.0).contains(&eval.select);
-        checker.check(
-            in_range,
-            "eval.select",
-            eval.select,
-            "at least 0 and less than 1: a share of the tasks",
-        )?;
         checker.evaluated(eval)?;
-        checker.check(
-            eval.split_seed <= i64::MAX as u64,
-            "eval.split_seed",
-            eval.split_seed,
-            "at most 2^63 − 1, to be written down",
-        )?;
         let samples = (0.01..=100.0).contains(&eval.temperature);
         let several = eval.samples > 1;
         checker.check(
@@ -483,9 +381,7 @@ impl Recipe {
         checker.reward(self)?;
 
         for (i, phase) in phase.iter().enumerate() {
-            checker.positive(format!("phase.{i}.learning_rate"), phase.learning_rate())?;
             checker.until(&format!("phase.{i}.until"), phase, eval)?;
-            checker.optimiser(&format!("phase.{i}.optimiser"), phase.optimiser())?;
             checker.names_of_phase(self, i, phase)?;
             match phase {
                 Phase::Sft(keys) => checker.sft(self, i, keys)?,

@@ -2,10 +2,9 @@
 
 use std::fmt::Display;
 
-use super::MOST_SECONDS;
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
-use super::check::Checker;
+use super::check::{Checker, is_http};
 use super::choice::Share;
 use super::code::SandboxKeys;
 use super::context::ContextKeys;
@@ -14,10 +13,6 @@ use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
 use super::retrieval::SearchKeys;
 use super::tools::{ToolKeys, ToolOptions};
-
-/// The lowest and the highest rate of calls, per second: one call in a day or so; beyond what is called.
-const LEAST_RATE: f64 = 0.00001;
-const MOST_RATE: f64 = 1e6;
 
 /// Names, as a sentence ends with them.
 pub(super) fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
@@ -47,15 +42,7 @@ impl Checker<'_> {
                 PolicyKeys::Frozen(PolicyModel { lora: Some(_), .. }) => {
                     self.check(false, key("lora"), "set", "left out: a frozen policy has nothing to learn")?;
                 }
-                PolicyKeys::Trained(PolicyModel { context, .. })
-                | PolicyKeys::Frozen(PolicyModel { context, .. }) => {
-                    self.check(
-                        context.is_none_or(|c| c >= 2),
-                        key("context"),
-                        context.unwrap_or(0),
-                        "at least 2",
-                    )?;
-                }
+                PolicyKeys::Trained(_) | PolicyKeys::Frozen(_) => {}
             }
         }
         let learns = recipe.policies().iter().any(|(_, keys)| keys.is_trained());
@@ -64,17 +51,14 @@ impl Checker<'_> {
 
     /// A policy of others.
     fn external(&self, key: &dyn Fn(&str) -> String, keys: &ExternalKeys) -> Result<(), RecipeError> {
-        let is_url = |url: &str| url.starts_with("http://") || url.starts_with("https://");
         let range = "an address with http:// or https://";
         let url = &keys.url;
         let left_out = url.is_empty() && !keys.base_urls.is_empty();
-        self.check(left_out || is_url(url), key("url"), format!("\"{url}\""), range)?;
+        self.check(left_out || is_http(url), key("url"), format!("\"{url}\""), range)?;
         for (at, url) in keys.base_urls.iter().enumerate() {
-            self.check(is_url(url), key(&format!("base_urls.{at}")), format!("\"{url}\""), range)?;
+            self.check(is_http(url), key(&format!("base_urls.{at}")), format!("\"{url}\""), range)?;
         }
-        self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name that the model has there")?;
-        self.at_least_one(key("concurrency"), keys.concurrency)?;
-        self.seconds(&key("seconds"), keys.seconds)
+        self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name that the model has there")
     }
 
     /// An agent whose policy others serve: a program alone can call it, beside an agent of the run's own.
@@ -112,25 +96,9 @@ impl Checker<'_> {
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range = format!("another name than that of tool.{first}: agents could not tell them apart");
             self.check(first == i, format!("{table}.name"), format!("\"{name}\""), range)?;
-            let key = |key: &str| format!("{table}.{key}");
-            if let Some(seconds) = keys.seconds {
-                self.seconds(&key("seconds"), seconds)?;
-            }
-            let counts = [
-                ("max_tokens", keys.max_tokens),
-                ("max_characters", keys.max_characters),
-                ("at_once", keys.at_once),
-            ];
-            for (name, count) in counts {
-                self.at_least_one(key(name), count.unwrap_or(1))?;
-            }
             if let Err(why) = keys.check() {
                 let source = ReadError::at(["tool", &i.to_string()], why);
                 return Err(RecipeError::Key { file: self.file().to_owned(), source });
-            }
-            if let Some(rate) = keys.calls_per_second {
-                let ok = (LEAST_RATE..=MOST_RATE).contains(&rate);
-                self.check(ok, key("calls_per_second"), rate, format!("in {LEAST_RATE}..={MOST_RATE:e}"))?;
             }
             if let ToolOptions::Sandbox(options) = &keys.options {
                 self.sandbox(&table, options, keys.seconds)?;
@@ -156,13 +124,8 @@ impl Checker<'_> {
             self.check(false, format!("{table}.{name}"), value, range)?;
         }
         if let Some(url) = &keys.url {
-            let ok = url.starts_with("http://") || url.starts_with("https://");
-            self.check(
-                ok,
-                format!("{table}.url"),
-                format!("\"{url}\""),
-                "an address that begins with http:// or https://",
-            )?;
+            let range = "an address that begins with http:// or https://";
+            self.check(is_http(url), format!("{table}.url"), format!("\"{url}\""), range)?;
             let range = "false where there is a `url`: each call there is for itself";
             self.check(!keys.persistent, format!("{table}.persistent"), "true", range)?;
         }
@@ -177,10 +140,7 @@ impl Checker<'_> {
         self.check(keys.index.is_some() != keys.url.is_some(), key("index"), place, range)?;
         let range = "left out beside `index`: it is the key of the server at `url`";
         let variable = keys.key_env.as_deref().unwrap_or_default();
-        self.check(keys.key_env.is_none() || keys.url.is_some(), key("key_env"), variable, range)?;
-        self.check((1..=1000).contains(&keys.top_k), key("top_k"), keys.top_k, "in 1..=1000")?;
-        self.at_least_one(key("passage_chars"), keys.passage_chars)?;
-        self.check((1..=100).contains(&keys.tries), key("tries"), keys.tries, "in 1..=100")
+        self.check(keys.key_env.is_none() || keys.url.is_some(), key("key_env"), variable, range)
     }
 
     /// The policies and agents that a phase names, and whether any of what they do is trained.
@@ -246,7 +206,6 @@ impl Checker<'_> {
             format!("\"{}\"", agent.kind.name()),
             "\"program\" where a command is given",
         )?;
-        self.at_least_one(key("worker_attempts"), agent.worker_attempts)?;
         let pattern = &agent.matches.system;
         let wrong = regex::Regex::new(pattern).err().map(|error| error.to_string());
         let range = format!("a regular expression; {}", wrong.as_deref().unwrap_or_default());
@@ -273,9 +232,7 @@ impl Checker<'_> {
         key: &dyn Fn(&str) -> String,
         agent: &AgentKeys,
     ) -> Result<(), RecipeError> {
-        self.at_least_one(key("context.keep"), agent.context.keep())?;
         let ContextKeys::Summarise(keys) = &agent.context else { return Ok(()) };
-        self.at_least_one(key("context.tokens"), keys.tokens)?;
         if keys.agent.is_empty() {
             return Ok(());
         }
@@ -312,13 +269,6 @@ impl Checker<'_> {
             self.check(ok, key("sampling.temperature"), t, "0, or in 0.01..=100")?;
         }
         self.check(
-            sampling.top_p > 0.0 && sampling.top_p <= 1.0,
-            key("sampling.top_p"),
-            sampling.top_p,
-            "in 0..=1, not 0",
-        )?;
-        self.check((0.0..=1.0).contains(&sampling.min_p), key("sampling.min_p"), sampling.min_p, "in 0..=1")?;
-        self.check(
             sampling.is_plain() || !agent.train || !learns,
             key("sampling"),
             "greedy or filtered",
@@ -340,22 +290,11 @@ impl Checker<'_> {
             self.check(ok, key("tools"), format!("[\"{name}\"]"), range)?;
         }
         self.context(recipe, &key, agent)?;
-        self.at_least_one(key("max_turns"), agent.max_turns as usize)?;
-        self.at_least_one(key("max_tokens"), agent.max_tokens)?;
-        self.seconds(&key("tool_seconds"), agent.tool_seconds)?;
-        self.check(
-            (0.0..=MOST_SECONDS).contains(&agent.tool_delay),
-            key("tool_delay"),
-            agent.tool_delay,
-            format!("in 0..={MOST_SECONDS:e}"),
-        )?;
         self.check(
             0.0 <= agent.tool_delay_least && agent.tool_delay_least <= agent.tool_delay,
             key("tool_delay_least"),
             agent.tool_delay_least,
             format!("in 0..={table}.tool_delay"),
-        )?;
-        self.seconds(&key("reply_seconds"), agent.reply_seconds)?;
-        self.seconds(&key("attempt_seconds"), agent.attempt_seconds)
+        )
     }
 }

@@ -7,9 +7,6 @@ use super::check::{Checker, is_http, shown};
 use super::cluster::{InFlightKey, LearnerKeys, Placement, TorchKeys};
 use super::keys::{Phase, Recipe};
 
-/// Most machines of a group, and processes of one.
-const MOST_RANKS: u32 = 16384;
-
 impl Checker<'_> {
     /// Checks who trains.
     pub(super) fn learner(&self, recipe: &Recipe) -> Result<(), RecipeError> {
@@ -41,21 +38,6 @@ impl Checker<'_> {
             self.check(!(has_url && is_given), key(name), "given", range)?;
         }
         self.interpreter(key("python"), &keys.python)?;
-        let most = [("nodes", keys.nodes), ("processes", keys.of_node()), ("gpus", keys.gpus)];
-        for (name, value) in most {
-            self.check(value <= MOST_RANKS, key(name), value, format!("at most {MOST_RANKS}"))?;
-        }
-        let counts = [
-            ("nodes", keys.nodes),
-            ("threads", keys.threads),
-            ("tp", keys.tp),
-            ("cp", keys.cp),
-            ("ep", keys.ep),
-            ("pp", keys.pp),
-        ];
-        for (name, value) in counts {
-            self.at_least_one(key(name), value as usize)?;
-        }
         let of_group = keys.of_node().saturating_mul(keys.nodes);
         let shared = keys.tp.saturating_mul(keys.cp).saturating_mul(keys.pp);
         self.check(
@@ -82,18 +64,12 @@ impl Checker<'_> {
                 of_group / keys.pp
             ),
         )?;
-        let adapters = recipe
-            .policies()
-            .iter()
-            .any(|(_, policy)| policy.model(&recipe.model).is_some_and(|model| model.lora.is_some()));
+        let adapters = recipe.has_adapter();
         for (name, value) in [("tp", keys.tp), ("ep", keys.ep)] {
             let range = "1 where an adapter is trained (`model.lora`): its ranks share a base by FSDP2 and `cp` alone";
             self.check(value == 1 || !adapters, key(name), value, range)?;
         }
         self.args_of_learner(keys)?;
-        self.seconds(&key("start_seconds"), keys.start_seconds)?;
-        self.seconds(&key("call_seconds"), keys.call_seconds)?;
-        self.seconds(&key("silent_seconds"), keys.silent_seconds)?;
         self.trains_one(
             recipe,
             "cluster.learner",
@@ -143,12 +119,8 @@ impl Checker<'_> {
             "left out with `cluster.placement` \"shared\": a server that joins while the learner works would have its \
              devices; name servers in `urls`, or have them started (`start`, `count`)",
         )?;
-        let lora = recipe
-            .policies()
-            .iter()
-            .any(|(_, keys)| keys.model(&recipe.model).is_some_and(|m| m.lora.is_some()));
         self.check(
-            !lora,
+            !recipe.has_adapter(),
             key,
             shared,
             "\"apart\" where an adapter is trained (`model.lora`): servers that sleep forget the model beneath it",

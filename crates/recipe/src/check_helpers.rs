@@ -51,9 +51,6 @@ impl Checker<'_> {
                 );
                 self.check(!circle, &key, format!("\"{name}\""), range)?;
             }
-            if let Some(keys) = &tool.condense {
-                self.at_least_one(format!("tool.{i}.condense.above"), keys.above)?;
-            }
         }
         Ok(())
     }

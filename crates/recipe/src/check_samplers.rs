@@ -5,9 +5,6 @@ use super::check::{Checker, is_http, shown};
 use super::cluster::{LearnerKeys, Placement, WeightsKey};
 use super::keys::Recipe;
 
-/// Most servers that one machine is asked to start.
-const MOST_SERVERS: usize = 1024;
-
 impl Checker<'_> {
     /// Checks who samples.
     pub(super) fn samplers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
@@ -27,13 +24,6 @@ impl Checker<'_> {
             let fits = is_http(url) && once && !url.contains('@');
             self.check(fits, key(&format!("urls.{i}")), shown(url), range)?;
         }
-        self.at_least_one(key("count"), keys.count)?;
-        self.check(
-            keys.count <= MOST_SERVERS,
-            key("count"),
-            keys.count,
-            format!("at most {MOST_SERVERS}, which this machine starts"),
-        )?;
         self.args_of_servers(samplers)?;
         // One that takes whatever it finds would take what the learner has.
         let beside = recipe.cluster.placement == Placement::Apart
@@ -53,28 +43,13 @@ impl Checker<'_> {
             quoted,
             "\"folder\", or `cluster.learner.kind` \"torch\": its processes are the ones that join a group with servers",
         )?;
-        let adapters = recipe
-            .policies()
-            .iter()
-            .any(|(_, keys)| keys.model(&recipe.model).is_some_and(|m| m.lora.is_some()));
         self.check(
-            !(by_group && adapters),
+            !(by_group && recipe.has_adapter()),
             key("weights"),
             quoted,
             "\"folder\" where an adapter is trained (`model.lora`): servers load it beside others, from a folder",
         )?;
         self.interpreter(key("python"), &keys.python)?;
-        let tolerance = keys.tolerance;
-        self.check(
-            tolerance > 0.0 && tolerance.is_finite(),
-            key("tolerance"),
-            tolerance,
-            "finite and more than 0",
-        )?;
-        self.seconds(&key("start_seconds"), keys.start_seconds)?;
-        self.seconds(&key("adopt_seconds"), keys.adopt_seconds)?;
-        self.seconds(&key("silent_seconds"), keys.silent_seconds)?;
-        self.seconds(&key("answer_seconds"), keys.answer_seconds)?;
         self.trains_one(
             recipe,
             "cluster.samplers",

@@ -1,47 +1,20 @@
 //! Bounds of counts, within which memory suffices for lists of so many and sums cannot wrap.
 
-use std::fmt::Display;
-
 use super::RecipeError;
+use super::bounds::MOST_ATTEMPTS;
 use super::check::Checker;
-use super::keys::{EvalKeys, Phase, SftKeys};
+use super::keys::{EvalKeys, Phase};
 use super::rl::RlKeys;
 
-/// Most attempts of a step and of what runs ahead of it, of an evaluation, and most demonstrations.
-const MOST_ATTEMPTS: usize = 1 << 24;
 /// Most steps of all phases together.
 const MOST_STEPS: u64 = 1_000_000_000;
-/// Most tasks that a generator trains on: the order of all of them is kept.
-const MOST_GENERATED: usize = 1 << 28;
 
 impl Checker<'_> {
-    fn at_most(&self, key: impl Display, value: usize, most: usize) -> Result<(), RecipeError> {
-        self.check(value <= most, key, value, format_args!("at most {most}"))
-    }
-
-    /// Tasks that a generator trains on.
-    pub(super) fn generated(&self, key: impl Display, tasks: u32) -> Result<(), RecipeError> {
-        self.at_least_one(&key, tasks as usize)?;
-        self.at_most(key, tasks as usize, MOST_GENERATED)
-    }
-
-    /// Tasks of evaluations, and attempts at them.
+    /// Attempts at the tasks of evaluations.
     pub(super) fn evaluated(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
-        self.at_most("eval.tasks", eval.tasks, MOST_ATTEMPTS)?;
-        self.at_most("eval.unseen_wordings", eval.unseen_wordings, MOST_ATTEMPTS)?;
-        self.at_least_one("eval.samples", eval.samples as usize)?;
         let most = MOST_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
         let range = format!("at most {MOST_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {most}");
         self.check(eval.samples as usize <= most.max(1), "eval.samples", eval.samples, range)
-    }
-
-    /// Demonstrations of a phase, and tasks that their source tries.
-    pub(super) fn imitated(&self, phase: usize, keys: &SftKeys) -> Result<(), RecipeError> {
-        let key = |name: &str| format!("phase.{phase}.{name}");
-        self.at_least_one(key("demonstrations"), keys.demonstrations)?;
-        self.at_most(key("demonstrations"), keys.demonstrations, MOST_ATTEMPTS)?;
-        let tried = keys.source.as_ref().map_or(0, |source| source.tasks);
-        self.at_most(key("source.tasks"), tried, MOST_ATTEMPTS)
     }
 
     /// Attempts of a step and of what may run ahead of it; the largest of the counts is named.

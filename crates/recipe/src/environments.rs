@@ -1,38 +1,13 @@
-//! Sources of tasks that are environments: where their processes run, and whether recipe and environment
-//! agree on who leads the attempts.
-
-use std::path::Path;
+//! Sources of tasks that are environments: whether recipe and environment agree on who leads the attempts.
 
 use levade_agent::environments::Common;
 use levade_tree::DEFAULT;
-use toml::{Table, Value};
 
+use super::RecipeError;
 use super::agent::AgentKind;
 use super::check::Checker;
 use super::check_agents::one_of;
 use super::keys::Recipe;
-use super::{PYTHON, RecipeError, absolute};
-
-/// Kinds of sources that are environments.
-const KINDS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];
-
-/// Makes the folders absolute that environments run in, told from the folder of the recipe, and interpreters
-/// that are paths.
-pub(super) fn resolve(table: &mut Table, folder: &Path) {
-    let Some(Value::Array(sources)) = table.get_mut("tasks") else { return };
-    for source in sources.iter_mut().filter_map(Value::as_table_mut) {
-        let kind = source.get("kind").and_then(Value::as_str);
-        if !kind.is_some_and(|kind| KINDS.contains(&kind)) {
-            continue;
-        }
-        let worker = source.entry("worker").or_insert_with(|| Value::Table(Table::new()));
-        // What is no table is refused when it is read.
-        let Some(worker) = worker.as_table_mut() else { continue };
-        let given = worker.get("folder").and_then(Value::as_str).unwrap_or_default();
-        worker.insert("folder".into(), Value::String(folder.join(given).display().to_string()));
-        absolute(worker, &[PYTHON], folder);
-    }
-}
 
 impl Checker<'_> {
     /// Sources that are environments: their values, names that tell them apart, and agents that fit them.

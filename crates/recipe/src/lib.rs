@@ -47,6 +47,7 @@
 //! and devices (the binary).
 
 mod agent;
+mod bounds;
 mod check;
 mod check_agents;
 mod check_args;
@@ -66,6 +67,8 @@ mod keys;
 mod named;
 mod optimiser;
 mod own_tools;
+mod paths;
+mod patterns;
 mod policy;
 mod read;
 mod reference;
@@ -197,18 +200,12 @@ impl Recipe {
             let why = "the name of its folder, or of the working directory, is not UTF-8; rename it";
             return Err(io(std::io::Error::other(why)));
         }
-        resolve(&mut table, &folder);
+        paths::resolve(&mut table, &folder);
         for change in overrides {
-            // Through a table of its own, so that only what it sets is taken relative to the working
-            // directory.
-            let mut change = change.clone();
-            if let Some(base) = base_of(&change.path, &change.value, &here) {
-                change.value = base;
-            }
-            change.apply(&mut table)?;
+            paths::apply(change, &mut table, &here)?;
         }
         // Those of the file have their folders by now.
-        resolve_parts(&mut table, &here);
+        paths::resolve_parts(&mut table, &here);
         let wrong = |source| RecipeError::Key { file: file.to_owned(), source };
         reward::check_alone(&table).map_err(wrong)?;
         named::split(&mut table);
@@ -272,139 +269,6 @@ fn read_table(file: &Path) -> Result<Table, RecipeError> {
         file: file.to_owned(),
         message: error.to_string().trim_end().to_owned(),
     })
-}
-
-/// Makes the paths of a recipe absolute.
-fn resolve(table: &mut Table, folder: &Path) {
-    let mut keys = [["run", "folder"], ["model", "source"], ["model", "base"]]
-        .map(|path| path.map(str::to_owned).to_vec())
-        .to_vec();
-    if let Some(Value::Table(policies)) = table.get("policy") {
-        let of =
-            |name: &String| ["source", "base"].map(|key| ["policy", name, key].map(str::to_owned).to_vec());
-        keys.extend(policies.keys().flat_map(of));
-    }
-    if let Some(Value::Array(sources)) = table.get("tasks") {
-        keys.extend((0..sources.len()).map(|i| vec!["tasks".to_owned(), i.to_string(), "path".to_owned()]));
-    }
-    resolve_parts(table, folder);
-    for path in keys {
-        if let Some(value) = find(table, &path).and_then(|value| base_of(&path, value, folder)) {
-            // The path leads somewhere: it was just followed.
-            let _ = Override { path, value }.apply(table);
-        }
-    }
-}
-
-/// Makes the paths absolute of parts that are programs, or have files of their own.
-fn resolve_parts(table: &mut Table, folder: &Path) {
-    resolve_scorers(table, folder);
-    resolve_programs(table, folder);
-    resolve_tools(table, folder);
-    TorchKeys::resolve(table, folder);
-    environments::resolve(table, folder);
-    SamplersKeys::resolve(table, folder);
-}
-
-/// Makes paths of a table absolute. An interpreter without a folder is looked for where programs are.
-fn absolute(keys: &mut Table, names: &[&str], folder: &Path) {
-    for name in names {
-        let path = keys.get(*name).and_then(Value::as_str).filter(|path| !path.is_empty());
-        let path = path.filter(|path| *name != PYTHON || path.contains('/'));
-        if let Some(path) = path.map(|path| folder.join(path).display().to_string()) {
-            keys.insert((*name).into(), Value::String(path));
-        }
-    }
-}
-
-/// Key of an interpreter.
-const PYTHON: &str = "python";
-
-/// Makes the paths of scorers absolute, which are told from the folder of the recipe: the folder that a
-/// program runs in, which is that of the recipe where it is not given, and files that are named.
-fn resolve_scorers(table: &mut Table, folder: &Path) {
-    let Some(Value::Table(reward)) = table.get_mut("reward") else { return };
-    let resolve = |scorer: &mut Value| {
-        let Value::Table(keys) = scorer else { return };
-        let (key, always) = match keys.get("kind").and_then(Value::as_str) {
-            Some("command") => ("folder", true),
-            Some("python") => {
-                absolute(keys, &[PYTHON], folder);
-                ("file", false)
-            }
-            Some("sql") => ("databases", false),
-            Some("code") => return absolute(keys, &[PYTHON], folder),
-            _ => return,
-        };
-        let given = keys.get(key).and_then(Value::as_str);
-        if let Some(given) = given.or(always.then_some("")) {
-            let whole = Value::String(folder.join(given).display().to_string());
-            keys.insert(key.into(), whole);
-        }
-    };
-    reward.get_mut("scorer").into_iter().for_each(resolve);
-    if let Some(Value::Array(scorers)) = reward.get_mut("scorers") {
-        scorers.iter_mut().for_each(resolve);
-    }
-}
-
-/// Makes the folders absolute that agents' programs run in, in the same way.
-fn resolve_programs(table: &mut Table, folder: &Path) {
-    let Some(Value::Table(agent)) = table.get_mut("agent") else { return };
-    resolve_program(agent, folder);
-    agent
-        .iter_mut()
-        .filter_map(|(_, value)| value.as_table_mut())
-        .for_each(|named| resolve_program(named, folder));
-}
-
-/// Makes the folders absolute that the processes of tools run in, in the same way, and files that tools are
-/// read from.
-fn resolve_tools(table: &mut Table, folder: &Path) {
-    let Some(Value::Array(tools)) = table.get_mut("tool") else { return };
-    for tool in tools.iter_mut().filter_map(Value::as_table_mut) {
-        resolve_program(tool, folder);
-        absolute(tool, &["file", "config", "index", PYTHON], folder);
-    }
-}
-
-fn resolve_program(keys: &mut Table, folder: &Path) {
-    let is_named = keys.get("command").and_then(Value::as_array).is_some_and(|command| !command.is_empty());
-    if is_named {
-        let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
-        keys.insert("folder".into(), Value::String(folder.join(given).display().to_string()));
-    }
-}
-
-fn find<'a>(table: &'a Table, path: &[String]) -> Option<&'a Value> {
-    let (first, rest) = path.split_first()?;
-    rest.iter().try_fold(table.get(first)?, |value, key| match value {
-        Value::Table(table) => table.get(key),
-        Value::Array(items) => items.get(key.parse::<usize>().ok()?),
-        _ => None,
-    })
-}
-
-/// The value of a key that holds a path, made absolute; `None` for other keys, and for what is no relative
-/// path.
-fn base_of(path: &[String], value: &Value, folder: &Path) -> Option<Value> {
-    if let (["tasks", _, "path"], Value::Array(items)) =
-        (&path.iter().map(String::as_str).collect::<Vec<_>>()[..], value)
-    {
-        let absolute = |item: &Value| base_of(path, item, folder).unwrap_or_else(|| item.clone());
-        return Some(Value::Array(items.iter().map(absolute).collect()));
-    }
-    let text = value.as_str()?;
-    let joined = folder.join(text);
-    let is_path = match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["run", "folder"] | ["tasks", _, "path"] | ["tasks", _, "path", _] => !text.is_empty(),
-        // Names of models look like paths; only what is there, or is marked as one, is taken for one.
-        ["model", "source" | "base"] | ["policy", _, "source" | "base"] => {
-            text.starts_with('.') || joined.exists()
-        }
-        _ => false,
-    };
-    is_path.then(|| Value::String(joined.components().collect::<PathBuf>().to_string_lossy().into_owned()))
 }
 
 #[cfg(test)]

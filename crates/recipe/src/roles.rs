@@ -18,6 +18,12 @@ impl Recipe {
         self.policy.iter().map(|(name, keys)| (name.clone(), keys.clone())).collect()
     }
 
+    /// Whether a policy trains an adapter.
+    pub(super) fn has_adapter(&self) -> bool {
+        let adapts = |keys: &PolicyKeys| keys.model(&self.model).is_some_and(|model| model.lora.is_some());
+        self.policies().iter().any(|(_, keys)| adapts(keys))
+    }
+
     /// Every agent by name: that of `[agent]` first, which does what no other is asked to.
     pub fn agents(&self) -> Vec<(&str, &AgentKeys)> {
         let named = self.agents.iter().map(|(name, keys)| (name.as_str(), keys));

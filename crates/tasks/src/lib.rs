@@ -28,7 +28,7 @@
 //! let mut options = FileOptions::new(file.clone());
 //! options.held_out = HeldOut::Count(2);
 //! let tasks = options.load(7)?;
-//! assert_eq!((tasks.training.len(), tasks.held_out.len()), (8, 2));
+//! assert_eq!((tasks.rest.len(), tasks.held_out.len()), (8, 2));
 //! # std::fs::remove_file(file)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

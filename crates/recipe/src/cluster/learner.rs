@@ -1,12 +1,10 @@
 //! `[cluster.learner]`: who trains, in place of the embedded engine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use levade_policy::Precision;
 use serde::{Deserialize, Serialize};
-
-use super::super::{PYTHON, absolute};
 
 /// `[cluster.learner]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -109,13 +107,5 @@ impl TorchKeys {
     /// Longest silence.
     pub fn silence(&self) -> Duration {
         Duration::from_secs_f64(self.silent_seconds)
-    }
-
-    /// Makes the path of the interpreter absolute, as it is told from `folder`. One without a folder is
-    /// looked for where programs are.
-    pub(in super::super) fn resolve(table: &mut toml::Table, folder: &Path) {
-        let learner = table.get_mut("cluster").and_then(|cluster| cluster.get_mut("learner"));
-        let Some(keys) = learner.and_then(toml::Value::as_table_mut) else { return };
-        absolute(keys, &[PYTHON], folder);
     }
 }

@@ -1,13 +1,10 @@
 //! `[cluster.samplers]`: who samples, in place of the embedded engine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use levade_rl::correction::{Bound, Correction, Level};
 use serde::{Deserialize, Serialize};
-use toml::{Table, Value};
-
-use super::super::{PYTHON, absolute};
 
 /// `[cluster.samplers]`, by `kind`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -148,13 +145,5 @@ impl SamplersKeys {
         match self {
             SamplersKeys::Vllm(keys) | SamplersKeys::Sglang(keys) => keys,
         }
-    }
-
-    /// Makes paths absolute, which are told from `folder`. A program without a folder is looked for where
-    /// programs are.
-    pub(in super::super) fn resolve(table: &mut Table, folder: &Path) {
-        let samplers = table.get_mut("cluster").and_then(|cluster| cluster.get_mut("samplers"));
-        let Some(Value::Table(keys)) = samplers else { return };
-        absolute(keys, &[PYTHON, "urls_file"], folder);
     }
 }

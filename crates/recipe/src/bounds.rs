@@ -1,0 +1,301 @@
+//! Ranges of single values, each declared once, in a table.
+//!
+//! What several values must have to do with each other is in the modules `check…`; parameters of `rl`,
+//! scorers and environments are checked by their own types.
+
+use std::ops::{Bound, RangeBounds};
+
+use toml::{Table, Value};
+
+use super::patterns::each;
+use super::{MOST_SECONDS, read};
+
+/// Values that a key may have.
+type Range = (Bound<f64>, Bound<f64>);
+
+const fn at_least(low: f64) -> Range {
+    (Bound::Included(low), Bound::Unbounded)
+}
+
+const fn at_most(high: f64) -> Range {
+    (Bound::Unbounded, Bound::Included(high))
+}
+
+const fn within(low: f64, high: f64) -> Range {
+    (Bound::Included(low), Bound::Included(high))
+}
+
+const COUNT: Range = at_least(1.0);
+const NOT_NEGATIVE: Range = at_least(0.0);
+const POSITIVE: Range = (Bound::Excluded(0.0), Bound::Unbounded);
+const FINITE: Range = (Bound::Unbounded, Bound::Unbounded);
+const SECONDS: Range = (Bound::Excluded(0.0), Bound::Included(MOST_SECONDS));
+/// A fraction that is not 0.
+const FRACTION: Range = (Bound::Excluded(0.0), Bound::Included(1.0));
+/// A fraction that is not 1.
+const DECAY: Range = (Bound::Included(0.0), Bound::Excluded(1.0));
+
+/// Maximum number of attempts of a step and of what runs ahead of it, of an evaluation, and of
+/// demonstrations: memory suffices for lists of so many, and sums of them cannot wrap.
+pub(super) const MOST_ATTEMPTS: usize = 1 << 24;
+/// Maximum number of tasks that a generator trains on: the order of all of them is kept.
+const MOST_GENERATED: f64 = (1 << 28) as f64;
+/// Maximum number of machines of a group, and of processes on one.
+const MOST_RANKS: f64 = 16384.0;
+
+/// Every key with a range, and what an error adds to it: for whom it is, or why. Keys of agents are those of
+/// `[agent]` and of every `[agent.NAME]`.
+const BOUNDS: &[(&str, Range, &str)] = &[
+    ("run.keep", COUNT, ""),
+    ("model.context", at_least(2.0), ""),
+    ("policy.*.context", at_least(2.0), ""),
+    ("policy.*.concurrency", COUNT, ""),
+    ("policy.*.seconds", SECONDS, ""),
+    ("engine.micro_batch_tokens", COUNT, ""),
+    ("engine.call_seconds", SECONDS, ""),
+    ("cluster.learner.nodes", COUNT, ""),
+    ("cluster.learner.nodes", at_most(MOST_RANKS), ""),
+    ("cluster.learner.processes", at_most(MOST_RANKS), ""),
+    ("cluster.learner.gpus", at_most(MOST_RANKS), ""),
+    ("cluster.learner.threads", COUNT, ""),
+    ("cluster.learner.tp", COUNT, ""),
+    ("cluster.learner.cp", COUNT, ""),
+    ("cluster.learner.ep", COUNT, ""),
+    ("cluster.learner.pp", COUNT, ""),
+    ("cluster.learner.start_seconds", SECONDS, ""),
+    ("cluster.learner.call_seconds", SECONDS, ""),
+    ("cluster.learner.silent_seconds", SECONDS, ""),
+    ("cluster.samplers.count", COUNT, ""),
+    ("cluster.samplers.count", at_most(1024.0), ", which this machine starts"),
+    ("cluster.samplers.tolerance", POSITIVE, ""),
+    ("cluster.samplers.start_seconds", SECONDS, ""),
+    ("cluster.samplers.adopt_seconds", SECONDS, ""),
+    ("cluster.samplers.silent_seconds", SECONDS, ""),
+    ("cluster.samplers.answer_seconds", SECONDS, ""),
+    ("tasks.*:arithmetic.train", COUNT, ""),
+    ("tasks.*:arithmetic.train", at_most(MOST_GENERATED), ""),
+    ("tasks.*:file.repeat", COUNT, ""),
+    ("tasks.*:file.limit", COUNT, ""),
+    ("tool.*.seconds", SECONDS, ""),
+    ("tool.*.max_tokens", COUNT, ""),
+    ("tool.*.max_characters", COUNT, ""),
+    ("tool.*.at_once", COUNT, ""),
+    // From one call in a day or so to beyond what is called.
+    ("tool.*.calls_per_second", within(0.00001, 1e6), ""),
+    ("tool.*.condense.above", COUNT, ""),
+    ("tool.*:search.top_k", within(1.0, 1000.0), ""),
+    ("tool.*:search.passage_chars", COUNT, ""),
+    ("tool.*:search.tries", within(1.0, 100.0), ""),
+    ("agent.worker_attempts", COUNT, ""),
+    ("agent.sampling.top_p", FRACTION, ""),
+    ("agent.sampling.min_p", within(0.0, 1.0), ""),
+    ("agent.context.keep", COUNT, ""),
+    ("agent.context.tokens", COUNT, ""),
+    ("agent.max_turns", COUNT, ""),
+    ("agent.max_tokens", COUNT, ""),
+    ("agent.tool_seconds", SECONDS, ""),
+    ("agent.tool_delay", within(0.0, MOST_SECONDS), ""),
+    ("agent.reply_seconds", SECONDS, ""),
+    ("agent.attempt_seconds", SECONDS, ""),
+    ("reward.malformed_call", FINITE, ""),
+    ("reward.failed_call", FINITE, ""),
+    ("reward.unfinished", FINITE, ""),
+    ("reward.broken", FINITE, ""),
+    ("reward.unscored", FINITE, ""),
+    ("reward.outage_seconds", SECONDS, ""),
+    ("reward.scorers.*.weight", FINITE, ""),
+    ("reward.scorers.*.weights.*", FINITE, ""),
+    ("reward.scorers.*.unscored", FINITE, ""),
+    ("eval.tasks", at_most(MOST_ATTEMPTS as f64), ""),
+    ("eval.unseen_wordings", at_most(MOST_ATTEMPTS as f64), ""),
+    ("eval.samples", COUNT, ""),
+    ("eval.select", DECAY, ": a share of the tasks"),
+    ("phase.*.learning_rate", POSITIVE, ""),
+    ("phase.*.until", FRACTION, ""),
+    ("phase.*.epochs", COUNT, ""),
+    ("phase.*.optimiser.min_lr_ratio", within(0.0, 1.0), ""),
+    ("phase.*.optimiser.beta1", DECAY, ""),
+    ("phase.*.optimiser.beta2", DECAY, ""),
+    ("phase.*.optimiser.epsilon", POSITIVE, ""),
+    ("phase.*.optimiser.weight_decay", NOT_NEGATIVE, ""),
+    ("phase.*.optimiser.max_grad_norm", NOT_NEGATIVE, ""),
+    ("phase.*.demonstrations", COUNT, ""),
+    ("phase.*.demonstrations", at_most(MOST_ATTEMPTS as f64), ""),
+    ("phase.*.batch", COUNT, ""),
+    ("phase.*.source.least_score", FINITE, ""),
+    ("phase.*.source.tasks", at_most(MOST_ATTEMPTS as f64), ""),
+    ("phase.*.steps", COUNT, ""),
+    ("phase.*.groups", COUNT, ""),
+    (
+        "phase.*.temperature",
+        within(0.01, 100.0),
+        ": greedy attempts are all the same, and cannot be trained on",
+    ),
+    ("phase.*.high_entropy_share", FRACTION, ""),
+    ("phase.*.kl.coefficient", POSITIVE, ""),
+    ("phase.*.kl.adaptive.target", POSITIVE, ""),
+    ("phase.*.overlong.factor", NOT_NEGATIVE, ""),
+    ("phase.*.only.reward_from", FINITE, ": no reward is beyond another"),
+    ("phase.*.only.reward_to", FINITE, ": no reward is beyond another"),
+    ("phase.*.critic.learning_rate", POSITIVE, ""),
+    ("phase.*.critic.clip", NOT_NEGATIVE, ""),
+    ("phase.*.critic.optimiser.min_lr_ratio", within(0.0, 1.0), ""),
+    ("phase.*.critic.optimiser.beta1", DECAY, ""),
+    ("phase.*.critic.optimiser.beta2", DECAY, ""),
+    ("phase.*.critic.optimiser.epsilon", POSITIVE, ""),
+    ("phase.*.critic.optimiser.weight_decay", NOT_NEGATIVE, ""),
+    ("phase.*.critic.optimiser.max_grad_norm", NOT_NEGATIVE, ""),
+];
+
+/// A value out of its range.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct OutOfRange {
+    pub key: String,
+    pub value: String,
+    pub range: String,
+}
+
+/// Returns the first value of a recipe that is out of its range, in the order of [`BOUNDS`]. Agents by name
+/// are apart.
+pub(super) fn first_out_of_range(recipe: &mut Table) -> Option<OutOfRange> {
+    let mut found = None;
+    for (key, range, why) in BOUNDS {
+        let of_named = key.strip_prefix("agent.").map(|key| format!("{}.*.{key}", read::AGENTS));
+        for pattern in [Some((*key).to_owned()), of_named].into_iter().flatten() {
+            each(recipe, &pattern, &mut |key, value| {
+                if found.is_none() && !is_within(range, value) {
+                    found = Some(OutOfRange {
+                        key: key.replacen(read::AGENTS, "agent", 1),
+                        value: shown(value),
+                        range: format!("{}{why}", described(range, value)),
+                    });
+                }
+            });
+        }
+    }
+    found
+}
+
+/// Whether a value is within a range, or is no number.
+fn is_within(range: &Range, value: &Value) -> bool {
+    match value {
+        Value::Integer(value) => range.contains(&(*value as f64)),
+        Value::Float(value) => value.is_finite() && range.contains(value),
+        _ => true,
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Float(value) => value.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// The values of a range, as a sentence ends with them.
+fn described(range: &Range, value: &Value) -> String {
+    let finite = if value.is_float() { "finite and " } else { "" };
+    // The shorter form: 1e9, and 16777216.
+    let number = |number: &f64| {
+        let (plain, short) = (number.to_string(), format!("{number:e}"));
+        if short.len() + 2 < plain.len() { short } else { plain }
+    };
+    match range {
+        (Bound::Included(low), Bound::Included(high)) => format!("in {}..={}", number(low), number(high)),
+        (Bound::Excluded(low), Bound::Included(high)) => {
+            format!("in {}..={}, not {}", number(low), number(high), number(low))
+        }
+        (Bound::Included(low), Bound::Excluded(high)) => {
+            format!("at least {} and less than {}", number(low), number(high))
+        }
+        (Bound::Included(low), _) => format!("{finite}at least {}", number(low)),
+        (Bound::Excluded(low), _) => format!("{finite}more than {}", number(low)),
+        (_, Bound::Included(high) | Bound::Excluded(high)) => format!("{finite}at most {}", number(high)),
+        (Bound::Unbounded, Bound::Unbounded) => "a finite number".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Override, Recipe};
+    use super::*;
+
+    /// Recipes that have every key with a range.
+    const RECIPES: [&str; 2] =
+        [include_str!("testing/every_range.toml"), include_str!("testing/cluster.toml")];
+
+    fn load(text: &str, change: Option<&str>) -> Result<Recipe, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("recipe.toml");
+        std::fs::write(&file, text).unwrap();
+        let overrides: Vec<Override> = change.into_iter().map(|text| text.parse().unwrap()).collect();
+        Recipe::load(&file, &overrides).map_err(|error| error.to_string())
+    }
+
+    /// The nearest values beyond the ends of a range, and the nearest within. Floats are those of single
+    /// precision, which some keys have.
+    fn around(range: &Range, is_float: bool) -> (Vec<Value>, Vec<Value>) {
+        let step = |end: f64, up: bool| match (is_float, up) {
+            (true, true) => Value::Float((end as f32).next_up().to_string().parse().unwrap()),
+            (true, false) => Value::Float((end as f32).next_down().to_string().parse().unwrap()),
+            (false, _) => Value::Integer(end as i64 + if up { 1 } else { -1 }),
+        };
+        let at = |end: f64| if is_float { Value::Float(end) } else { Value::Integer(end as i64) };
+        let (mut outside, mut inside) = (Vec::new(), Vec::new());
+        for (end, up) in [(range.0, false), (range.1, true)] {
+            match end {
+                Bound::Included(end) => {
+                    outside.push(step(end, up));
+                    inside.push(at(end));
+                }
+                Bound::Excluded(end) => {
+                    outside.push(at(end));
+                    inside.push(step(end, !up));
+                }
+                Bound::Unbounded if is_float => {
+                    let infinite = if up { f64::INFINITY } else { f64::NEG_INFINITY };
+                    outside.extend([Value::Float(infinite), Value::Float(f64::NAN)]);
+                    inside.push(Value::Float(if up { 1e30 } else { -1e30 }));
+                }
+                Bound::Unbounded => {}
+            }
+        }
+        // One end is beyond the other one.
+        inside.retain(|value| is_within(range, value));
+        (outside, inside)
+    }
+
+    #[test]
+    fn every_bound_rejects_the_value_beyond_it_and_accepts_the_one_within() {
+        let mut tables = RECIPES.map(|text| load(text, None).unwrap().written().unwrap());
+        for bound @ (pattern, range, why) in BOUNDS {
+            let mut keys = Vec::new();
+            for (text, table) in RECIPES.iter().zip(&mut tables) {
+                each(table, pattern, &mut |key, value| {
+                    if value.is_integer() || value.is_float() {
+                        keys.push((*text, key.to_owned(), value.is_float()));
+                    }
+                });
+            }
+            let (text, key, is_float) = keys.first().unwrap_or_else(|| panic!("no recipe has {pattern}"));
+            let (outside, inside) = around(range, *is_float);
+            assert!(!outside.is_empty() && !inside.is_empty(), "{bound:?}");
+            for value in outside {
+                let error = load(text, Some(&format!("{key}={value}"))).unwrap_err();
+                let range = format!("{}{why}", described(range, &value));
+                let want = format!("`{key}` is {}, but must be {range}", shown(&value));
+                assert!(error.contains(&want), "{key}={value}\n  gave: {error}\n  want: {want}");
+            }
+            for value in inside {
+                let change = format!("{key}={value}");
+                // Something else may be wrong with it: it is not this range.
+                let error = load(text, Some(&change)).err().unwrap_or_default();
+                let range = format!("but must be {}{why}", described(range, &value));
+                assert!(
+                    !(error.contains(&format!("`{key}` is")) && error.contains(&range)),
+                    "{change}: {error}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Makes the paths of a recipe absolute: those of a file from its directory, those of `--set` from the
+//! working directory.
+
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use super::patterns::each;
+use super::set::{Override, SetError};
+
+/// What makes a text a path.
+#[derive(Clone, Copy)]
+enum Form {
+    /// Any text.
+    Path,
+    /// A first point, or a file of that name: the name of a model may look like a path.
+    Model,
+    /// A slash: a program without one is looked up in `PATH`.
+    Program,
+}
+
+/// Keys of what a run reads and writes. With `--set`, only an override of the key itself is relative to the
+/// working directory.
+const OWN: [(&str, Form); 7] = [
+    ("run.folder", Form::Path),
+    ("model.source", Form::Model),
+    ("model.base", Form::Model),
+    ("policy.*.source", Form::Model),
+    ("policy.*.base", Form::Model),
+    ("tasks.*.path", Form::Path),
+    ("tasks.*.path.*", Form::Path),
+];
+
+/// Keys of parts that are programs, or have files of their own.
+const PARTS: [(&str, Form); 14] = [
+    ("reward.scorer.file", Form::Path),
+    ("reward.scorer.databases", Form::Path),
+    ("reward.scorer.python", Form::Program),
+    ("reward.scorers.*.file", Form::Path),
+    ("reward.scorers.*.databases", Form::Path),
+    ("reward.scorers.*.python", Form::Program),
+    ("tool.*.file", Form::Path),
+    ("tool.*.config", Form::Path),
+    ("tool.*.index", Form::Path),
+    ("tool.*.python", Form::Program),
+    ("tasks.*.worker.python", Form::Program),
+    ("cluster.learner.python", Form::Program),
+    ("cluster.samplers.python", Form::Program),
+    ("cluster.samplers.urls_file", Form::Path),
+];
+
+/// Parts with a `command`, which runs in their `folder`: the directory of the recipe if they have none.
+const PROGRAMS: [&str; 5] = ["agent", "agent.*", "tool.*", "reward.scorer", "reward.scorers.*"];
+
+/// Sources of tasks that are environments, which run in the `folder` of their `worker`.
+const ENVIRONMENTS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "openenv"];
+
+/// Makes the paths of a file absolute, from its directory.
+pub(super) fn resolve(table: &mut Table, dir: &Path) {
+    join(table, &OWN, |path| dir.join(path).components().collect());
+    resolve_parts(table, dir);
+}
+
+/// Makes the paths absolute of parts that are programs, or have files of their own.
+pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
+    let set_folder = |keys: &mut Table| {
+        let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
+        keys.insert("folder".into(), Value::String(dir.join(given).display().to_string()));
+    };
+    for pattern in PROGRAMS {
+        each(table, pattern, &mut |_, part| {
+            let command = part.get("command").and_then(Value::as_array);
+            let is_program = command.is_some_and(|command| !command.is_empty());
+            part.as_table_mut().filter(|_| is_program).into_iter().for_each(set_folder);
+        });
+    }
+    for kind in ENVIRONMENTS {
+        each(table, &format!("tasks.*:{kind}"), &mut |_, source| {
+            let Value::Table(keys) = source else { return };
+            let worker = keys.entry("worker").or_insert_with(|| Value::Table(Table::new()));
+            // A worker that is no table is rejected when it is read.
+            worker.as_table_mut().into_iter().for_each(set_folder);
+        });
+    }
+    join(table, &PARTS, |path| dir.join(path));
+}
+
+/// Applies an override, whose paths are relative to the working directory.
+///
+/// # Errors
+/// Names the part of the override's path that leads nowhere.
+pub(super) fn apply(change: &Override, table: &mut Table, dir: &Path) -> Result<(), SetError> {
+    let mut alone = Table::new();
+    change.apply(&mut alone)?;
+    join(&mut alone, &OWN, |path| dir.join(path).components().collect());
+    let mut change = change.clone();
+    each(&mut alone, &change.key(), &mut |_, value| change.value = value.clone());
+    change.apply(table)
+}
+
+/// Joins the paths of these keys.
+fn join(table: &mut Table, keys: &[(&str, Form)], absolute: impl Fn(&str) -> PathBuf) {
+    for (pattern, form) in keys {
+        each(table, pattern, &mut |_, value| {
+            let Value::String(text) = value else { return };
+            let joined = absolute(text);
+            let is_path = match form {
+                Form::Path => !text.is_empty(),
+                Form::Model => text.starts_with('.') || joined.exists(),
+                Form::Program => text.contains('/'),
+            };
+            if is_path {
+                *text = joined.display().to_string();
+            }
+        });
+    }
+}
