@@ -24,7 +24,6 @@ pub use context::{ContextPolicy, Summariser, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
 pub use helping::{HelperAgent, Opens, Samples};
 pub use levade_call::{Truncation, probe_agent};
-pub use levade_process::Supervisor as Keeper;
 pub use program::{Program, ProgramAgent};
 pub use talk::Talk;
 pub use teacher::{Teacher, written};

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use levade_tools::OptionError;
 use serde::de::Error as _;
 
 use super::MOST_SECONDS;
@@ -9,13 +10,11 @@ use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::Checker;
 use super::choice::Share;
-use super::code::SandboxKeys;
 use super::context::ContextKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
-use super::retrieval::SearchKeys;
-use super::tools::{ToolKeys, ToolOptions};
+use super::tools::ToolKeys;
 
 /// The lowest and the highest rate of calls, per second: one call in a day or so; beyond what is called.
 const LEAST_RATE: f64 = 0.00001;
@@ -126,63 +125,22 @@ impl Checker<'_> {
             for (name, count) in counts {
                 self.at_least_one(key(name), count.unwrap_or(1))?;
             }
-            if let Err(why) = keys.check() {
-                let source = ReadError::custom(why).within(i).within("tool");
-                return Err(RecipeError::Key { file: self.file().to_owned(), source });
+            match keys.check() {
+                Ok(()) => {}
+                Err(OptionError::Range { key: of, value, range }) => {
+                    self.check(false, key(of), value, range)?
+                }
+                Err(OptionError::Other(why)) => {
+                    let source = ReadError::custom(why).within(i).within("tool");
+                    return Err(RecipeError::Key { file: self.file().to_owned(), source });
+                }
             }
             if let Some(rate) = keys.calls_per_second {
                 let ok = (LEAST_RATE..=MOST_RATE).contains(&rate);
                 self.check(ok, key("calls_per_second"), rate, format!("in {LEAST_RATE}..={MOST_RATE:e}"))?;
             }
-            if let ToolOptions::Sandbox(options) = &keys.options {
-                self.sandbox(&table, options, keys.seconds)?;
-            }
-            if let ToolOptions::Search(options) = &keys.options {
-                self.search(&table, options)?;
-            }
         }
         Ok(())
-    }
-
-    /// A sandbox, as far as it can be judged without being started.
-    fn sandbox(&self, table: &str, keys: &SandboxKeys, seconds: Option<f64>) -> Result<(), RecipeError> {
-        let options = keys.options(seconds);
-        if let Err(why) = options.limits.check() {
-            let name = why.split('`').nth(1).unwrap_or("seconds");
-            let value = match name {
-                "memory_mb" => keys.memory_mb.to_string(),
-                "output_bytes" => keys.output_bytes.to_string(),
-                _ => options.limits.seconds.to_string(),
-            };
-            let range = why.split_once("must be ").map_or(why.as_str(), |(_, range)| range);
-            self.check(false, format!("{table}.{name}"), value, range)?;
-        }
-        if let Some(url) = &keys.url {
-            let ok = url.starts_with("http://") || url.starts_with("https://");
-            self.check(
-                ok,
-                format!("{table}.url"),
-                format!("\"{url}\""),
-                "an address that begins with http:// or https://",
-            )?;
-            let range = "false where there is a `url`: each call there is for itself";
-            self.check(!keys.persistent, format!("{table}.persistent"), "true", range)?;
-        }
-        Ok(())
-    }
-
-    /// Options of a search tool.
-    fn search(&self, table: &str, keys: &SearchKeys) -> Result<(), RecipeError> {
-        let key = |name: &str| format!("{table}.{name}");
-        let place = if keys.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
-        let range = "the folder of an index, or else `url` the address of a retrieval server";
-        self.check(keys.index.is_some() != keys.url.is_some(), key("index"), place, range)?;
-        let range = "left out beside `index`: it is the key of the server at `url`";
-        let variable = keys.key_env.as_deref().unwrap_or_default();
-        self.check(keys.key_env.is_none() || keys.url.is_some(), key("key_env"), variable, range)?;
-        self.check((1..=1000).contains(&keys.top_k), key("top_k"), keys.top_k, "in 1..=1000")?;
-        self.at_least_one(key("passage_chars"), keys.passage_chars)?;
-        self.check((1..=100).contains(&keys.tries), key("tries"), keys.tries, "in 1..=100")
     }
 
     /// The policies and agents that a phase names, and whether any of what they do is trained.
