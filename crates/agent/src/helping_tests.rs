@@ -1,7 +1,7 @@
 use super::*;
 use crate::HelperAgent;
 use crate::roster::Roster;
-use levade_tools::{Condensed, Condensing, HelperSlot, SubAgent};
+use levade_tools::{CondenseKeys, Condensed, HelperSlot, SubAgent};
 
 /// Returns a helper that samples these replies and has a calculator, with the slot and the roster that it
 /// is in.
@@ -123,8 +123,8 @@ async fn long_answers_are_condensed_and_short_ones_are_not() {
     let numbers: Vec<String> = (10..60).map(|number| number.to_string()).collect();
     let long = CALL.replace("2+3", &numbers.join("+"));
     let (browser, slot, _roster) = helper("browser", &[says("Five."), says(CALL), says(CALL), says(CALL)]);
-    let options = Condensing { slot, above: 2, instruction: "Condense.".into() };
-    let condensed = Condensed::new(Arc::new(Calculator::default()), options);
+    let keys = CondenseKeys { agent: "browser".into(), above: 2, instruction: "Condense.".into() };
+    let condensed = Condensed { toolbox: Arc::new(Calculator::default()), slot, keys };
     let mut solver = bench(&[says(CALL), says(&long), says(&long), says("Done.")]);
     solver.agent.tools = ToolSet::new(vec![Arc::new(condensed)], Duration::from_secs(5)).unwrap();
     solver.agent.limits.turns = 9;

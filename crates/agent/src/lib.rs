@@ -37,7 +37,6 @@ pub use demonstrate::{DemonstrationError, demonstrate};
 pub use helping::{HelperAgent, Opens};
 pub use levade_call::{Backend, ChatApi, OpeningLimit, Truncation, probe_agent};
 pub use levade_gateway::When;
-pub use levade_process::Supervisor as Keeper;
 pub use program::Program;
 pub use roster::{Agent, Limits, Pick, Player, Roster, Samples};
 pub use talk::Talk;

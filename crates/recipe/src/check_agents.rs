@@ -2,17 +2,17 @@
 
 use std::fmt::Display;
 
+use levade_tools::OptionError;
+
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, is_http};
 use super::choice::Share;
-use super::code::SandboxKeys;
 use super::context::ContextKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
 use super::read::ReadError;
-use super::retrieval::SearchKeys;
-use super::tools::{ToolKeys, ToolOptions};
+use super::tools::ToolKeys;
 
 /// Names, as a sentence ends with them.
 pub(super) fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
@@ -96,51 +96,19 @@ impl Checker<'_> {
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range = format!("another name than that of tool.{first}: agents could not tell them apart");
             self.check(first == i, format!("{table}.name"), format!("\"{name}\""), range)?;
-            if let Err(why) = keys.check() {
-                let source = ReadError::at(["tool", &i.to_string()], why);
-                return Err(RecipeError::Key { file: self.file().to_owned(), source });
-            }
-            if let ToolOptions::Sandbox(options) = &keys.options {
-                self.sandbox(&table, options, keys.seconds)?;
-            }
-            if let ToolOptions::Search(options) = &keys.options {
-                self.search(&table, options)?;
+            let key = |key: &str| format!("{table}.{key}");
+            match keys.check() {
+                Ok(()) => {}
+                Err(OptionError::Range { key: of, value, range }) => {
+                    self.check(false, key(of), value, range)?;
+                }
+                Err(OptionError::Other(why)) => {
+                    let source = ReadError::at(["tool", &i.to_string()], why);
+                    return Err(RecipeError::Key { file: self.file().to_owned(), source });
+                }
             }
         }
         Ok(())
-    }
-
-    /// A sandbox, as far as it can be judged without being started.
-    fn sandbox(&self, table: &str, keys: &SandboxKeys, seconds: Option<f64>) -> Result<(), RecipeError> {
-        let options = keys.options(seconds);
-        if let Err(why) = options.limits.check() {
-            let name = why.split('`').nth(1).unwrap_or("seconds");
-            let value = match name {
-                "memory_mb" => keys.memory_mb.to_string(),
-                "output_bytes" => keys.output_bytes.to_string(),
-                _ => options.limits.seconds.to_string(),
-            };
-            let range = why.split_once("must be ").map_or(why.as_str(), |(_, range)| range);
-            self.check(false, format!("{table}.{name}"), value, range)?;
-        }
-        if let Some(url) = &keys.url {
-            let range = "an address that begins with http:// or https://";
-            self.check(is_http(url), format!("{table}.url"), format!("\"{url}\""), range)?;
-            let range = "false where there is a `url`: each call there is for itself";
-            self.check(!keys.persistent, format!("{table}.persistent"), "true", range)?;
-        }
-        Ok(())
-    }
-
-    /// Options of a search tool.
-    fn search(&self, table: &str, keys: &SearchKeys) -> Result<(), RecipeError> {
-        let key = |name: &str| format!("{table}.{name}");
-        let place = if keys.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
-        let range = "the folder of an index, or else `url` the address of a retrieval server";
-        self.check(keys.index.is_some() != keys.url.is_some(), key("index"), place, range)?;
-        let range = "left out beside `index`: it is the key of the server at `url`";
-        let variable = keys.key_env.as_deref().unwrap_or_default();
-        self.check(keys.key_env.is_none() || keys.url.is_some(), key("key_env"), variable, range)
     }
 
     /// The policies and agents that a phase names, and whether any of what they do is trained.

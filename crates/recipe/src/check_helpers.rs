@@ -1,15 +1,17 @@
 //! Values of `[[tool]] kind = "agent"` and of `condense`.
 
+use levade_tools::ToolKind;
+
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind};
 use super::check::Checker;
 use super::keys::Recipe;
-use super::tools::{ToolKeys, ToolOptions};
+use super::tools::ToolKeys;
 
 /// Agents that a toolbox asks, each with the key that names it.
 fn asked(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     let mut asked = Vec::new();
-    if let ToolOptions::Agent(keys) = &keys.options {
+    if let ToolKind::Agent(keys) = &keys.options {
         asked.push(("agent", keys.agent.as_str()));
     }
     if let Some(keys) = &keys.condense {
@@ -53,5 +55,63 @@ impl Checker<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use levade_tools::ToolKind;
+
+    use super::super::{Outage, Recipe, RecipeError};
+
+    fn load(rest: &str) -> Result<Recipe, RecipeError> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("recipe.toml");
+        let head = "run = { name = 'x' }\nmodel = { source = './m' }\n[[tasks]]\nkind = 'arithmetic'\n";
+        std::fs::write(&file, format!("{head}{rest}")).unwrap();
+        Recipe::load(&file, &[])
+    }
+
+    const CLERK: &str = "[[tool]]\nkind = 'agent'\nname = 'ask'\nagent = 'clerk'\ndescription = 'Sums.'\n";
+
+    #[test]
+    fn agents_may_be_tools_and_condense_what_tools_say() {
+        let recipe = load(&format!(
+            "[agent]\ntools = ['ask', 'calculator']\n[agent.clerk]\ntools = ['calculator']\n{CLERK}\
+             [[tool]]\nkind = 'calculator'\noutage = 'retry'\ncondense = {{ agent = 'clerk', above = 5 }}\n"
+        ));
+        // The clerk would be asked about the answers of its own calculator.
+        let error = recipe.unwrap_err().to_string();
+        assert!(error.contains("`tool.0.agent` is \"clerk\""), "{error}");
+        assert!(error.contains("does not ask itself"), "{error}");
+        let recipe = load(&format!(
+            "[agent]\ntools = ['ask', 'calculator']\n[agent.clerk]\ntools = []\n{CLERK}\
+             [[tool]]\nkind = 'calculator'\noutage = 'retry'\ncondense = {{ agent = 'clerk', above = 5 }}\n"
+        ))
+        .unwrap();
+        let [ask, calculator] = &recipe.tool[..] else { panic!("{:?}", recipe.tool) };
+        assert!(matches!(&ask.options, ToolKind::Agent(keys) if keys.agent == "clerk"));
+        let condense = calculator.condense.as_ref().unwrap();
+        assert_eq!((condense.agent.as_str(), condense.above, calculator.outage), ("clerk", 5, Outage::Retry));
+        let text = recipe.to_toml().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("recipe.toml");
+        std::fs::write(&file, &text).unwrap();
+        assert_eq!(Recipe::load(&file, &[]).unwrap().tool, recipe.tool, "{text}");
+    }
+
+    #[test]
+    fn whoever_cannot_be_asked_is_refused() {
+        let own =
+            load(&format!("[agent]\ntools = ['ask']\n[agent.clerk]\nsystem = 'x'\n{CLERK}")).unwrap_err();
+        assert!(own.to_string().contains("[agent.clerk] has those of [agent]"), "{own}");
+        let nobody = load(&format!("[agent]\ntools = ['ask']\n{CLERK}")).unwrap_err().to_string();
+        assert!(nobody.contains("`tool.0.agent` is \"clerk\"") && nobody.contains("default"), "{nobody}");
+        let program = load(&format!(
+            "[agent]\ntools = ['ask']\n[agent.clerk]\nkind = 'program'\ncommand = ['x']\ntools = []\n{CLERK}"
+        ));
+        assert!(program.unwrap_err().to_string().contains("of kind \"tools\": default"));
+        let unnamed = load("[[tool]]\nkind = 'agent'\nagent = 'default'\ndescription = 'x'\n").unwrap_err();
+        assert!(unnamed.to_string().contains("it needs a `name`"), "{unnamed}");
     }
 }

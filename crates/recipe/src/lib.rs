@@ -58,25 +58,20 @@ mod check_samplers;
 mod check_sizes;
 mod choice;
 mod cluster;
-mod code;
 mod compare;
 mod context;
 mod environments;
-mod helpers;
 mod keys;
 mod named;
 mod optimiser;
-mod own_tools;
 mod paths;
 mod patterns;
 mod policy;
 mod read;
 mod reference;
-mod retrieval;
 mod reward;
 mod rl;
 mod roles;
-mod services;
 mod set;
 mod settle;
 mod tools;
@@ -94,27 +89,22 @@ pub use cluster::{
     ClusterKeys, CorrectionDefault, InFlightKey, LearnerKeys, Placement, SamplersKeys, ServersKeys,
     TorchKeys, WeightsKey,
 };
-pub use code::SandboxKeys;
 pub use compare::Difference;
 pub use context::{ContextKeys, KeepKeys, SummariseKeys};
-pub use helpers::{AgentToolKeys, CondenseKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,
     TaskSource,
 };
 pub use optimiser::{OptimiserKeys, Schedule};
-pub use own_tools::{CommandKeys, PythonKeys};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
-pub use retrieval::SearchKeys;
 pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
 pub use rl::{
     Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, OversampleKeep, Prefer,
     Proximal, RlKeys, UniformGroups,
 };
-pub use services::{HttpKeys, McpKeys, McpapiKeys};
 pub use set::{Override, SetError};
-pub use tools::{CalculatorKeys, Outage, ToolKeys, ToolOptions};
+pub use tools::{Outage, ToolKeys};
 pub use write::WriteError;
 
 /// The longest time that a recipe may name, in seconds, which keeps it within what a duration can hold.

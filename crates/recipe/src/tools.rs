@@ -4,19 +4,11 @@
 //! apart.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use levade_agent::Keeper;
-use levade_tools::{Calculator, CallLimits, CodeTool, CommandTool, PythonTools, SearchTool, Side, Toolbox};
+use levade_tools::{CallLimits, CondenseKeys, OptionError, Side, ToolKind};
 use serde::{Deserialize, Serialize};
 
-use super::MOST_SECONDS;
-use super::code::SandboxKeys;
-use super::helpers::{AgentToolKeys, CondenseKeys};
-use super::own_tools::{CommandKeys, PythonKeys};
 use super::read::nearest;
-use super::retrieval::SearchKeys;
-use super::services::{HttpKeys, McpKeys, McpapiKeys};
 
 /// `[[tool]]`: what every toolbox has, and the options of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,7 +46,7 @@ pub struct ToolKeys {
     pub outage: Outage,
     /// The options of its kind.
     #[serde(rename = "$options")]
-    pub options: ToolOptions,
+    pub options: ToolKind,
 }
 
 /// `outage`: the fate of an attempt in which a toolbox does not work, because its server died or hangs.
@@ -68,104 +60,13 @@ pub enum Outage {
     Retry,
 }
 
-/// `[[tool]]`, by `kind`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ToolOptions {
-    /// Another agent.
-    Agent(AgentToolKeys),
-    /// Evaluates arithmetic expressions.
-    Calculator(CalculatorKeys),
-    /// Functions and classes of a Python file.
-    Python(PythonKeys),
-    /// A program.
-    Command(CommandKeys),
-    /// Runs Python code that the model writes.
-    Sandbox(SandboxKeys),
-    /// Searches for passages.
-    Search(SearchKeys),
-    /// A server of the Model Context Protocol.
-    Mcp(McpKeys),
-    /// An endpoint of a service.
-    Http(HttpKeys),
-    /// A node of AgentDock.
-    Mcpapi(McpapiKeys),
-}
-
-/// `[[tool]] kind = "calculator"`
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CalculatorKeys {}
-
-/// Longest wait for a server that has to start, in seconds.
-const SERVER_SECONDS: f64 = 60.0;
-
 fn yes() -> bool {
     true
 }
 
-impl ToolOptions {
-    /// The name of its kind.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            ToolOptions::Agent(_) => "agent",
-            ToolOptions::Calculator(_) => Calculator::NAME,
-            ToolOptions::Python(_) => "python",
-            ToolOptions::Command(_) => "command",
-            ToolOptions::Sandbox(_) => CodeTool::NAME,
-            ToolOptions::Search(_) => SearchTool::NAME,
-            ToolOptions::Mcp(_) => "mcp",
-            ToolOptions::Http(_) => "http",
-            ToolOptions::Mcpapi(_) => "mcpapi",
-        }
-    }
-
-    /// Checks what can be known before anything is started, keys in the environment left out: whoever only
-    /// looks at a run needs none.
-    fn check(&self) -> Result<(), String> {
-        match self {
-            ToolOptions::Agent(_)
-            | ToolOptions::Calculator(_)
-            | ToolOptions::Sandbox(_)
-            | ToolOptions::Search(_) => Ok(()),
-            ToolOptions::Python(keys) => keys.options().map(drop),
-            ToolOptions::Command(keys) => CommandTool::new("", keys.options()?, Keeper::default()).map(drop),
-            ToolOptions::Mcp(keys) => keys.check(),
-            ToolOptions::Http(keys) => keys.check(),
-            ToolOptions::Mcpapi(keys) => keys.check(),
-        }
-    }
-
-    /// The toolbox itself, by this name, each call of which may take so many seconds. A process that it
-    /// starts is under `keeper`.
-    ///
-    /// # Errors
-    /// Says which options do not go together, or which key is not set.
-    fn toolbox(
-        &self,
-        name: String,
-        seconds: Option<f64>,
-        keeper: &Keeper,
-    ) -> Result<Arc<dyn Toolbox>, String> {
-        Ok(match self {
-            ToolOptions::Agent(keys) => Arc::new(keys.toolbox(name, seconds)),
-            ToolOptions::Calculator(CalculatorKeys {}) => Arc::new(Calculator { name, parallel: true }),
-            ToolOptions::Python(keys) => Arc::new(PythonTools::new(name, keys.options()?, keeper.clone())),
-            ToolOptions::Command(keys) => Arc::new(CommandTool::new(name, keys.options()?, keeper.clone())?),
-            ToolOptions::Sandbox(keys) => Arc::new(CodeTool::new(name, keys.with_key(seconds)?)),
-            ToolOptions::Search(keys) => Arc::new(keys.toolbox(&name, seconds)?),
-            ToolOptions::Mcp(keys) => {
-                Arc::new(keys.toolbox(name, seconds.unwrap_or(SERVER_SECONDS), keeper)?)
-            }
-            ToolOptions::Http(keys) => Arc::new(keys.toolbox(name)?),
-            ToolOptions::Mcpapi(keys) => Arc::new(keys.toolbox(name)?),
-        })
-    }
-}
-
-impl From<ToolOptions> for ToolKeys {
+impl From<ToolKind> for ToolKeys {
     /// One of this kind, by the name of that, with nothing else given.
-    fn from(options: ToolOptions) -> Self {
+    fn from(options: ToolKind) -> Self {
         ToolKeys {
             name: String::new(),
             seconds: None,
@@ -182,24 +83,18 @@ impl From<ToolOptions> for ToolKeys {
     }
 }
 
-/// Kinds that agents may name although no `[[tool]]` does: all their options have defaults.
-const PLAIN: [&str; 2] = [Calculator::NAME, CodeTool::NAME];
-
 impl ToolKeys {
     /// The tool of this name, or else the kind of this name.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
-        let plain = || match name {
-            Calculator::NAME => Some(ToolOptions::Calculator(CalculatorKeys::default()).into()),
-            CodeTool::NAME => Some(ToolOptions::Sandbox(SandboxKeys::default()).into()),
-            _ => None,
-        };
+        let plain = || ToolKind::plain().into_iter().find(|kind| kind.name() == name).map(ToolKeys::from);
         tools.iter().find(|keys| keys.name() == name).cloned().or_else(plain)
     }
 
     /// The names that agents may use, as an error ends with them, and the one that is most like `wrong`.
     pub fn known(tools: &[ToolKeys], wrong: &str) -> String {
         let mut known: Vec<&str> = tools.iter().map(ToolKeys::name).collect();
-        known.extend(PLAIN.iter().filter(|kind| !tools.iter().any(|keys| keys.name() == **kind)));
+        let plain = ToolKind::plain().into_iter().map(|kind| kind.name());
+        known.extend(plain.filter(|kind| !tools.iter().any(|keys| keys.name() == *kind)));
         let meant = nearest(wrong, &known);
         let meant = meant.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
         format!("there is {}{meant}", known.join(", "))
@@ -207,27 +102,14 @@ impl ToolKeys {
 
     /// The name by which agents have it.
     pub fn name(&self) -> &str {
-        if self.name.is_empty() { self.options.kind() } else { &self.name }
+        if self.name.is_empty() { self.options.name() } else { &self.name }
     }
 
     /// Folder of the index that it searches in this process.
     pub fn index(&self) -> Option<&Path> {
         match &self.options {
-            ToolOptions::Search(keys) => keys.index.as_deref(),
+            ToolKind::Search(keys) => keys.index.as_deref(),
             _ => None,
-        }
-    }
-
-    /// Longest wait for it to open, answer or close, in seconds, where it is not that of agents.
-    pub fn wait(&self) -> Option<f64> {
-        match &self.options {
-            ToolOptions::Sandbox(_) => Some(SandboxKeys::wait(self.seconds)),
-            ToolOptions::Search(_) => Some(SearchKeys::wait(self.seconds)),
-            // It has a deadline of its own, at which it hands over what it has.
-            ToolOptions::Agent(_) => Some(MOST_SECONDS),
-            // A server has to start.
-            ToolOptions::Mcp(_) => self.seconds.or(Some(SERVER_SECONDS)),
-            _ => self.seconds,
         }
     }
 
@@ -239,22 +121,11 @@ impl ToolKeys {
     /// Checks what can be known before anything is started.
     ///
     /// # Errors
-    /// Says which options do not go together.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let is_named =
-            matches!(self.options, ToolOptions::Agent(_) | ToolOptions::Command(_) | ToolOptions::Http(_));
-        if self.name.is_empty() && is_named {
-            return Err("it needs a `name`: that by which the model calls it".into());
+    /// Says which options do not go together, or which one is out of range.
+    pub(super) fn check(&self) -> Result<(), OptionError> {
+        if self.name.is_empty() && self.options.needs_name() {
+            return Err("it needs a `name`: that by which the model calls it".to_owned().into());
         }
-        self.options.check()
-    }
-
-    /// The toolbox, without what all have: limits, and how much is read of its answers. A process that it
-    /// starts is under `keeper`. Nothing is started yet.
-    ///
-    /// # Errors
-    /// Says which options do not go together.
-    pub fn toolbox(&self, keeper: &Keeper) -> Result<Arc<dyn Toolbox>, String> {
-        self.options.toolbox(self.name().to_owned(), self.seconds, keeper)
+        self.options.check(self.seconds)
     }
 }

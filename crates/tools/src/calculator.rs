@@ -1,11 +1,30 @@
 //! The calculator tool.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
+use levade_process::Supervisor;
 use levade_tasks::{CALCULATOR, evaluate};
 use levade_text::ToolSpec;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{CallError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+
+/// `[[tool]] kind = "calculator"`
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CalculatorKeys {}
+
+impl ToolOptions for CalculatorKeys {
+    fn has_effects(&self) -> bool {
+        false
+    }
+
+    fn toolbox(&self, name: String, _: Option<f64>, _: &Supervisor) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(Arc::new(Calculator { name, parallel: true }))
+    }
+}
 
 /// Evaluates one arithmetic expression a call: argument `expression`, a text. See
 /// [`evaluate`] for what it reads and how results print.

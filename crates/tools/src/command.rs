@@ -1,14 +1,16 @@
 //! A program of the user's as a tool: started once for each call.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use levade_process::{Launch, Run, Supervisor, Tail, describe_exit};
 use levade_text::ToolSpec;
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use super::arguments::Arguments;
-use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
 /// Most bytes of output that are kept, of its beginning and of its end each.
 const KEPT: usize = 512 << 10;
@@ -19,22 +21,66 @@ const ERRORS: usize = 2000;
 /// Longest argument of a program, in bytes: Linux takes no longer ones.
 const LONGEST: usize = 128 << 10;
 
-/// Which program, and how the model is told of it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CommandOptions {
+/// `[[tool]] kind = "command"`: a program, and its description for the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommandKeys {
     /// The program and its arguments. `{NAME}` within one is the argument NAME of the call; an element is
     /// left out if the argument is null, or not given and without a default. `{{` and `}}` around a name are
     /// braces.
     pub command: Vec<String>,
-    /// The folder that it runs in; this process' where empty.
-    pub folder: PathBuf,
-    /// Names of environment variables that it gets besides the [usual
-    /// ones](levade_policy::environment::PASSED).
-    pub passes: Vec<String>,
     /// Description for the model.
     pub description: String,
     /// JSON schema of its arguments.
-    pub parameters: Value,
+    #[serde(default)]
+    pub parameters: Map<String, Value>,
+    /// The folder that it runs in; that of the recipe if it is not given.
+    #[serde(default)]
+    pub folder: PathBuf,
+    /// Names of environment variables that it gets besides the
+    /// [usual ones](levade_policy::environment::PASSED).
+    #[serde(default)]
+    pub environment: Vec<String>,
+}
+
+impl CommandKeys {
+    /// Returns the complete schema of the arguments.
+    ///
+    /// # Errors
+    /// Returns an error if it is not that of an object.
+    fn schema(&self) -> Result<Value, String> {
+        let mut parameters = self.parameters.clone();
+        for (key, value) in
+            [("type", json!("object")), ("properties", json!({})), ("additionalProperties", json!(false))]
+        {
+            parameters.entry(key).or_insert(value);
+        }
+        if parameters["type"] != "object" || !parameters["properties"].is_object() {
+            let why = "its `parameters` must be the JSON schema of an object, with a table `properties`";
+            return Err(why.into());
+        }
+        Ok(Value::Object(parameters))
+    }
+}
+
+impl ToolOptions for CommandKeys {
+    fn needs_name(&self) -> bool {
+        true
+    }
+
+    fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
+        CommandTool::new("", self.clone(), Supervisor::default())?;
+        Ok(())
+    }
+
+    fn toolbox(
+        &self,
+        name: String,
+        _: Option<f64>,
+        supervisor: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(Arc::new(CommandTool::new(name, self.clone(), supervisor.clone())?))
+    }
 }
 
 /// A program as a tool. It reads its arguments as one line of JSON, too; what it prints is the answer, and an
@@ -43,7 +89,7 @@ pub struct CommandOptions {
 #[derive(Debug, Clone)]
 pub struct CommandTool {
     spec: ToolSpec,
-    options: CommandOptions,
+    keys: CommandKeys,
     elements: Vec<Element>,
     arguments: Arguments,
     supervisor: Supervisor,
@@ -64,17 +110,14 @@ impl CommandTool {
     /// # Errors
     /// Says which part of the options is wrong: no program, a schema that is none, a placeholder of an
     /// argument that the schema does not have.
-    pub fn new(
-        name: impl Into<String>,
-        options: CommandOptions,
-        supervisor: Supervisor,
-    ) -> Result<Self, String> {
-        if options.command.first().is_none_or(String::is_empty) {
+    pub fn new(name: impl Into<String>, keys: CommandKeys, supervisor: Supervisor) -> Result<Self, String> {
+        let parameters = keys.schema()?;
+        if keys.command.first().is_none_or(String::is_empty) {
             return Err("its command names no program".into());
         }
-        let arguments = Arguments::new(&options.parameters)
-            .map_err(|why| format!("its parameters are no schema: {why}"))?;
-        let elements: Vec<Element> = options.command.iter().map(|element| pieces(element)).collect();
+        let arguments =
+            Arguments::new(&parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
+        let elements: Vec<Element> = keys.command.iter().map(|element| pieces(element)).collect();
         for piece in elements.iter().flatten() {
             if let Piece::Argument(argument) = piece
                 && !arguments.names().contains(argument)
@@ -95,9 +138,8 @@ impl CommandTool {
                 "a model must not choose the program: its first element can have no placeholder".into()
             );
         }
-        let (description, parameters) = (options.description.clone(), options.parameters.clone());
-        let spec = ToolSpec { name: name.into(), description, parameters };
-        Ok(CommandTool { spec, options, elements, arguments, supervisor })
+        let spec = ToolSpec { name: name.into(), description: keys.description.clone(), parameters };
+        Ok(CommandTool { spec, keys, elements, arguments, supervisor })
     }
 
     /// The command of a call.
@@ -105,7 +147,7 @@ impl CommandTool {
     /// # Errors
     /// Names the argument that no program can be given.
     fn command(&self, arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
-        let default = |name: &str| self.options.parameters["properties"][name].get("default");
+        let default = |name: &str| self.spec.parameters["properties"][name].get("default");
         // An argument that is null is none: no program is given the text `null` for it.
         let value = |name: &str| {
             arguments.get(name).or_else(|| default(name)).filter(|value| !value.is_null()).map(text_of)
@@ -136,8 +178,8 @@ impl CommandTool {
     /// # Errors
     /// When it cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
-        let CommandOptions { folder: dir, passes, .. } = &self.options;
-        let launch = Launch { dir: dir.clone(), passes: passes.clone(), ..Launch::new(command) };
+        let CommandKeys { folder, environment, .. } = &self.keys;
+        let launch = Launch { dir: folder.clone(), passes: environment.clone(), ..Launch::new(command) };
         let output = Run::start(&self.supervisor, &launch, input, Tail::new(KEPT, KEPT))?.wait().await?;
         if let Some(why) = output.start_error() {
             return Err(why);
@@ -235,19 +277,17 @@ impl Session for CommandTool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn tool(command: &[&str], parameters: Value) -> Result<CommandTool, String> {
-        let options = CommandOptions {
+        let keys = CommandKeys {
             command: command.iter().map(|element| (*element).to_owned()).collect(),
-            folder: PathBuf::new(),
-            passes: Vec::new(),
             description: String::new(),
-            parameters,
+            parameters: parameters.as_object().unwrap().clone(),
+            folder: PathBuf::new(),
+            environment: Vec::new(),
         };
-        CommandTool::new("x", options, Supervisor::default())
+        CommandTool::new("x", keys, Supervisor::default())
     }
 
     fn schema() -> Value {
@@ -312,6 +352,10 @@ mod tests {
             let found = tool(command, schema()).unwrap_err();
             assert!(found.contains(why), "{found}");
         }
-        assert!(tool(&["a"], json!({ "type": 3 })).unwrap_err().starts_with("its parameters are no schema"));
+        assert!(
+            tool(&["a"], json!({ "properties": { "a": { "type": 3 } } }))
+                .unwrap_err()
+                .starts_with("its parameters are no schema")
+        );
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use levade_text::{ContentPart, ToolSpec};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::helper::{Asking, HelperSlot};
@@ -11,27 +12,44 @@ use super::output::Branch;
 use super::wrapped::{Around, WrappedSession};
 use super::{Cut, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// Which answers are condensed, and by whom.
-#[derive(Debug, Clone)]
-pub struct Condensing {
-    /// The agent that condenses.
-    pub slot: HelperSlot,
+/// `condense`: long answers of a toolbox are condensed by another agent before they are read.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CondenseKeys {
+    /// The agent, by name.
+    pub agent: String,
     /// Answers of more characters than this are condensed.
+    #[serde(default = "above")]
     pub above: usize,
     /// Words before the call and its answer.
+    #[serde(default = "instruction")]
     pub instruction: String,
+}
+
+fn above() -> usize {
+    2000
+}
+
+fn instruction() -> String {
+    "Condense the answer of a tool for the one who called it. Keep every fact, number, name and address that the call \
+     was after, in the words of the answer; compute and add nothing, and leave out the rest."
+        .into()
 }
 
 /// Another toolbox whose long answers are condensed. An error is read as it is.
 pub struct Condensed {
-    toolbox: Arc<dyn Toolbox>,
-    options: Condensing,
+    /// The other toolbox.
+    pub toolbox: Arc<dyn Toolbox>,
+    /// The agent that condenses.
+    pub slot: HelperSlot,
+    /// Which answers are condensed, and how the agent is asked.
+    pub keys: CondenseKeys,
 }
 
 impl Condensed {
     /// That toolbox with shorter answers.
-    pub fn new(toolbox: Arc<dyn Toolbox>, options: Condensing) -> Self {
-        Condensed { toolbox, options }
+    pub fn new(toolbox: Arc<dyn Toolbox>, keys: CondenseKeys) -> Self {
+        Condensed { toolbox, slot: HelperSlot::new(keys.agent.as_str()), keys }
     }
 }
 
@@ -47,7 +65,7 @@ impl Toolbox for Condensed {
 
     fn helpers(&self) -> Vec<HelperSlot> {
         let mut helpers = self.toolbox.helpers();
-        helpers.push(self.options.slot.clone());
+        helpers.push(self.slot.clone());
         helpers
     }
 
@@ -57,8 +75,8 @@ impl Toolbox for Condensed {
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let session = self.toolbox.open(attempt).await?;
-        let asking = Asking::new(self.options.slot.clone(), self.toolbox.name(), attempt);
-        let around = Arc::new(Open { asking, options: self.options.clone() });
+        let asking = Asking::new(self.slot.clone(), self.toolbox.name(), attempt);
+        let around = Arc::new(Open { asking, keys: self.keys.clone() });
         Ok(Box::new(WrappedSession { session, around }))
     }
 
@@ -70,7 +88,7 @@ impl Toolbox for Condensed {
 /// The condensing of an attempt's answers.
 struct Open {
     asking: Asking,
-    options: Condensing,
+    keys: CondenseKeys,
 }
 
 /// Name of the metric that counts answers that were condensed.
@@ -85,7 +103,7 @@ impl Open {
         if outcome.error.is_none() && outcome.finish.is_whole() && !outcome.final_text.trim().is_empty() {
             return (outcome.final_text.clone(), CONDENSED);
         }
-        let cut = Cut { characters: Some(self.options.above), tokens: None, side: Side::Middle };
+        let cut = Cut { characters: Some(self.keys.above), tokens: None, side: Side::Middle };
         (cut.of(text).unwrap_or_else(|| text.to_owned()), CUT)
     }
 }
@@ -101,12 +119,11 @@ impl Around for Open {
     ) -> ToolOutput {
         let mut output = session.after(tool, arguments, output).await;
         let text = output.read();
-        if output.is_error() || text.chars().count() <= self.options.above {
+        if output.is_error() || text.chars().count() <= self.keys.above {
             return output;
         }
         let call = Value::Object(arguments.clone());
-        let question =
-            format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.options.instruction);
+        let question = format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.keys.instruction);
         let branch = match self.asking.ask(question, None).await {
             Ok(branch) => branch,
             // Only where there are no agents at all, as in a check of tools.

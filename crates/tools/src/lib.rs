@@ -77,36 +77,188 @@ mod used;
 mod web;
 mod wrapped;
 
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::SamplingParams;
+use levade_process::Supervisor;
 use levade_text::ToolSpec;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use levade_tasks::Task;
 
-pub use calculator::Calculator;
-pub use command::{CommandOptions, CommandTool};
-pub use condensed::{Condensed, Condensing};
+pub use calculator::{Calculator, CalculatorKeys};
+pub use command::{CommandKeys, CommandTool};
+pub use condensed::{CondenseKeys, Condensed};
 pub use cut::{Cut, Shortened, Side};
 pub use delayed::Delayed;
 pub use helper::{HelpRequest, Helper, HelperSlot};
-pub use levade_sandbox::Demand;
-pub use levade_search::Retries;
 pub use limited::{CallLimits, Limited};
-pub use mcp::{Mcp, McpServer, Prolonged};
+pub use mcp::{Mcp, McpKeys};
 pub use nested::too_deep;
 pub use observation::{COUNTED, Observation, ObservationKind};
 pub use output::{Branch, CallError, ToolOutput};
 pub use permit::Permit;
-pub use python::{PythonOptions, PythonTools};
-pub use sandbox::{CodeOptions, CodeTool};
-pub use search::{SearchOptions, SearchTool};
+pub use python::{PythonKeys, PythonTools};
+pub use sandbox::{CodeTool, SandboxKeys};
+pub use search::{SearchKeys, SearchTool};
 pub use set::{OpenTools, ToolSet};
-pub use sub_agent::SubAgent;
+pub use sub_agent::{SubAgent, SubAgentKeys};
 pub use used::Used;
-pub use web::{Endpoint, EndpointOptions, Node, Services};
+pub use web::{Endpoint, HttpKeys, McpapiKeys, Node};
+
+/// A toolbox as a recipe specifies it: its kind with its options.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolKind {
+    /// Another agent.
+    Agent(SubAgentKeys),
+    /// Evaluates arithmetic expressions.
+    Calculator(CalculatorKeys),
+    /// Functions and classes of a Python file.
+    Python(PythonKeys),
+    /// A program.
+    Command(CommandKeys),
+    /// Runs Python code that the model writes.
+    Sandbox(SandboxKeys),
+    /// Searches for passages.
+    Search(SearchKeys),
+    /// A server of the Model Context Protocol.
+    Mcp(McpKeys),
+    /// An endpoint of a service.
+    Http(HttpKeys),
+    /// A node of AgentDock.
+    Mcpapi(McpapiKeys),
+}
+
+impl ToolKind {
+    /// Returns the kinds that agents may name without a table `[[tool]]`: all their options have defaults.
+    pub fn plain() -> [ToolKind; 2] {
+        [ToolKind::Calculator(CalculatorKeys::default()), ToolKind::Sandbox(SandboxKeys::default())]
+    }
+
+    /// Returns the name of the kind in a recipe.
+    pub fn name(&self) -> &'static str {
+        self.parts().0
+    }
+
+    fn parts(&self) -> (&'static str, &(dyn ToolOptions + 'static)) {
+        match self {
+            ToolKind::Agent(keys) => ("agent", keys),
+            ToolKind::Calculator(keys) => (Calculator::NAME, keys),
+            ToolKind::Python(keys) => ("python", keys),
+            ToolKind::Command(keys) => ("command", keys),
+            ToolKind::Sandbox(keys) => (CodeTool::NAME, keys),
+            ToolKind::Search(keys) => (SearchTool::NAME, keys),
+            ToolKind::Mcp(keys) => ("mcp", keys),
+            ToolKind::Http(keys) => ("http", keys),
+            ToolKind::Mcpapi(keys) => ("mcpapi", keys),
+        }
+    }
+}
+
+impl Deref for ToolKind {
+    type Target = dyn ToolOptions;
+
+    fn deref(&self) -> &Self::Target {
+        self.parts().1
+    }
+}
+
+/// Options of a kind of toolbox: the keys that its table `[[tool]]` has in a recipe, besides those that every
+/// toolbox has. `seconds` is such a key of every toolbox, if it is given.
+pub trait ToolOptions {
+    /// Whether the recipe must give the toolbox a name, because the model calls the tool by it.
+    fn needs_name(&self) -> bool {
+        false
+    }
+
+    /// Whether a call may change something outside of the attempt. `levade check` calls the tools of other
+    /// toolboxes.
+    fn has_effects(&self) -> bool {
+        true
+    }
+
+    /// Returns the timeout of opening, a call and closing, in seconds; `None` for the agent's own.
+    fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
+        seconds
+    }
+
+    /// Checks what can be known before anything is started. Keys in the environment are left out: a program
+    /// that only looks at a run needs none.
+    ///
+    /// # Errors
+    /// Names the key whose value is out of range, or says which options do not go together.
+    fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
+        Ok(())
+    }
+
+    /// Creates the toolbox `name`. Nothing is started yet; processes that it starts run under `supervisor`.
+    ///
+    /// # Errors
+    /// Says which options do not go together, or which key is not set in the environment.
+    fn toolbox(
+        &self,
+        name: String,
+        seconds: Option<f64>,
+        supervisor: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String>;
+}
+
+/// Options of a toolbox that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OptionError {
+    /// A value is out of range.
+    #[error("`{key}` is {value}, but must be {range}")]
+    Range {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: String,
+        /// Values that it may have.
+        range: String,
+    },
+    /// Options do not go together.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl OptionError {
+    /// Returns an error that names the key unless `ok`.
+    fn unless(
+        ok: bool,
+        key: &'static str,
+        value: impl ToString,
+        range: impl Into<String>,
+    ) -> Result<(), Self> {
+        let error = || OptionError::Range { key, value: value.to_string(), range: range.into() };
+        if ok { Ok(()) } else { Err(error()) }
+    }
+}
+
+impl From<String> for OptionError {
+    fn from(why: String) -> Self {
+        OptionError::Other(why)
+    }
+}
+
+/// The longest time that a recipe may name, in seconds, which a duration can hold.
+const MAX_SECONDS: f64 = 1e9;
+
+/// Returns the value of the environment variable that holds a key, or `None` if no variable is named.
+///
+/// # Errors
+/// Returns an error if the variable is not set or empty.
+fn key_of(variable: Option<&str>) -> Result<Option<String>, String> {
+    let key = |variable: &str| {
+        let key = std::env::var(variable).ok().filter(|key| !key.is_empty());
+        key.ok_or_else(|| format!("the environment variable {variable} has no key"))
+    };
+    variable.map(key).transpose()
+}
 
 /// An attempt, as toolboxes know it.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,30 +2,127 @@
 //! service.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use levade_process::Supervisor;
 use levade_sandbox::service::{CellAnswer, CommandStatus, JupyterAnswer, RunJupyter};
-use levade_sandbox::{Cell, Ended, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions};
+use levade_sandbox::{Cell, Demand, Ended, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions};
 use levade_text::ToolSpec;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Mutex, OnceCell};
 
-use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{
+    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox, key_of,
+};
 
-/// How code is run.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct CodeOptions {
-    /// This process' own sandbox, which starts with the first attempt.
-    pub sandbox: Options,
-    /// A service of SandboxFusion's API in its place. Each call there is for itself.
-    pub url: Option<String>,
-    /// Key of that service.
-    pub key: Option<String>,
-    /// Whether names live from call to call of an attempt.
+/// `[[tool]] kind = "sandbox"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SandboxKeys {
+    /// Whether variables live from call to call of an attempt.
     pub persistent: bool,
-    /// Limits of a call.
-    pub limits: Limits,
+    /// Maximum memory of a call's processes, in MiB.
+    pub memory_mb: u64,
+    /// Bytes of output that the model reads of a call: the beginning and the end.
+    pub output_bytes: usize,
+    /// Protection without which nothing runs.
+    pub protection: Demand,
+    /// The interpreter: a name, a file, or the folder of a virtual environment.
+    pub python: PathBuf,
+    /// Modules that are loaded before any code runs.
+    pub preload: Vec<String>,
+    /// Maximum number of calls that run at once; 0 for one on each core.
+    pub concurrency: usize,
+    /// Maximum number of attempts that have it open.
+    pub sessions: usize,
+    /// A service of SandboxFusion's API, in place of this machine.
+    pub url: Option<String>,
+    /// Environment variable with the key of that service.
+    pub key_env: Option<String>,
+}
+
+impl Default for SandboxKeys {
+    fn default() -> Self {
+        let (sandbox, limits) = (Options::default(), Limits::default());
+        SandboxKeys {
+            persistent: true,
+            memory_mb: limits.memory_mb,
+            output_bytes: 4096,
+            protection: sandbox.protection,
+            python: sandbox.python,
+            preload: sandbox.preload,
+            concurrency: 0,
+            sessions: sandbox.sessions,
+            url: None,
+            key_env: None,
+        }
+    }
+}
+
+/// Time that a call may take beyond its code's, in seconds: for other calls to make room, and for the start.
+const BESIDES: f64 = 120.0;
+
+impl SandboxKeys {
+    /// Returns the limits of a call whose code may run for so many seconds.
+    fn limits(&self, seconds: Option<f64>) -> Limits {
+        let limits = Limits::default();
+        let seconds = seconds.unwrap_or(limits.seconds);
+        Limits { seconds, memory_mb: self.memory_mb, output_bytes: self.output_bytes, ..limits }
+    }
+
+    /// Returns the options of this process' own sandbox.
+    fn sandbox(&self) -> Options {
+        let options = Options::default();
+        Options {
+            protection: self.protection,
+            python: self.python.clone(),
+            preload: self.preload.clone(),
+            sessions: self.sessions,
+            concurrency: if self.concurrency > 0 { self.concurrency } else { options.concurrency },
+            ..options
+        }
+    }
+}
+
+impl ToolOptions for SandboxKeys {
+    fn has_effects(&self) -> bool {
+        false
+    }
+
+    fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
+        Some(self.limits(seconds).seconds + BESIDES)
+    }
+
+    fn check(&self, seconds: Option<f64>) -> Result<(), OptionError> {
+        let limits = self.limits(seconds);
+        if let Err(why) = limits.check() {
+            let range = why.split_once("must be ").map_or(why.as_str(), |(_, range)| range);
+            let (key, value) = match why.split('`').nth(1) {
+                Some("memory_mb") => ("memory_mb", self.memory_mb.to_string()),
+                Some("output_bytes") => ("output_bytes", self.output_bytes.to_string()),
+                _ => ("seconds", limits.seconds.to_string()),
+            };
+            OptionError::unless(false, key, value, range)?;
+        }
+        let Some(url) = &self.url else { return Ok(()) };
+        let is_http = url.starts_with("http://") || url.starts_with("https://");
+        let range = "an address that begins with http:// or https://";
+        OptionError::unless(is_http, "url", format!("\"{url}\""), range)?;
+        let range = "false where there is a `url`: each call there is for itself";
+        OptionError::unless(!self.persistent, "persistent", true, range)
+    }
+
+    fn toolbox(
+        &self,
+        name: String,
+        seconds: Option<f64>,
+        _: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(Arc::new(CodeTool::new(name, self.clone(), seconds)?))
+    }
 }
 
 /// Runs Python. Argument `code`; what it prints and the value of its last expression are the answer.
@@ -36,10 +133,13 @@ pub struct CodeOptions {
 pub struct CodeTool {
     /// The toolbox's name. The tool itself is always called [`CodeTool::TOOL`].
     name: String,
-    options: CodeOptions,
+    keys: SandboxKeys,
+    /// Limits of a call.
+    limits: Limits,
+    /// Key of the service.
+    key: Option<String>,
     /// The sandbox, once it is started; nothing where there is a service.
     started: Arc<OnceCell<Option<Sandbox>>>,
-    persistent: bool,
 }
 
 impl CodeTool {
@@ -49,20 +149,28 @@ impl CodeTool {
     /// The tool's name.
     pub const TOOL: &'static str = "python";
 
-    /// A toolbox of this name.
-    pub fn new(name: String, options: CodeOptions) -> Self {
-        let persistent = options.persistent && options.url.is_none();
-        CodeTool { name, options, started: Arc::default(), persistent }
+    /// A toolbox of this name, whose code may run for so many seconds.
+    ///
+    /// # Errors
+    /// Names the environment variable that has no key.
+    pub fn new(name: String, keys: SandboxKeys, seconds: Option<f64>) -> Result<Self, String> {
+        let (limits, key) = (keys.limits(seconds), key_of(keys.key_env.as_deref())?);
+        Ok(CodeTool { name, keys, limits, key, started: Arc::default() })
+    }
+
+    /// Whether names live from call to call of an attempt. Each call of a service is for itself.
+    fn is_persistent(&self) -> bool {
+        self.keys.persistent && self.keys.url.is_none()
     }
 
     /// Description that the model is given.
     fn spec(&self) -> ToolSpec {
-        let names = if self.persistent {
+        let names = if self.is_persistent() {
             "Variables are kept between calls."
         } else {
             "Each call starts afresh, without the variables of earlier ones."
         };
-        let seconds = self.options.limits.seconds;
+        let seconds = self.limits.seconds;
         ToolSpec {
             name: Self::TOOL.to_owned(),
             description: format!(
@@ -80,15 +188,15 @@ impl CodeTool {
 
     /// The sandbox of this process, started at the first need; `None` where there is a service.
     async fn sandbox(&self) -> Result<Option<&Sandbox>, SandboxError> {
-        let start = async || match &self.options.url {
+        let start = async || match &self.keys.url {
             Some(_) => Ok(None),
-            None => Sandbox::start(self.options.sandbox.clone()).await.map(Some),
+            None => Sandbox::start(self.keys.sandbox()).await.map(Some),
         };
         Ok(self.started.get_or_try_init(start).await?.as_ref())
     }
 
     fn session(&self, sandbox: &Sandbox) -> Result<levade_sandbox::Session, SandboxError> {
-        sandbox.session(SessionOptions { limits: self.options.limits, ..SessionOptions::default() })
+        sandbox.session(SessionOptions { limits: self.limits, ..SessionOptions::default() })
     }
 }
 
@@ -122,11 +230,16 @@ impl Toolbox for CodeTool {
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
         let kept = match self.sandbox().await.map_err(wrong)? {
-            Some(sandbox) if self.persistent => Some(self.session(sandbox).map_err(wrong)?),
+            Some(sandbox) if self.is_persistent() => Some(self.session(sandbox).map_err(wrong)?),
             _ => None,
         };
-        let CodeOptions { url, key, .. } = &self.options;
-        let remote = url.as_ref().map(|url| Remote::new(url, key.clone())).transpose().map_err(wrong)?;
+        let remote = self
+            .keys
+            .url
+            .as_ref()
+            .map(|url| Remote::new(url, self.key.clone()))
+            .transpose()
+            .map_err(wrong)?;
         Ok(Box::new(Open { tool: self.clone(), kept: Mutex::new(kept), remote }))
     }
 }
@@ -146,7 +259,7 @@ impl Session for Open {
     }
 
     fn parallel(&self, _tool: &str) -> bool {
-        !self.tool.persistent
+        !self.tool.is_persistent()
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
@@ -154,14 +267,14 @@ impl Session for Open {
             Ok(code) => code,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };
-        let limits = &self.tool.options.limits;
+        let limits = &self.tool.limits;
         let said = match &self.remote {
             Some(remote) => remote.run_jupyter(&request(code, limits)).await.map(|answer| Said::of(&answer)),
-            None if self.tool.persistent => self.kept(code).await.map(|cell| Said::of_cell(&cell)),
+            None if self.tool.is_persistent() => self.kept(code).await.map(|cell| Said::of_cell(&cell)),
             None => self.alone(code).await.map(|cell| Said::of_cell(&cell)),
         };
         match said {
-            Ok(said) => said.output(limits, self.tool.persistent),
+            Ok(said) => said.output(limits, self.tool.is_persistent()),
             Err(error) => counted(
                 ToolOutput::error(CallError::Unavailable, format!("the code was not run: {error}")),
                 "unavailable",

@@ -2,23 +2,25 @@
 
 use std::time::Duration;
 
-use levade_sandbox::Demand;
 use levade_sandbox::service::{Service, serve};
 use levade_tasks::Task;
 
 use super::*;
 
-fn options(persistent: bool) -> CodeOptions {
-    let sandbox = Options { protection: Demand::BestEffort, ..Options::default() };
-    CodeOptions { sandbox, persistent, limits: limits(), ..CodeOptions::default() }
+fn keys(persistent: bool) -> SandboxKeys {
+    let protection = Demand::BestEffort;
+    SandboxKeys { persistent, protection, memory_mb: 256, output_bytes: 1000, ..SandboxKeys::default() }
+}
+
+fn tool(keys: SandboxKeys) -> CodeTool {
+    CodeTool::new("sandbox".into(), keys, Some(1.0)).unwrap()
 }
 
 fn limits() -> Limits {
     Limits { seconds: 1.0, memory_mb: 256, output_bytes: 1000, ..Limits::default() }
 }
 
-async fn open(options: CodeOptions) -> Box<dyn Session> {
-    let tool = CodeTool::new("sandbox".into(), options);
+async fn open(tool: CodeTool) -> Box<dyn Session> {
     let attempt = ToolContext {
         attempt: "a".into(),
         task: Task::default(),
@@ -37,7 +39,7 @@ async fn call(session: &dyn Session, code: &str) -> (String, Option<CallError>, 
 
 #[tokio::test]
 async fn names_persist_until_the_interpreter_is_lost_which_is_said_and_counted() {
-    let mut session = open(options(true)).await;
+    let mut session = open(tool(keys(true))).await;
     let session_ref = &*session;
     let good = |text: &str| (text.to_owned(), None, Vec::new());
     let failed = |text: &str, metrics: &[&str]| {
@@ -70,7 +72,7 @@ async fn names_persist_until_the_interpreter_is_lost_which_is_said_and_counted()
 
 #[tokio::test]
 async fn without_persistence_each_call_is_for_itself() {
-    let session = open(options(false)).await;
+    let session = open(tool(keys(false))).await;
     assert!(session.parallel("python"));
     assert_eq!(call(&*session, "x = 1; x").await.0, "1");
     assert!(call(&*session, "x").await.0.ends_with("NameError: name 'x' is not defined"));
@@ -78,7 +80,7 @@ async fn without_persistence_each_call_is_for_itself() {
 
 #[tokio::test]
 async fn arguments_that_do_not_fit_are_explained() {
-    let session = open(options(false)).await;
+    let session = open(tool(keys(false))).await;
     for (arguments, why) in [
         (json!({}), "\"code\" is missing"),
         (json!({ "code": 5 }), "\"code\" is 5, but it must be a string"),
@@ -91,12 +93,15 @@ async fn arguments_that_do_not_fit_are_explained() {
 
 #[tokio::test]
 async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
-    let sandbox = Sandbox::start(options(false).sandbox).await.unwrap();
+    let sandbox = Sandbox::start(keys(false).sandbox()).await.unwrap();
     let service = Service::new(sandbox, limits(), &["key".to_owned()], Default::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
-    let there = |key: &str| CodeOptions { url: Some(url.clone()), key: Some(key.into()), ..options(true) };
+    let there = |key: &str| {
+        let keys = SandboxKeys { url: Some(url.clone()), ..keys(true) };
+        CodeTool { key: Some(key.into()), ..tool(keys) }
+    };
     let session = open(there("key")).await;
     assert_eq!(call(&*session, "print('a')\n6 * 7").await.0, "a\n42");
     let (text, error, metrics) = call(&*session, "1/0").await;
@@ -111,7 +116,7 @@ async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
     server.abort();
     // Nobody listens there: the port is taken from a listener that is gone.
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let away = open(CodeOptions { url: Some(format!("http://{gone}")), ..options(false) }).await;
+    let away = open(tool(SandboxKeys { url: Some(format!("http://{gone}")), ..keys(false) })).await;
     let (text, error, _) = call(&*away, "1").await;
     assert!(text.starts_with("the code was not run"), "{text}");
     assert_eq!(error, Some(CallError::Unavailable));
@@ -119,11 +124,9 @@ async fn a_service_answers_alike_and_one_that_is_away_is_an_observation() {
 
 #[tokio::test]
 async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
-    let mut options = options(true);
-    options.sandbox.python = "/nowhere/python3".into();
-    let tools =
-        crate::ToolSet::new(vec![Arc::new(CodeTool::new("code".into(), options))], Duration::from_secs(60))
-            .unwrap();
+    let keys = SandboxKeys { python: "/nowhere/python3".into(), ..keys(true) };
+    let tool = CodeTool::new("code".into(), keys, None).unwrap();
+    let tools = crate::ToolSet::new(vec![Arc::new(tool)], Duration::from_secs(60)).unwrap();
     let attempt = ToolContext {
         attempt: "a".into(),
         task: Task::default(),
@@ -134,4 +137,12 @@ async fn what_cannot_be_had_here_is_said_before_a_run_begins() {
     };
     let error = tools.find(&attempt).await.unwrap_err().to_string();
     assert!(error.contains("\"code\"") && error.contains("/nowhere/python3"), "{error}");
+}
+
+#[test]
+fn key_that_is_not_set_is_named() {
+    let (url, key_env) = (Some("http://h".to_owned()), Some("LEVADE_TEST_NO_SUCH_KEY".to_owned()));
+    let error = CodeTool::new("code".into(), SandboxKeys { url, key_env, ..keys(false) }, None).unwrap_err();
+    assert!(error.contains("LEVADE_TEST_NO_SUCH_KEY has no key"), "{error}");
+    assert_eq!(tool(keys(true)).key, None);
 }

@@ -1,29 +1,86 @@
 //! The search tool: passages of an index on this machine, or of a retrieval server.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use levade_process::Supervisor;
 use levade_search::{Client, Hit, Index, LONGEST_QUERY, Mode, Retries, SearchError, Searcher};
 use levade_text::ToolSpec;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{
+    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox, key_of,
+};
 
 /// Most queries of one call: what they find is all read by the model.
 const MOST_QUERIES: usize = 8;
 /// Between the passages of two queries.
 const BETWEEN: &str = "\n---\n";
 
-/// How passages are shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SearchOptions {
+/// `[[tool]] kind = "search"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SearchKeys {
+    /// Folder of an index, which is searched in this process by BM25; none if `url` is given.
+    pub index: Option<PathBuf>,
+    /// Address of a retrieval server, its path included: `http://host:8000/retrieve`.
+    pub url: Option<String>,
+    /// Environment variable with the key of that server; none is sent if this is not given.
+    pub key_env: Option<String>,
     /// Passages for a query.
     pub top_k: usize,
-    /// Longest text of a passage, in characters; what is cut off is marked by `…`.
+    /// Maximum length of a passage, in characters; what is cut off is marked by `…`.
     pub passage_chars: usize,
-    /// Whether calls of one turn may run at once.
-    pub parallel: bool,
+    /// Tries of a server that fails or does not answer.
+    pub tries: u32,
+}
+
+impl Default for SearchKeys {
+    fn default() -> Self {
+        SearchKeys { index: None, url: None, key_env: None, top_k: 3, passage_chars: 1000, tries: 3 }
+    }
+}
+
+/// Timeout for a search, in seconds, all tries together, if the recipe does not give one.
+const SECONDS: f64 = 30.0;
+
+impl ToolOptions for SearchKeys {
+    fn has_effects(&self) -> bool {
+        false
+    }
+
+    fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
+        Some(seconds.unwrap_or(SECONDS))
+    }
+
+    fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
+        let place = if self.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
+        let range = "the folder of an index, or else `url` the address of a retrieval server";
+        OptionError::unless(self.index.is_some() != self.url.is_some(), "index", place, range)?;
+        let range = "left out beside `index`: it is the key of the server at `url`";
+        let variable = self.key_env.as_deref().unwrap_or_default();
+        OptionError::unless(self.key_env.is_none() || self.url.is_some(), "key_env", variable, range)?;
+        OptionError::unless((1..=1000).contains(&self.top_k), "top_k", self.top_k, "in 1..=1000")?;
+        OptionError::unless(self.passage_chars >= 1, "passage_chars", self.passage_chars, "at least 1")?;
+        OptionError::unless((1..=100).contains(&self.tries), "tries", self.tries, "in 1..=100")
+    }
+
+    fn toolbox(
+        &self,
+        name: String,
+        seconds: Option<f64>,
+        _: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
+        let longest = Duration::from_secs_f64(seconds.unwrap_or(SECONDS));
+        // What is left of the time goes to the pauses between tries.
+        let deadline = longest.mul_f64(0.9 / f64::from(self.tries.max(1)));
+        let retries = Retries { tries: self.tries, deadline, ..Retries::default() };
+        Ok(Arc::new(SearchTool::new(name, self.clone(), retries)?))
+    }
 }
 
 /// Searches for passages: argument `query`, a text, or `queries`, several. Passages are shown as
@@ -35,7 +92,7 @@ pub struct SearchOptions {
 pub struct SearchTool {
     name: String,
     place: Place,
-    options: SearchOptions,
+    keys: SearchKeys,
 }
 
 /// Where passages are.
@@ -49,35 +106,24 @@ impl SearchTool {
     /// The tool's name.
     pub const NAME: &'static str = "search";
 
-    /// Searches an index on this machine by BM25.
+    /// Creates a tool that searches the index, or else asks the server, again as `retries` says.
     ///
     /// # Errors
-    /// When the folder is no index, or a damaged one.
-    pub fn local(name: &str, folder: &Path, options: SearchOptions) -> Result<Self, ToolError> {
-        let opened = Index::open(folder, false);
-        let searcher = opened.and_then(|index| Searcher::new(index, Mode::Bm25, None, 0));
-        let searcher = searcher.map_err(|error| unopened(name, &error))?;
-        Ok(Self::over(name, searcher, options))
-    }
-
-    /// Searches what is open already.
-    pub fn over(name: &str, searcher: Searcher, options: SearchOptions) -> Self {
-        SearchTool { name: name.to_owned(), place: Place::Here(searcher), options }
-    }
-
-    /// Asks the `/retrieve` of a server, with a key where it wants one.
-    ///
-    /// # Errors
-    /// When the address cannot be used.
-    pub fn server(
-        name: &str,
-        url: &str,
-        key: Option<String>,
-        retries: Retries,
-        options: SearchOptions,
-    ) -> Result<Self, ToolError> {
-        let client = Client::new(url, key, retries).map_err(|error| unopened(name, &error))?;
-        Ok(SearchTool { name: name.to_owned(), place: Place::There(Box::new(client)), options })
+    /// Returns an error if there is no such index, or the address cannot be used, or its key is missing.
+    pub fn new(name: impl Into<String>, keys: SearchKeys, retries: Retries) -> Result<Self, String> {
+        let place = match (&keys.index, &keys.url) {
+            (Some(index), _) => {
+                let searcher =
+                    Index::open(index, false).and_then(|index| Searcher::new(index, Mode::Bm25, None, 0));
+                Place::Here(searcher.map_err(|error| error.to_string())?)
+            }
+            (None, Some(url)) => {
+                let client = Client::new(url, key_of(keys.key_env.as_deref())?, retries);
+                Place::There(Box::new(client.map_err(|error| error.to_string())?))
+            }
+            (None, None) => return Err("neither `index` nor `url` says where its passages are".into()),
+        };
+        Ok(SearchTool { name: name.into(), place, keys })
     }
 
     fn spec() -> ToolSpec {
@@ -99,8 +145,8 @@ impl SearchTool {
     /// Passages for each query, and how many tries failed before.
     async fn find(&self, queries: &[String]) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
         match &self.place {
-            Place::Here(searcher) => (0, searcher.search(queries.to_vec(), self.options.top_k).await),
-            Place::There(client) => client.retrieve(queries, self.options.top_k).await,
+            Place::Here(searcher) => (0, searcher.search(queries.to_vec(), self.keys.top_k).await),
+            Place::There(client) => client.retrieve(queries, self.keys.top_k).await,
         }
     }
 
@@ -114,14 +160,10 @@ impl SearchTool {
                 true => String::new(),
                 false => format!(" (Title: {})", hit.passage.title),
             };
-            format!("Doc {}{title}\n{}", at + 1, cut(&hit.passage.text, self.options.passage_chars))
+            format!("Doc {}{title}\n{}", at + 1, cut(&hit.passage.text, self.keys.passage_chars))
         };
         hits.iter().enumerate().map(one).collect::<Vec<_>>().join("\n\n")
     }
-}
-
-fn unopened(name: &str, error: &SearchError) -> ToolError {
-    ToolError::Open { tool: name.to_owned(), why: error.to_string() }
 }
 
 /// The beginning of a text.
@@ -192,7 +234,7 @@ impl Session for SearchTool {
     }
 
     fn parallel(&self, _tool: &str) -> bool {
-        self.options.parallel
+        true
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {

@@ -11,8 +11,18 @@ const CORPUS: &str = r#"{"id": "1", "title": "Ada Lovelace", "text": "She wrote 
 {"id": "2", "text": "Engines of steam moved trains."}
 "#;
 
-fn options() -> SearchOptions {
-    SearchOptions { top_k: 2, passage_chars: 200, parallel: true }
+fn keys() -> SearchKeys {
+    SearchKeys { top_k: 2, passage_chars: 200, ..SearchKeys::default() }
+}
+
+/// A tool that searches the index `i` of a folder.
+fn local(folder: &TempDir, keys: SearchKeys) -> SearchTool {
+    let keys = SearchKeys { index: Some(folder.path().join("i")), ..keys };
+    SearchTool::new("wiki", keys, Retries::default()).unwrap()
+}
+
+fn remote(url: &str, retries: Retries) -> Result<SearchTool, String> {
+    SearchTool::new("wiki", SearchKeys { url: Some(url.into()), ..keys() }, retries)
 }
 
 /// A folder with an index `i`.
@@ -38,7 +48,7 @@ fn metrics(output: &ToolOutput) -> Vec<(&str, f64)> {
 #[tokio::test]
 async fn passages_are_shown_as_peers_show_them() {
     let folder = made();
-    let tool = SearchTool::local("wiki", &folder.path().join("i"), options()).unwrap();
+    let tool = local(&folder, keys());
     let output = call(&tool, json!({ "query": "first engine" })).await;
     let ada = "Doc 1 (Title: Ada Lovelace)\nShe wrote the first program, for an engine of Babbage.";
     let both = format!("{ada}\n\nDoc 2\nEngines of steam moved trains.");
@@ -48,8 +58,8 @@ async fn passages_are_shown_as_peers_show_them() {
     let output = call(&tool, json!({ "queries": ["program", "zebra"] })).await;
     assert_eq!(output.read(), format!("{ada}\n---\nNo passage was found for \"zebra\"."));
     assert_eq!(output.metrics["empty"], 1.0);
-    let short = SearchOptions { top_k: 1, passage_chars: 9, ..options() };
-    let tool = SearchTool::local("wiki", &folder.path().join("i"), short).unwrap();
+    let short = SearchKeys { top_k: 1, passage_chars: 9, ..keys() };
+    let tool = local(&folder, short);
     let output = call(&tool, json!({ "query": ["steam"] })).await;
     assert_eq!(output.read(), "Doc 1\nEngines o…");
 }
@@ -57,7 +67,7 @@ async fn passages_are_shown_as_peers_show_them() {
 #[tokio::test]
 async fn arguments_that_do_not_fit_are_explained() {
     let folder = made();
-    let tool = SearchTool::local("wiki", &folder.path().join("i"), options()).unwrap();
+    let tool = local(&folder, keys());
     for (arguments, why) in [
         (json!({}), "\"query\" is missing"),
         (json!({ "query": null }), "\"query\" is missing"),
@@ -88,12 +98,12 @@ async fn a_server_is_asked_and_its_failures_are_observations() {
     let retries =
         Retries { tries: 3, pause: Duration::from_millis(1), deadline: Duration::from_millis(2000) };
     let url = format!("http://{address}/retrieve");
-    let tool = SearchTool::server("wiki", &url, None, retries, options()).unwrap();
+    let tool = remote(&url, retries).unwrap();
     let output = call(&tool, json!({ "query": "program" })).await;
     assert!(output.read().starts_with("Doc 1 (Title: Ada Lovelace)\nShe wrote"), "{}", output.read());
     server.abort();
     let _ = server.await;
-    let elsewhere = SearchTool::server("wiki", "http://127.0.0.1:9/retrieve", None, retries, options());
+    let elsewhere = remote("http://127.0.0.1:9/retrieve", retries);
     let output = call(&elsewhere.unwrap(), json!({ "query": "program" })).await;
     assert_eq!(output.error, Some(CallError::Unavailable));
     assert!(
@@ -107,9 +117,9 @@ async fn a_server_is_asked_and_its_failures_are_observations() {
 #[test]
 fn indices_and_addresses_that_cannot_be_used_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let error = SearchTool::local("wiki", &folder.path().join("absent"), options()).err().unwrap();
-    let text = error.to_string();
-    assert!(text.contains("\"wiki\"") && text.contains("absent does not exist"), "{text}");
-    let error = SearchTool::server("wiki", "nowhere", None, Retries::default(), options()).err().unwrap();
-    assert!(error.to_string().contains("\"nowhere\""), "{error}");
+    let absent = SearchKeys { index: Some(folder.path().join("absent")), ..keys() };
+    let error = SearchTool::new("wiki", absent, Retries::default()).err().unwrap();
+    assert!(error.contains("absent does not exist"), "{error}");
+    let error = remote("nowhere", Retries::default()).err().unwrap();
+    assert!(error.contains("\"nowhere\""), "{error}");
 }

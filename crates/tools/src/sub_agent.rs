@@ -1,15 +1,48 @@
 //! An agent as a tool of another one.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use levade_process::Supervisor;
 use levade_text::ToolSpec;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::helper::{Asking, HelperSlot};
 use super::output::Branch;
-use super::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{CallError, MAX_SECONDS, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+
+/// `[[tool]] kind = "agent"`: another agent as a tool.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubAgentKeys {
+    /// The agent, by name.
+    pub agent: String,
+    /// Description for the model: what the agent can be asked.
+    pub description: String,
+}
+
+impl ToolOptions for SubAgentKeys {
+    fn needs_name(&self) -> bool {
+        true
+    }
+
+    /// The tool has a deadline of its own, at which it hands over what it has.
+    fn timeout(&self, _seconds: Option<f64>) -> Option<f64> {
+        Some(MAX_SECONDS)
+    }
+
+    fn toolbox(
+        &self,
+        name: String,
+        seconds: Option<f64>,
+        _: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
+        let (description, slot) = (self.description.clone(), HelperSlot::new(self.agent.as_str()));
+        Ok(Arc::new(SubAgent { name, description, slot, longest: seconds.map(Duration::from_secs_f64) }))
+    }
+}
 
 /// Argument of the tool.
 const REQUEST: &str = "request";

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use levade_agent::Keeper;
+use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, Outage, ToolKeys};
 use levade_text::Chat;
 use levade_tools::{CallLimits, Condensed, Cut, Delayed, Limited, Shortened, ToolSet, Toolbox};
@@ -15,15 +15,15 @@ use crate::TrainerError;
 /// limits of its calls.
 pub struct Toolboxes {
     tools: Vec<ToolKeys>,
-    keeper: Keeper,
+    supervisor: Supervisor,
     made: Mutex<BTreeMap<String, Arc<dyn Toolbox>>>,
 }
 
 impl Toolboxes {
     /// Toolboxes as the tables of a recipe describe them, made as agents name them. Processes that they start
-    /// are under `keeper`.
-    pub fn new(tools: &[ToolKeys], keeper: Keeper) -> Self {
-        Toolboxes { tools: tools.to_vec(), keeper, made: Mutex::default() }
+    /// are under `supervisor`.
+    pub fn new(tools: &[ToolKeys], supervisor: Supervisor) -> Self {
+        Toolboxes { tools: tools.to_vec(), supervisor, made: Mutex::default() }
     }
 
     /// The tools that an agent has. The tokens of their answers are counted as `chat` counts them.
@@ -46,12 +46,15 @@ impl Toolboxes {
                 toolbox = Arc::new(Shortened::new(toolbox, cut));
             }
             if let Some(condense) = &keys.condense {
-                toolbox = Arc::new(Condensed::new(toolbox, condense.options()));
+                toolbox = Arc::new(Condensed::new(toolbox, condense.clone()));
             }
             if !most.is_zero() {
                 toolbox = Arc::new(Delayed::new(toolbox, least..=most));
             }
-            Ok((toolbox, Duration::from_secs_f64(keys.wait().unwrap_or(agent.tool_seconds))))
+            Ok((
+                toolbox,
+                Duration::from_secs_f64(keys.options.timeout(keys.seconds).unwrap_or(agent.tool_seconds)),
+            ))
         };
         let retries =
             |name: &str| ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.outage == Outage::Retry);
@@ -65,7 +68,7 @@ impl Toolboxes {
         if let Some(toolbox) = made.get(keys.name()) {
             return Ok(Arc::clone(toolbox));
         }
-        let mut toolbox = keys.toolbox(&self.keeper)?;
+        let mut toolbox = keys.options.toolbox(keys.name().to_owned(), keys.seconds, &self.supervisor)?;
         if keys.limits() != CallLimits::default() {
             toolbox = Arc::new(Limited::new(toolbox, keys.limits()));
         }
@@ -96,7 +99,7 @@ mod tests {
 
     fn set(recipe: &Recipe) -> Result<ToolSet, String> {
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
-        let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
+        let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
         toolboxes.of(&recipe.agent, &chat).map_err(|error| error.to_string())
     }
 
@@ -131,7 +134,7 @@ mod tests {
              calls_per_second = 2",
         );
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
-        let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
+        let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
         let attempt = ToolContext {
             attempt: "a".into(),
             task: Task::default(),

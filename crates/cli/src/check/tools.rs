@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_policy::SamplingParams;
-use levade_recipe::{AgentKeys, Recipe, ToolKeys, ToolOptions};
+use levade_recipe::{AgentKeys, Recipe, ToolKeys};
 use levade_tasks::Task;
 use levade_text::{Chat, Parsed, ToolCall, ToolSpec};
-use levade_tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolSet};
+use levade_tools::{Observation, ObservationKind, OpenTools, ToolContext, ToolKind, ToolSet};
 use levade_trainer::Toolboxes;
 use serde_json::{Map, Value, json};
 
@@ -49,15 +49,10 @@ fn at(name: &str, error: anyhow::Error) -> anyhow::Error {
     crate::failure::unusable(format!("{name}: {}", crate::failure::message(&error)))
 }
 
-/// Whether calls of this kind change nothing anywhere, so that one can be made to see whether it works.
-fn is_harmless(options: &ToolOptions) -> bool {
-    matches!(options, ToolOptions::Calculator(_) | ToolOptions::Sandbox(_) | ToolOptions::Search(_))
-}
-
 /// Starts a toolbox. Returns what came of it, and its tools.
 async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<ToolSpec>)> {
     let Trial { recipe, toolboxes, keys, chat, task, call } = *trial;
-    if let ToolOptions::Command(keys) = &tool.options
+    if let ToolKind::Command(keys) = &tool.options
         && let Some(program) = keys.command.first()
     {
         let is_there = keys.folder.as_os_str().is_empty() || keys.folder.is_dir();
@@ -77,9 +72,9 @@ async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<
     let mut tools = set.open(&context).await?;
     let specs = tools.specs().to_vec();
     let names = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
-    let harmless = is_harmless(&tool.options);
+    let harmless = !tool.options.has_effects();
     let mut said = match (&tool.options, harmless || call) {
-        (ToolOptions::Agent(keys), _) => format!("asks the agent {}", keys.agent),
+        (ToolKind::Agent(keys), _) => format!("asks the agent {}", keys.agent),
         (_, true) => called(&mut tools, &specs, task, harmless).await?,
         (_, false) => "not called, since that might have effects (--call does)".to_owned(),
     };

@@ -49,6 +49,7 @@ const ROOMS: [(&str, &[&str]); 22] = [
             "agent",
             "tools",
             "tasks",
+            "process",
             "reward",
             "store",
             "conversation",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use levade_process::{Child, Input, Launch, Tail, TailReader};
+use levade_process::{Child, Input, Tail, TailReader};
 use levade_text::ToolSpec;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, CancelledNotification,
@@ -172,10 +172,8 @@ impl Connection {
         let ledger = Arc::<Ledger>::default();
         let mut opening = Opening { ledger: Arc::clone(&ledger), said: None, late: Some(late) };
         let (process, served) = match server {
-            McpServer::Program { command, folder, passes, keeper } => {
-                let (dir, passes) = (folder.clone(), passes.clone());
-                let launch = Launch { dir, passes, ..Launch::new(command) };
-                let mut child = keeper.start(&launch, Input::Piped)?;
+            McpServer::Program { launch, supervisor } => {
+                let mut child = supervisor.start(launch, Input::Piped)?;
                 let (Some(stdin), Some(stdout)) = (child.take_stdin().await, child.take_stdout()) else {
                     return Err("its standard input and output cannot be had".to_owned().into());
                 };

@@ -16,17 +16,18 @@ command = json.loads(order)['command']
 os.execvp(command[0], command)
 ";
 
-fn server(script: &str) -> McpServer {
-    McpServer::Program {
-        command: vec!["python3".into(), "-c".into(), script.into()],
-        folder: PathBuf::new(),
-        passes: vec!["NAMED".into()],
-        keeper: Supervisor(["python3", "-c", SUPERVISOR].map(str::to_owned).to_vec()),
-    }
+fn server(script: &str) -> McpKeys {
+    let command = ["python3", "-c", script].map(str::to_owned).to_vec();
+    McpKeys { command, environment: vec!["NAMED".into()], ..McpKeys::default() }
 }
 
-fn bad() -> McpServer {
+fn bad() -> McpKeys {
     server(include_str!("server_for_tests.py"))
+}
+
+fn mcp(keys: McpKeys) -> Mcp {
+    let supervisor = Supervisor(["python3", "-c", SUPERVISOR].map(str::to_owned).to_vec());
+    Mcp::new("tests", keys, Some(5.0), &supervisor).unwrap()
 }
 
 async fn ask(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput {
@@ -35,7 +36,7 @@ async fn ask(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput 
 
 #[tokio::test]
 async fn a_server_is_asked_and_its_answers_are_read() {
-    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
     assert_eq!(names.len(), 14, "all pages are read: {names:?}");
     let s = &*session;
@@ -60,7 +61,7 @@ async fn a_server_is_asked_and_its_answers_are_read() {
 
 #[tokio::test]
 async fn a_server_that_dies_is_started_anew_and_the_model_is_told() {
-    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let s = &*session;
     ask(s, "count", json!({})).await;
     let died = ask(s, "dies", json!({})).await;
@@ -77,7 +78,7 @@ async fn a_server_that_dies_is_started_anew_and_the_model_is_told() {
 
 #[tokio::test]
 async fn a_call_that_hangs_costs_that_call_alone() {
-    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", bad()));
+    let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(bad()));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(8)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
@@ -95,7 +96,7 @@ async fn a_call_that_hangs_costs_that_call_alone() {
 
 #[tokio::test]
 async fn unreadable_answers_fail_the_call_at_once() {
-    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     for (line, why) in [
         (r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text"#, "its answer is no JSON: EOF"),
         (
@@ -137,7 +138,7 @@ async fn unreadable_answers_fail_the_call_at_once() {
 
 #[tokio::test]
 async fn message_may_pause_before_its_end() {
-    let mut session = Mcp::new("tests", bad()).open(&context("a")).await.unwrap();
+    let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let parts = json!({ "start": r#"{"jsonrpc":"2.0","#, "line": r#""id":ID,"result":"two parts"}"# });
     assert_eq!(ask(&*session, "odd", parts).await, ToolOutput::text("two parts"));
     session.close().await.unwrap();
@@ -145,7 +146,7 @@ async fn message_may_pause_before_its_end() {
 
 #[tokio::test]
 async fn announced_tool_can_be_called_in_the_same_attempt() {
-    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", bad()).denying(vec!["dies".into()]));
+    let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(McpKeys { deny: vec!["dies".into()], ..bad() }));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
@@ -173,7 +174,7 @@ async fn answer_does_not_wait_for_a_list_that_never_comes() {
         "send({\"id\": identity, \"result\": page(",
         "\"grown\" in TOOLS or send({\"id\": identity, \"result\": page(",
     );
-    let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", server(&script)));
+    let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(server(&script)));
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     for (name, text) in [("grows", "grown is there"), ("count", "1")] {
@@ -188,8 +189,8 @@ async fn answer_does_not_wait_for_a_list_that_never_comes() {
 
 #[tokio::test]
 async fn progress_prolongs_the_deadline_up_to_its_bound() {
-    let (idle, longest) = (Duration::from_secs(5), Duration::from_secs(9));
-    let toolbox = Mcp::new("tests", bad()).prolonging(Prolonged { idle, longest });
+    let idle = Duration::from_secs(5);
+    let toolbox = mcp(McpKeys { progress_seconds: Some(9.0), ..bad() });
     let set = ToolSet::new(vec![Arc::new(toolbox) as Arc<dyn Toolbox>], idle).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     let mut works = async |name: &str, steps: u32| {
@@ -216,7 +217,8 @@ async fn progress_prolongs_the_deadline_up_to_its_bound() {
 async fn tools_are_renamed_for_agents() {
     let names =
         BTreeMap::from([("echo".to_owned(), "say".to_owned()), ("count".to_owned(), "echo".to_owned())]);
-    let renamed = Mcp::new("tests", bad()).renaming(names).allowing(vec!["echo".into(), "count".into()]);
+    let allow = vec!["echo".into(), "count".into()];
+    let renamed = mcp(McpKeys { rename: names, allow, ..bad() });
     let mut session = renamed.clone().open(&context("a")).await.unwrap();
     let specs: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
     assert_eq!(specs, ["echo", "say"]);
@@ -224,26 +226,26 @@ async fn tools_are_renamed_for_agents() {
     assert_eq!(ask(&*session, "say", json!({})).await.read(), "[{}, null, null]");
     session.close().await.unwrap();
     let clash = BTreeMap::from([("echo".to_owned(), "count".to_owned())]);
-    let error = Mcp::new("tests", bad()).renaming(clash).open(&context("a")).await.err().unwrap().to_string();
+    let error = mcp(McpKeys { rename: clash, ..bad() }).open(&context("a")).await.err().unwrap().to_string();
     assert!(
         error.contains("two of its tools would be named \"count\"") && error.contains("rename"),
         "{error}"
     );
     let missing = BTreeMap::from([("ecko".to_owned(), "x".to_owned())]);
     let error =
-        Mcp::new("tests", bad()).renaming(missing).open(&context("a")).await.err().unwrap().to_string();
+        mcp(McpKeys { rename: missing, ..bad() }).open(&context("a")).await.err().unwrap().to_string();
     assert!(error.contains("it has no tool \"ecko\""), "{error}");
 }
 
 #[tokio::test]
 async fn attempts_share_a_server_or_have_their_own() {
-    let own = Mcp::new("tests", bad());
+    let own = mcp(bad());
     let (mut a, mut b) = (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
     assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
     assert_eq!(ask(&*b, "count", json!({})).await.read(), "1");
     a.close().await.unwrap();
     b.close().await.unwrap();
-    let shared = own.shared();
+    let shared = mcp(McpKeys { shared: true, ..bad() });
     let (mut a, mut b) =
         (shared.open(&context("a")).await.unwrap(), shared.open(&context("a")).await.unwrap());
     assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
@@ -258,10 +260,13 @@ async fn attempts_share_a_server_or_have_their_own() {
 #[tokio::test]
 async fn tools_are_allowed_and_denied_by_name() {
     let names = |session: Box<dyn Session>| session.specs().into_iter().map(|s| s.name).collect::<Vec<_>>();
-    let some = Mcp::new("tests", bad()).allowing(vec!["echo".into(), "count".into()]);
-    assert_eq!(names(some.clone().open(&context("a")).await.unwrap()), ["count", "echo"]);
-    assert_eq!(names(some.denying(vec!["echo".into()]).open(&context("a")).await.unwrap()), ["count"]);
-    let none = Mcp::new("tests", bad()).allowing(vec!["ecko".into()]);
+    let some = McpKeys { allow: vec!["echo".into(), "count".into()], ..bad() };
+    assert_eq!(names(mcp(some.clone()).open(&context("a")).await.unwrap()), ["count", "echo"]);
+    assert_eq!(
+        names(mcp(McpKeys { deny: vec!["echo".into()], ..some }).open(&context("a")).await.unwrap()),
+        ["count"]
+    );
+    let none = mcp(McpKeys { allow: vec!["ecko".into()], ..bad() });
     let error = none.open(&context("a")).await.err().unwrap().to_string();
     assert!(error.contains("it has no tool \"ecko\"; it has count, echo"), "{error}");
 }
@@ -269,7 +274,7 @@ async fn tools_are_allowed_and_denied_by_name() {
 #[tokio::test]
 async fn servers_that_do_not_start_say_why() {
     let open = async |script: &str| {
-        let opened = Mcp::new("tests", server(script)).open(&context("a")).await;
+        let opened = mcp(server(script)).open(&context("a")).await;
         opened.err().expect("it does not start").to_string()
     };
     let error = open("import nothing_of_this_name").await;
@@ -293,7 +298,7 @@ for line in sys.stdin:
 #[tokio::test]
 async fn late_opening_says_what_the_server_did() {
     let late = async |script: &str| {
-        let toolbox: Arc<dyn Toolbox> = Arc::new(Mcp::new("tests", server(script)));
+        let toolbox: Arc<dyn Toolbox> = Arc::new(mcp(server(script)));
         let set = ToolSet::new(vec![toolbox], Duration::from_secs(3)).unwrap();
         let since = std::time::Instant::now();
         let error = set.open(&context("a")).await.unwrap_err().to_string();
@@ -330,7 +335,7 @@ async fn server_that_starts_slowly_is_started_once() {
         "import time\nopen({mark:?}, 'a').write('x')\ntime.sleep(11)\n{}",
         include_str!("server_for_tests.py")
     );
-    let mut session = Mcp::new("tests", server(&slow)).open(&context("a")).await.unwrap();
+    let mut session = mcp(server(&slow)).open(&context("a")).await.unwrap();
     assert_eq!(ask(&*session, "count", json!({})).await.read(), "1");
     assert_eq!(std::fs::read_to_string(&mark).unwrap(), "x");
     session.close().await.unwrap();
@@ -361,7 +366,7 @@ for line in sys.stdin:
         {otherwise}
 "
         );
-        let toolbox = Mcp::new("tests", server(&script));
+        let toolbox = mcp(server(&script));
         for _ in 0..2 {
             let mut session = toolbox.open(&context("a")).await.unwrap();
             assert_eq!(session.specs()[0].name, "a", "{otherwise}");

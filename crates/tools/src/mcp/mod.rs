@@ -27,13 +27,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use hyper::header::{HeaderName, HeaderValue};
 use levade_http::Client;
-use levade_process::Supervisor;
+use levade_process::{Launch, Supervisor};
 use levade_text::ToolSpec;
 use rmcp::model::CallToolRequestParams;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
-use super::{Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::web::Services;
+use super::{MAX_SECONDS, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 use connection::Connection;
 
 /// Most bytes of a message of a server.
@@ -42,39 +44,86 @@ pub(super) const MOST_BYTES: usize = 64 << 20;
 /// Time before the deadline of a call at which a call that reports progress ends by its own.
 const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
 
+/// `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct McpKeys {
+    /// Program of the server and its arguments, if it is one that speaks over standard input and output.
+    pub command: Vec<String>,
+    /// The folder that it runs in; that of the recipe if it is not given.
+    pub folder: PathBuf,
+    /// Names of environment variables that it gets besides the
+    /// [usual ones](levade_policy::environment::PASSED).
+    pub environment: Vec<String>,
+    /// Address of the server, if it speaks streamable HTTP.
+    pub url: String,
+    /// Environment variable with a key, which is sent as `Authorization: Bearer`.
+    pub key_env: String,
+    /// Environment variables whose values are sent as headers, by the names of these.
+    pub headers_env: BTreeMap<String, String>,
+    /// The tools that agents have; all if empty.
+    pub allow: Vec<String>,
+    /// The tools that they do not have.
+    pub deny: Vec<String>,
+    /// Names that agents have for tools, by the server's names.
+    pub rename: BTreeMap<String, String>,
+    /// Timeout for a call that reports progress, in seconds; `seconds` then counts from its last report.
+    /// Progress prolongs nothing if it is not given.
+    pub progress_seconds: Option<f64>,
+    /// Whether all attempts share one connection, and so, one process; for servers that keep nothing.
+    pub shared: bool,
+}
+
+/// Timeout for a server, which has to start, in seconds, if the recipe does not give one.
+const SECONDS: f64 = 60.0;
+
+impl ToolOptions for McpKeys {
+    fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
+        Some(seconds.unwrap_or(SECONDS))
+    }
+
+    fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
+        if let Some(seconds) =
+            self.progress_seconds.filter(|seconds| !(*seconds > 0.0 && *seconds <= MAX_SECONDS))
+        {
+            let why = format!("progress_seconds = {seconds}, but it must be in 0..={MAX_SECONDS:e}, not 0");
+            return Err(why.into());
+        }
+        let why = match (self.command.is_empty(), self.url.is_empty()) {
+            (false, true) if self.key_env.is_empty() && self.headers_env.is_empty() => return Ok(()),
+            (false, true) => "key_env and headers_env are for a url; a command gets keys by environment",
+            (true, false) => return Ok(Services::any().check(&self.url)?),
+            _ => "give either command (a program) or url (streamable HTTP)",
+        };
+        Err(why.to_owned().into())
+    }
+
+    fn toolbox(
+        &self,
+        name: String,
+        seconds: Option<f64>,
+        supervisor: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(Arc::new(Mcp::new(name, self.clone(), seconds, supervisor)?))
+    }
+}
+
 /// Where a server is.
 #[derive(Clone)]
-pub enum McpServer {
+enum McpServer {
     /// A program, spoken to over its standard input and output.
-    Program {
-        /// The program and its arguments.
-        command: Vec<String>,
-        /// The folder that it runs in; this process' where empty.
-        folder: PathBuf,
-        /// Names of environment variables that it gets besides the [usual
-        /// ones](levade_policy::environment::PASSED).
-        passes: Vec<String>,
-        /// Ends it with all that it has started.
-        keeper: Supervisor,
-    },
-    /// An address of streamable HTTP.
-    Address {
-        /// The address.
-        url: String,
-        /// Headers of every request, keys for instance.
-        headers: Vec<(HeaderName, HeaderValue)>,
-        /// Asks.
-        client: Client,
-    },
+    Program { launch: Launch, supervisor: Supervisor },
+    /// An address of streamable HTTP, with headers of every request, keys for instance.
+    Address { url: String, headers: Vec<(HeaderName, HeaderValue)>, client: Client },
 }
 
 /// Deadlines of a call that reports progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Prolonged {
-    /// Longest time without a report.
-    pub idle: Duration,
-    /// Longest time in all.
-    pub longest: Duration,
+struct Prolonged {
+    /// Timeout for the next report.
+    idle: Duration,
+    /// Timeout for the call.
+    longest: Duration,
 }
 
 /// A server of the Model Context Protocol, each of whose attempts has a connection of its own, or all one.
@@ -82,10 +131,7 @@ pub struct Prolonged {
 pub struct Mcp {
     name: String,
     server: McpServer,
-    allow: Option<Vec<String>>,
-    deny: Vec<String>,
-    /// Names that agents have for tools, by the server's.
-    rename: BTreeMap<String, String>,
+    keys: McpKeys,
     prolonged: Option<Prolonged>,
     shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
     wants_handshake: Arc<AtomicBool>,
@@ -94,50 +140,44 @@ pub struct Mcp {
 }
 
 impl Mcp {
-    /// The toolbox `name`, with all tools of a server, and a connection for each attempt.
-    pub fn new(name: impl Into<String>, server: McpServer) -> Self {
-        let (name, deny, rename) = (name.into(), Vec::new(), BTreeMap::new());
-        Mcp {
-            name,
+    /// Creates the toolbox `name`, whose calls may take so many seconds.
+    ///
+    /// # Errors
+    /// Says which options do not go together, or which key is not set in the environment.
+    pub fn new(
+        name: impl Into<String>,
+        keys: McpKeys,
+        seconds: Option<f64>,
+        supervisor: &Supervisor,
+    ) -> Result<Self, String> {
+        keys.check(seconds).map_err(|error| error.to_string())?;
+        let server = match keys.url.as_str() {
+            "" => {
+                let (dir, passes) = (keys.folder.clone(), keys.environment.clone());
+                let launch = Launch { dir, passes, ..Launch::new(&keys.command) };
+                McpServer::Program { launch, supervisor: supervisor.clone() }
+            }
+            url => {
+                let services = Services::any();
+                let headers = services.headers(&keys.key_env, &keys.headers_env)?;
+                let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+                McpServer::Address { url: url.to_owned(), headers, client: services.client()? }
+            }
+        };
+        let idle = Duration::from_secs_f64(seconds.unwrap_or(SECONDS));
+        let prolonged = keys.progress_seconds.map(|longest| {
+            let longest = Duration::from_secs_f64(longest).max(idle);
+            Prolonged { idle, longest }
+        });
+        Ok(Mcp {
+            name: name.into(),
             server,
-            allow: None,
-            deny,
-            rename,
-            prolonged: None,
-            shared: None,
+            prolonged,
+            shared: keys.shared.then(Arc::default),
+            keys,
             wants_handshake: Arc::default(),
             late: Arc::default(),
-        }
-    }
-
-    /// With these tools alone.
-    #[must_use]
-    pub fn allowing(self, tools: Vec<String>) -> Self {
-        Mcp { allow: Some(tools), ..self }
-    }
-
-    /// Without these tools.
-    #[must_use]
-    pub fn denying(self, tools: Vec<String>) -> Self {
-        Mcp { deny: tools, ..self }
-    }
-
-    /// Names tools, by the server's names, as these.
-    #[must_use]
-    pub fn renaming(self, names: BTreeMap<String, String>) -> Self {
-        Mcp { rename: names, ..self }
-    }
-
-    /// Lets calls that report progress take longer.
-    #[must_use]
-    pub fn prolonging(self, prolonged: Prolonged) -> Self {
-        Mcp { prolonged: Some(prolonged), ..self }
-    }
-
-    /// With one connection for all attempts.
-    #[must_use]
-    pub fn shared(self) -> Self {
-        Mcp { shared: Some(Arc::default()), ..self }
+        })
     }
 
     /// A connection, and whether it is another one than `last`.
@@ -168,7 +208,7 @@ impl Mcp {
     /// Returns an error if a tool that is named is not there, or two would have one name.
     fn offered(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
         let is_there = |name: &&String| tools.iter().any(|tool| tool.name == **name);
-        let named = self.allow.iter().flatten().chain(&self.deny).chain(self.rename.keys());
+        let named = self.keys.allow.iter().chain(&self.keys.deny).chain(self.keys.rename.keys());
         if let Some(missing) = named.into_iter().find(|name| !is_there(name)) {
             let all: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
             return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
@@ -188,17 +228,18 @@ impl Mcp {
 
     /// Returns the tools that `allow` and `deny` leave, by their names for agents.
     fn selected<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
-        let is_allowed = |name: &String| self.allow.as_ref().is_none_or(|allow| allow.contains(name));
-        let kept = tools.iter().filter(move |tool| is_allowed(&tool.name) && !self.deny.contains(&tool.name));
+        let McpKeys { allow, deny, rename, .. } = &self.keys;
+        let is_allowed = |name: &String| allow.is_empty() || allow.contains(name);
+        let kept = tools.iter().filter(move |tool| is_allowed(&tool.name) && !deny.contains(&tool.name));
         kept.map(|tool| {
-            let name = self.rename.get(&tool.name).unwrap_or(&tool.name).clone();
+            let name = rename.get(&tool.name).unwrap_or(&tool.name).clone();
             ToolSpec { name, ..tool.clone() }
         })
     }
 
     /// Returns the server's name of a tool.
     fn server_name<'a>(&'a self, tool: &'a str) -> &'a str {
-        self.rename.iter().find(|(_, name)| *name == tool).map_or(tool, |(own, _)| own)
+        self.keys.rename.iter().find(|(_, name)| *name == tool).map_or(tool, |(own, _)| own)
     }
 }
 

@@ -1,13 +1,13 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use levade_http::Hosts;
+use levade_process::Supervisor;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::mcp::{Mcp, McpServer};
+use crate::mcp::{Mcp, McpKeys};
 use crate::testing::context;
 use crate::{CallError, Session, ToolOutput, ToolSet, Toolbox};
 
@@ -121,10 +121,12 @@ async fn server(fault: Fault) -> String {
     format!("http://{address}/mcp")
 }
 
+fn mcp(url: String) -> Mcp {
+    Mcp::new("web", McpKeys { url, ..McpKeys::default() }, None, &Supervisor::default()).unwrap()
+}
+
 async fn open(fault: Fault) -> Result<Box<dyn Session>, String> {
-    let client = Client::new(Hosts::any(), None).unwrap();
-    let server = McpServer::Address { url: server(fault).await, headers: Vec::new(), client };
-    Mcp::new("web", server).open(&context("a")).await.map_err(|error| error.to_string())
+    mcp(server(fault).await).open(&context("a")).await.map_err(|error| error.to_string())
 }
 
 /// Calls a tool of a server with a fault; the answer must not wait for a deadline.
@@ -348,9 +350,7 @@ async fn server_that_closes_the_connection_is_asked_for_the_handshake() {
 #[tokio::test]
 async fn late_opening_names_the_status_of_a_busy_server() {
     let busy: Fault = |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
-    let client = Client::new(Hosts::any(), None).unwrap();
-    let server = McpServer::Address { url: server(busy).await, headers: Vec::new(), client };
-    let set = ToolSet::new(vec![Arc::new(Mcp::new("web", server))], Duration::from_secs(1)).unwrap();
+    let set = ToolSet::new(vec![Arc::new(mcp(server(busy).await))], Duration::from_secs(1)).unwrap();
     let error = set.open(&context("a")).await.unwrap_err().to_string();
     assert!(error.contains("not ready within 1s; it answers HTTP 503 Service Unavailable"), "{error}");
 }

@@ -21,9 +21,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_process::{Handshake, Launch, Pool, PoolOptions, Supervisor, python_command, python_first_line};
 use levade_text::ToolSpec;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Session, ToolContext, ToolError, Toolbox};
+use super::{OptionError, Session, ToolContext, ToolError, ToolOptions, Toolbox};
 use offered::Offered;
 use session::{Pinned, PythonSession, describe};
 
@@ -44,27 +45,82 @@ const CANCEL_GRACE: Duration = Duration::from_secs(2);
 /// The most workers that are started where their number is not given.
 const MOST_WORKERS: usize = 4;
 
-/// Which tools, and how they run.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PythonOptions {
+/// `[[tool]] kind = "python"`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PythonKeys {
     /// File with functions and classes.
     pub file: Option<PathBuf>,
-    /// Configuration of tools as verl has it.
+    /// Configuration of tools as verl has it, in YAML or JSON.
     pub config: Option<PathBuf>,
-    /// Names of the functions and classes of the file that are tools; those that are marked, or else all that
-    /// are public, where empty.
+    /// Names of the functions and classes of the file that are tools; those that a decorator marks, or else
+    /// all that are public, if empty.
     pub functions: Vec<String>,
-    /// The interpreter, by its name or path.
+    /// The interpreter: a name, or a path such as that of a virtual environment's.
     pub python: String,
-    /// Names of environment variables that workers get besides the [usual
-    /// ones](levade_policy::environment::PASSED).
-    pub passes: Vec<String>,
-    /// Most workers; one for each processor, and at most four, where 0.
+    /// Names of environment variables that workers get besides the
+    /// [usual ones](levade_policy::environment::PASSED).
+    pub environment: Vec<String>,
+    /// Maximum number of workers; 0 for one on each processor, and at most four.
     pub workers: usize,
-    /// Most calls at once for each worker.
+    /// Maximum number of calls that a worker has at once.
     pub worker_calls: usize,
-    /// Longest time in which a worker may load the file.
-    pub start: Duration,
+    /// Timeout for a worker to load the file, in seconds.
+    pub start_seconds: f64,
+}
+
+impl Default for PythonKeys {
+    fn default() -> Self {
+        PythonKeys {
+            file: None,
+            config: None,
+            functions: Vec::new(),
+            python: "python3".into(),
+            environment: Vec::new(),
+            workers: 0,
+            worker_calls: 16,
+            start_seconds: 120.0,
+        }
+    }
+}
+
+impl PythonKeys {
+    /// Returns `file` and `config`, if they are given, and the timeout of a start.
+    ///
+    /// # Errors
+    /// Says which keys do not go together.
+    fn parts(&self) -> Result<(Option<&Path>, Option<&Path>, Duration), String> {
+        let [file, config] = [&self.file, &self.config]
+            .map(|path| path.as_deref().filter(|path| !path.as_os_str().is_empty()));
+        if file.is_none() && config.is_none() {
+            return Err("it needs a `file` with functions, or a `config` of verl's tools".into());
+        }
+        if file.is_none() && !self.functions.is_empty() {
+            return Err("`functions` are those of a `file`, which is not given".into());
+        }
+        if self.python.is_empty() || self.worker_calls == 0 {
+            return Err("`python` must name an interpreter, and `worker_calls` be at least 1".into());
+        }
+        let start = Duration::try_from_secs_f64(self.start_seconds).ok().filter(|start| !start.is_zero());
+        let wrong = || format!("`start_seconds` is {}, but must be more than 0", self.start_seconds);
+        Ok((file, config, start.ok_or_else(wrong)?))
+    }
+}
+
+impl ToolOptions for PythonKeys {
+    fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
+        self.parts()?;
+        Ok(())
+    }
+
+    fn toolbox(
+        &self,
+        name: String,
+        _: Option<f64>,
+        supervisor: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(Arc::new(PythonTools::new(name, self, supervisor.clone())?))
+    }
 }
 
 /// Tools in Python.
@@ -77,18 +133,22 @@ pub struct PythonTools {
 
 impl PythonTools {
     /// Tools of this name. Nothing is started yet.
-    pub fn new(name: impl Into<String>, options: PythonOptions, supervisor: Supervisor) -> Self {
-        let max_workers = match options.workers {
+    ///
+    /// # Errors
+    /// Says which keys do not go together.
+    pub fn new(name: impl Into<String>, keys: &PythonKeys, supervisor: Supervisor) -> Result<Self, String> {
+        let (file, config, start) = keys.parts()?;
+        let max_workers = match keys.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(MOST_WORKERS),
             count => count,
         };
-        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let place = options.file.as_deref().or(options.config.as_deref()).and_then(Path::parent);
+        let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());
+        let place = file.or(config).and_then(Path::parent);
         let first = json!({
             "key": "id",
-            "file": path(&options.file),
-            "config": path(&options.config),
-            "functions": options.functions,
+            "file": shown(file),
+            "config": shown(config),
+            "functions": keys.functions,
         });
         let (name, offered) = (name.into(), Arc::<OnceLock<Arc<Offered>>>::default());
         let known = Arc::clone(&offered);
@@ -96,22 +156,22 @@ impl PythonTools {
             name: name.clone(),
             supervisor,
             launch: Launch {
-                command: python_command(&options.python),
+                command: python_command(&keys.python),
                 dir: place.unwrap_or(Path::new("")).to_owned(),
-                passes: options.passes,
+                passes: keys.environment.clone(),
                 variables: Vec::new(),
             },
             first: Some(python_first_line(&MODULES, first)),
             handshake: Some(Handshake {
-                timeout: options.start,
+                timeout: start,
                 check: Arc::new(move |report| check(&known, report)),
             }),
             id_key: "id",
             max_workers,
-            max_requests: options.worker_calls,
+            max_requests: keys.worker_calls,
             cancel_grace: CANCEL_GRACE,
         });
-        PythonTools { name, pool: Arc::new(pool), offered }
+        Ok(PythonTools { name, pool: Arc::new(pool), offered })
     }
 
     fn cannot_open(&self, why: String) -> ToolError {

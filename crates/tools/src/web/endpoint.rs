@@ -1,79 +1,144 @@
 //! One endpoint of a service as a tool.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use hyper::Method;
-use hyper::header::HeaderMap;
-use levade_http::Client;
+use levade_process::Supervisor;
 use levade_text::ToolSpec;
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
-use super::{Asks, unanswered};
+use super::{Asks, Services, unanswered};
 use crate::arguments::Arguments;
-use crate::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
-/// An endpoint of a service, which is asked with the arguments of a call.
-#[derive(Debug, Clone)]
-pub struct EndpointOptions {
-    /// Name and description of the tool, and the schema of its arguments.
-    pub spec: ToolSpec,
-    /// Method of the request.
-    pub method: Method,
+/// `[[tool]] kind = "http"`: an endpoint of a service as one tool, which is asked with the arguments of a
+/// call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpKeys {
+    /// Description for the model.
+    pub description: String,
+    /// JSON schema of its arguments.
+    pub parameters: Map<String, Value>,
     /// Address. `{NAME}` in it stands for an argument, percent-encoded; where the whole address is one
     /// argument, that is the address. Arguments that do not stand in it are the query of a GET, HEAD or
     /// DELETE, in which each item of a list is named anew, and the JSON body of others.
     pub url: String,
-    /// Headers of every request, keys for instance.
-    pub headers: HeaderMap,
-    /// Part of a JSON answer that the model reads, as a JSON pointer (RFC 6901); all where empty.
+    /// Method.
+    pub method: String,
+    /// Environment variable with a key, which is sent as `Authorization: Bearer`.
+    pub key_env: String,
+    /// Environment variables whose values are sent as headers, by the names of these.
+    pub headers_env: BTreeMap<String, String>,
+    /// Hosts of the internet that may be asked, besides that of `url`: needed where an argument names it, or
+    /// where it redirects to others.
+    pub hosts: Vec<String>,
+    /// Hosts of this machine or network that may be asked, besides that of `url`.
+    pub private_hosts: Vec<String>,
+    /// Part of a JSON answer that the model reads, as a JSON pointer (RFC 6901); all if empty.
     pub pointer: String,
-    /// How often a request is repeated that nobody has taken.
+    /// How often a request is repeated that the service has not taken.
     pub retries: u32,
-    /// Whether calls of one turn may run at once.
-    pub parallel: bool,
-    /// Asks.
-    pub client: Client,
 }
 
-/// [`EndpointOptions`] as a toolbox.
+impl Default for HttpKeys {
+    fn default() -> Self {
+        HttpKeys {
+            description: String::new(),
+            parameters: Map::new(),
+            url: String::new(),
+            method: "POST".into(),
+            key_env: String::new(),
+            headers_env: BTreeMap::new(),
+            hosts: Vec::new(),
+            private_hosts: Vec::new(),
+            pointer: String::new(),
+            retries: 2,
+        }
+    }
+}
+
+impl HttpKeys {
+    /// Returns the schema of the arguments.
+    fn schema(&self) -> Value {
+        match self.parameters.is_empty() {
+            true => json!({ "type": "object", "properties": {} }),
+            false => Value::Object(self.parameters.clone()),
+        }
+    }
+
+    /// Returns what needs no key: the services that may be asked, the method, and the arguments.
+    fn parts(&self) -> Result<(Services, Method, Arguments), String> {
+        if self.url.is_empty() {
+            return Err("give url, the address that is asked".into());
+        }
+        let services = Services::only(&self.url, &self.hosts, &self.private_hosts)?;
+        let arguments = arguments(&self.url, &self.schema())?;
+        let method = services.method(&self.method)?;
+        Ok((services, method, arguments))
+    }
+}
+
+impl ToolOptions for HttpKeys {
+    fn needs_name(&self) -> bool {
+        true
+    }
+
+    fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
+        self.parts()?;
+        Ok(())
+    }
+
+    fn toolbox(&self, name: String, _: Option<f64>, _: &Supervisor) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(Arc::new(Endpoint::new(name, self.clone())?))
+    }
+}
+
+/// [`HttpKeys`] as a toolbox.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
-    name: String,
-    options: EndpointOptions,
+    spec: ToolSpec,
+    keys: HttpKeys,
+    method: Method,
+    asks: Asks,
     arguments: Arguments,
+}
+
+/// Returns the arguments of a schema.
+///
+/// # Errors
+/// Returns an error if the schema is none, or the address names an argument that it does not have.
+fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
+    let arguments =
+        Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
+    for name in places(url).filter_map(|(_, name)| name) {
+        if !arguments.names().iter().any(|known| known == name) {
+            let there = match arguments.names() {
+                [] => "there are none".to_owned(),
+                names => format!("there is {}", names.join(", ")),
+            };
+            return Err(format!("its url has {{{name}}}, which is none of its parameters; {there}"));
+        }
+    }
+    Ok(arguments)
 }
 
 impl Endpoint {
     /// The toolbox of this name.
     ///
     /// # Errors
-    /// See [`Endpoint::check`].
-    pub fn new(name: impl Into<String>, options: EndpointOptions) -> Result<Self, String> {
-        let arguments = Self::arguments(&options.url, &options.spec.parameters)?;
-        Ok(Endpoint { name: name.into(), options, arguments })
-    }
-
-    /// Checks that a schema is one, and that an address names no argument that it does not have.
-    ///
-    /// # Errors
-    /// Says what is wrong.
-    pub fn check(url: &str, parameters: &Value) -> Result<(), String> {
-        Self::arguments(url, parameters).map(drop)
-    }
-
-    fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
-        let arguments =
-            Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
-        for name in places(url).filter_map(|(_, name)| name) {
-            if !arguments.names().iter().any(|known| known == name) {
-                let there = match arguments.names() {
-                    [] => "there are none".to_owned(),
-                    names => format!("there is {}", names.join(", ")),
-                };
-                return Err(format!("its url has {{{name}}}, which is none of its parameters; {there}"));
-            }
-        }
-        Ok(arguments)
+    /// Says which options do not go together, or which key is not set in the environment.
+    pub fn new(name: impl Into<String>, keys: HttpKeys) -> Result<Self, String> {
+        let (services, method, arguments) = keys.parts()?;
+        let headers = services.headers(&keys.key_env, &keys.headers_env)?;
+        let asks = Asks { client: services.client()?, headers, retries: keys.retries };
+        let (description, parameters) = (keys.description.clone(), keys.schema());
+        let spec = ToolSpec { name: name.into(), description, parameters };
+        Ok(Endpoint { spec, keys, method, asks, arguments })
     }
 
     /// The address for these arguments, and those that do not stand in it. One that is not given is its
@@ -84,10 +149,9 @@ impl Endpoint {
     fn address(&self, arguments: &Map<String, Value>) -> Result<(String, Map<String, Value>), String> {
         let mut rest = arguments.clone();
         let mut url = String::new();
-        let is_whole =
-            matches!(places(&self.options.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
-        let default = |name: &str| self.options.spec.parameters["properties"][name].get("default");
-        for (text, name) in places(&self.options.url) {
+        let is_whole = matches!(places(&self.keys.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
+        let default = |name: &str| self.spec.parameters["properties"][name].get("default");
+        for (text, name) in places(&self.keys.url) {
             url.push_str(text);
             let Some(name) = name else { continue };
             // An address has no place for null.
@@ -148,11 +212,11 @@ fn encoded(text: &str) -> String {
 #[async_trait]
 impl Toolbox for Endpoint {
     fn name(&self) -> &str {
-        &self.name
+        &self.spec.name
     }
 
     fn specs(&self) -> Option<Vec<ToolSpec>> {
-        Some(vec![self.options.spec.clone()])
+        Some(vec![self.spec.clone()])
     }
 
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
@@ -163,22 +227,22 @@ impl Toolbox for Endpoint {
 #[async_trait]
 impl Session for Endpoint {
     fn specs(&self) -> Vec<ToolSpec> {
-        vec![self.options.spec.clone()]
+        vec![self.spec.clone()]
     }
 
     fn parallel(&self, _tool: &str) -> bool {
-        self.options.parallel
+        true
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let EndpointOptions { method, headers, retries, client, pointer, .. } = &self.options;
+        let HttpKeys { pointer, .. } = &self.keys;
         let (mut url, rest) = match self.arguments.accepted(arguments).and_then(|given| self.address(&given))
         {
             Ok(address) => address,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };
         let mut body = Bytes::new();
-        if matches!(*method, Method::GET | Method::HEAD | Method::DELETE) {
+        if matches!(self.method, Method::GET | Method::HEAD | Method::DELETE) {
             for (name, value) in
                 rest.iter().flat_map(|(name, value)| items(value).map(move |item| (name, item)))
             {
@@ -188,8 +252,7 @@ impl Session for Endpoint {
         } else {
             body = Value::Object(rest).to_string().into();
         }
-        let asks = Asks { client: client.clone(), headers: headers.clone(), retries: *retries };
-        let reply = match asks.ask(method.clone(), url, body).await {
+        let reply = match self.asks.ask(self.method.clone(), url, body).await {
             Ok(reply) => reply,
             Err(error) => return unanswered(&error),
         };
@@ -215,25 +278,19 @@ impl Session for Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use levade_http::Hosts;
-    use serde_json::json;
-
     use super::*;
     use crate::web::testing::service;
 
-    fn endpoint(method: Method, url: String, hosts: Hosts) -> Endpoint {
+    fn endpoint(method: Method, url: String) -> Endpoint {
         let parameters = json!({
             "type": "object",
             "properties": {
                 "id": {}, "url": {}, "n": { "type": "integer" }, "page": { "type": "integer", "default": 1 },
             },
         });
-        let spec = ToolSpec { name: "t".into(), description: String::new(), parameters };
-        let client = Client::new(hosts, None).unwrap();
-        let headers = HeaderMap::new();
-        let (pointer, retries, parallel) = (String::new(), 2, true);
-        let options = EndpointOptions { spec, method, url, headers, pointer, retries, parallel, client };
-        Endpoint::new("t", options).unwrap()
+        let (parameters, method) = (parameters.as_object().unwrap().clone(), method.to_string());
+        let hosts = vec!["*.example.org".to_owned()];
+        Endpoint::new("t", HttpKeys { url, method, parameters, hosts, ..HttpKeys::default() }).unwrap()
     }
 
     async fn ask(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
@@ -243,13 +300,13 @@ mod tests {
     #[tokio::test]
     async fn arguments_stand_in_the_address_the_query_or_the_body() {
         let (address, heard) = service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
-        let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"), Hosts::any());
+        let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"));
         let output = ask(&get, json!({"id": "a/../b c", "n": 2, "q": "ü&x=1"})).await;
         assert_eq!(output.error, None);
-        let mut post = endpoint(Method::POST, format!("http://{address}/items/{{id}}"), Hosts::any());
-        post.options.pointer = "/a/b/0".into();
+        let mut post = endpoint(Method::POST, format!("http://{address}/items/{{id}}"));
+        post.keys.pointer = "/a/b/0".into();
         assert_eq!(ask(&post, json!({"id": 3, "n": 2})).await, ToolOutput::text("found"));
-        post.options.pointer = "/a/c".into();
+        post.keys.pointer = "/a/c".into();
         assert_eq!(ask(&post, json!({"id": 3})).await.error, Some(CallError::Failed));
         for given in [json!({"n": 2}), json!({"id": null, "n": 2})] {
             let missing = ToolOutput::error(CallError::BadArguments, "\"id\" is missing");
@@ -263,8 +320,8 @@ mod tests {
     #[tokio::test]
     async fn arguments_are_checked_and_lists_are_named_anew() {
         let (address, heard) = service(|_, _| (200, "\u{feff}{\"a\": 1}".into())).await;
-        let mut get = endpoint(Method::GET, format!("http://{address}/pages/{{page}}"), Hosts::any());
-        get.options.pointer = "/a".into();
+        let mut get = endpoint(Method::GET, format!("http://{address}/pages/{{page}}"));
+        get.keys.pointer = "/a".into();
         let given = json!({"id": ["x", null, 2], "n": null, "q": null});
         assert_eq!(ask(&get, given).await, ToolOutput::text("1"));
         let wrong = ask(&get, json!({"n": "two"})).await;
@@ -277,7 +334,7 @@ mod tests {
     #[test]
     fn only_an_argument_that_is_the_whole_address_stands_as_it_is() {
         let of = |url: &str| {
-            let endpoint = endpoint(Method::GET, url.into(), Hosts::any());
+            let endpoint = endpoint(Method::GET, url.into());
             let given = json!({"url": "http://h/a b", "id": "../x"});
             endpoint.address(given.as_object().unwrap()).unwrap().0
         };
@@ -289,7 +346,7 @@ mod tests {
     #[test]
     fn addresses_name_arguments_that_there_are() {
         let parameters = json!({ "properties": { "city": { "type": "string" } } });
-        Endpoint::check("http://h/{city}?x=1", &parameters).unwrap();
+        super::arguments("http://h/{city}?x=1", &parameters).unwrap();
         for (url, parameters, want) in [
             (
                 "http://h/{ctiy}",
@@ -299,7 +356,7 @@ mod tests {
             ("http://h/{city}", json!({}), "there are none"),
             ("http://h/", json!({ "type": "thing" }), "its parameters are no schema"),
         ] {
-            let error = Endpoint::check(url, &parameters).unwrap_err();
+            let error = super::arguments(url, &parameters).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
     }
@@ -307,7 +364,7 @@ mod tests {
     #[tokio::test]
     async fn a_model_cannot_choose_a_host_that_is_not_allowed() {
         let (address, heard) = service(|_, _| (200, "inside".into())).await;
-        let fetch = endpoint(Method::GET, "{url}".into(), Hosts::only(["*.example.org"]).unwrap());
+        let fetch = endpoint(Method::GET, "{url}".into());
         for url in
             [format!("http://{address}/"), "http://169.254.169.254/".into(), "file:///etc/passwd".into()]
         {
@@ -325,7 +382,7 @@ mod tests {
             _ => (0, String::new()),
         })
         .await;
-        let post = endpoint(Method::POST, format!("http://{address}/"), Hosts::any());
+        let post = endpoint(Method::POST, format!("http://{address}/"));
         assert_eq!(ask(&post, json!({})).await, ToolOutput::text("there"));
         let failed = ask(&post, json!({})).await;
         assert_eq!(

@@ -12,9 +12,9 @@ use hyper::header::HeaderMap;
 use hyper::{Method, StatusCode};
 use levade_http::{Ask, Bounds, Client, HttpError, Reply};
 
-pub use endpoint::{Endpoint, EndpointOptions};
-pub use node::Node;
-pub use services::Services;
+pub use endpoint::{Endpoint, HttpKeys};
+pub use node::{McpapiKeys, Node};
+pub(super) use services::Services;
 
 use super::{CallError, ToolOutput};
 use retries::{FIRST_WAIT, LONGEST_WAIT, retry_after};

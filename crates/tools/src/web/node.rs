@@ -4,17 +4,62 @@
 //! shape, named `SERVER.TOOL`; `POST /tool/SERVER.TOOL` with the arguments as JSON gives `{"content": …}`.
 //! Errors come with HTTP 200 and `{"status_code", "detail"}` as well.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use hyper::Method;
-use hyper::header::HeaderMap;
-use levade_http::Client;
+use levade_process::Supervisor;
 use levade_text::{ContentPart, ToolSpec};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Asks, unanswered};
-use crate::{CallError, Session, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{Asks, Services, unanswered};
+use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+
+/// `[[tool]] kind = "mcpapi"`: a node of AgentDock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct McpapiKeys {
+    /// Address of its routes, `http://HOST:PORT/mcpapi`.
+    pub url: String,
+    /// Environment variable with a key, which is sent as `Authorization: Bearer`.
+    pub key_env: String,
+    /// Environment variables whose values are sent as headers, by the names of these.
+    pub headers_env: BTreeMap<String, String>,
+    /// The tools that agents do not have.
+    pub deny: Vec<String>,
+    /// How often a request is repeated that the node has not taken.
+    pub retries: u32,
+}
+
+impl Default for McpapiKeys {
+    fn default() -> Self {
+        McpapiKeys {
+            url: String::new(),
+            key_env: String::new(),
+            headers_env: BTreeMap::new(),
+            deny: Vec::new(),
+            retries: 3,
+        }
+    }
+}
+
+impl ToolOptions for McpapiKeys {
+    fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
+        if self.url.is_empty() {
+            return Err("give url, the address of the node's routes, which ends with /mcpapi"
+                .to_owned()
+                .into());
+        }
+        Ok(Services::any().check(&self.url)?)
+    }
+
+    fn toolbox(&self, name: String, _: Option<f64>, _: &Supervisor) -> Result<Arc<dyn Toolbox>, String> {
+        Ok(Arc::new(Node::new(name, self)?))
+    }
+}
 
 /// A node of AgentDock. All attempts share what it holds.
 #[derive(Debug, Clone)]
@@ -44,17 +89,17 @@ struct Function {
 }
 
 impl Node {
-    /// The toolbox of this name: a node at an address, which ends with `/mcpapi`, without the tools of
-    /// `deny`. Questions that it has not taken are repeated `retries` times.
-    pub fn new(
-        name: impl Into<String>,
-        url: &str,
-        (headers, client): (HeaderMap, Client),
-        retries: u32,
-        deny: Vec<String>,
-    ) -> Self {
-        let url = url.trim_end_matches('/').to_owned();
-        Node { name: name.into(), url, asks: Asks { client, headers, retries }, deny }
+    /// The toolbox of this name.
+    ///
+    /// # Errors
+    /// Returns an error if the address cannot be used, and names a key that is not set in the environment.
+    pub fn new(name: impl Into<String>, keys: &McpapiKeys) -> Result<Self, String> {
+        keys.check(None).map_err(|error| error.to_string())?;
+        let services = Services::any();
+        let headers = services.headers(&keys.key_env, &keys.headers_env)?;
+        let asks = Asks { client: services.client()?, headers, retries: keys.retries };
+        let url = keys.url.trim_end_matches('/').to_owned();
+        Ok(Node { name: name.into(), url, asks, deny: keys.deny.clone() })
     }
 
     async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
@@ -167,8 +212,6 @@ fn text(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use levade_http::Hosts;
-
     use super::*;
     use crate::testing::context;
     use crate::web::testing::service;
@@ -187,14 +230,9 @@ mod tests {
             _ => (200, json!({"status_code": 500, "detail": "no session"}).to_string()),
         })
         .await;
-        let client = Client::new(Hosts::any(), None).unwrap();
-        let node = Node::new(
-            "dock",
-            &format!("http://{address}/mcpapi/"),
-            (HeaderMap::new(), client),
-            1,
-            vec!["read_file".into()],
-        );
+        let (url, deny) = (format!("http://{address}/mcpapi/"), vec!["read_file".into()]);
+        let keys = McpapiKeys { url, deny, retries: 1, ..McpapiKeys::default() };
+        let node = Node::new("dock", &keys).unwrap();
         let session = node.open(&context("a")).await.unwrap();
         let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
         assert_eq!(names, ["web.search", "web.back"]);

@@ -6,11 +6,9 @@ use hyper::Method;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use levade_http::{Client, Hosts, HttpError};
 
-use crate::McpServer;
-
 /// Hosts of services that may be asked. Looking at a recipe makes no client.
 #[derive(Debug, Clone)]
-pub struct Services(Hosts);
+pub(crate) struct Services(Hosts);
 
 fn in_words(error: HttpError) -> String {
     error.to_string()
@@ -92,16 +90,5 @@ impl Services {
             headers.insert(header, value(variable, "")?);
         }
         Ok(headers)
-    }
-
-    /// A server of the Model Context Protocol at an address.
-    ///
-    /// # Errors
-    /// As of [headers](Self::headers), and when it is no address.
-    pub fn mcp(&self, url: &str, key: &str, others: &BTreeMap<String, String>) -> Result<McpServer, String> {
-        self.check(url)?;
-        let headers = self.headers(key, others)?;
-        let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
-        Ok(McpServer::Address { url: url.to_owned(), headers, client: self.client()? })
     }
 }

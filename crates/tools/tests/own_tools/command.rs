@@ -2,20 +2,22 @@
 
 use std::time::Instant;
 
-use levade_tools::{CommandOptions, CommandTool, ObservationKind};
+use levade_tools::{CommandKeys, CommandTool, ObservationKind};
 use serde_json::json;
 
 use super::*;
 
 fn command(command: &[&str], folder: &Path, deadline: Duration) -> ToolSet {
-    let options = CommandOptions {
+    let parameters =
+        json!({ "type": "object", "properties": { "text": { "type": "string" } }, "required": ["text"] });
+    let keys = CommandKeys {
         command: command.iter().map(|element| (*element).to_owned()).collect(),
         folder: folder.to_owned(),
-        passes: vec!["CARGO_MANIFEST_DIR".into()],
+        environment: vec!["CARGO_MANIFEST_DIR".into()],
         description: "Runs.".into(),
-        parameters: json!({ "type": "object", "properties": { "text": { "type": "string" } }, "required": ["text"] }),
+        parameters: parameters.as_object().unwrap().clone(),
     };
-    let toolbox = CommandTool::new("run", options, supervisor()).unwrap();
+    let toolbox = CommandTool::new("run", keys, supervisor()).unwrap();
     ToolSet::new(vec![Arc::new(toolbox)], deadline).unwrap()
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use levade_process::Supervisor;
 use levade_tasks::Task;
 use levade_text::{Parsed, ToolCall};
-use levade_tools::{Observation, OpenTools, PythonOptions, PythonTools, ToolContext, ToolSet, Toolbox};
+use levade_tools::{Observation, OpenTools, PythonKeys, PythonTools, ToolContext, ToolSet, Toolbox};
 use serde_json::{Map, Value};
 
 /// The supervisor process, which is an example of this crate.
@@ -32,27 +32,18 @@ fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-fn options(file: PathBuf) -> PythonOptions {
-    PythonOptions {
-        file: Some(file),
-        config: None,
-        functions: Vec::new(),
-        python: "python3".into(),
-        passes: Vec::new(),
-        workers: 1,
-        worker_calls: 16,
-        start: Duration::from_secs(60),
-    }
+fn keys(file: PathBuf) -> PythonKeys {
+    PythonKeys { file: Some(file), workers: 1, start_seconds: 60.0, ..PythonKeys::default() }
 }
 
-fn set_of(options: PythonOptions, deadline: Duration) -> ToolSet {
-    let toolbox: Arc<dyn Toolbox> = Arc::new(PythonTools::new("own", options, supervisor()));
+fn set_of(keys: PythonKeys, deadline: Duration) -> ToolSet {
+    let toolbox: Arc<dyn Toolbox> = Arc::new(PythonTools::new("own", &keys, supervisor()).unwrap());
     ToolSet::new(vec![toolbox], deadline).unwrap()
 }
 
 /// Tools of a Python file with this text.
 fn python(folder: &Path, text: &str, deadline: Duration) -> ToolSet {
-    set_of(options(write(folder, "own.py", text)), deadline)
+    set_of(keys(write(folder, "own.py", text)), deadline)
 }
 
 fn attempt(name: &str, row: Value) -> ToolContext {

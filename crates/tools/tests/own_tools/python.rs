@@ -106,7 +106,7 @@ async fn whatever_functions_give_becomes_text() {
 async fn what_a_partial_function_is_given_already_is_none_of_the_models() {
     let folder = tempfile::tempdir().unwrap();
     let file = write(folder.path(), "own.py", TYPES);
-    let set = set_of(PythonOptions { functions: vec!["found_in".into()], ..options(file) }, LONG);
+    let set = set_of(PythonKeys { functions: vec!["found_in".into()], ..keys(file) }, LONG);
     let mut open = open(&set, "a").await;
     let spec = &open.specs()[0];
     assert_eq!(spec.description, "Finds a city.\n\nOnly large ones.");
@@ -226,7 +226,7 @@ async fn unknown_function_is_named_beside_known_ones() {
     let folder = tempfile::tempdir().unwrap();
     let text = "def f(): pass\nclass Shop:\n    def buy(self): 'Buys.'\n";
     let file = write(folder.path(), "own.py", text);
-    let set = set_of(PythonOptions { functions: vec!["nope".into()], ..options(file) }, LONG);
+    let set = set_of(PythonKeys { functions: vec!["nope".into()], ..keys(file) }, LONG);
     let why = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(why.contains("`functions` names 'nope'") && why.contains("there is Shop, f"), "{why}");
 }
@@ -392,7 +392,7 @@ async fn functions_are_those_that_are_named_or_marked_or_public() {
     let of = |functions: &[&str]| {
         let file = write(folder.path(), "own.py", text);
         let functions = functions.iter().map(|name| (*name).to_owned()).collect();
-        set_of(PythonOptions { functions, ..options(file) }, LONG)
+        set_of(PythonKeys { functions, ..keys(file) }, LONG)
     };
     assert_eq!(names(of(&["two", "_hidden"])).await, ["two", "_hidden"]);
     let error = of(&["tow"]).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
@@ -426,11 +426,11 @@ async fn a_file_that_does_not_load_says_so_in_pythons_words() {
         assert!(error.starts_with("tool \"own\" could not be opened: "), "{error}");
         assert!(error.contains(why), "{error}\n{why}");
     }
-    let missing = set_of(PythonOptions { python: "no-such-python".into(), ..options("own.py".into()) }, LONG);
+    let missing = set_of(PythonKeys { python: "no-such-python".into(), ..keys("own.py".into()) }, LONG);
     let error = missing.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(error.contains("cannot start no-such-python"), "{error}");
     let file = write(folder.path(), "own.py", "import time\ntime.sleep(60)\n");
-    let slow = set_of(PythonOptions { start: Duration::from_millis(500), ..options(file) }, LONG);
+    let slow = set_of(PythonKeys { start_seconds: 0.5, ..keys(file) }, LONG);
     let error = slow.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(error.contains("it was still loading after 500ms"), "{error}");
 }

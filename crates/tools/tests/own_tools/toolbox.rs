@@ -92,7 +92,7 @@ async fn class_is_chosen_by_name_mark_or_as_the_only_one() {
     let b = "class B:\n    def b(self) -> str:\n        return 'b'\n    def c(self) -> str:\n        return 'c'\n";
     let folder = tempfile::tempdir().unwrap();
     let tools = async |text: &str, functions: &[&str]| {
-        let mut options = options(write(folder.path(), "own.py", text));
+        let mut options = keys(write(folder.path(), "own.py", text));
         options.functions = functions.iter().map(|name| (*name).to_owned()).collect();
         let set = set_of(options, LONG);
         let opened = set.open(&attempt("a", json!({}))).await;

@@ -9,8 +9,8 @@ const CONFIG: &str = include_str!("tools.yaml");
 
 fn verl(folder: &Path, config: PathBuf) -> ToolSet {
     write(folder, "gsm8k.py", GSM8K);
-    let options = PythonOptions { file: None, config: Some(config), ..options(PathBuf::new()) };
-    set_of(options, LONG)
+    let keys = PythonKeys { file: None, config: Some(config), ..keys(PathBuf::new()) };
+    set_of(keys, LONG)
 }
 
 /// The same configuration as JSON, which needs no reader of YAML.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::Keeper;
+use levade_process::Supervisor;
 use levade_recipe::Recipe;
 use levade_store::testing::wait;
 use levade_store::{Attempt, Sqlite, Store};
@@ -23,7 +23,7 @@ const CONDENSE: [&str; 2] = [
 
 fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> Parts {
     let mut parts = parts(policy, Duration::ZERO);
-    let toolboxes = Toolboxes::new(&recipe.tool, Keeper::default());
+    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
     let chat = Arc::new(tiny_chat().unwrap());
     let agent =
         |(name, keys): (&str, _)| AgentParts::new(name, chat.clone(), toolboxes.of(keys, &chat).unwrap());
