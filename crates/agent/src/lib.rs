@@ -2,9 +2,43 @@
 //!
 //! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop between a
 //! model and its tools (`levade-tools`); a [`Program`] runs a command that calls an endpoint;
-//! [`environments`] run third-party environments. The [`Roster`] of a run has its agents, the policies that
-//! play them, their limits and their tools; it decides who answers an agent's calls. [`HelperAgent`] lets
-//! toolboxes call an agent, and [`demonstrate`] records a worked solution in the form of an attempt.
+//! [`environments`] run third-party environments. The [`Roster`] of a run has its agents, the policies that play them, their limits and their
+//! tools; it decides who answers an agent's calls. [`HelperAgent`] lets toolboxes call an agent, and
+//! [`demonstrate()`] records a worked solution in the form of an attempt.
+//!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use levade_agent::{Agent, AgentLoop, AttemptContext, BuiltInLoop, Limits, Player};
+//! use levade_conversation::{Format, Options};
+//! use levade_policy::{Simulator, SimulatorConfig};
+//! use levade_text::{Message, testing};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! // A policy without a model: samples tokens of the chat's vocabulary.
+//! let config = SimulatorConfig { vocabulary: testing::VOCABULARY, ..SimulatorConfig::default() };
+//! let format = Arc::new(Format::new(Arc::new(testing::tiny_chat()?), Options::default()));
+//! let player = Player::new("tiny", Arc::new(Simulator::new(config)), format, 1024);
+//! let limits = Limits {
+//!     turns: 2,
+//!     tokens: 32,
+//!     reply: Duration::from_secs(10),
+//!     attempt: Duration::from_secs(60),
+//! };
+//! let context = AttemptContext {
+//!     messages: vec![Message::user("What is 2 + 3?")],
+//!     seed: 7,
+//!     ..AttemptContext::new("attempt-1", vec![Agent::new("solver", player, limits)])
+//! };
+//! let attempt = BuiltInLoop.run(context).await;
+//! assert_eq!(attempt.trajectory.sampled_tokens(), 32);
+//! assert!(attempt.trajectory.segments().iter().all(|segment| segment.agent == "solver"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # Guarantees
 //! - **Every token** that a model saw or sampled is in the trajectory, also in an attempt that a timeout

@@ -7,6 +7,7 @@
 //! with the attempt's random streams, and records prompt and completion. A [`Transcript`] has the events of
 //! the call, for any number of readers.
 //!
+//! # Example
 //! ```
 //! use std::sync::Arc;
 //! use std::time::Duration;

@@ -5,6 +5,7 @@
 //! exact tokens, and renders only new messages. [`record`](Conversation::record) stores the sampled tokens
 //! and parses them.
 //!
+//! # Example
 //! ```
 //! use std::sync::Arc;
 //! use levade_conversation::{Conversation, Format, Options, Origin, Request};
@@ -57,8 +58,8 @@
 //! - **Prompts fit.** [`Fitting`] shortens a request that exceeds its [`Budget`] by a context policy
 //!   (`window`).
 //! - **Work and storage grow with new messages only.** Each message of a request is hashed once and stored
-//!   once, however many forks share it. `format` says how much of the past a template must see, `drift` how
-//!   differences are found.
+//!   once, however many forks share it; the tokens of a prompt are copied once. `format` says how much of the
+//!   past a template must see, `drift` how differences are found.
 //!
 //! Out of scope: sampling (`levade-policy`), templates and parsing (`levade-text`), agent loops
 //! (`levade-agent`), and chat APIs, whose tokens are unknown.

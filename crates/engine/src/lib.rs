@@ -6,6 +6,41 @@
 //! handle belongs to one policy. An [`Encoder`] turns texts into vectors; with its tokenizer, as
 //! [`TextEncoder`], it is an [`Embedder`](levade_policy::Embedder).
 //!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use levade_engine::testing::{Compute, random_weights, tiny_config};
+//! use levade_engine::{Engine, EngineOptions};
+//! use levade_policy::{Learner, SampleRequest, Sampler, SamplingParams};
+//! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! // Random weights; `Engine::start` reads those of a model.
+//! let compute = Compute::new(2);
+//! let weights = random_weights(&compute, &tiny_config(), 1);
+//! let options = EngineOptions { kv_memory_mb: 16, ..EngineOptions::default() };
+//! let engine = Engine::start_with(compute, weights, &options, None)?;
+//!
+//! let request = SampleRequest {
+//!     prompt: vec![5, 6, 7],
+//!     params: SamplingParams { max_tokens: 4, ..SamplingParams::default() },
+//!     ..SampleRequest::default()
+//! };
+//! let completion = engine.sample(request).await?.collect(Duration::from_secs(60)).await?;
+//!
+//! // The training forward pass finds the same log-probabilities, to the bit.
+//! let tokens = [&[5, 6, 7], &completion.tokens[..]].concat();
+//! let target = |index| PathTarget { index, temperature: 1.0, term: Term::default() };
+//! let targets = (3..tokens.len() as u32).map(target).collect();
+//! let batch = TreeBatch::merge(&[PathInput { tokens: tokens.into(), targets }])?;
+//! assert_eq!(engine.logprobs(Arc::new(batch)).await?, completion.logprobs);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Guarantees
 //! - **Batch invariance.** Each output element is computed by the same operations in the same order,
 //!   regardless of the rest of the batch, the chunks of prompts, the packing of sequences, shared prefixes

@@ -9,11 +9,11 @@
 //! An operation is a file of this module with the following parts, in this order. `gated.rs` is the shortest
 //! example.
 //!
-//! 1. **Forward**, over rows: `for_rows` gives each row to one task. Inner loops are plain Rust in `simd! { …
-//!    }`, which compiles them once per instruction set. A sum over a row runs in 16 fixed lanes (`simd::dot`,
-//!    `simd::fold`), never in a loop that the compiler may reorder, and never over rows. `exp` is
-//!    `simd::exp`. Batch invariance requires no more: an output depends on its own row, by operations written
-//!    in one order.
+//! 1. **Forward**, over rows: `for_rows` gives each row to one task. Inner loops are plain Rust in the macro
+//!    `simd!`, which compiles them once per instruction set. A sum over a row runs in 16 fixed lanes
+//!    (`simd::dot`, `simd::fold`), never in a loop that the compiler may reorder, and never over rows. `exp`
+//!    is `simd::exp`. Batch invariance requires no more: an output depends on its own row, by operations
+//!    written in one order.
 //! 2. **Backward**: computes the gradient of the input from the gradient of the output, row by row. It adds
 //!    the gradients of parameters in the order of rows; threads split columns (`for_columns`,
 //!    `add_column_sums`).

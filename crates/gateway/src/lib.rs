@@ -9,6 +9,65 @@
 //! trajectory when the session closes. Prompts in token ids continue the longest sequence that they repeat. A
 //! call without such a key is standalone.
 //!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use levade_call::{Backend, Party, PartyLimits, SamplingRule};
+//! use levade_conversation::{Format, Options as History};
+//! use levade_gateway::{Gateway, Options, Route, SessionOptions, When, serve};
+//! use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
+//! use levade_text::testing;
+//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//! use tokio::net::{TcpListener, TcpStream};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let config = SimulatorConfig { vocabulary: testing::VOCABULARY, ..SimulatorConfig::default() };
+//! let party = Party::new(
+//!     "tiny",
+//!     Backend::Tokens(Arc::new(Simulator::new(config))),
+//!     Some(Arc::new(Format::new(Arc::new(testing::tiny_chat()?), History::default()))),
+//!     PartyLimits { context: 1024, timeout: Duration::from_secs(10) },
+//!     SamplingRule::Default(SamplingParams { max_tokens: 8, ..SamplingParams::default() }),
+//! );
+//! let gateway = Gateway::new(Vec::new(), Options::default());
+//! // The endpoint of one attempt, with a key of its own.
+//! let session = gateway.open(SessionOptions {
+//!     rollout: "task-1".into(),
+//!     attempt: "attempt-1".into(),
+//!     routes: vec![Route { party: Arc::new(party), when: When::default() }],
+//!     recorder: gateway.recorder("attempt-1", (1, 2), (100, 1000)),
+//!     rewards: false,
+//! });
+//! let listener = TcpListener::bind("127.0.0.1:0").await?;
+//! let address = listener.local_addr()?;
+//! let server = gateway.clone();
+//! tokio::spawn(async move { serve(&server, listener, std::future::pending()).await });
+//!
+//! // A client of OpenAI's API.
+//! let body = r#"{"model": "tiny", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}"#;
+//! let head = format!(
+//!     "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+//!      authorization: Bearer {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+//!     session.key(),
+//!     body.len(),
+//! );
+//! let mut client = TcpStream::connect(address).await?;
+//! client.write_all(head.as_bytes()).await?;
+//! client.write_all(body.as_bytes()).await?;
+//! let mut response = String::new();
+//! client.read_to_string(&mut response).await?;
+//! assert!(response.starts_with("HTTP/1.1 200 OK"));
+//!
+//! // Its tokens are recorded.
+//! let recorded = session.close(Duration::from_secs(10)).await.0;
+//! assert_eq!(recorded.trajectory.sampled_tokens(), 8);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Guarantees
 //! - **Tokens are recorded for the right attempt.** Keys authenticate; ids in paths do not. A key of a closed
 //!   session gets status 410.

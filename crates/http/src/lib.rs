@@ -1,10 +1,14 @@
-//! Sends HTTP requests to servers, and decides which requests of web pages a server answers.
+//! Asking others over HTTP.
 //!
-//! A [`Client`] keeps connections and speaks TLS. It connects to any host, or only to allowed [`Hosts`].
-//! These are checked by name, again for every address of a name, and again after every redirect, so a page
-//! cannot lead a model to a service of this machine. [`Client::ask`] sends one request with a deadline and a
-//! maximum size of the response; [`Client::request`] returns a response as it arrives. [`Access`] is the side
-//! of servers: which requests of web pages a server answers.
+//! A [`Client`] keeps connections and speaks TLS. It asks either whomever it is told to, or only [`Hosts`]
+//! that are allowed, which is checked by name, again for every address that a name stands for, and again
+//! after every redirect: so a page cannot lead a model to a service of this machine. [`Client::ask`] asks one
+//! whole question with a deadline and a most for the answer; [`Client::request`] hands over an answer as it
+//! comes.
+//!
+//! [`Access`] is the server's side: which requests of web pages a server answers.
+//!
+//! Not here: who is asked, in which format, and when to ask again.
 //!
 //! ```
 //! use levade_http::Hosts;
@@ -15,8 +19,6 @@
 //! assert!(error.to_string().contains("169.254.169.254 is not an allowed host"));
 //! # Ok::<(), levade_http::HttpError>(())
 //! ```
-//!
-//! Out of scope: which servers are called, in which format, and when to retry.
 
 mod access;
 mod ask;

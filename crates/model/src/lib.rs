@@ -7,6 +7,30 @@
 //! that `transformers` loads. [`AdapterConfig`] reads adapters in PEFT's layout, [`EncoderFiles`] encoders
 //! for retrieval.
 //!
+//! # Example
+//! ```
+//! use std::path::Path;
+//!
+//! use levade_model::{Family, ModelConfig, Source};
+//!
+//! let source = Source::parse("Qwen/Qwen3-0.6B@main")?;
+//! assert_eq!(source.to_string(), "Qwen/Qwen3-0.6B");
+//!
+//! let json = br#"{
+//!     "model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+//!     "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128, "vocab_size": 1000,
+//!     "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": true
+//! }"#;
+//! let config = ModelConfig::from_hf_json(Path::new("config.json"), json)?;
+//! assert_eq!((config.family, config.layers), (Family::Qwen3, 2));
+//! let embedding = &config.parameters()[0];
+//! assert_eq!((embedding.name.as_str(), &embedding.shape[..]), ("model.embed_tokens.weight", &[1000, 64][..]));
+//!
+//! let error = ModelConfig::from_hf_json(Path::new("config.json"), b"{").unwrap_err();
+//! assert!(error.to_string().contains("not a JSON object"));
+//! # Ok::<(), levade_model::ModelError>(())
+//! ```
+//!
 //! # Guarantees
 //! - **Files are not trusted.** Whatever their bytes, opening and reading them ends in a model or in a
 //!   [`ModelError`], never in a panic or an allocation beyond the size of the file times a small constant.

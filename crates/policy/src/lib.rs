@@ -11,6 +11,38 @@
 //! A [`Grammar`] constrains the format of a completion. Samplers know no text: they get [`Grammars`] over
 //! their vocabulary, and query the [`Constraint`] of each completion for the tokens that may come next.
 //!
+//! # Example
+//! ```
+//! use std::time::Duration;
+//!
+//! use levade_policy::{Learner, SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let policy = Simulator::new(SimulatorConfig::default());
+//! let request = SampleRequest {
+//!     seed: 1,
+//!     stream: 7,
+//!     prompt: vec![1, 2, 3],
+//!     params: SamplingParams { max_tokens: 8, ..SamplingParams::default() },
+//!     ..SampleRequest::default()
+//! };
+//! let first = policy.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
+//! assert_eq!((first.tokens.len(), first.logprobs.len()), (8, 8));
+//!
+//! // Tokens are functions of weights, seed, stream and position.
+//! let second = policy.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
+//! assert_eq!(first, second);
+//!
+//! // A request can require weights of a version, which the learner publishes.
+//! policy.publish(1).await?;
+//! let request = SampleRequest { least_version: 1, ..request };
+//! let third = policy.sample(request).await?.collect(Duration::from_secs(10)).await?;
+//! assert_eq!(third.tokens, first.tokens);
+//! # Ok::<(), levade_policy::PolicyError>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Guarantees
 //! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs ends the run
 //!   with the name of what it waited for, and a supervisor can start it again. Deadlines count the time in

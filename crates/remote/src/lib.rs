@@ -15,6 +15,7 @@
 //! - A [`Mixture`] selects the policy that plays a role of an attempt, as a function of seed, stream and
 //!   role.
 //!
+//! # Example
 //! ```
 //! use std::{sync::Arc, time::Duration};
 //! use levade_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};

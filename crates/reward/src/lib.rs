@@ -9,6 +9,7 @@
 //! language model, and a [`CodeScorer`] runs tests in a sandbox; the binary passes the client or the sandbox
 //! to them, so this crate knows none. A [`SqlScorer`] runs queries; a [`SchemaScorer`] checks JSON.
 //!
+//! # Example
 //! ```
 //! use levade_reward::NumericScorer;
 //!

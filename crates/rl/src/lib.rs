@@ -7,6 +7,7 @@
 //! of an algorithm. [`prepare`] and [`correction`] compute what a loss must first know of a complete sequence
 //! or update.
 //!
+//! # Example
 //! ```
 //! use levade_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
 //!

@@ -6,6 +6,22 @@
 //! does. Both start in the time of two forks, from an interpreter that has already started (`zygote`), in a
 //! jail of their own.
 //!
+//! # Example
+//! ```
+//! use levade_sandbox::{Demand, Ended, Language, Options, Run, Sandbox};
+//!
+//! # tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+//! // `Demand::Full`, the default, runs nothing if a wall is missing.
+//! let options = Options { protection: Demand::BestEffort, ..Options::default() };
+//! let sandbox = Sandbox::start(options).await?;
+//! let outcome = sandbox.run(&Run::new(Language::Python, "print(6 * 7)")).await?;
+//! assert_eq!(outcome.ended, Ended::Exit(0));
+//! assert_eq!(outcome.stdout.text(), "42\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Guarantees
 //! - **Code sees nothing of the machine** except interpreter and libraries, read-only, and five harmless
 //!   devices: no other file, process, network, abstract socket, terminal, environment variable or descriptor.

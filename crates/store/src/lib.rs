@@ -6,34 +6,12 @@
 //! names, in order, the attempts that a step trains on and how strongly; the attempts hold every token, its
 //! log-probability and the version of the weights that drew it.
 //!
-//! An attempt is begun, its segments are appended as they come, and it ends once. One that has to wait for
-//! its score ends as [`Unscored`](Status::Unscored) first, and once more with its score; its tokens stay.
-//! One whose process is gone is [`Abandoned`](Status::Abandoned): it is never trained on, and the next try
-//! is another attempt. Where nothing is to be seen before the end, a whole attempt is recorded at once.
+//! An attempt is started, its segments are appended as they come, and it ends once. An attempt that waits for
+//! its score ends as [`Unscored`](Status::Unscored) first, and once more with its score; its tokens stay. An
+//! attempt whose process exited is [`Abandoned`](Status::Abandoned): it is never trained on, and the next try
+//! is another attempt. An attempt can also be recorded completely at once.
 //!
-//! Guarantees of every backend (one suite of tests runs over all of them):
-//! - *Nothing is half written.* A call writes everything or nothing.
-//! - *Writes are idempotent.* Recording again what is recorded is a no-op; recording something else under
-//!   the same key is [`StoreError::Conflict`]. Nothing is ever overwritten but the end of an attempt that
-//!   was unscored.
-//! - *Token ids, log-probabilities and versions are kept to the bit.* Rewards and scores too, save that −0
-//!   reads back as 0.
-//! - *No caller is blocked*: a call waits as a future, with a deadline that says what for.
-//! - *Errors have codes* ([`Code`]), and say whether to try again.
-//!
-//! Guarantees of [`Sqlite`]:
-//! - *Nothing is lost once written.* `synchronous = FULL`: the log is flushed at every commit, so a record
-//!   survives not only the end of the process but of the machine. The weaker `NORMAL` could leave, after a
-//!   power cut, a checkpoint whose attempts are gone. Writes that come at once share a commit.
-//! - *A prompt is kept once*, however many attempts begin with it; a fork within a segment keeps only what
-//!   is new.
-//! - *Several handles*, in one process or many, may read and write at once.
-//! - *Reading needs no permission to write*, nor a place that can be written ([`Sqlite::open_existing`]).
-//! - *A record of an earlier build is brought up to date* when it is opened to be gone on with; of one that
-//!   is only read, a copy is.
-//!
-//! Not here: what a task or an evaluation means. They are JSON to this room.
-//!
+//! # Example
 //! ```
 //! use levade_store::{EvalKey, Memory, Recorded, Store};
 //! use levade_tree::RunId;
@@ -46,6 +24,29 @@
 //! assert!(store.record_eval(key, &"other".into()).await.is_err());
 //! # Ok::<_, levade_store::StoreError>(()) }).unwrap();
 //! ```
+//!
+//! # Guarantees of every backend
+//! One suite of tests runs over all backends.
+//! - **Atomic.** A call writes everything or nothing.
+//! - **Idempotent.** Recording the same again is a no-op; recording something else under the same key is
+//!   [`StoreError::Conflict`]. Nothing is overwritten except the end of an unscored attempt.
+//! - **Exact.** Token ids, log-probabilities and versions keep every bit; so do rewards and scores, except
+//!   that −0 reads back as 0.
+//! - **Async.** A call waits as a future, with a deadline that names what it waits for.
+//! - **Errors have codes** ([`Code`]), and tell whether to try again.
+//!
+//! # Guarantees of `Sqlite`
+//! - **A written record survives** the end of the process and of the machine: `synchronous = FULL` flushes
+//!   the log at every commit. The weaker `NORMAL` could leave, after a power cut, a checkpoint without its
+//!   attempts. Concurrent writes share a commit.
+//! - **A prompt is stored once**, however many attempts start with it; a fork within a segment stores new
+//!   tokens only.
+//! - **Several handles**, in one process or many, can read and write at once.
+//! - **Reading needs no permission to write** and no writable directory ([`Sqlite::open_existing`]).
+//! - **A record of an earlier build is migrated** when it is opened to be continued; a record that is only
+//!   read is copied and the copy migrated.
+//!
+//! Out of scope: the meaning of tasks and evaluations, which are JSON here.
 
 mod checks;
 #[cfg(any(test, feature = "testing"))]

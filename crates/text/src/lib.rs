@@ -1,8 +1,9 @@
 //! Tokenizers, chat templates and tool-call formats.
 //!
-//! A [`Tokenizer`] turns text into ids and back; a [`ChatTemplate`] prints messages as a model was trained to
-//! see them; a [`Chat`] joins the two with a tool protocol and speaks of conversations in tokens.
+//! A [`Tokenizer`] turns text into ids and back; a [`ChatTemplate`] renders messages as a model was trained
+//! to see them; a [`Chat`] joins both with a tool protocol and converts conversations to tokens.
 //!
+//! # Example
 //! ```
 //! use levade_text::{Message, ToolSpec, testing};
 //!
@@ -25,21 +26,25 @@
 //! # Ok::<(), levade_text::TextError>(())
 //! ```
 //!
-//! A [`Message`] is read from what clients of OpenAI's API send and written back in that shape. A template is
-//! given what it takes: content as text or as parts ([`Content`]), reasoning in the field that it reads or
-//! else written out between the model's tags, instructions of a developer as the system's where it knows no
-//! developer. All of that is found out when a chat is made.
+//! A [`Message`] is parsed from requests of OpenAI's API and written in that form. A template gets the forms
+//! that it takes: content as text or as parts ([`Content`]), reasoning in its own field or between the
+//! model's tags, instructions of a developer as the system's if the template knows no developer. All of that
+//! is determined when a chat is created.
 //!
-//! Calls are read and written in the format of the model's family: that in which a call reads back that the
-//! template prints, or one that is asked for by name ([`ToolProtocol`]). A reply is taken apart by one
-//! reader, as a whole ([`Chat::parse`], [`Chat::thought`]) and as it arrives ([`Chat::stream`]).
+//! Calls are parsed and written in the format of the model's family: the one in which calls that the template
+//! renders parse again, or one that is selected by name ([`ToolProtocol`]). One parser takes completions
+//! apart, complete ones ([`Chat::parse`], [`Chat::thought`]) and as they arrive ([`Chat::stream`]).
 //!
-//! A [`Vocabulary`] is a tokenizer's tokens for a sampler: their bytes, for stop strings, and grammars that
-//! hold a reply to a form.
+//! A [`Vocabulary`] is a tokenizer's tokens for a sampler: their bytes, for stop strings and for grammars
+//! that constrain the format of a completion.
 //!
-//! Guarantees: text from messages never becomes a special token; sampled tokens are never made again from
-//! their text; a reply of any shape parses. Not here: drawing tokens (`levade-policy`), running tools
-//! (`levade-agent`), reading model files (`levade-model`).
+//! # Guarantees
+//! - **Text of messages never becomes a special token.**
+//! - **Sampled tokens are never made again from their text.**
+//! - **Every completion parses**, whatever it contains.
+//!
+//! Out of scope: sampling (`levade-policy`), running tools (`levade-agent`), reading model files
+//! (`levade-model`).
 
 mod alphabet;
 mod bare;

@@ -4,6 +4,76 @@
 //! [`Trainer`] runs it. It uses samplers and learners through their traits, so the same loop drives the
 //! embedded engine, a simulator and remote processes.
 //!
+//! # Example
+//! ```
+//! use std::sync::Arc;
+//!
+//! use levade_policy::{Simulator, SimulatorConfig};
+//! use levade_recipe::Recipe;
+//! use levade_text::testing;
+//! use levade_trainer::{AgentParts, Ended, Learns, Parts, Policy, Start, StopFlag, Trainer};
+//!
+//! # let dir = std::env::temp_dir().join(format!("levade-trainer-{}", std::process::id()));
+//! # std::fs::create_dir_all(&dir)?;
+//! let file = dir.join("recipe.toml");
+//! std::fs::write(
+//!     &file,
+//!     r#"
+//!     [run]
+//!     name = "sums"
+//!     folder = "run"
+//!     [model]
+//!     source = "simulated"
+//!     [[tasks]]
+//!     kind = "arithmetic"
+//!     [agent]
+//!     max_tokens = 8
+//!     [eval]
+//!     tasks = 4
+//!     [[phase]]
+//!     kind = "rl"
+//!     steps = 2
+//!     groups = 2
+//!     group_size = 2
+//!     learning_rate = 0.05
+//!     "#,
+//! )?;
+//! let recipe = Recipe::load(&file, &[])?;
+//!
+//! // A policy without a model, which samples and learns.
+//! let config = SimulatorConfig { vocabulary: testing::VOCABULARY, ..SimulatorConfig::default() };
+//! let simulator = Arc::new(Simulator::new(config));
+//! let policy = Policy {
+//!     name: "default".into(),
+//!     sampler: simulator.clone(),
+//!     context: 1024,
+//!     learns: Some(Learns {
+//!         learner: simulator,
+//!         reference: None,
+//!         critic: None,
+//!         companions: Arc::new(|_checkpoint| Ok(())),
+//!     }),
+//! };
+//! let parts = Parts {
+//!     policies: vec![policy],
+//!     agents: vec![AgentParts::new("default", Arc::new(testing::tiny_chat()?), Default::default())],
+//!     scorers: Default::default(),
+//!     environments: Default::default(),
+//!     begun: 0,
+//!     model_files: Vec::new(),
+//!     teachers: Default::default(),
+//! };
+//! # tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+//! let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
+//! let ended = trainer.run(&mut (), &StopFlag::default()).await?;
+//! let Ended::Finished(summary) = ended else { unreachable!() };
+//! assert_eq!(summary.steps, 2);
+//! # Ok::<(), levade_trainer::TrainerError>(())
+//! # })?;
+//! # std::fs::remove_dir_all(dir)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Guarantees
 //! - **Deterministic.** The final weights are a function of the recipe and its seed, given a deterministic
 //!   learner and sampler. Concurrent attempts, the number of threads and interruptions change no bit. What

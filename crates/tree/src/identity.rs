@@ -7,7 +7,7 @@
 //!
 //! # Guarantees
 //! - **Derived names.** An [`AttemptId`] is a function of run, slot and try, never random. Any machine that
-//!   repeats an attempt derives the same name. A run is named after its recipe and seed.
+//!   repeats an attempt derives the same name. A run is named after the name and the seed in its recipe.
 //! - **Unique names.** Two attempts of one run have different names.
 
 use std::fmt;

@@ -10,6 +10,7 @@
 //! A [`TreeBatch`] is the input of a learner. Sequences are merged **on token ids only**, so every shared
 //! token goes through the model once. A trained token has one [`Term`] for each sequence that trains it.
 //!
+//! # Example
 //! ```
 //! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 //!
