@@ -4,7 +4,6 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -12,9 +11,8 @@ use levade_http::Access;
 use levade_sandbox::service::{Service, serve};
 use levade_sandbox::{Demand, Ended, Language, Limits, Options, Run, Sandbox, SandboxError};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 
-use crate::failure::{INTERRUPTED, unusable};
+use crate::failure::unusable;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
@@ -195,20 +193,13 @@ async fn served(args: &Serve) -> anyhow::Result<ExitCode> {
     let options = Options { waiting: args.waiting, ..args.jail.options() };
     let options = Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
     let service = Service::new(started(options).await?, limits, &keys, access.bound_to(args.bind.ip()));
-    let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
+    let signals = Requests::listen()?;
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
-    let told = Arc::clone(&stop);
-    let server = serve(&service, listener, async move { told.notified().await });
     let first = || {
         let note = Style::stderr().dim("note      ");
         eprintln!("{note} no new runs; those under way end first (again to stop at once)");
-        stop.notify_one();
     };
-    tokio::select! {
-        done = server => done.context("the server failed")?,
-        () = signals.two(first) => {}
-    }
-    Ok(ExitCode::from(INTERRUPTED))
+    signals.serve(|stop| serve(&service, listener, stop), first).await
 }
 
 /// Keys of a file, one a line.

@@ -3,7 +3,6 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use levade_search::{
@@ -11,11 +10,9 @@ use levade_search::{
 };
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 
 use crate::access;
 use crate::encoder::{self, Prefixes};
-use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
@@ -256,7 +253,7 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
     let bound = TcpListener::bind(address).await;
     let listener = bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
     let searcher = open(&args.folder, &args.how)?;
-    let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
+    let signals = Requests::listen()?;
     eprintln!(
         "{} {} ({} passages, {}) at http://{}/retrieve",
         Style::stderr().dim("serving"),
@@ -267,13 +264,7 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
     );
     let access = args.access.rules()?;
     let options = HttpOptions { keys, top_k: args.top_k, access, ..HttpOptions::default() };
-    let told = Arc::clone(&stop);
-    let server = serve(searcher, options, listener, async move { told.notified().await });
-    tokio::select! {
-        done = server => done.context("the server failed")?,
-        () = signals.two(|| stop.notify_one()) => {}
-    }
-    Ok(ExitCode::from(INTERRUPTED))
+    signals.serve(|stop| serve(searcher, options, listener, stop), || {}).await
 }
 
 #[cfg(test)]

@@ -16,11 +16,10 @@ use levade_policy::{Precision, SamplingParams};
 use levade_recipe::ExternalKeys;
 use levade_text::ChatOptions;
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 
 use crate::access;
 use crate::external;
-use crate::failure::{INTERRUPTED, unusable};
+use crate::failure::unusable;
 use crate::model;
 use crate::run;
 use crate::screen::Style;
@@ -175,24 +174,16 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     };
     let names: Vec<String> = models.iter().map(|model| model.party.model.clone()).collect();
     let gateway = Gateway::new(models, options);
-    let (stop, signals) = (Arc::new(Notify::new()), Requests::listen()?);
+    let signals = Requests::listen()?;
     let address = listener.local_addr()?;
     eprintln!("{} {} at http://{address}/v1", Style::stderr().dim("serving"), names.join(", "));
-
-    let told = Arc::clone(&stop);
-    let server = serve(&gateway, listener, async move { told.notified().await });
     let first = || {
         eprintln!(
             "{} no new calls; those under way end first (again to stop at once)",
             Style::stderr().dim("note  ")
         );
-        stop.notify_one();
     };
-    tokio::select! {
-        done = server => done.context("the server failed")?,
-        () = signals.two(first) => return Ok(ExitCode::from(INTERRUPTED)),
-    }
-    Ok(ExitCode::from(INTERRUPTED))
+    signals.serve(|stop| serve(&gateway, listener, stop), first).await
 }
 
 /// A model of others.

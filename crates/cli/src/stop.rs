@@ -1,6 +1,17 @@
 //! The signals that ask a process to stop: of the keyboard, of schedulers, of a terminal that is closed.
 
+use std::pin::Pin;
+use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::sync::Notify;
+
+use crate::failure::INTERRUPTED;
+
+/// Ends when a server must accept no more requests.
+pub type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Signals that come this close to the first are one wish: a supervisor passes on what the keyboard has sent
 /// to both, and some schedulers signal the process and its group.
@@ -92,6 +103,29 @@ impl Requests {
 }
 
 impl Requests {
+    /// Runs a server. At the first request, `first` is called and the server answers what is under way; at the
+    /// second, it ends at once.
+    ///
+    /// # Errors
+    /// Returns an error if the server fails.
+    pub async fn serve<S: Future<Output = std::io::Result<()>>>(
+        self,
+        server: impl FnOnce(Stop) -> S,
+        first: impl FnOnce(),
+    ) -> anyhow::Result<ExitCode> {
+        let stop = Arc::new(Notify::new());
+        let stopped = Arc::clone(&stop);
+        let two = self.two(|| {
+            first();
+            stop.notify_one();
+        });
+        tokio::select! {
+            done = server(Box::pin(async move { stopped.notified().await })) => done.context("the server failed")?,
+            () = two => {}
+        }
+        Ok(ExitCode::from(INTERRUPTED))
+    }
+
     /// Calls `first` at the first request, and returns at the second.
     pub async fn two(mut self, first: impl FnOnce()) {
         self.next().await;

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use levade_model::{Family, ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
+use levade_model::{ModelConfig, ModelError, ModelFiles, SafetensorsFile, write_json};
 use levade_policy::{Content, crash_point};
 
 use crate::learning::Learning;
@@ -157,18 +157,13 @@ pub fn open(
     Ok(Saved { adapter, weights, value_head, moments })
 }
 
-/// Keys of a configuration that no number depends on, but for the families that [`is_alone`].
+/// Keys of a configuration that no number depends on, if the families have the same blocks.
 const FREE: [&str; 5] = ["family", "context", "bos", "eos", "pad"];
-
-/// Whether a family computes otherwise than the others would with the same numbers.
-fn is_alone(family: Family) -> bool {
-    family == Family::Gemma3
-}
 
 /// Checks that weights of a model `found` mean the same in a model `expected`.
 fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Result<(), ModelError> {
-    let families = [expected, found].map(|config| config.family);
-    let free = |key: &str| FREE.contains(&key) && !(key == "family" && families.into_iter().any(is_alone));
+    let is_alike = expected.family.traits().blocks == found.family.traits().blocks;
+    let free = |key: &str| FREE.contains(&key) && (key != "family" || is_alike);
     let [expected, found] = [expected, found].map(|config| serde_json::json!(config));
     let mut keys = expected.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
     match keys.find(|key| !free(key) && expected[*key] != found[*key]) {

@@ -6,7 +6,7 @@
 //! `Sec-Fetch-Site` and `Content-Type`, before any part of the body is read, and gives the headers of
 //! cross-origin resource sharing (CORS) for the response.
 //!
-//! Out of scope: keys, which each server checks itself, and the shape of error bodies.
+//! Out of scope: keys, bodies and listening ([`service`](crate::service)), and the shape of error bodies.
 
 use std::net::IpAddr;
 
@@ -73,7 +73,7 @@ pub enum Verdict {
 /// Rejection of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// 403, or 415 for a body whose type a page can send without a preflight request.
+    /// Of a web page 403, or 415 for a body whose type a page can send without a preflight request.
     pub status: StatusCode,
     /// Reason and the way out.
     pub message: String,

@@ -1,4 +1,4 @@
-//! Asking others over HTTP.
+//! HTTP: asking servers, and what servers have in common.
 //!
 //! A [`Client`] keeps connections and speaks TLS. It asks either whomever it is told to, or only [`Hosts`]
 //! that are allowed, which is checked by name, again for every address that a name stands for, and again
@@ -6,9 +6,10 @@
 //! whole question with a deadline and a most for the answer; [`Client::request`] hands over an answer as it
 //! comes.
 //!
-//! [`Access`] is the server's side: which requests of web pages a server answers.
+//! [`Access`] and [`service`] are the server's side: which requests of web pages a server answers, and how it reads
+//! keys and bodies, listens and stops.
 //!
-//! Not here: who is asked, in which format, and when to ask again.
+//! Not here: who is asked, in which format, and when to ask again; what a server answers.
 //!
 //! ```
 //! use levade_http::Hosts;
@@ -25,6 +26,7 @@ mod ask;
 mod client;
 mod error;
 mod hosts;
+pub mod service;
 mod text;
 mod unpack;
 

@@ -4,25 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// A family of architectures, by what distinguishes it from the shared blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Family {
-    /// Llama 2 and 3, SmolLM2: no biases unless the configuration asks for them.
-    Llama,
-    /// Mistral: Llama with a sliding window on every layer, or on none.
-    Mistral,
-    /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
-    Qwen2,
-    /// Qwen3: RMS norm over each head of queries and keys, before the rotary embedding.
-    Qwen3,
-    /// Gemma 3: norms that scale by 1 + w, before and after attention and the feed-forward part, norms of
-    /// queries and keys, GELU, scaled embeddings, and most layers with a sliding window.
-    Gemma3,
-    /// SmolLM3: Llama with some layers whose queries and keys are not rotated.
-    #[serde(rename = "smollm3")]
-    SmolLm3,
-}
+use crate::Family;
+use crate::family::{AttentionBias, Traits, Windows};
 
 /// The function that gates the feed-forward part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,24 +145,24 @@ impl ModelConfig {
 
     /// Number to which the weight of a norm is added: norms scale by their weight, or by 1 + weight.
     pub fn norm_offset(&self) -> f32 {
-        if self.family == Family::Gemma3 { 1.0 } else { 0.0 }
+        self.family.traits().blocks.norm_offset
     }
 
     /// Whether the outputs of attention and of the feed-forward part are normalised before they are added to
     /// the residual stream.
     pub fn has_post_norms(&self) -> bool {
-        self.family == Family::Gemma3
+        self.family.traits().blocks.post_norms
     }
 
     /// Factor of embeddings on their way in (not in the head), where there is one: the root of the width,
     /// rounded to f32 as transformers rounds it to the type of the table.
     pub fn embedding_scale(&self) -> Option<f32> {
-        (self.family == Family::Gemma3).then(|| (self.hidden as f64).sqrt() as f32)
+        self.family.traits().blocks.scaled_embedding.then(|| (self.hidden as f64).sqrt() as f32)
     }
 
     /// Gate of the feed-forward part.
     pub fn activation(&self) -> Activation {
-        if self.family == Family::Gemma3 { Activation::GeluTanh } else { Activation::Silu }
+        self.family.traits().blocks.activation
     }
 
     /// Names of a block's norms, as far as it has them: before attention, after it, before the feed-forward
@@ -282,24 +265,28 @@ impl ModelConfig {
         if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
             return Some(format!("the rotary base {} is not a positive number", self.rope.theta));
         }
-        if self.family != Family::Qwen2 && self.qkv_bias != self.output_bias {
-            return Some(
-                "biases on only some of the attention projections fit no model of this family".into(),
-            );
+        let Traits { title, attention_bias, mlp_bias, qk_norm, .. } = self.family.traits();
+        match attention_bias {
+            AttentionBias::QueryKeyValue if self.qkv_bias && !self.output_bias => {}
+            AttentionBias::QueryKeyValue => {
+                return Some(format!(
+                    "a {title} model has biases on its query, key and value projections and on no other of attention"
+                ));
+            }
+            _ if self.qkv_bias != self.output_bias => {
+                return Some(
+                    "biases on only some of the attention projections fit no model of this family".into(),
+                );
+            }
+            AttentionBias::Never if self.qkv_bias => return Some(format!("a {title} model has no biases")),
+            AttentionBias::Never | AttentionBias::Configured => {}
         }
-        if self.family == Family::Qwen2 && (!self.qkv_bias || self.output_bias) {
-            return Some(
-                "a Qwen2 model has biases on its query, key and value projections and on no other of attention".into(),
-            );
-        }
-        if self.mlp_bias && !matches!(self.family, Family::Llama | Family::SmolLm3) {
+        if self.mlp_bias && !mlp_bias {
             return Some("feed-forward biases fit no model of this family".into());
         }
-        if self.family == Family::Mistral && self.qkv_bias {
-            return Some("a Mistral model has no biases".into());
-        }
-        if self.qk_norm != matches!(self.family, Family::Qwen3 | Family::Gemma3) {
-            return Some("norms on queries and keys belong to Qwen3 and Gemma 3, and these have them".into());
+        if self.qk_norm != *qk_norm {
+            let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
+            return Some(format!("norms on queries and keys belong to {normed}, and these have them"));
         }
         self.rope.scaling.contradiction().or_else(|| self.impossible_pattern())
     }
@@ -307,7 +294,8 @@ impl ModelConfig {
     /// First contradiction in how layers attend.
     fn impossible_pattern(&self) -> Option<String> {
         let Pattern { window, windowed, local_rope, unrotated } = &self.pattern;
-        let gemma = self.family == Family::Gemma3;
+        let traits = self.family.traits();
+        let title = traits.title;
         if let Some(layer) = windowed.iter().chain(unrotated).find(|layer| **layer >= self.layers) {
             return Some(format!(
                 "layer {layer} is given a kind of attention, but there are {} layers",
@@ -317,14 +305,20 @@ impl ModelConfig {
         if window.is_none_or(|window| window == 0) && !windowed.is_empty() {
             return Some("layers have a sliding window, but its size is missing or 0".into());
         }
-        if self.family == Family::Llama && !windowed.is_empty() {
-            return Some("a Llama model has no sliding window".into());
+        match traits.windows {
+            Windows::Never if !windowed.is_empty() => {
+                return Some(format!("a {title} model has no sliding window"));
+            }
+            Windows::Every if !windowed.is_empty() && windowed.len() != self.layers => {
+                return Some(format!("a {title} model has a sliding window on every layer or on none"));
+            }
+            _ => {}
         }
-        if self.family == Family::Mistral && !windowed.is_empty() && windowed.len() != self.layers {
-            return Some("a Mistral model has a sliding window on every layer or on none".into());
-        }
-        if self.family != Family::SmolLm3 && !unrotated.is_empty() {
-            return Some("layers without rotary embedding belong to SmolLM3".into());
+        let owners =
+            |has: fn(&Traits) -> bool| Traits::list(|traits| has(traits).then(|| traits.title.into()));
+        if traits.unrotated_interval.is_none() && !unrotated.is_empty() {
+            let owners = owners(|traits| traits.unrotated_interval.is_some());
+            return Some(format!("layers without rotary embedding belong to {owners}"));
         }
         if let Some(rope) = local_rope {
             if !(rope.theta.is_finite() && rope.theta > 0.0) {
@@ -334,8 +328,13 @@ impl ModelConfig {
                 return Some("the local rotary embedding is scaled, which fits no model".into());
             }
         }
-        if local_rope.is_some() != gemma || (self.query_scalar.is_some() && !gemma) {
-            return Some("a local rotary embedding and a scalar of queries belong to Gemma 3".into());
+        if local_rope.is_some() != traits.local_theta.is_some() {
+            let owners = owners(|traits| traits.local_theta.is_some());
+            return Some(format!("a local rotary embedding belongs to {owners}, and these have one"));
+        }
+        if self.query_scalar.is_some() && traits.query_scalar.is_none() {
+            let owners = owners(|traits| traits.query_scalar.is_some());
+            return Some(format!("a scalar of queries belongs to {owners}"));
         }
         match self.query_scalar {
             Some(scalar) if !(scalar.is_finite() && scalar > 0.0) => {

@@ -4,7 +4,6 @@
 //! Every key is read, known to change no number here (`known.rs`), or refused by name: see [`crate::keys`]
 //! for those that nobody has heard of.
 
-mod defaults;
 mod known;
 mod pattern;
 mod rope;
@@ -14,9 +13,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use self::defaults::Defaults;
+use crate::family::{AttentionBias, Traits};
 use crate::keys::{Keys, token_ids};
-use crate::{Family, ModelConfig, ModelError};
+use crate::{Activation, ModelConfig, ModelError};
 
 /// The way out for a key that is not known.
 const UNKNOWN: &str = "Levade does not know this key, and cannot tell whether the model computes otherwise because of it: if it does not, remove it from config.json";
@@ -47,11 +46,11 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> 
         .map_err(|error| ModelError::damaged(path, format!("it is not a JSON object: {error}")))?;
     let keys = Keys::new(path, "", &object);
     let model_type = keys.need("model_type", keys.text("model_type")?)?;
-    if model_type != "gemma3" {
+    if Traits::find(|traits| traits.model_type_with_images == Some(model_type)).is_none() {
         let (config, notes) = parse_text(&keys)?;
         return Ok(Parsed { config, notes, is_part: false });
     }
-    // Images go in beside the text of a Gemma 3; what its text model is stands in an object of its own.
+    // Images go in beside the text; what its text model is stands in an object of its own.
     let text = keys.need("text_config", keys.object("text_config")?)?;
     let inner = Keys::new(path, "text_config.", text);
     refuse_other_code(&keys)?;
@@ -73,21 +72,15 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<Parsed, ModelError> 
 fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let path = keys.path;
     let model_type = keys.need("model_type", keys.text("model_type")?)?;
-    let family = match model_type {
-        "llama" => Family::Llama,
-        "mistral" => Family::Mistral,
-        "qwen2" => Family::Qwen2,
-        "qwen3" => Family::Qwen3,
-        "gemma3_text" => Family::Gemma3,
-        "smollm3" => Family::SmolLm3,
-        _ => {
-            let way_out = "Levade runs the model types llama (Llama 2 and 3, SmolLM2), mistral, qwen2, qwen3, \
-                           gemma3_text (gemma3 without its images) and smollm3";
-            return Err(keys.unsupported("model_type", way_out));
-        }
+    let Some(traits) = Traits::find(|traits| traits.model_type == model_type) else {
+        let known = Traits::list(|traits| match traits.model_type_with_images {
+            Some(larger) => Some(format!("{} ({larger} without its images)", traits.model_type)),
+            None => Some(traits.with_relatives(traits.model_type)),
+        });
+        return Err(keys.unsupported("model_type", &format!("Levade runs the model types {known}")));
     };
-    let defaults = Defaults::of(family);
-    refuse_the_unsupported(keys, family)?;
+    let defaults = &traits.defaults;
+    refuse_the_unsupported(keys, traits)?;
     let hidden = keys.needed_size("hidden_size")?;
     let heads = keys.size("num_attention_heads")?.or(defaults.heads);
     let heads = keys.need("num_attention_heads", heads)?;
@@ -107,26 +100,29 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
             format!("the number of layers is {layers}; it must lie between 1 and {}", known::MOST_LAYERS);
         return Err(ModelError::config(path, what));
     }
-    let mut pattern = pattern::read(keys, family, layers)?;
-    let mut query_scalar = None;
-    let rope = match family {
-        Family::Gemma3 => {
-            let [global, local] = rope::rope_by_kind(keys, context)?;
+    let mut pattern = pattern::read(keys, traits, layers)?;
+    let rope = match traits.local_theta {
+        Some(local_theta) => {
+            let [global, local] = rope::rope_by_kind(keys, defaults.theta, local_theta, context)?;
             pattern.local_rope = Some(local);
-            query_scalar = Some(keys.float("query_pre_attn_scalar")?.unwrap_or(256.0));
             global
         }
-        _ => rope::rope(keys, family, context)?,
+        None => rope::rope(keys, defaults.theta, context)?,
+    };
+    let query_scalar = match traits.query_scalar {
+        Some(default) => Some(keys.float("query_pre_attn_scalar")?.unwrap_or(default)),
+        None => None,
     };
     // Qwen2 has its biases whatever the file says.
-    let attention_bias = keys.flag("attention_bias", false)? && family != Family::Qwen2;
+    let qkv_bias = traits.attention_bias == AttentionBias::QueryKeyValue;
+    let attention_bias = keys.flag("attention_bias", false)? && !qkv_bias;
     let eos = keys.read("eos_token_id", "a token id or a list of them", token_ids)?;
     let config = ModelConfig {
-        family,
+        family: traits.family,
         hidden,
         layers,
         heads,
-        kv_heads: kv_heads(keys, &defaults, heads)?,
+        kv_heads: kv_heads(keys, defaults.kv_heads, heads)?,
         head_dim,
         intermediate: keys.needed_size("intermediate_size")?,
         vocabulary: keys.need("vocab_size", keys.size("vocab_size")?.or(defaults.vocabulary))?,
@@ -136,10 +132,10 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         pattern,
         query_scalar,
         tied: keys.flag("tie_word_embeddings", defaults.tied)?,
-        qkv_bias: family == Family::Qwen2 || attention_bias,
+        qkv_bias: qkv_bias || attention_bias,
         output_bias: attention_bias,
         mlp_bias: keys.flag("mlp_bias", false)?,
-        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
+        qk_norm: traits.qk_norm,
         bos: keys.token("bos_token_id")?,
         eos: eos.unwrap_or_default(),
         pad: pad(keys)?,
@@ -171,8 +167,8 @@ fn pad(keys: &Keys) -> Result<Option<u32>, ModelError> {
 }
 
 /// Key and value heads: as many as query heads where a file says `null`.
-fn kv_heads(keys: &Keys, defaults: &Defaults, heads: usize) -> Result<usize, ModelError> {
-    let default = defaults.kv_heads.filter(|_| !keys.has("num_key_value_heads"));
+fn kv_heads(keys: &Keys, default: Option<usize>, heads: usize) -> Result<usize, ModelError> {
+    let default = default.filter(|_| !keys.has("num_key_value_heads"));
     Ok(keys.size("num_key_value_heads")?.or(default).unwrap_or(heads))
 }
 
@@ -188,35 +184,31 @@ fn refuse_other_code(keys: &Keys) -> Result<(), ModelError> {
     )
 }
 
-fn refuse_the_unsupported(keys: &Keys, family: Family) -> Result<(), ModelError> {
+fn refuse_the_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
     refuse_other_code(keys)?;
-    if family == Family::Gemma3 {
-        for key in ["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"] {
-            keys.refuse(key, "Levade runs Gemma 3 as published, without this")?;
-        }
+    for key in traits.refused {
+        keys.refuse(key, &format!("Levade runs {} as published, without this", traits.title))?;
     }
     for key in ["hidden_act", "hidden_activation"] {
         // Two names of one function.
-        let (known, way_out): (&[&str], &str) = match family {
-            Family::Gemma3 => (&["gelu_pytorch_tanh"], "Levade runs Gemma 3 with gelu_pytorch_tanh"),
-            _ => (&["silu", "swish"], "Levade runs the activation silu in this family"),
+        let known: &[&str] = match traits.blocks.activation {
+            Activation::GeluTanh => &["gelu_pytorch_tanh"],
+            Activation::Silu => &["silu", "swish"],
         };
         if keys.text(key)?.is_some_and(|activation| !known.contains(&activation)) {
-            return Err(keys.unsupported(key, way_out));
+            let way_out = format!("Levade runs the activation {} in this family", known[0]);
+            return Err(keys.unsupported(key, &way_out));
         }
     }
     if keys.float("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
         return Err(keys.unsupported("partial_rotary_factor", "Levade rotates heads whole"));
     }
     for key in ["qk_norm", "use_qk_norm"] {
-        if keys
-            .read(key, "true or false", Value::as_bool)?
-            .is_some_and(|flag| flag != matches!(family, Family::Qwen3 | Family::Gemma3))
-        {
-            return Err(keys.unsupported(
-                key,
-                "Levade runs Qwen3 and Gemma 3 with norms on queries and keys, and other families without",
-            ));
+        if keys.read(key, "true or false", Value::as_bool)?.is_some_and(|flag| flag != traits.qk_norm) {
+            let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
+            let way_out =
+                format!("Levade runs {normed} with norms on queries and keys, and other families without");
+            return Err(keys.unsupported(key, &way_out));
         }
     }
     for (key, value) in known::neutral() {

@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use axum::body::Bytes;
+use axum::http::Method;
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use levade_http::{Ask, Bounds, Client, Hosts};
 use levade_policy::awake;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,14 +21,17 @@ const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// Longest answer that is read, in bytes.
-const MOST_BYTES: u64 = 256 << 20;
+const MOST_BYTES: usize = 256 << 20;
+
+/// Most redirects that are followed.
+const MOST_REDIRECTS: u32 = 10;
 
 /// A service of SandboxFusion's API.
 #[derive(Debug, Clone)]
 pub struct Remote {
     url: String,
     key: Option<String>,
-    agent: ureq::Agent,
+    http: Client,
 }
 
 impl Remote {
@@ -38,11 +44,12 @@ impl Remote {
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(SandboxError::Request(format!("url = {url:?} must begin with http:// or https://")));
         }
-        let agent =
-            ureq::Agent::new_with_config(ureq::Agent::config_builder().http_status_as_error(false).build());
+        // Whoever names a service may ask it, wherever it is.
+        let http =
+            Client::new(Hosts::any(), None).map_err(|error| SandboxError::Request(error.to_string()))?;
         let url = url.trim_end_matches('/');
         let base = ["/run_code", "/run_jupyter"].iter().find_map(|call| url.strip_suffix(call));
-        Ok(Remote { url: base.unwrap_or(url).to_owned(), key, agent })
+        Ok(Remote { url: base.unwrap_or(url).to_owned(), key, http })
     }
 
     /// `POST /run_code`
@@ -104,21 +111,21 @@ impl Remote {
     }
 
     /// Status and body of the answer to a request.
-    async fn once(&self, url: String, body: Bytes, limit: Duration) -> Result<(u16, Vec<u8>), SandboxError> {
-        let (agent, key) = (self.agent.clone(), self.key.clone());
-        let asked = tokio::task::spawn_blocking(move || {
-            let mut request = agent.post(&url).header("content-type", "application/json");
-            if let Some(key) = &key {
-                request = request.header("authorization", format!("Bearer {key}"));
-            }
-            let request = request.config().timeout_global(Some(limit)).build();
-            let broken = |error: ureq::Error| SandboxError::Broken(format!("{url}: {error}"));
-            let mut response = request.send(&body[..]).map_err(broken)?;
-            let status = response.status().as_u16();
-            let text = response.body_mut().with_config().limit(MOST_BYTES).read_to_vec();
-            Ok((status, text.map_err(broken)?))
-        });
-        asked.await.map_err(|error| SandboxError::Broken(error.to_string()))?
+    async fn once(&self, url: String, body: Bytes, limit: Duration) -> Result<(u16, Bytes), SandboxError> {
+        let broken = |why: &dyn std::fmt::Display| SandboxError::Broken(format!("{url}: {why}"));
+        let mut headers =
+            HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        if let Some(key) = &self.key {
+            let value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|error| broken(&error))?;
+            headers.insert(AUTHORIZATION, value);
+        }
+        let ask = Ask { method: Method::POST, url: url.clone(), headers, body };
+        // By the clock of this process, which `levade_http` does not know: the bound there is only a net.
+        let bounds = Bounds { deadline: limit * 4, bytes: MOST_BYTES, redirects: MOST_REDIRECTS };
+        let reply = awake::within(limit, self.http.ask(ask, bounds)).await;
+        let reply = reply.ok_or_else(|| broken(&format!("no answer within {limit:?}")))?;
+        let reply = reply.map_err(|error| broken(&error))?;
+        Ok((reply.status.as_u16(), reply.body))
     }
 }
 

@@ -1,15 +1,12 @@
 //! Asking a retrieval server: ours, Search-R1's, or another that speaks its `/retrieve`.
 
-use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::Body;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
-use hyper::{Method, Request, StatusCode, Uri};
-use levade_http::{Client as Http, Hosts};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::{Method, StatusCode, Uri};
+use levade_http::{Ask, Bounds, Client as Http, Hosts, HttpError, Reply};
 use levade_policy::awake;
 use serde_json::{Value, json};
 
@@ -104,21 +101,20 @@ impl Client {
     }
 
     async fn ask(&self, body: Bytes, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(self.url.clone())
-            .header(CONTENT_TYPE, "application/json");
-        let request = match &self.key {
-            Some(key) => request.header(AUTHORIZATION, format!("Bearer {key}")),
-            None => request,
-        };
-        let request = request.body(Full::new(body));
-        let request = request.map_err(|error| self.failure(error.to_string(), false))?;
-        let response = self.http.request(request).await;
-        let response = response.map_err(|error| self.failure(error.to_string(), error.may_pass()))?;
-        let status = response.status();
-        let answer = whole(response.into_body(), MOST_BYTES).await;
-        let answer = answer.map_err(|(why, may_pass)| self.failure(why, may_pass))?;
+        let mut headers =
+            HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        if let Some(key) = &self.key {
+            let value = HeaderValue::from_str(&format!("Bearer {key}"));
+            headers.insert(AUTHORIZATION, value.map_err(|error| self.failure(error.to_string(), false))?);
+        }
+        let ask = Ask { method: Method::POST, url: self.url.to_string(), headers, body };
+        // By the clock of this process, which `levade_http` does not know: the bound there is only a net.
+        let bounds = Bounds { deadline: self.retries.deadline * 4, bytes: MOST_BYTES, redirects: 0 };
+        let Reply { status, body: answer, .. } = self.http.ask(ask, bounds).await.map_err(|error| {
+            let way_out =
+                if matches!(error, HttpError::TooLarge { .. }) { "; ask for fewer passages" } else { "" };
+            self.failure(format!("{error}{way_out}"), error.may_pass())
+        })?;
         if status != StatusCode::OK {
             let may_pass = status.is_server_error()
                 || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status);
@@ -137,21 +133,6 @@ impl Client {
             None => why,
         };
         SearchError::Server { url: self.url.to_string(), why, may_pass }
-    }
-}
-
-/// All of an answer; else why it is not there, and whether it may be another time.
-async fn whole<B>(body: B, most: usize) -> Result<Bytes, (String, bool)>
-where
-    B: Body,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
-    match Limited::new(body, most).collect().await {
-        Ok(found) => Ok(found.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => {
-            Err((format!("the answer has more than {most} bytes; ask for fewer passages"), false))
-        }
-        Err(error) => Err((format!("the answer broke off: {error}"), true)),
     }
 }
 

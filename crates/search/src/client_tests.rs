@@ -98,14 +98,6 @@ async fn answers_that_cannot_be_used_are_told_at_once() {
     }
 }
 
-#[tokio::test]
-async fn an_answer_that_is_too_long_is_not_asked_for_again() {
-    let answer = || Full::new(Bytes::from_static(b"0123456789"));
-    assert_eq!(whole(answer(), 10).await.unwrap(), "0123456789");
-    let (why, may_pass) = whole(answer(), 9).await.unwrap_err();
-    assert!(why.contains("more than 9 bytes") && !may_pass, "{why}");
-}
-
 #[test]
 fn documents_of_every_server_are_read() {
     let of = |value: Value| hit(&value).unwrap();

@@ -6,15 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt as _;
-use levade_http::{Access, Rejection, Verdict};
+use axum::{Json, Router};
+use levade_http::{Access, Rejection, service};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -45,15 +43,6 @@ impl Default for HttpOptions {
     }
 }
 
-/// A body of JSON.
-struct Json(Value);
-
-impl IntoResponse for Json {
-    fn into_response(self) -> Response {
-        ([(header::CONTENT_TYPE, "application/json")], self.0.to_string()).into_response()
-    }
-}
-
 struct Service {
     searcher: Searcher,
     options: HttpOptions,
@@ -64,31 +53,49 @@ type Shared = Arc<Service>;
 /// A request that is not answered.
 struct Refusal {
     status: StatusCode,
-    code: &'static str,
     message: String,
 }
 
 impl Refusal {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Refusal { status, message: message.into() }
+    }
+
     fn invalid(message: impl Into<String>) -> Self {
-        Refusal { status: StatusCode::BAD_REQUEST, code: "invalid", message: message.into() }
+        Refusal::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// The name of what went wrong.
+    fn code(&self) -> &'static str {
+        match self.status {
+            StatusCode::BAD_REQUEST => "invalid",
+            StatusCode::UNAUTHORIZED => "unauthorised",
+            StatusCode::NOT_FOUND => "not_found",
+            StatusCode::METHOD_NOT_ALLOWED => "method",
+            StatusCode::PAYLOAD_TOO_LARGE => "too_large",
+            StatusCode::SERVICE_UNAVAILABLE => "busy",
+            StatusCode::INTERNAL_SERVER_ERROR => "internal",
+            _ => "forbidden",
+        }
     }
 }
 
 impl From<SearchError> for Refusal {
     fn from(error: SearchError) -> Self {
-        let (status, code) = match &error {
-            SearchError::Query(_) => (StatusCode::BAD_REQUEST, "invalid"),
-            SearchError::Busy(_) => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
-            SearchError::Embed(error) if error.may_pass() => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
-            _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        let status = match &error {
+            SearchError::Query(_) => StatusCode::BAD_REQUEST,
+            SearchError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
+            SearchError::Embed(error) if error.may_pass() => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        Refusal { status, code, message: error.to_string() }
+        Refusal::new(status, error.to_string())
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let Refusal { status, code, message } = self;
+        let code = self.code();
+        let Refusal { status, message } = self;
         debug!(%status, message, "refused");
         let body = json!({ "error": { "code": code, "message": message }, "detail": message });
         let mut response = (status, Json(body)).into_response();
@@ -143,46 +150,21 @@ impl Service {
         Document { id: hit.passage.id, contents, title, text }
     }
 
-    /// Refuses whoever bears no key where one is due.
+    /// Rejects a request that bears no key where one is needed.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let text = |name: &str| headers.get(name)?.to_str().ok();
-        let bearer = text("authorization").and_then(|value| {
-            let (scheme, key) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-        });
-        let key = bearer.or_else(|| text("x-api-key"));
-        let keys = &self.options.keys;
-        if keys.is_empty() || key.is_some_and(|key| keys.iter().any(|known| same(known, key))) {
-            return Ok(());
+        match service::admits(&self.options.keys, service::key_of(headers)) {
+            true => Ok(()),
+            false => Err(Refusal::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY)),
         }
-        let message = "the key is missing or wrong; send it as Authorization: Bearer or x-api-key".into();
-        Err(Refusal { status: StatusCode::UNAUTHORIZED, code: "unauthorised", message })
     }
 
     /// Reads the body of a request that bears a key, as JSON.
     async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<T, Refusal> {
         self.admit(request.headers())?;
-        let most = self.options.body_bytes;
-        let body = axum::body::to_bytes(request.into_body(), most).await.map_err(|error| {
-            let error = error.to_string();
-            match error.contains("length limit") {
-                true => Refusal {
-                    status: StatusCode::PAYLOAD_TOO_LARGE,
-                    code: "too_large",
-                    message: format!("the body has more than {most} bytes; ask in several requests"),
-                },
-                false => Refusal::invalid(format!("the body broke off: {error}")),
-            }
-        })?;
-        let mut reader = serde_json::Deserializer::from_slice(&body);
-        let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-            let path = error.path().to_string();
-            let place = if path == "." || path == "?" { "the body".to_owned() } else { path };
-            Refusal::invalid(format!("{place}: {}", error.inner()))
-        })?;
-        let rest = reader.end().map_err(|error| format!("the body goes on after its JSON: {error}"));
-        rest.map_err(Refusal::invalid)?;
-        Ok(value)
+        let (parts, body) = request.into_parts();
+        let body = service::read_body(&parts.headers, body, self.options.body_bytes).await;
+        let body = body.map_err(|Rejection { status, message }| Refusal::new(status, message))?;
+        service::read_json(&body).map_err(|malformed| Refusal::invalid(malformed.message))
     }
 
     /// Passages for queries; 0 asks for the default number, as it does in Search-R1.
@@ -192,7 +174,7 @@ impl Service {
     }
 
     /// Answers a request of Agent-R1.
-    async fn search(&self, search: Search) -> Result<Json, Refusal> {
+    async fn search(&self, search: Search) -> Result<Json<Value>, Refusal> {
         let begun = Instant::now();
         let queries = match (search.queries, search.query) {
             (Some(queries), None) => queries,
@@ -217,12 +199,7 @@ impl Service {
     }
 }
 
-/// Whether two keys are the same, in a time that does not depend on where they differ.
-fn same(known: &str, key: &str) -> bool {
-    known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
-}
-
-async fn retrieve(State(service): State<Shared>, request: Request) -> Result<Json, Refusal> {
+async fn retrieve(State(service): State<Shared>, request: Request) -> Result<Json<Value>, Refusal> {
     let Retrieve { queries, topk, return_scores } = service.read(request).await?;
     let found = service.find(queries, topk).await?;
     let hit = |hit: Hit| {
@@ -236,7 +213,7 @@ async fn retrieve(State(service): State<Shared>, request: Request) -> Result<Jso
     Ok(Json(json!({ "result": lists.collect::<Vec<_>>() })))
 }
 
-async fn search(State(service): State<Shared>, request: Request) -> Result<Json, Refusal> {
+async fn search(State(service): State<Shared>, request: Request) -> Result<Json<Value>, Refusal> {
     let search = service.read(request).await?;
     service.search(search).await
 }
@@ -245,7 +222,7 @@ async fn search_by_url(
     State(service): State<Shared>,
     headers: HeaderMap,
     pairs: Result<Query<Vec<(String, String)>>, QueryRejection>,
-) -> Result<Json, Refusal> {
+) -> Result<Json<Value>, Refusal> {
     service.admit(&headers)?;
     let Query(pairs) = pairs.map_err(|error| Refusal::invalid(error.body_text()))?;
     let mut search = Search { query: None, queries: None, top_k: None };
@@ -264,54 +241,28 @@ async fn search_by_url(
     service.search(search).await
 }
 
-async fn health(State(service): State<Shared>) -> Json {
+async fn health(State(service): State<Shared>) -> Json<Value> {
     let manifest = service.searcher.index().manifest();
     Json(json!({
         "status": "healthy", "passages": manifest.passages, "mode": service.searcher.mode().name(),
     }))
 }
 
-async fn nowhere(request: Request) -> Refusal {
-    let message = format!(
-        "nothing is at {} {}; there are POST /retrieve, GET and POST /search, GET /health",
-        request.method(),
-        request.uri().path()
-    );
-    Refusal { status: StatusCode::NOT_FOUND, code: "not_found", message }
-}
-
-async fn wrong_method(request: Request) -> Refusal {
-    let (method, path) = (request.method(), request.uri().path());
-    let message = format!("{path} has no method {method}; see the header Allow");
-    Refusal { status: StatusCode::METHOD_NOT_ALLOWED, code: "method", message }
-}
-
-/// Rejects requests that a foreign web page can cause, and adds the headers that an allowed one needs.
-async fn guarded(State(service): State<Shared>, request: Request, next: Next) -> Response {
-    let HttpOptions { keys, access, .. } = &service.options;
-    let (method, uri, headers) = (request.method(), request.uri(), request.headers());
-    let (mut response, cors) = match access.check(method, uri, headers, !keys.is_empty()) {
-        Verdict::Allowed(cors) => (next.run(request).await, cors),
-        Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
-        Verdict::Rejected(Rejection { status, message }) => {
-            return Refusal { status, code: "forbidden", message }.into_response();
-        }
-    };
-    cors.apply(response.headers_mut());
-    response
-}
-
 /// The service of an index.
 pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
-    let service = Arc::new(Service { searcher, options });
-    Router::new()
+    let (access, needs_key) = (options.access.clone(), !options.keys.is_empty());
+    let routes = Router::new()
         .route("/retrieve", post(retrieve))
         .route("/search", get(search_by_url).post(search))
-        .route("/health", get(health))
-        .fallback(nowhere)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&service), guarded))
-        .with_state(service)
+        .route("/health", get(health));
+    let reject = |_: &Request, Rejection { status, mut message }| {
+        if status == StatusCode::NOT_FOUND {
+            message += "; there are POST /retrieve, GET and POST /search, GET /health";
+        }
+        Refusal::new(status, message).into_response()
+    };
+    let service = Arc::new(Service { searcher, options });
+    service::with_manners(routes, access, move |_| needs_key, reject).with_state(service)
 }
 
 /// Serves an index until `stop` ends, and the answers under way with it.
@@ -325,13 +276,7 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     options.access = options.access.bound_to(listener.local_addr()?.ip());
-    // Answers are small: held back until the client confirms the packet before, each would take 40 ms.
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            debug!(%error, "a connection keeps its small packets back");
-        }
-    });
-    axum::serve(listener, router(searcher, options)).with_graceful_shutdown(stop).await
+    service::serve(router(searcher, options), listener, stop).await
 }
 
 #[cfg(test)]

@@ -159,7 +159,7 @@ impl Chat {
         let syntax = chat.format.syntax();
         chat.stop_ids = chat.stops(syntax);
         chat.tool_role = chat.prints_later(Role::Tool);
-        chat.thoughts = match syntax.thought_tags() {
+        chat.thoughts = match syntax.spelling().thought_tags {
             // Then the header of what is said is part of what is written.
             Some(tags) => {
                 chat.opening.clear();
@@ -183,10 +183,10 @@ impl Chat {
         let special = |texts: &[&str]| -> Vec<u32> {
             texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
         };
-        let goes_on = special(syntax.goes_on());
+        let goes_on = special(syntax.spelling().goes_on);
         let mut stops: Vec<u32> = Vec::new();
         let all = [self.end_of_turn].into_iter().chain(self.tokenizer.eos().iter().copied());
-        for id in all.chain(special(syntax.stops())) {
+        for id in all.chain(special(syntax.spelling().stops)) {
             if !goes_on.contains(&id) && !stops.contains(&id) {
                 stops.push(id);
             }
@@ -199,11 +199,12 @@ impl Chat {
     /// says nothing.
     fn tags_of_replies(&self) -> Vec<u32> {
         let thoughts = self.thoughts.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
-        let calls = self.format.syntax().tags().iter().copied();
+        let calls = self.format.syntax().spelling().tags.iter().copied();
         let tags: Vec<&str> = thoughts.chain(calls).chain(RESPONSE).collect();
         let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
-        let ends =
-            |id: u32, text: &str| id == self.end_of_turn && !self.format.syntax().goes_on().contains(&text);
+        let ends = |id: u32, text: &str| {
+            id == self.end_of_turn && !self.format.syntax().spelling().goes_on.contains(&text)
+        };
         let specials = self.tokenizer.specials().filter(|(id, text)| is_tag(text) && !ends(*id, text));
         specials.map(|(id, _)| id).collect()
     }
@@ -360,7 +361,7 @@ impl Chat {
     /// Why no tool answered a call in a reply, in words for whoever looks at it.
     pub fn why_no_call(&self, said: &str, in_thought: bool, tools: &[ToolSpec]) -> String {
         let (found, unclosed) = self.read(said, in_thought, tools);
-        let sign = self.tags.syntax.sign();
+        let sign = self.tags.syntax.spelling().sign;
         let is_hidden =
             |found: &Found| matches!(found, Found::Text(Part::Thought, text) if text.contains(sign));
         let hidden = found.iter().any(is_hidden) || found.contains(&Found::Late);

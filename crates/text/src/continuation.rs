@@ -147,7 +147,7 @@ impl Chat {
     /// Whether a token ends a turn as the template or the format of calls has it.
     fn ends_turn(&self, id: u32) -> bool {
         let is_stop = |stop: &&str| self.tokenizer().special(stop) == Some(id);
-        id == self.end_of_turn() || self.tags().syntax.stops().iter().any(is_stop)
+        id == self.end_of_turn() || self.tags().syntax.spelling().stops.iter().any(is_stop)
     }
 
     /// A text from the first token on that ends a turn.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::calls::Syntax;
+use crate::calls::{Spelling, Syntax};
 use crate::{ToolSpec, python_json};
 
 /// How the system prompt describes tools, where the chat template does not.
@@ -31,7 +31,7 @@ pub(crate) fn describe_tools(
         ToolPrompt::Compact => tools.iter().map(signature).collect(),
     };
     let lines = quote(&lines.join("\n"));
-    let (how, example) = (syntax.how(), syntax.example());
+    let Spelling { how, example, .. } = syntax.spelling();
     match form {
         ToolPrompt::Full => format!(
             "You can call tools. They are:\n<tools>\n{lines}\n</tools>\n\nTo call one, write {how}, like this:\n{example}"

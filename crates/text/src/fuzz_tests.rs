@@ -41,8 +41,10 @@ fn parts() -> impl Strategy<Value = Vec<Part>> {
 /// Texts that mean something in a family's replies.
 fn known(chat: &Chat) -> Vec<String> {
     let syntax = chat.format.syntax();
-    let tags = syntax.marks().iter().map(|(tag, _)| *tag).chain(syntax.tags().iter().copied());
-    let mut known: Vec<String> = tags.chain(syntax.closes().iter().copied()).map(str::to_owned).collect();
+    let tags =
+        syntax.spelling().marks.iter().map(|(tag, _)| *tag).chain(syntax.spelling().tags.iter().copied());
+    let mut known: Vec<String> =
+        tags.chain(syntax.spelling().closes.iter().copied()).map(str::to_owned).collect();
     let arguments =
         json!({"string": "</tool_call> é", "number": 1.5, "array": [1, "]"], "object": {"a": null}});
     for arguments in [Map::new(), arguments.as_object().cloned().unwrap()] {

@@ -29,7 +29,13 @@ impl Chat {
         let compiled = with_room(|| {
             let (syntax, left_out) = (self.format.syntax(), RefCell::default());
             let special = |text: &str| self.tokenizer().special(text);
-            let forms = Forms { tools, several, special: &special, tags: syntax.tags(), left_out: &left_out };
+            let forms = Forms {
+                tools,
+                several,
+                special: &special,
+                tags: syntax.spelling().tags,
+                left_out: &left_out,
+            };
             let lark = syntax.grammar(&forms)?;
             Some(CallGrammar { lark, left_out: left_out.into_inner() })
         });
@@ -151,7 +157,7 @@ mod tests {
                     assert!(!keeps(&chat, &any, wrong), "{protocol:?}: {wrong}");
                 }
             }
-            let tag = syntax.tags().first().copied().unwrap_or_default();
+            let tag = syntax.spelling().tags.first().copied().unwrap_or_default();
             let tagged = json!({ "text": format!("a {tag} b"), "limit": 3 });
             let text = syntax.render("", &[call(0, "search", tagged.clone())]);
             let read = chat.parse(&text, false, &tools).calls;

@@ -239,7 +239,8 @@ impl Preparation<'_> {
         calls.extend(message.tool_calls.iter().cloned());
         // A template prints all text before all calls, but text is shown where it was written, unless the
         // template needs calls apart.
-        let needs_calls = self.tags.syntax.thought_tags().is_some() || self.tags.syntax.id("", 0).is_some();
+        let needs_calls =
+            self.tags.syntax.spelling().thought_tags.is_some() || self.tags.syntax.id("", 0).is_some();
         let is_call = |found: &Found| matches!(found, Found::Call(_));
         let is_said =
             |found: &Found| matches!(found, Found::Text(Part::Speech, text) if !text.trim().is_empty());
@@ -248,7 +249,7 @@ impl Preparation<'_> {
             return Cow::Borrowed(message);
         }
         // Without calls, thoughts are left to the template, unless content may not hold their tags.
-        if calls.is_empty() && self.tags.syntax.thought_tags().is_none() {
+        if calls.is_empty() && self.tags.syntax.spelling().thought_tags.is_none() {
             return Cow::Borrowed(message);
         }
         let thought = Some(thought).filter(|thought| !thought.is_empty());
@@ -257,7 +258,7 @@ impl Preparation<'_> {
         if let (Some(thought), true, true) = (
             &mut reasoning,
             !calls.is_empty() && !content.is_empty(),
-            self.tags.syntax.thought_tags().is_some(),
+            self.tags.syntax.spelling().thought_tags.is_some(),
         ) {
             thought.push_str(&format!("\n{content}"));
             content.clear();
@@ -273,7 +274,7 @@ impl Preparation<'_> {
     /// Content of an assistant's message: all of it where calls are text, else without them.
     fn print(&self, message: &Message) -> String {
         match self.form.calls.filter(|_| !self.writes_calls(message)) {
-            Some(_) if self.tags.syntax.thought_tags().is_some() => self.quoted(&message.content),
+            Some(_) if self.tags.syntax.spelling().thought_tags.is_some() => self.quoted(&message.content),
             Some(_) => self.marked(&message.content, false),
             None => self.written(message, false),
         }

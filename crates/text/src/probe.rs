@@ -136,7 +136,7 @@ impl Chat {
             return Ok(());
         }
         let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.said.contains(id));
-        let sign = self.tags().syntax.sign();
+        let sign = self.tags().syntax.spelling().sign;
         let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
         let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
         Err(TextError::CallToken { token, why })

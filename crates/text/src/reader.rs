@@ -143,24 +143,24 @@ pub(crate) struct Tags {
 
 impl std::fmt::Debug for dyn Syntax {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.sign())
+        f.write_str(self.spelling().sign)
     }
 }
 
 impl Tags {
     pub(crate) fn new(thoughts: &Thoughts, syntax: &'static dyn Syntax) -> Self {
         // A format that says how thoughts are written knows their tags itself.
-        let pairs = if syntax.thought_tags().is_some() { &[] } else { thoughts.pairs() };
+        let pairs = if syntax.spelling().thought_tags.is_some() { &[] } else { thoughts.pairs() };
         let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ThoughtOpen));
         let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ThoughtClose));
-        let marks = || syntax.marks().iter().copied();
-        let ends = syntax.closes().iter().map(|&tag| (tag, Mark::Close));
+        let marks = || syntax.spelling().marks.iter().copied();
+        let ends = syntax.spelling().closes.iter().map(|&tag| (tag, Mark::Close));
         Tags {
             syntax,
             speech: Table::new(marks().chain(opens()).chain(closes())),
-            thought: Table::new(closes().chain(syntax.in_thought().iter().copied())),
+            thought: Table::new(closes().chain(syntax.spelling().in_thought.iter().copied())),
             call: Table::new(ends.chain(marks()).chain(opens()).chain(closes())),
-            written: Table::new(syntax.tags().iter().map(|&tag| (tag, Mark::Silent))),
+            written: Table::new(syntax.spelling().tags.iter().map(|&tag| (tag, Mark::Silent))),
         }
     }
 }
@@ -321,7 +321,7 @@ impl Reader {
                 return false;
             }
         };
-        let outside = self.section.is_none() && tags.syntax.only_in_sections();
+        let outside = self.section.is_none() && tags.syntax.spelling().only_in_sections;
         if (mark == Mark::Call && outside) || (mark == Mark::SectionEnd && self.section.is_none()) {
             self.say(tag.end, found);
             return true;

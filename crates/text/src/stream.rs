@@ -182,7 +182,7 @@ impl ReplyStream {
     /// Gives the text of calls as speech, and no calls. A format that writes speech in tags of its own keeps
     /// its calls.
     pub fn calls_are_text(&mut self) {
-        self.calls_are_text = self.chat.tags().syntax.thought_tags().is_none();
+        self.calls_are_text = self.chat.tags().syntax.spelling().thought_tags.is_none();
     }
 
     /// Pieces that `id` completes; often none.

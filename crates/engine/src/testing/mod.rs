@@ -3,7 +3,7 @@
 
 pub mod parity;
 
-use levade_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
+use levade_model::{AttentionBias, Family, ModelConfig, Pattern, Rope, RopeScaling, Windows};
 use levade_policy::uniform;
 
 pub use crate::buffer::Buffer;
@@ -45,51 +45,44 @@ pub fn tiny_config() -> ModelConfig {
     }
 }
 
-/// One small configuration for every family, with and without tied heads and biases.
+/// Two small configurations for every family: one of what all its files have, and one of what they may ask
+/// for, too. Sizes and the head differ from one to the next.
 pub fn family_configs() -> Vec<ModelConfig> {
-    let tiny = tiny_config();
-    vec![
-        tiny.clone(),
-        ModelConfig { family: Family::Qwen2, qkv_bias: true, tied: false, head_dim: 20, ..tiny.clone() },
-        ModelConfig { family: Family::Qwen3, qk_norm: true, heads: 6, head_dim: 16, ..tiny.clone() },
-        ModelConfig { output_bias: true, mlp_bias: true, qkv_bias: true, kv_heads: 1, ..tiny.clone() },
-        ModelConfig {
-            family: Family::Gemma3,
-            qk_norm: true,
-            layers: 3,
-            head_dim: 20,
-            query_scalar: Some(30.0),
-            pattern: Pattern {
-                window: Some(9),
-                windowed: [0, 2].into(),
-                local_rope: Some(Rope { theta: 300.0, scaling: RopeScaling::None }),
-                ..Pattern::default()
-            },
-            ..tiny.clone()
-        },
-        ModelConfig {
-            family: Family::SmolLm3,
-            pattern: Pattern { unrotated: [1].into(), ..Pattern::default() },
-            ..tiny.clone()
-        },
-        ModelConfig {
-            family: Family::SmolLm3,
-            layers: 3,
-            tied: false,
-            pattern: Pattern {
-                window: Some(33),
-                windowed: [0, 1].into(),
-                unrotated: [0, 2].into(),
-                ..Pattern::default()
-            },
-            ..tiny.clone()
-        },
-        ModelConfig {
-            family: Family::Mistral,
-            pattern: Pattern { window: Some(5), windowed: [0, 1].into(), ..Pattern::default() },
-            ..tiny
-        },
-    ]
+    let all = Family::all().enumerate().flat_map(|(index, family)| {
+        let traits = family.traits();
+        let mut plain = ModelConfig {
+            tied: index.is_multiple_of(2),
+            heads: if index.is_multiple_of(3) { 6 } else { 4 },
+            head_dim: [12, 20, 16][index % 3],
+            ..tiny_config().with_family(family)
+        };
+        // Not what the width of a head gives, and a rotation that a window of a few tokens shows.
+        plain.query_scalar = plain.query_scalar.map(|_| 30.0);
+        if let Some(rope) = &mut plain.pattern.local_rope {
+            rope.theta = 300.0;
+        }
+        let mut full = ModelConfig { layers: 3, tied: !plain.tied, kv_heads: 1, ..plain.clone() };
+        full.pattern = Pattern { window: Some(9 + 24 * (index % 2)), ..full.pattern };
+        full.pattern.windowed = match traits.windows {
+            Windows::Never => [].into(),
+            Windows::Every => [0, 1, 2].into(),
+            Windows::ButEvery(_) | Windows::Last | Windows::Unrotated => [0, 2].into(),
+        };
+        if traits.unrotated_interval.is_some() {
+            plain.pattern.unrotated = [1].into();
+            full.pattern.unrotated = [0, 2].into();
+        }
+        // Without rotation a bias of keys adds the same to all scores of a query: its gradient is rounding
+        // alone.
+        let is_biased =
+            traits.attention_bias == AttentionBias::Configured && full.pattern.unrotated.is_empty();
+        if is_biased {
+            (full.qkv_bias, full.output_bias) = (true, true);
+        }
+        full.mlp_bias = traits.mlp_bias;
+        [plain, full]
+    });
+    all.collect()
 }
 
 /// Random weights: projections uniform with standard deviation 0.7 / √inputs, factors of norms around 1,

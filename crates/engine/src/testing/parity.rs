@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_model::{Family, ModelConfig, Pattern, Rope, RopeScaling};
+use levade_model::{Family, ModelConfig, Pattern, Rope, RopeScaling, Windows};
 use levade_policy::{
     FinishReason, Learner, LoraOptions, PolicyError, Precision, SampleRequest, Sampler, SamplingParams,
     uniform,
@@ -21,7 +21,7 @@ use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::random_weights;
+use super::{random_weights, tiny_config};
 use crate::layout::attention_shape;
 use crate::{Compute, Engine, EngineOptions, Isa};
 
@@ -100,39 +100,38 @@ fn scaling(draws: &mut Draws) -> RopeScaling {
 
 /// How layers attend: windows within a block, a stretch and a few of them, of some layers or all.
 fn pattern(draws: &mut Draws, family: Family, layers: usize) -> Pattern {
+    let traits = family.traits();
     let some = |draws: &mut Draws, p| (0..layers).filter(|_| draws.chance(p)).collect();
-    let windowed = match family {
-        Family::Llama => return Pattern::default(),
-        Family::Mistral => (0..layers).collect(),
-        Family::Qwen2 | Family::Qwen3 => some(draws, 0.2),
-        Family::Gemma3 | Family::SmolLm3 => some(draws, 0.6),
+    let windowed = match traits.windows {
+        Windows::Never => return Pattern::default(),
+        Windows::Every => (0..layers).collect(),
+        Windows::Last => some(draws, 0.2),
+        Windows::ButEvery(_) | Windows::Unrotated => some(draws, 0.6),
     };
     Pattern {
         window: Some(draws.size(1, 600)),
         windowed,
-        local_rope: (family == Family::Gemma3)
-            .then(|| Rope { theta: draws.pick(&[300.0, 1e4]), scaling: RopeScaling::None }),
-        unrotated: if family == Family::SmolLm3 { some(draws, 0.4) } else { [].into() },
+        local_rope: traits
+            .local_theta
+            .map(|usual| Rope { theta: draws.pick(&[300.0, usual]), scaling: RopeScaling::None }),
+        unrotated: if traits.unrotated_interval.is_some() { some(draws, 0.4) } else { [].into() },
     }
 }
 
 /// A model's shape. One that is large is as wide and deep in places as real ones are: products that go over
 /// several slabs, many query heads to a key head, heads of several panels.
 fn model(draws: &mut Draws, large: bool) -> ModelConfig {
-    let family = draws.pick(&[
-        Family::Llama,
-        Family::Mistral,
-        Family::Qwen2,
-        Family::Qwen3,
-        Family::Gemma3,
-        Family::Gemma3,
-        Family::SmolLm3,
-    ]);
+    // Families with the most parts of their own come twice.
+    let families = Family::all().flat_map(|family| {
+        let count = if family.traits().local_theta.is_some() { 2 } else { 1 };
+        std::iter::repeat_n(family, count)
+    });
+    let family = draws.pick(&families.collect::<Vec<_>>());
     let layers = if large { 1 } else { draws.size(1, 3) };
     let pattern = pattern(draws, family, layers);
     let kv_heads = if large { draws.size(1, 2) } else { draws.size(1, 4) };
     let head_dim = if large { draws.pick(&[64, 80, 128]) } else { 2 * draws.size(2, 32) };
-    ModelConfig {
+    let config = ModelConfig {
         family,
         hidden: 4 * if large { draws.size(24, 96) } else { draws.size(3, 24) },
         layers,
@@ -145,16 +144,13 @@ fn model(draws: &mut Draws, large: bool) -> ModelConfig {
         norm_epsilon: 1e-5,
         rope: Rope { theta: draws.pick(&[1e4, 1e6]), scaling: scaling(draws) },
         tied: draws.chance(0.5),
-        qkv_bias: family == Family::Qwen2,
-        output_bias: false,
-        mlp_bias: false,
-        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
-        pattern,
-        query_scalar: (family == Family::Gemma3).then(|| draws.pick(&[20.0, 168.0])),
         bos: None,
         eos: vec![0],
-        pad: None,
+        ..tiny_config()
     }
+    .with_family(family);
+    let query_scalar = config.query_scalar.map(|_| draws.pick(&[20.0, 168.0]));
+    ModelConfig { pattern, query_scalar, ..config }
 }
 
 /// An attempt as it was recorded.

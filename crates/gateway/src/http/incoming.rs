@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use axum::extract::{FromRequest, RawPathParams, Request};
-use axum::http::{HeaderMap, header};
+use axum::http::HeaderMap;
 use bytes::Bytes;
-use levade_http::Unpack;
+use levade_http::service::{self, key_of};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::serve::fault;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use levade_call::{ApiError, ErrorKind};
@@ -40,7 +41,7 @@ impl FromRequest<Gateway> for Incoming {
             &mut parts, gateway,
         )
         .await;
-        let key = key_of(&parts.headers);
+        let key = key_of(&parts.headers).map(str::to_owned);
         let most = gateway.0.options.body_bytes;
         let (named, caller) = match params {
             Ok(params) => {
@@ -58,18 +59,8 @@ impl FromRequest<Gateway> for Incoming {
         // Nothing of a stranger's body is read.
         let body = match &caller {
             Err(fault) => Err(fault.clone()),
-            Ok(_) => axum::body::to_bytes(body, most).await.map_err(|error| {
-                let error = error.to_string();
-                match error.contains("length limit") {
-                    true => ApiError::new(
-                        ErrorKind::TooLarge,
-                        format!("the body has more than {most} bytes, the most that is read"),
-                    ),
-                    false => ApiError::new(ErrorKind::Invalid, format!("the body broke off: {error}")),
-                }
-            }),
+            Ok(_) => service::read_body(&parts.headers, body, most).await.map_err(fault),
         };
-        let body = body.and_then(|body| unpacked(&parts.headers, body, most));
         let mut caller = caller;
         if let (Ok(caller), Ok(body)) = (&mut caller, &body) {
             let mut hash = Xxh3::new();
@@ -80,47 +71,6 @@ impl FromRequest<Gateway> for Incoming {
         }
         Ok(Incoming { caller, key, named, body })
     }
-}
-
-/// Unpacks a body, up to `max` bytes.
-fn unpacked(headers: &HeaderMap, body: Bytes, max: usize) -> Result<Bytes, ApiError> {
-    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
-    let (Some(encoding), None) = (encodings.next(), encodings.next()) else {
-        return match headers.contains_key(header::CONTENT_ENCODING) {
-            true => Err(packed("several encodings")),
-            false => Ok(body),
-        };
-    };
-    let encoding = encoding.to_str().unwrap_or_default();
-    levade_http::unpack(encoding, body, max).map_err(|why| match why {
-        Unpack::Unknown => packed(&format!("{encoding:?}")),
-        Unpack::Broken => ApiError::new(
-            ErrorKind::Invalid,
-            format!("the body is not the {encoding} that its Content-Encoding names"),
-        ),
-        Unpack::TooLarge => ApiError::new(
-            ErrorKind::TooLarge,
-            format!("the unpacked body has more than {max} bytes, the most that is read"),
-        ),
-    })
-}
-
-fn packed(encoding: &str) -> ApiError {
-    let message = format!(
-        "the Content-Encoding of the body is {encoding}; send the body with gzip or without encoding"
-    );
-    ApiError::new(ErrorKind::MediaType, message)
-}
-
-/// The key of a request: `Authorization: Bearer`, as OpenAI's clients send it, or `x-api-key`, as
-/// Anthropic's.
-pub(super) fn key_of(headers: &HeaderMap) -> Option<String> {
-    let text = |name: &str| headers.get(name)?.to_str().ok();
-    let bearer = text("authorization").and_then(|value| {
-        let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-    });
-    bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key")).map(str::to_owned)
 }
 
 /// Who calls, by key; what the path says must fit it.
@@ -158,21 +108,13 @@ fn caller(
                 "only calls that bear the key of an attempt are answered here",
             ));
         }
-        if !keys.is_empty() && !key.is_some_and(|key| keys.iter().any(|known| same(known, key))) {
-            return Err(ApiError::new(
-                ErrorKind::Unauthorized,
-                "the key is missing or wrong; send it as Authorization: Bearer or x-api-key",
-            ));
+        if !service::admits(keys, key) {
+            return Err(ApiError::new(ErrorKind::Unauthorized, service::WRONG_KEY));
         }
     }
     let agent = param("agent").or_else(|| AGENT.iter().find_map(|name| header(name))).map(str::to_owned);
     let retries = RETRIES.iter().any(|name| header(name).is_some_and(|count| count.trim() != "0"));
     Ok(Caller { session, agent, body: None, retries })
-}
-
-/// Whether two keys are the same, in a time that does not depend on where they differ.
-fn same(known: &str, key: &str) -> bool {
-    known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
 /// Reads a field that may be absent: null is absent.
@@ -187,26 +129,10 @@ pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de
 
 /// Reads a body as JSON; an error names the place.
 pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        let path = error.path().to_string();
-        let is_whole = path == "." || path == "?";
-        let place = if is_whole { "the body".to_owned() } else { path.clone() };
-        let why = error.inner().to_string();
-        let why = match why.contains("surrogate") || why.contains("unexpected end of hex escape") {
-            true => format!(
-                "half of a surrogate pair, such as \\ud83d alone, is no character, and no text can hold it; send \
-                 U+FFFD in its place ({why})"
-            ),
-            false => why,
-        };
-        let fault = ApiError::new(ErrorKind::Invalid, format!("{place}: {why}"));
-        ApiError { param: Some(path).filter(|_| !is_whole), ..fault }
-    })?;
-    deserializer.end().map_err(|error| {
-        ApiError::new(ErrorKind::Invalid, format!("the body goes on after its JSON: {error}"))
-    })?;
-    Ok(value)
+    service::read_json(body).map_err(|malformed| ApiError {
+        param: malformed.field,
+        ..ApiError::new(ErrorKind::Invalid, malformed.message)
+    })
 }
 
 impl Incoming {

@@ -1,22 +1,19 @@
 //! The server: which path is answered by whom.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::handler::Handler;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
-use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt;
-use levade_http::{Access, Rejection, Verdict};
+use levade_http::service::{self, key_of};
+use levade_http::{Access, Rejection};
 use tokio::net::TcpListener;
 
 use super::answer::failed;
-use super::incoming::key_of;
 use crate::gateway::Gateway;
 use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
 use levade_call::{ApiError, ErrorKind};
@@ -94,65 +91,43 @@ async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
     }
 }
 
-async fn nowhere(State(gateway): State<Gateway>, request: Request) -> Response {
-    let message = format!("nothing is at {} {}", request.method(), request.uri().path());
-    let fault = ApiError::new(ErrorKind::NotFound, message);
-    rejected(&gateway, is_anthropic(request.uri(), request.headers()), &fault)
-}
-
-/// Answers a request with a method that its path does not have. The router adds the header `Allow`.
-async fn wrong_method(State(gateway): State<Gateway>, request: Request) -> Response {
-    let (method, path) = (request.method(), request.uri().path());
-    let fault =
-        ApiError::new(ErrorKind::Method, format!("{path} has no method {method}; see the header Allow"));
-    rejected(&gateway, is_anthropic(request.uri(), request.headers()), &fault)
-}
-
 /// Returns whether a request bears the key of an attempt, which no page has.
 fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
-    key_of(headers).is_some_and(|key| gateway.session_of(&key).is_ok_and(|session| session.is_some()))
+    key_of(headers).is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
 }
 
-/// Rejects requests that a foreign web page can cause, and adds the headers that an allowed one needs.
-async fn guarded(
-    State((gateway, access)): State<(Gateway, Arc<Access>)>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let options = &gateway.0.options;
-    let needs_key =
-        !options.open || !options.keys.is_empty() || bears_attempt_key(&gateway, request.headers());
-    let (mut response, cors) =
-        match access.check(request.method(), request.uri(), request.headers(), needs_key) {
-            Verdict::Allowed(cors) => (next.run(request).await, cors),
-            Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
-            Verdict::Rejected(Rejection { status, message }) => {
-                let kind = match status {
-                    StatusCode::UNSUPPORTED_MEDIA_TYPE => ErrorKind::MediaType,
-                    _ => ErrorKind::Forbidden,
-                };
-                let anthropic = is_anthropic(request.uri(), request.headers());
-                return rejected(&gateway, anthropic, &ApiError::new(kind, message));
-            }
-        };
-    cors.apply(response.headers_mut());
-    response
+/// Returns the error that a rejection is.
+pub(super) fn fault(rejection: Rejection) -> ApiError {
+    let kind = match rejection.status {
+        StatusCode::BAD_REQUEST => ErrorKind::Invalid,
+        StatusCode::METHOD_NOT_ALLOWED => ErrorKind::Method,
+        StatusCode::NOT_FOUND => ErrorKind::NotFound,
+        StatusCode::PAYLOAD_TOO_LARGE => ErrorKind::TooLarge,
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => ErrorKind::MediaType,
+        _ => ErrorKind::Forbidden,
+    };
+    ApiError::new(kind, rejection.message)
 }
 
 /// Returns the routes of a gateway, which answers as the hosts that `access` allows.
 pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
-    Router::new()
+    let routes = Router::new()
         .merge(api())
         .nest(attempt, api())
         .nest(&format!("{attempt}/agent/{{agent}}"), api())
         .route("/metrics", get(metrics))
         .route(&format!("{attempt}/"), get(health))
-        .route(&format!("{attempt}/agent/{{agent}}/"), get(health))
-        .fallback(nowhere)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state((gateway.clone(), Arc::new(access)), guarded))
-        .with_state(gateway.clone())
+        .route(&format!("{attempt}/agent/{{agent}}/"), get(health));
+    let [by_key, rejecting] = [gateway.clone(), gateway.clone()];
+    let needs_key = move |headers: &HeaderMap| {
+        let options = &by_key.0.options;
+        !options.open || !options.keys.is_empty() || bears_attempt_key(&by_key, headers)
+    };
+    let reject = move |request: &Request, rejection| {
+        rejected(&rejecting, is_anthropic(request.uri(), request.headers()), &fault(rejection))
+    };
+    service::with_manners(routes, access, needs_key, reject).with_state(gateway.clone())
 }
 
 /// Serves a gateway until `stop` ends, and the answers under way with it.
@@ -165,14 +140,7 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let access = gateway.0.options.access.clone().bound_to(listener.local_addr()?.ip());
-    // Frames of a stream are small: held back until the client confirms the one before, each would take 40
-    // ms.
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps its small packets back");
-        }
-    });
-    axum::serve(listener, router(gateway, access)).with_graceful_shutdown(stop).await
+    service::serve(router(gateway, access), listener, stop).await
 }
 
 #[cfg(test)]

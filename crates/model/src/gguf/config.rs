@@ -1,10 +1,12 @@
 //! The configuration and the tokenizer in a GGUF file's metadata.
 
+use std::collections::BTreeSet;
 use std::f64::consts::TAU;
 
 use super::read::{Directory, Metadata};
+use crate::family::{Traits, Windows};
 use crate::tokenizer::{GgufTokenizer, LLAMA3_PRE_TOKENIZERS, TokenType};
-use crate::{Family, ModelConfig, ModelError, Pattern, Rope, RopeScaling};
+use crate::{ModelConfig, ModelError, Pattern, Rope, RopeScaling};
 
 /// The tensor in which Llama 3 files carry their stretched rotary frequencies.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -20,19 +22,14 @@ pub(super) fn model(
     refuse_parts(metadata)?;
     let architecture =
         metadata.text("general.architecture")?.ok_or_else(|| metadata.missing("general.architecture"))?;
-    let family = match architecture {
-        "llama" => Family::Llama,
-        "qwen2" => Family::Qwen2,
-        "qwen3" => Family::Qwen3,
-        "gemma3" => Family::Gemma3,
-        "smollm3" => Family::SmolLm3,
-        other => {
-            return Err(ModelError::unsupported(
-                path,
-                format!("general.architecture is {other:?}"),
-                "Levade runs the architectures llama (Llama 2 and 3, SmolLM2), qwen2, qwen3, gemma3 and smollm3",
-            ));
-        }
+    let known = |traits: &Traits| traits.gguf.as_ref().is_some_and(|gguf| gguf.architecture == architecture);
+    let Some((traits, gguf)) = Traits::find(known).and_then(|traits| Some((traits, traits.gguf.as_ref()?)))
+    else {
+        return Err(ModelError::unsupported(
+            path,
+            format!("general.architecture is {architecture:?}"),
+            &format!("Levade runs the architectures {}", architectures(|_| true)),
+        ));
     };
     let key = |name: &str| format!("{architecture}.{name}");
     let size = |name: &str| metadata.size(&key(name));
@@ -48,7 +45,7 @@ pub(super) fn model(
     let (hidden, heads, context) =
         (need("embedding_length")?, need("attention.head_count")?, need("context_length")?);
     let layers = need("block_count")?;
-    let pattern = pattern(metadata, family, layers, context)?;
+    let pattern = pattern(metadata, traits, architecture, layers, context)?;
     let head_dim = match size("attention.key_length")? {
         Some(width) => width,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
@@ -77,9 +74,7 @@ pub(super) fn model(
             format!("tokenizer.ggml.tokens has {tokens} tokens, but token_embd.weight has {vocabulary} rows"),
         ));
     }
-    // The runtime's own defaults.
-    let theta = if family == Family::Gemma3 { 1_000_000.0 } else { 10_000.0 };
-    let theta = metadata.float(&key("rope.freq_base"))?.unwrap_or(theta);
+    let theta = metadata.float(&key("rope.freq_base"))?.unwrap_or(gguf.theta);
     for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if let Some(cap) = metadata.float(&key(name))?.filter(|cap| *cap != 0.0) {
             let what = format!("{} is {cap}", key(name));
@@ -93,7 +88,7 @@ pub(super) fn model(
     let has = |name: &str| directory.tensors.contains_key(name);
     let epsilon_key = key("attention.layer_norm_rms_epsilon");
     let config = ModelConfig {
-        family,
+        family: traits.family,
         hidden,
         layers,
         heads,
@@ -105,7 +100,7 @@ pub(super) fn model(
         norm_epsilon: metadata.float(&epsilon_key)?.ok_or_else(|| metadata.missing(&epsilon_key))?,
         rope: Rope { theta, scaling },
         pattern,
-        query_scalar: (family == Family::Gemma3).then(|| query_scalar(layers, hidden, heads, head_dim)),
+        query_scalar: traits.query_scalar.map(|_| query_scalar(layers, hidden, heads, head_dim)),
         tied: !has("output.weight"),
         qkv_bias: has("blk.0.attn_q.bias"),
         output_bias: has("blk.0.attn_output.bias"),
@@ -128,47 +123,57 @@ pub(super) fn model(
     Ok(config)
 }
 
+/// The architectures of the families of which `matches` holds, in words.
+fn architectures(matches: fn(&Traits) -> bool) -> String {
+    let known =
+        |traits: &Traits| traits.gguf.as_ref().filter(|_| matches(traits)).map(|gguf| gguf.architecture);
+    Traits::list(|traits| known(traits).map(|architecture| traits.with_relatives(architecture)))
+}
+
 /// How layers attend. Files say the size of windows; which layers have one, and which have no rotary
 /// embedding, is known to the runtime by the architecture alone (llama.cpp, `llama-model.cpp`).
 fn pattern(
     metadata: &Metadata,
-    family: Family,
+    traits: &Traits,
+    architecture: &str,
     layers: usize,
     context: usize,
 ) -> Result<Pattern, ModelError> {
-    const GLOBAL: usize = 6;
-    const UNROTATED: usize = 4;
-    const LOCAL: f32 = 10_000.0;
-    let Some(architecture) = metadata.text("general.architecture")? else { return Ok(Pattern::default()) };
     let key = |name: &str| format!("{architecture}.{name}");
     let window = metadata.size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
     // Counted out below; more is refused later.
     let layers = layers.min(1 << 12);
-    let but_every = |step: usize| move |layer: &usize| !(layer + 1).is_multiple_of(step);
-    match (family, window) {
-        (Family::Gemma3, window) => {
-            let global = metadata.size(&key("attention.sliding_window_pattern"))?.unwrap_or(GLOBAL).max(1);
-            let theta = metadata.float(&key("rope.freq_base_swa"))?.unwrap_or(LOCAL);
-            let windowed = (0..layers).filter(but_every(global)).collect();
-            let local_rope = Some(Rope { theta, scaling: RopeScaling::None });
+    let every = |interval: usize| (0..layers).filter(move |layer| (layer + 1).is_multiple_of(interval));
+    let local_rope = match traits.local_theta {
+        Some(theta) => {
+            let theta = metadata.float(&key("rope.freq_base_swa"))?.unwrap_or(theta);
+            Some(Rope { theta, scaling: RopeScaling::None })
+        }
+        None => None,
+    };
+    let unrotated = traits.unrotated_interval.into_iter().flat_map(every).collect();
+    let unwindowed = Pattern { window: None, windowed: BTreeSet::new(), local_rope, unrotated };
+    match (traits.windows, window) {
+        (Windows::ButEvery(interval), window) => {
+            let interval =
+                metadata.size(&key("attention.sliding_window_pattern"))?.unwrap_or(interval).max(1);
+            let global: BTreeSet<usize> = every(interval).collect();
             if window.is_none() {
                 return Err(metadata.missing(&key("attention.sliding_window")));
             }
-            Ok(Pattern { window, windowed, local_rope, ..Pattern::default() })
+            let windowed = (0..layers).filter(|layer| !global.contains(layer)).collect();
+            Ok(Pattern { window, windowed, ..unwindowed })
         }
         (_, Some(window)) if window < context => Err(ModelError::unsupported(
             metadata.path(),
             format!("{} is {window}", key("attention.sliding_window")),
-            "Levade runs GGUF files with sliding windows of the architecture gemma3 alone: use the model's Hugging Face folder",
+            &format!(
+                "Levade runs GGUF files with sliding windows of the architecture {} alone: use the model's Hugging \
+                 Face folder",
+                architectures(|traits| matches!(traits.windows, Windows::ButEvery(_)))
+            ),
         )),
-        (Family::SmolLm3, _) => {
-            let rotated = but_every(UNROTATED);
-            Ok(Pattern {
-                unrotated: (0..layers).filter(|layer| !rotated(layer)).collect(),
-                ..Pattern::default()
-            })
-        }
-        _ => Ok(Pattern::default()),
+        _ => Ok(unwindowed),
     }
 }
 

@@ -1,6 +1,6 @@
 //! From Hugging Face tensor names to GGUF's, and between the two orders of rows.
 
-use crate::{Family, ModelConfig};
+use crate::ModelConfig;
 
 /// Where a parameter is in a GGUF file.
 #[derive(Debug, PartialEq)]
@@ -50,12 +50,10 @@ pub(super) fn place(config: &ModelConfig, name: &str) -> Option<Place> {
         .zip(&NORMS)
         .chain(MODULES.iter().map(|(hf, gguf)| (hf, gguf)))
         .find(|(hf, _)| **hf == module)?;
-    // Converters to the architectures `llama` and `smollm3` reorder the rows of each head so that the two
-    // members of a rotary pair are neighbours; for the other families they leave the two halves apart, as
-    // Hugging Face has them.
-    let interleaved_heads = match (config.family, *gguf) {
-        (Family::Llama | Family::SmolLm3, "attn_q") => Some(config.heads),
-        (Family::Llama | Family::SmolLm3, "attn_k") => Some(config.kv_heads),
+    let is_interleaved = config.family.traits().gguf.as_ref().is_some_and(|gguf| gguf.interleaved);
+    let interleaved_heads = match *gguf {
+        "attn_q" if is_interleaved => Some(config.heads),
+        "attn_k" if is_interleaved => Some(config.kv_heads),
         _ => None,
     };
     Some(Place { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads, offset })

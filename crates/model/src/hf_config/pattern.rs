@@ -4,27 +4,25 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::defaults::Defaults;
+use crate::family::{Traits, Windows};
 use crate::keys::Keys;
-use crate::{Family, ModelError, Pattern};
+use crate::{ModelError, Pattern};
 
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
 /// Reads the windows and the unrotated layers of a model of `layers` layers; the local rotary embedding is
 /// left out.
-pub(super) fn read(keys: &Keys, family: Family, layers: usize) -> Result<Pattern, ModelError> {
-    let unrotated = unrotated(keys, family, layers)?;
-    let (window, windowed) = windows(keys, family, layers, &unrotated)?;
+pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Pattern, ModelError> {
+    let unrotated = unrotated(keys, traits, layers)?;
+    let (window, windowed) = windows(keys, traits, layers, &unrotated)?;
     Ok(Pattern { window, windowed, local_rope: None, unrotated })
 }
 
 /// Layers whose `no_rope_layers` entry is 0 (SmolLM3 writes 1 for those that do have the embedding).
-fn unrotated(keys: &Keys, family: Family, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
-    if family != Family::SmolLm3 {
-        return Ok(BTreeSet::new());
-    }
-    let interval = keys.size("no_rope_layer_interval")?.unwrap_or(4);
+fn unrotated(keys: &Keys, traits: &Traits, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
+    let Some(interval) = traits.unrotated_interval else { return Ok(BTreeSet::new()) };
+    let interval = keys.size("no_rope_layer_interval")?.unwrap_or(interval);
     let read = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
     match keys.read("no_rope_layers", "a list of 0 and 1", read)? {
         Some(list) if list.len() < layers || list.iter().any(|flag| *flag > 1) => {
@@ -45,7 +43,7 @@ fn unrotated(keys: &Keys, family: Family, layers: usize) -> Result<BTreeSet<usiz
 /// The size of sliding windows, and which layers have one.
 fn windows(
     keys: &Keys,
-    family: Family,
+    traits: &Traits,
     layers: usize,
     unrotated: &BTreeSet<usize>,
 ) -> Result<(Option<usize>, BTreeSet<usize>), ModelError> {
@@ -54,25 +52,29 @@ fn windows(
     let switched = keys.read("use_sliding_window", "true or false", Value::as_bool)?;
     // `null` switches a window off whose default is a number.
     let size = match (keys.size("sliding_window")?, keys.has("sliding_window")) {
-        (None, false) => Defaults::of(family).window,
+        (None, false) => traits.defaults.window,
         (size, _) => size.filter(|size| *size > 0),
     };
     let last = keys.size("max_window_layers")?.unwrap_or(28);
-    let pattern = if family == Family::Gemma3 { keys.size("sliding_window_pattern")? } else { None };
-    let is_on = match family {
-        Family::Llama => {
-            let windows =
-                "Levade runs Llama without sliding windows, which its class in transformers lacks, too";
+    let interval = match traits.windows {
+        Windows::ButEvery(interval) => keys.size("sliding_window_pattern")?.unwrap_or(interval).max(1),
+        _ => 1,
+    };
+    let is_on = match traits.windows {
+        Windows::Never => {
+            let windows = format!(
+                "Levade runs {} without sliding windows, which its class in transformers lacks, too",
+                traits.title
+            );
             if switched == Some(true) {
-                return Err(keys.unsupported("use_sliding_window", windows));
+                return Err(keys.unsupported("use_sliding_window", &windows));
             }
             if switched.is_none() && size.is_some() {
-                return Err(keys.unsupported("sliding_window", windows));
+                return Err(keys.unsupported("sliding_window", &windows));
             }
             false
         }
-        Family::Mistral | Family::Gemma3 => size.is_some(),
-        Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => switched == Some(true) && size.is_some(),
+        windows => size.is_some() && (switched == Some(true) || !windows.are_switched()),
     };
     if !is_on {
         if slides {
@@ -83,15 +85,15 @@ fn windows(
         }
         return Ok((None, BTreeSet::new()));
     }
-    let by_rule = |layer: &usize| match family {
-        Family::Llama | Family::Mistral => true,
-        Family::Qwen2 | Family::Qwen3 => *layer >= last,
-        Family::Gemma3 => !(layer + 1).is_multiple_of(pattern.unwrap_or(6).max(1)),
-        Family::SmolLm3 => unrotated.contains(layer),
+    let by_rule = |layer: &usize| match traits.windows {
+        Windows::Never | Windows::Every => true,
+        Windows::ButEvery(_) => !(layer + 1).is_multiple_of(interval),
+        Windows::Last => *layer >= last,
+        Windows::Unrotated => unrotated.contains(layer),
     };
     let windowed = match types {
         // Its class looks at the size of the window alone.
-        Some(types) if family != Family::Mistral => types,
+        Some(types) if traits.windows != Windows::Every => types,
         _ => (0..layers).filter(by_rule).collect(),
     };
     Ok((size.filter(|_| !windowed.is_empty()), windowed))

@@ -3,32 +3,35 @@
 use serde_json::{Map, Value};
 
 use super::UNKNOWN;
-use super::defaults::Defaults;
 use crate::keys::Keys;
-use crate::{Family, ModelError, Rope, RopeScaling};
+use crate::{ModelError, Rope, RopeScaling};
 
 /// Older files have `rope_theta` and `rope_scaling`, newer ones both in `rope_parameters`. Where a file has
-/// both, transformers goes by the older one.
-pub(super) fn rope(keys: &Keys, family: Family, context: usize) -> Result<Rope, ModelError> {
-    let outer_theta = keys.float("rope_theta")?;
+/// both, transformers goes by the older one. `theta` is the base unless the file says another.
+pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, ModelError> {
+    let theta = keys.float("rope_theta")?.unwrap_or(theta);
     let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());
     let newer = keys.object("rope_parameters")?;
-    let default = Defaults::of(family).theta;
     let inner =
         older.map(|object| ("rope_scaling.", object)).or(newer.map(|object| ("rope_parameters.", object)));
     let trained = keys.size("original_max_position_embeddings")?;
     let Some((outer, object)) = inner else {
-        return Ok(Rope { theta: outer_theta.unwrap_or(default), scaling: RopeScaling::None });
+        return Ok(Rope { theta, scaling: RopeScaling::None });
     };
-    of_object(&Keys::new(keys.path, outer, object), outer_theta.unwrap_or(default), trained, context)
+    of_object(&Keys::new(keys.path, outer, object), theta, trained, context)
 }
 
-/// The rotary embeddings of Gemma 3: of layers that see their whole path, and of those with a window. Newer
-/// files have an object for each kind of layer, older ones a base for each and one scaling, of the former.
-pub(super) fn rope_by_kind(keys: &Keys, context: usize) -> Result<[Rope; 2], ModelError> {
-    const LOCAL: f32 = 10_000.0;
-    let theta = keys.float("rope_theta")?.unwrap_or(Defaults::of(Family::Gemma3).theta);
-    let local = keys.float("rope_local_base_freq")?.unwrap_or(LOCAL);
+/// The rotary embeddings of families that have two: of layers that see their whole path, and of those with a
+/// window. Newer files have an object for each kind of layer, older ones a base for each and one scaling, of
+/// the former. `theta` and `local` are the bases unless the file says others.
+pub(super) fn rope_by_kind(
+    keys: &Keys,
+    theta: f32,
+    local: f32,
+    context: usize,
+) -> Result<[Rope; 2], ModelError> {
+    let theta = keys.float("rope_theta")?.unwrap_or(theta);
+    let local = keys.float("rope_local_base_freq")?.unwrap_or(local);
     let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());
     let newer = keys.object("rope_parameters")?;
     let none = Map::new();

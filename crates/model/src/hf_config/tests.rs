@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{Pattern, Rope, RopeScaling};
+use crate::{Family, Pattern, Rope, RopeScaling};
 
 fn read(json: &Value) -> Result<ModelConfig, ModelError> {
     read_with_notes(json).map(|(config, _)| config)
@@ -210,14 +210,14 @@ fn what_is_written_is_read_back() {
     };
     let scalings =
         [RopeScaling::None, RopeScaling::Linear { factor: 1.1 }, llama3, yarn(None), yarn(Some(1.25))];
-    for model_type in ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "smollm3"] {
+    for traits in Family::all().map(Family::traits) {
         for scaling in &scalings {
-            let mut config = read(&least(model_type)).unwrap();
+            let mut config = read(&least(traits.model_type)).unwrap();
             config.rope = Rope { theta: 1e6 + 0.5, scaling: scaling.clone() };
             config.norm_epsilon = 1e-5;
             config.tied = true;
             (config.bos, config.eos, config.pad) = (Some(1), vec![2, 3], Some(4));
-            if !["qwen2", "mistral"].contains(&model_type) {
+            if traits.attention_bias == AttentionBias::Configured {
                 (config.qkv_bias, config.output_bias) = (true, true);
             }
             assert_eq!(read(&config.to_hf_json()).unwrap(), config);

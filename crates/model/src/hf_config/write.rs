@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::pattern::to_layer_types;
-use crate::{Activation, Family, ModelConfig, RopeScaling};
+use crate::family::{AttentionBias, Windows};
+use crate::{Activation, ModelConfig, RopeScaling};
 
 /// The shortest decimal that reads back as this f32, so that 1e-6 is not written as 9.999999974752427e-7.
 fn shortest(value: f32) -> Value {
@@ -13,17 +14,10 @@ fn shortest(value: f32) -> Value {
 impl ModelConfig {
     /// The contents of a `config.json` from which `transformers` builds this model, in f32.
     pub fn to_hf_json(&self) -> Value {
-        let (model_type, architecture) = match self.family {
-            Family::Llama => ("llama", "LlamaForCausalLM"),
-            Family::Mistral => ("mistral", "MistralForCausalLM"),
-            Family::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
-            Family::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
-            Family::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
-            Family::SmolLm3 => ("smollm3", "SmolLM3ForCausalLM"),
-        };
+        let traits = self.family.traits();
         let mut json = json!({
-            "architectures": [architecture],
-            "model_type": model_type,
+            "architectures": [traits.class],
+            "model_type": traits.model_type,
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
@@ -52,10 +46,10 @@ impl ModelConfig {
             Activation::GeluTanh => json["hidden_activation"] = json!("gelu_pytorch_tanh"),
         }
         // Qwen2 has its biases whatever the file says, and Mistral none.
-        if !matches!(self.family, Family::Qwen2 | Family::Mistral) {
+        if traits.attention_bias == AttentionBias::Configured {
             json["attention_bias"] = json!(self.qkv_bias);
         }
-        if matches!(self.family, Family::Llama | Family::SmolLm3) {
+        if traits.mlp_bias {
             json["mlp_bias"] = json!(self.mlp_bias);
         }
         self.write_pattern(&mut json);
@@ -63,18 +57,18 @@ impl ModelConfig {
     }
 
     fn write_pattern(&self, json: &mut Value) {
-        let pattern = &self.pattern;
+        let (pattern, traits) = (&self.pattern, self.family.traits());
         let slides = !pattern.windowed.is_empty();
-        if matches!(self.family, Family::Qwen2 | Family::Qwen3 | Family::SmolLm3) {
+        if traits.windows.are_switched() {
             json["use_sliding_window"] = json!(slides);
         }
-        if self.family == Family::Mistral || slides {
+        if traits.windows == Windows::Every || slides {
             json["sliding_window"] = json!(pattern.window);
         }
-        if self.family == Family::Gemma3 || (slides && self.family != Family::Mistral) {
+        if matches!(traits.windows, Windows::ButEvery(_)) || (slides && traits.windows != Windows::Every) {
             json["layer_types"] = json!(to_layer_types(pattern, self.layers));
         }
-        if self.family == Family::SmolLm3 {
+        if traits.unrotated_interval.is_some() {
             let rotated = |layer| u8::from(!pattern.unrotated.contains(&layer));
             json["no_rope_layers"] = (0..self.layers).map(rotated).collect();
         }

@@ -11,20 +11,19 @@ mod fusion;
 use std::future::Future;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Json, Router};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use levade_http::{Access, Verdict};
+use levade_http::{Access, Rejection, service};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 
 use crate::error::SandboxError;
@@ -49,7 +48,7 @@ pub struct Service(Arc<Inner>);
 struct Inner {
     sandbox: Sandbox,
     limits: Limits,
-    keys: Vec<[u8; 32]>,
+    keys: Vec<String>,
     access: Access,
 }
 
@@ -57,27 +56,22 @@ impl Service {
     /// Creates a service whose requests must bear one of `keys`, if there are any. `limits` are the maxima of
     /// a request: more memory is reduced to them, and more time is rejected.
     pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
-        let keys = keys.iter().map(|key| hash(key)).collect();
-        Service(Arc::new(Inner { sandbox, limits, keys, access }))
+        Service(Arc::new(Inner { sandbox, limits, keys: keys.to_vec(), access }))
     }
 
     /// All its paths.
     pub fn router(&self) -> Router {
-        Router::new()
+        let routes = Router::new()
             .route("/run_code", post(run_code))
             .route("/run_jupyter", post(run_jupyter))
             .route("/protection", get(protection))
             .route_layer(from_fn_with_state(self.clone(), authenticated))
-            .route("/v1/ping", get(|| async { body(&"pong") }))
-            .fallback(|request: Request| async move {
-                detail(
-                    StatusCode::NOT_FOUND,
-                    format!("nothing is at {} {}", request.method(), request.uri().path()),
-                )
-            })
-            .layer(DefaultBodyLimit::max(MOST_BYTES))
-            .layer(from_fn_with_state(self.clone(), permitted))
-            .with_state(self.clone())
+            .route("/v1/ping", get(|| async { Json("pong") }))
+            .layer(DefaultBodyLimit::max(MOST_BYTES));
+        let needs_key = !self.0.keys.is_empty();
+        let reject = |_: &Request, rejection: Rejection| detail(rejection.status, rejection.message);
+        let routes = service::with_manners(routes, self.0.access.clone(), move |_| needs_key, reject);
+        routes.with_state(self.clone())
     }
 
     /// Returns the limits of a request, whose time is called `name`.
@@ -107,56 +101,20 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    axum::serve(listener, service.router()).with_graceful_shutdown(stop).await
+    service::serve(service.router(), listener, stop).await
 }
 
-fn hash(text: &str) -> [u8; 32] {
-    Sha256::digest(text.as_bytes()).into()
-}
-
-/// Rejects requests that a web page can cause, before their body is read.
-async fn permitted(State(service): State<Service>, request: Request, next: Next) -> Response {
-    let needs_key = !service.0.keys.is_empty();
-    match service.0.access.check(request.method(), request.uri(), request.headers(), needs_key) {
-        Verdict::Rejected(rejection) => detail(rejection.status, rejection.message),
-        Verdict::Preflight(cors) => {
-            let mut response = StatusCode::NO_CONTENT.into_response();
-            cors.apply(response.headers_mut());
-            response
-        }
-        Verdict::Allowed(cors) => {
-            let mut response = next.run(request).await;
-            cors.apply(response.headers_mut());
-            response
-        }
-    }
-}
-
-/// Lets requests pass that bear a key. Hashes are compared, so the time it takes tells nothing.
+/// Lets requests pass that bear a key.
 async fn authenticated(State(service): State<Service>, request: Request, next: Next) -> Response {
-    let keys = &service.0.keys;
-    if keys.is_empty() || bearer(request.headers()).is_some_and(|key| keys.contains(&hash(key))) {
+    if service::admits(&service.0.keys, service::key_of(request.headers())) {
         return next.run(request).await;
     }
     detail(StatusCode::UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    text("authorization").and_then(|value| value.strip_prefix("Bearer ")).or_else(|| text("x-api-key"))
-}
-
-/// An answer of JSON.
-fn body(of: &impl Serialize) -> Response {
-    match serde_json::to_vec(of) {
-        Ok(bytes) => ([(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
 /// An error as FastAPI writes it.
 fn detail(status: StatusCode, detail: impl Serialize) -> Response {
-    (status, body(&json!({ "detail": detail }))).into_response()
+    (status, Json(json!({ "detail": detail }))).into_response()
 }
 
 fn read<T: DeserializeOwned>(sent: &Bytes) -> Result<T, SandboxError> {
@@ -191,7 +149,7 @@ async fn protection(State(service): State<Service>) -> Response {
         "python": sandbox.python(),
         "memory": if sandbox.has_cgroups() { "cgroup" } else { "watch" },
     });
-    body(&text)
+    Json(text).into_response()
 }
 
 async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
@@ -217,16 +175,16 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
         Ok(CodeAnswer::of(&outcome, &run.limits))
     };
     match answer.await {
-        Ok(answer) => body(&answer),
-        Err(error) => answered(error, |why| body(&CodeAnswer::failed(why))),
+        Ok(answer) => Json(answer).into_response(),
+        Err(error) => answered(error, |why| Json(CodeAnswer::failed(why)).into_response()),
     }
 }
 
 async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
     let answer = async { cells(&service, read(&sent)?).await };
     match answer.await {
-        Ok(answer) => body(&answer),
-        Err(error) => answered(error, |why| body(&JupyterAnswer::failed(why))),
+        Ok(answer) => Json(answer).into_response(),
+        Err(error) => answered(error, |why| Json(JupyterAnswer::failed(why)).into_response()),
     }
 }
 

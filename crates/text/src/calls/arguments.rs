@@ -38,6 +38,14 @@ pub(crate) fn arguments_of(name: &str, json: &str) -> Result<Written, String> {
     Ok((name.to_owned(), arguments_object(value)?))
 }
 
+/// Says why a text that should be JSON up to the tag `close` is none; `closed` says whether the tag is there.
+pub(crate) fn not_closed_json(text: &str, close: &str, closed: bool) -> String {
+    match text.strip_suffix(close).filter(|_| closed) {
+        Some(body) => not_json(body),
+        None => format!("{close} is missing"),
+    }
+}
+
 /// Says why a text that should be a call in JSON, between tags, is none.
 pub(crate) fn not_json(body: &str) -> String {
     let body = body.trim();

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::tags::{blank, header, opening};
 use super::values::arguments;
-use super::{Body, Fault, Forms, Mark, Syntax, Trailer, Written, arguments_of};
+use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Trailer, Written, arguments_of};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"];
@@ -23,17 +23,29 @@ pub(crate) struct Deepseek {
     pub fenced: bool,
 }
 
+const SPELLING: Spelling = Spelling {
+    marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)],
+    closes: &[CLOSE],
+    tags: &[SECTION[0], SECTION[1], OPEN, CLOSE, SEPARATOR],
+    how: "its name and its arguments as JSON between tags",
+    sign: OPEN,
+    example: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>TOOL\n```json\n\
+                 {\"PARAMETER\": VALUE}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ..Spelling::NONE
+};
+
+static SPELLINGS: [Spelling; 2] = [
+    Spelling {
+        example: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>TOOL<｜tool▁sep｜>{\"PARAMETER\": VALUE}\
+                 <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ..SPELLING
+    },
+    SPELLING,
+];
+
 impl Syntax for Deepseek {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)]
-    }
-
-    fn closes(&self) -> &'static [&'static str] {
-        &[CLOSE]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[SECTION[0], SECTION[1], OPEN, CLOSE, SEPARATOR]
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLINGS[usize::from(self.fenced)]
     }
 
     fn body(&self, text: &str, ended: bool) -> Body {
@@ -131,26 +143,5 @@ impl Syntax for Deepseek {
         Some(forms.calls([SECTION[0], between, SECTION[1]], |at, tool| {
             forms.arguments(at, tool, &before(&tool.name), &after)
         }))
-    }
-
-    fn how(&self) -> &'static str {
-        "its name and its arguments as JSON between tags"
-    }
-
-    fn example(&self) -> &'static str {
-        match self.fenced {
-            true => {
-                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>TOOL\n```json\n\
-                 {\"PARAMETER\": VALUE}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-            }
-            false => {
-                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>TOOL<｜tool▁sep｜>{\"PARAMETER\": VALUE}\
-                 <｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-            }
-        }
-    }
-
-    fn sign(&self) -> &'static str {
-        OPEN
     }
 }

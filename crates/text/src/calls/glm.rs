@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::values::{between, call_of, plain, unquoted};
-use super::{Body, Fault, Forms, Mark, Syntax, Written, call_from};
+use super::values::{between, call_of, tagged, unquoted};
+use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written, call_from};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -29,21 +29,20 @@ pub(crate) struct Glm {
     pub lines: bool,
 }
 
+static SPELLING: Spelling = Spelling {
+    marks: &[(OPEN, Mark::Call)],
+    closes: &[CLOSE],
+    tags: &[OPEN, CLOSE, KEY[0], KEY[1], VALUE[0], VALUE[1]],
+    stops: &[RESULTS, "<|user|>"],
+    how: "its name, and the name and value of each argument between tags",
+    sign: OPEN,
+    example: "<tool_call>TOOL\n<arg_key>PARAMETER</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+    ..Spelling::NONE
+};
+
 impl Syntax for Glm {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(OPEN, Mark::Call)]
-    }
-
-    fn closes(&self) -> &'static [&'static str] {
-        &[CLOSE]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[OPEN, CLOSE, KEY[0], KEY[1], VALUE[0], VALUE[1]]
-    }
-
-    fn stops(&self) -> &'static [&'static str] {
-        &[RESULTS, "<|user|>"]
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLING
     }
 
     fn end(&self, calls: bool) -> Option<&'static str> {
@@ -75,16 +74,10 @@ impl Syntax for Glm {
             Some(content.to_owned()).filter(|text| !text.is_empty()).into_iter().collect();
         for call in calls {
             let line = if self.lines { "\n" } else { "" };
-            let mut text = format!("{OPEN}{}{line}", call.name);
-            for (key, value) in call.arguments.iter() {
-                let value = plain(value);
-                text.push_str(&format!("{}{key}{}{line}", KEY[0], KEY[1]));
-                text.push_str(&format!("{}{value}{}{line}", VALUE[0], VALUE[1]));
-            }
-            if let Some(unreadable) = call.arguments.unreadable() {
-                text.push_str(&format!("{unreadable}{line}"));
-            }
-            parts.push(text + CLOSE);
+            let arguments = tagged(call, line, |key, value| {
+                format!("{}{key}{}{line}{}{value}{}{line}", KEY[0], KEY[1], VALUE[0], VALUE[1])
+            });
+            parts.push(format!("{OPEN}{}{line}{arguments}{CLOSE}", call.name));
         }
         parts.join(if self.lines { "\n" } else { "" })
     }
@@ -100,18 +93,6 @@ impl Syntax for Glm {
         Some(forms.calls(["", line, ""], |at, tool| {
             forms.parts((at, tool), &format!("{OPEN}{}{line}", tool.name), open, &close, CLOSE)
         }))
-    }
-
-    fn how(&self) -> &'static str {
-        "its name, and the name and value of each argument between tags"
-    }
-
-    fn example(&self) -> &'static str {
-        "<tool_call>TOOL\n<arg_key>PARAMETER</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>"
-    }
-
-    fn sign(&self) -> &'static str {
-        OPEN
     }
 }
 

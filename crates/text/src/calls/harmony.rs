@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::tags::header;
 use super::values::arguments;
-use super::{Begins, Body, Fault, Forms, Mark, Syntax, Written, arguments_of, not_json};
+use super::{Begins, Body, Fault, Forms, Mark, Spelling, Syntax, Written, arguments_of, not_json};
 use crate::{ToolCall, ToolSpec};
 
 const START: &str = "<|start|>";
@@ -28,47 +28,37 @@ pub(crate) const THOUGHT: [&str; 2] = ["<|channel|>analysis<|message|>", "<|end|
 /// The format.
 pub(crate) struct Harmony;
 
+static SPELLING: Spelling = Spelling {
+    marks: &[
+        (START, Mark::Call),
+        (CHANNEL, Mark::Call),
+        (MESSAGE, Mark::Silent),
+        (CONSTRAIN, Mark::Silent),
+        (END, Mark::Silent),
+        (RETURN, Mark::Silent),
+        (CALL, Mark::Silent),
+    ],
+    closes: &[CALL, END, RETURN],
+    in_thought: &[
+        (START, Mark::Call),
+        (CHANNEL, Mark::Call),
+        (END, Mark::ThoughtClose),
+        (RETURN, Mark::ThoughtClose),
+        (CALL, Mark::ThoughtClose),
+    ],
+    tags: &[START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL],
+    stops: &[RETURN, CALL],
+    goes_on: &[END],
+    thought_tags: Some(THOUGHT),
+    how: "a message to it on the commentary channel",
+    sign: "to=functions.",
+    example: "<|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{\"PARAMETER\": VALUE}<|call|>",
+    ..Spelling::NONE
+};
+
 impl Syntax for Harmony {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[
-            (START, Mark::Call),
-            (CHANNEL, Mark::Call),
-            (MESSAGE, Mark::Silent),
-            (CONSTRAIN, Mark::Silent),
-            (END, Mark::Silent),
-            (RETURN, Mark::Silent),
-            (CALL, Mark::Silent),
-        ]
-    }
-
-    fn closes(&self) -> &'static [&'static str] {
-        &[CALL, END, RETURN]
-    }
-
-    fn in_thought(&self) -> &'static [(&'static str, Mark)] {
-        &[
-            (START, Mark::Call),
-            (CHANNEL, Mark::Call),
-            (END, Mark::ThoughtClose),
-            (RETURN, Mark::ThoughtClose),
-            (CALL, Mark::ThoughtClose),
-        ]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL]
-    }
-
-    fn stops(&self) -> &'static [&'static str] {
-        &[RETURN, CALL]
-    }
-
-    fn goes_on(&self) -> &'static [&'static str] {
-        &[END]
-    }
-
-    fn thought_tags(&self) -> Option<[&'static str; 2]> {
-        Some(THOUGHT)
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLING
     }
 
     fn end(&self, calls: bool) -> Option<&'static str> {
@@ -119,7 +109,7 @@ impl Syntax for Harmony {
                 .then(|| format!("{MESSAGE} is missing behind {:?}", crate::excerpt::excerpt(text)));
         };
         recipient(header)?;
-        let body = self.closes().iter().find_map(|close| body.strip_suffix(close)).unwrap_or(body);
+        let body = SPELLING.closes.iter().find_map(|close| body.strip_suffix(close)).unwrap_or(body);
         Some(not_json(body))
     }
 
@@ -161,18 +151,6 @@ impl Syntax for Harmony {
         text =
             text.replacen("start: ", &format!("start: ({} {})? ", forms.said(THOUGHT[0]), thought.terms), 1);
         Some(text + &thought.rules)
-    }
-
-    fn how(&self) -> &'static str {
-        "a message to it on the commentary channel"
-    }
-
-    fn example(&self) -> &'static str {
-        "<|channel|>commentary to=functions.TOOL <|constrain|>json<|message|>{\"PARAMETER\": VALUE}<|call|>"
-    }
-
-    fn sign(&self) -> &'static str {
-        "to=functions."
     }
 }
 

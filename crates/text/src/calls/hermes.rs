@@ -13,8 +13,9 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::tags::closed_by;
-use super::{Body, Fault, Forms, Mark, Syntax, Trailer, Written, call_from, not_json};
-use crate::{ToolCall, ToolSpec, python_json};
+use super::values::object;
+use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Trailer, Written, call_from, not_closed_json};
+use crate::{ToolCall, ToolSpec};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -22,17 +23,19 @@ const CLOSE: &str = "</tool_call>";
 /// The format.
 pub(crate) struct Hermes;
 
+static SPELLING: Spelling = Spelling {
+    marks: &[(OPEN, Mark::Call)],
+    closes: &[CLOSE],
+    tags: &[OPEN, CLOSE],
+    how: "its name and its arguments as JSON between tags",
+    sign: OPEN,
+    example: "<tool_call>\n{\"name\": \"<tool>\", \"arguments\": {\"<parameter>\": <value>}}\n</tool_call>",
+    ..Spelling::NONE
+};
+
 impl Syntax for Hermes {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(OPEN, Mark::Call)]
-    }
-
-    fn closes(&self) -> &'static [&'static str] {
-        &[CLOSE]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[OPEN, CLOSE]
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLING
     }
 
     fn body(&self, _: &str, _: bool) -> Body {
@@ -56,20 +59,12 @@ impl Syntax for Hermes {
     }
 
     fn fault(&self, text: &str, closed: bool, _: &[ToolSpec]) -> Option<String> {
-        let body = text.strip_prefix(OPEN).unwrap_or(text);
-        Some(match body.strip_suffix(CLOSE).filter(|_| closed) {
-            Some(body) => not_json(body),
-            None => format!("{CLOSE} is missing"),
-        })
+        Some(not_closed_json(text.strip_prefix(OPEN).unwrap_or(text), CLOSE, closed))
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
         let content = (!content.is_empty()).then(|| content.to_string());
         content.into_iter().chain(calls.iter().map(render_call)).collect::<Vec<_>>().join("\n")
-    }
-
-    fn example(&self) -> &'static str {
-        "<tool_call>\n{\"name\": \"<tool>\", \"arguments\": {\"<parameter>\": <value>}}\n</tool_call>"
     }
 
     fn grammar(&self, forms: &Forms<'_>) -> Option<String> {
@@ -81,20 +76,10 @@ impl Syntax for Hermes {
             }),
         )
     }
-
-    fn how(&self) -> &'static str {
-        "its name and its arguments as JSON between tags"
-    }
-
-    fn sign(&self) -> &'static str {
-        OPEN
-    }
 }
 
 fn render_call(call: &ToolCall) -> String {
-    let name = python_json::dumps(&Value::String(call.name.clone()));
-    let arguments = call.arguments.to_text();
-    format!("{OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CLOSE}")
+    format!("{OPEN}\n{}\n{CLOSE}", object(call, "arguments", ""))
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use super::tags::{closed_by, header};
 use super::values::arguments;
-use super::{Body, Fault, Forms, Mark, Rule, Syntax, Trailer, Written, arguments_of};
+use super::{
+    Body, Fault, Forms, Mark, Rule, Spelling, Syntax, Trailer, Written, arguments_of, not_closed_json,
+};
 use crate::{ToolCall, ToolSpec};
 
 const SECTION: [&str; 2] = ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"];
@@ -18,17 +20,20 @@ const CLOSE: &str = "<|tool_call_end|>";
 /// The format.
 pub(crate) struct Kimi;
 
+static SPELLING: Spelling = Spelling {
+    marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)],
+    closes: &[CLOSE],
+    tags: &[SECTION[0], SECTION[1], OPEN, ARGUMENTS, CLOSE],
+    how: "its name with a number and its arguments as JSON between tags",
+    sign: OPEN,
+    example: "<|tool_calls_section_begin|><|tool_call_begin|>functions.TOOL:0<|tool_call_argument_begin|>\
+         {\"PARAMETER\": VALUE}<|tool_call_end|><|tool_calls_section_end|>",
+    ..Spelling::NONE
+};
+
 impl Syntax for Kimi {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (OPEN, Mark::Call)]
-    }
-
-    fn closes(&self) -> &'static [&'static str] {
-        &[CLOSE]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[SECTION[0], SECTION[1], OPEN, ARGUMENTS, CLOSE]
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLING
     }
 
     fn body(&self, text: &str, ended: bool) -> Body {
@@ -63,10 +68,7 @@ impl Syntax for Kimi {
         let Some((_, rest)) = text.split_once(ARGUMENTS) else {
             return Some(format!("{ARGUMENTS} is missing"));
         };
-        Some(match rest.strip_suffix(CLOSE).filter(|_| closed) {
-            Some(body) => super::not_json(body),
-            None => format!("{CLOSE} is missing"),
-        })
+        Some(not_closed_json(rest, CLOSE, closed))
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
@@ -90,19 +92,6 @@ impl Syntax for Kimi {
             let Rule { terms, rules } = forms.arguments(at, tool, ARGUMENTS, CLOSE);
             Rule { rules: numbered.rules + &rules, terms: numbered.terms + &terms }
         }))
-    }
-
-    fn how(&self) -> &'static str {
-        "its name with a number and its arguments as JSON between tags"
-    }
-
-    fn example(&self) -> &'static str {
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.TOOL:0<|tool_call_argument_begin|>\
-         {\"PARAMETER\": VALUE}<|tool_call_end|><|tool_calls_section_end|>"
-    }
-
-    fn sign(&self) -> &'static str {
-        OPEN
     }
 }
 

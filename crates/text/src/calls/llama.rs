@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use serde_json::Value;
 
-use super::values::arguments;
-use super::{Begins, Body, Fault, Forms, Mark, Syntax, Written, call_from, not_json};
+use super::values::object;
+use super::{Begins, Body, Fault, Forms, Mark, Spelling, Syntax, Written, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "<|python_tag|>";
@@ -22,17 +22,19 @@ const END: &str = "<|eom_id|>";
 /// The format.
 pub(crate) struct Llama;
 
+static SPELLING: Spelling = Spelling {
+    marks: &[(OPEN, Mark::Call), (END, Mark::Silent)],
+    tags: &[OPEN],
+    stops: &[END],
+    how: "nothing but its name and its parameters as JSON",
+    sign: "{\"name\": …, \"parameters\": …}",
+    example: "{\"name\": \"TOOL\", \"parameters\": {\"PARAMETER\": VALUE}}",
+    ..Spelling::NONE
+};
+
 impl Syntax for Llama {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(OPEN, Mark::Call), (END, Mark::Silent)]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[OPEN]
-    }
-
-    fn stops(&self) -> &'static [&'static str] {
-        &[END]
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLING
     }
 
     fn body(&self, text: &str, _: bool) -> Body {
@@ -86,10 +88,7 @@ impl Syntax for Llama {
     }
 
     fn render(&self, content: &str, calls: &[ToolCall]) -> String {
-        let call = |call: &ToolCall| {
-            let name = python_json::dumps(&Value::String(call.name.clone()));
-            format!("{{\"name\": {name}, \"parameters\": {}}}", arguments(call))
-        };
+        let call = |call| object(call, "parameters", "");
         let tag = if content.is_empty() || calls.is_empty() { "" } else { OPEN };
         format!("{content}{tag}{}", calls.iter().map(call).collect::<Vec<_>>().join("; "))
     }
@@ -100,17 +99,5 @@ impl Syntax for Llama {
                 forms.object((at, tool), "parameters", ["", ""], &Value::Null)
             }),
         )
-    }
-
-    fn how(&self) -> &'static str {
-        "nothing but its name and its parameters as JSON"
-    }
-
-    fn example(&self) -> &'static str {
-        "{\"name\": \"TOOL\", \"parameters\": {\"PARAMETER\": VALUE}}"
-    }
-
-    fn sign(&self) -> &'static str {
-        "{\"name\": …, \"parameters\": …}"
     }
 }

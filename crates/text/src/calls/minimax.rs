@@ -11,8 +11,8 @@
 
 use std::ops::Range;
 
-use super::values::{between, call_of, plain, unquoted, value_before};
-use super::{Body, Fault, Forms, Mark, Syntax, Written};
+use super::values::{between, call_of, tagged, unquoted, value_before};
+use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -25,21 +25,21 @@ const PARAMETER_END: &str = "</parameter>";
 /// The format.
 pub(crate) struct Minimax;
 
+static SPELLING: Spelling = Spelling {
+    marks: &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (INVOKE, Mark::Call)],
+    closes: &[INVOKE_END],
+    tags: &[SECTION[0], SECTION[1], INVOKE, INVOKE_END, PARAMETER, PARAMETER_END],
+    only_in_sections: true,
+    how: "its name and its arguments between tags",
+    sign: SECTION[0],
+    example: "<minimax:tool_call>\n<invoke name=\"TOOL\">\n<parameter name=\"PARAMETER\">VALUE</parameter>\n</invoke>\n\
+         </minimax:tool_call>",
+    ..Spelling::NONE
+};
+
 impl Syntax for Minimax {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(SECTION[0], Mark::Section), (SECTION[1], Mark::SectionEnd), (INVOKE, Mark::Call)]
-    }
-
-    fn closes(&self) -> &'static [&'static str] {
-        &[INVOKE_END]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[SECTION[0], SECTION[1], INVOKE, INVOKE_END, PARAMETER, PARAMETER_END]
-    }
-
-    fn only_in_sections(&self) -> bool {
-        true
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLING
     }
 
     fn body(&self, _: &str, _: bool) -> Body {
@@ -71,14 +71,9 @@ impl Syntax for Minimax {
             text.remove(0);
         }
         for call in calls {
-            text.push_str(&format!("{INVOKE}\"{}\">\n", call.name));
-            for (key, value) in call.arguments.iter() {
-                text.push_str(&format!("{PARAMETER}\"{key}\">{}{PARAMETER_END}\n", plain(value)));
-            }
-            if let Some(unreadable) = call.arguments.unreadable() {
-                text.push_str(&format!("{unreadable}\n"));
-            }
-            text.push_str(&format!("{INVOKE_END}\n"));
+            let argument = |key: &str, value: &str| format!("{PARAMETER}\"{key}\">{value}{PARAMETER_END}\n");
+            let arguments = tagged(call, "\n", argument);
+            text.push_str(&format!("{INVOKE}\"{}\">\n{arguments}{INVOKE_END}\n", call.name));
         }
         text + SECTION[1]
     }
@@ -90,19 +85,6 @@ impl Syntax for Minimax {
             let before = format!("{INVOKE}\"{}\">\n", tool.name);
             forms.parts((at, tool), &before, |key| format!("{PARAMETER}\"{key}\">"), &close, INVOKE_END)
         }))
-    }
-
-    fn how(&self) -> &'static str {
-        "its name and its arguments between tags"
-    }
-
-    fn example(&self) -> &'static str {
-        "<minimax:tool_call>\n<invoke name=\"TOOL\">\n<parameter name=\"PARAMETER\">VALUE</parameter>\n</invoke>\n\
-         </minimax:tool_call>"
-    }
-
-    fn sign(&self) -> &'static str {
-        SECTION[0]
     }
 }
 

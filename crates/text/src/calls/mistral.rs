@@ -10,8 +10,8 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::tags::{blank, header};
-use super::values::arguments;
-use super::{Body, Fault, Forms, Mark, Syntax, Written, arguments_of, call_from, not_json};
+use super::values::{arguments, object};
+use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written, arguments_of, call_from, not_json};
 use crate::{ToolCall, ToolSpec, python_json};
 
 const OPEN: &str = "[TOOL_CALLS]";
@@ -23,13 +23,26 @@ pub(crate) struct Mistral {
     pub named: bool,
 }
 
-impl Syntax for Mistral {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(OPEN, Mark::Call)]
-    }
+const SPELLING: Spelling = Spelling {
+    marks: &[(OPEN, Mark::Call)],
+    tags: &[OPEN, ID, ARGUMENTS],
+    how: "a tag, its name and its arguments as JSON",
+    sign: OPEN,
+    example: "[TOOL_CALLS]TOOL[ARGS]{\"PARAMETER\": VALUE}",
+    ..Spelling::NONE
+};
 
-    fn tags(&self) -> &'static [&'static str] {
-        &[OPEN, ID, ARGUMENTS]
+static SPELLINGS: [Spelling; 2] = [
+    Spelling {
+        example: "[TOOL_CALLS][{\"name\": \"TOOL\", \"arguments\": {\"PARAMETER\": VALUE}}]",
+        ..SPELLING
+    },
+    SPELLING,
+];
+
+impl Syntax for Mistral {
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLINGS[usize::from(self.named)]
     }
 
     fn body(&self, text: &str, ended: bool) -> Body {
@@ -107,9 +120,7 @@ impl Syntax for Mistral {
             }
             calls => {
                 let call = |(index, call): (usize, &ToolCall)| {
-                    let name = python_json::dumps(&Value::String(call.name.clone()));
-                    let id = id(index);
-                    format!("{{\"name\": {name}, \"arguments\": {}, \"id\": \"{id}\"}}", arguments(call))
+                    object(call, "arguments", &format!(", \"id\": \"{}\"", id(index)))
                 };
                 let calls: Vec<String> = calls.iter().enumerate().map(call).collect();
                 text.push_str(&format!("{OPEN}[{}]", calls.join(", ")));
@@ -135,21 +146,6 @@ impl Syntax for Mistral {
         let id = json!({ "id": { "type": "string", "pattern": "^[a-zA-Z0-9]{9}$" } });
         let open = format!("{OPEN}[");
         Some(forms.calls([&open, ", ", "]"], |at, tool| forms.object((at, tool), "arguments", ["", ""], &id)))
-    }
-
-    fn how(&self) -> &'static str {
-        "a tag, its name and its arguments as JSON"
-    }
-
-    fn example(&self) -> &'static str {
-        match self.named {
-            true => "[TOOL_CALLS]TOOL[ARGS]{\"PARAMETER\": VALUE}",
-            false => "[TOOL_CALLS][{\"name\": \"TOOL\", \"arguments\": {\"PARAMETER\": VALUE}}]",
-        }
-    }
-
-    fn sign(&self) -> &'static str {
-        OPEN
     }
 }
 

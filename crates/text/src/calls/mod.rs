@@ -29,7 +29,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub(crate) use arguments::{arguments_of, call_from, not_json};
+pub(crate) use arguments::{arguments_of, call_from, not_closed_json, not_json};
 pub(crate) use grammar::{Forms, Rule};
 pub(crate) use json::{Json, Progress};
 pub(crate) use tags::{Next, Table};
@@ -219,43 +219,59 @@ impl From<String> for Fault {
 /// A call as it was written: the tool's name and the arguments.
 pub(crate) type Written = (String, Map<String, Value>);
 
+/// Tags and texts of a format.
+#[derive(Debug)]
+pub(crate) struct Spelling {
+    /// Tags that mean something in speech.
+    pub marks: &'static [(&'static str, Mark)],
+    /// Tags that end a call which has not ended by itself.
+    pub closes: &'static [&'static str],
+    /// Tags that end a thought of this format, besides those that are known of the model.
+    pub in_thought: &'static [(&'static str, Mark)],
+    /// All texts that are written as special tokens where the model has such.
+    pub tags: &'static [&'static str],
+    /// Tokens that end a reply in this format, besides those that the template and the tokenizer name.
+    pub stops: &'static [&'static str],
+    /// Tokens that end a message but not the reply.
+    pub goes_on: &'static [&'static str],
+    /// Tags around a thought, where the format says how thoughts are written.
+    pub thought_tags: Option<[&'static str; 2]>,
+    /// Whether calls are looked for between thoughts only in sections.
+    pub only_in_sections: bool,
+    /// How a call is written, in words.
+    pub how: &'static str,
+    /// A call with names in the place of values, for a model that learns the format from its prompt.
+    pub example: &'static str,
+    /// The tag that tells people where a call begins, or what they look for in its place.
+    pub sign: &'static str,
+}
+
+impl Spelling {
+    /// A format without tags, which the rows of formats start from.
+    pub(crate) const NONE: Self = Self {
+        marks: &[],
+        closes: &[],
+        in_thought: &[],
+        tags: &[],
+        stops: &[],
+        goes_on: &[],
+        thought_tags: None,
+        only_in_sections: false,
+        how: "",
+        example: "",
+        sign: "",
+    };
+}
+
 /// A format of calls.
 pub(crate) trait Syntax: Sync {
-    /// Tags that mean something in speech.
-    fn marks(&self) -> &'static [(&'static str, Mark)];
-
-    /// Tags that end a call which has not ended by itself.
-    fn closes(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// Tags that end a thought of this format, besides those that are known of the model.
-    fn in_thought(&self) -> &'static [(&'static str, Mark)] {
-        &[]
-    }
-
-    /// All texts that are written as special tokens where the model has such.
-    fn tags(&self) -> &'static [&'static str];
-
-    /// Tokens that end a reply in this format, besides those that the template and the tokenizer name.
-    fn stops(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// Tokens that end a message but not the reply.
-    fn goes_on(&self) -> &'static [&'static str] {
-        &[]
-    }
+    /// The tags and texts of the format.
+    fn spelling(&self) -> &'static Spelling;
 
     /// The token that ends a turn with or without calls, where it is another than the template prints in the
     /// past.
     fn end(&self, calls: bool) -> Option<&'static str> {
         let _ = calls;
-        None
-    }
-
-    /// Tags around a thought, where the format says how thoughts are written.
-    fn thought_tags(&self) -> Option<[&'static str; 2]> {
         None
     }
 
@@ -288,11 +304,6 @@ pub(crate) trait Syntax: Sync {
         Begins::Speech
     }
 
-    /// Whether calls are looked for between thoughts only in sections.
-    fn only_in_sections(&self) -> bool {
-        false
-    }
-
     /// Reads the calls of a text that has its tags, and its JSON at `json` where it is of such. `None` where
     /// the text is speech after all, which only a text without a tag may turn out to be.
     fn read(
@@ -323,15 +334,6 @@ pub(crate) trait Syntax: Sync {
         let _ = printed;
         true
     }
-
-    /// How a call is written, in words.
-    fn how(&self) -> &'static str;
-
-    /// A call with names in the place of values, for whoever is to learn the format.
-    fn example(&self) -> &'static str;
-
-    /// The tag that tells people where a call begins, or what they look for in its place.
-    fn sign(&self) -> &'static str;
 }
 
 #[cfg(test)]

@@ -16,8 +16,8 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::tags::opening;
-use super::values::{between, call_of, parameters, plain, unquoted, value_before};
-use super::{Body, Fault, Forms, Mark, Syntax, Written, call_from};
+use super::values::{between, call_of, parameters, tagged, unquoted, value_before};
+use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written, call_from};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -31,17 +31,19 @@ const PARAMETER_END: &str = "</parameter>";
 /// The format.
 pub(crate) struct QwenXml;
 
+static SPELLING: Spelling = Spelling {
+    marks: &[(OPEN, Mark::Call), (FUNCTION, Mark::Call)],
+    closes: &[CLOSE],
+    tags: &[OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END],
+    how: "its name and its arguments between tags",
+    sign: OPEN,
+    example: "<tool_call>\n<function=TOOL>\n<parameter=PARAMETER>\nVALUE\n</parameter>\n</function>\n</tool_call>",
+    ..Spelling::NONE
+};
+
 impl Syntax for QwenXml {
-    fn marks(&self) -> &'static [(&'static str, Mark)] {
-        &[(OPEN, Mark::Call), (FUNCTION, Mark::Call)]
-    }
-
-    fn closes(&self) -> &'static [&'static str] {
-        &[CLOSE]
-    }
-
-    fn tags(&self) -> &'static [&'static str] {
-        &[OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END]
+    fn spelling(&self) -> &'static Spelling {
+        &SPELLING
     }
 
     fn body(&self, text: &str, ended: bool) -> Body {
@@ -78,14 +80,9 @@ impl Syntax for QwenXml {
                 (0, false) => "\n\n",
                 _ => "\n",
             });
-            text.push_str(&format!("{OPEN}\n{FUNCTION}{}>\n", call.name));
-            for (key, value) in call.arguments.iter() {
-                text.push_str(&format!("{PARAMETER}{key}>\n{}\n{PARAMETER_END}\n", plain(value)));
-            }
-            if let Some(unreadable) = call.arguments.unreadable() {
-                text.push_str(&format!("{unreadable}\n"));
-            }
-            text.push_str(&format!("{FUNCTION_END}\n{CLOSE}"));
+            let argument = |key: &str, value: &str| format!("{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n");
+            let arguments = tagged(call, "\n", argument);
+            text.push_str(&format!("{OPEN}\n{FUNCTION}{}>\n{arguments}{FUNCTION_END}\n{CLOSE}", call.name));
         }
         text
     }
@@ -101,18 +98,6 @@ impl Syntax for QwenXml {
             let before = format!("{OPEN}\n{FUNCTION}{}>\n", tool.name);
             forms.parts((at, tool), &before, |key| format!("{PARAMETER}{key}>\n"), &close, &after)
         }))
-    }
-
-    fn how(&self) -> &'static str {
-        "its name and its arguments between tags"
-    }
-
-    fn example(&self) -> &'static str {
-        "<tool_call>\n<function=TOOL>\n<parameter=PARAMETER>\nVALUE\n</parameter>\n</function>\n</tool_call>"
-    }
-
-    fn sign(&self) -> &'static str {
-        OPEN
     }
 }
 

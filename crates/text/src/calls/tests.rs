@@ -99,8 +99,11 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
     (0..CallFormat::ALL.len()).prop_flat_map(|index| {
         let format = CallFormat::ALL[index];
         let syntax = format.syntax();
-        let mut parts: Vec<String> = syntax.marks().iter().map(|(tag, _)| (*tag).to_owned()).collect();
-        parts.extend(syntax.tags().iter().chain(syntax.closes()).map(|tag| (*tag).to_owned()));
+        let mut parts: Vec<String> =
+            syntax.spelling().marks.iter().map(|(tag, _)| (*tag).to_owned()).collect();
+        parts.extend(
+            syntax.spelling().tags.iter().chain(syntax.spelling().closes).map(|tag| (*tag).to_owned()),
+        );
         let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         parts.push(syntax.render("", std::slice::from_ref(&call)));
         parts.push(syntax.render("Say", &[call.clone(), call]));
@@ -169,7 +172,7 @@ fn floats(value: Value) -> Value {
 /// cannot say.
 fn says(value: &Value, syntax: &dyn Syntax) -> bool {
     let text = value.to_string();
-    syntax.tags().iter().all(|tag| !text.contains(tag))
+    syntax.spelling().tags.iter().all(|tag| !text.contains(tag))
 }
 
 #[test]
@@ -182,7 +185,7 @@ fn a_long_reply_costs_no_more_for_each_character() {
         let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         let call = syntax.render("", std::slice::from_ref(&call));
         let (head, tail) = call.split_at(call.find("{}").map_or(call.len() / 2, |at| at + 1));
-        let open = syntax.marks()[0].0;
+        let open = syntax.spelling().marks[0].0;
         for (head, unit, tail) in [
             ("", open, ""),
             (head, "\"a\": \"", tail),

@@ -123,13 +123,29 @@ pub(crate) fn value_before<'a>(
 }
 
 /// The text that an argument is written as.
-pub(crate) fn plain(value: &Value) -> String {
+fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| python_json::dumps(value), str::to_owned)
 }
 
 /// The arguments of a call as JSON.
 pub(crate) fn arguments(call: &ToolCall) -> String {
     call.arguments.to_text()
+}
+
+/// A call as a JSON object, its arguments under `key` and `more` behind them.
+pub(crate) fn object(call: &ToolCall, key: &str, more: &str) -> String {
+    let name = python_json::dumps(&Value::String(call.name.clone()));
+    format!("{{\"name\": {name}, \"{key}\": {}{more}}}", arguments(call))
+}
+
+/// The arguments of a call between tags, as `argument` writes a name and a value; `line` ends what cannot be
+/// read.
+pub(crate) fn tagged(call: &ToolCall, line: &str, argument: impl Fn(&str, &str) -> String) -> String {
+    let mut text: String = call.arguments.iter().map(|(key, value)| argument(key, &plain(value))).collect();
+    if let Some(unreadable) = call.arguments.unreadable() {
+        text.push_str(&format!("{unreadable}{line}"));
+    }
+    text
 }
 
 /// Text between `open` and `close` at the beginning of `text`, and what follows. White space before does not

@@ -3,26 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use levade_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling};
+use levade_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling, Windows};
 use serde_json::{Value, json};
 
-/// Layers of the tiny model as GGUF files have them, who know no other.
-fn pattern(family: Family) -> Pattern {
-    match family {
-        Family::Gemma3 => Pattern {
-            window: Some(24),
-            windowed: [0, 1].into(),
-            local_rope: Some(Rope { theta: 10_000.0, scaling: RopeScaling::None }),
-            ..Pattern::default()
-        },
-        Family::Mistral => Pattern { window: Some(24), windowed: [0, 1].into(), ..Pattern::default() },
-        _ => Pattern::default(),
-    }
-}
-
-/// A model with 2 layers, 4 heads and 2 key and value heads of width 8.
+/// A model with 2 layers, 4 heads and 2 key and value heads of width 8, whose layers attend as GGUF files
+/// have them, which know no other way.
 pub fn tiny(family: Family) -> ModelConfig {
-    ModelConfig {
+    let config = ModelConfig {
         family,
         hidden: 32,
         layers: 2,
@@ -35,16 +22,22 @@ pub fn tiny(family: Family) -> ModelConfig {
         norm_epsilon: 1e-5,
         rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
         tied: family != Family::Qwen3,
-        qkv_bias: family == Family::Qwen2,
+        qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
-        qk_norm: matches!(family, Family::Qwen3 | Family::Gemma3),
-        pattern: pattern(family),
-        query_scalar: (family == Family::Gemma3).then_some(8.0),
+        qk_norm: false,
+        pattern: Pattern::default(),
+        query_scalar: None,
         bos: Some(1),
         eos: vec![2],
         pad: None,
+    };
+    let mut config = config.with_family(family);
+    if matches!(family.traits().windows, Windows::Every | Windows::ButEvery(_)) {
+        config.pattern = Pattern { window: Some(24), windowed: [0, 1].into(), ..config.pattern };
     }
+    config.query_scalar = config.query_scalar.map(|_| config.head_dim as f32);
+    config
 }
 
 /// Weights by Hugging Face name. Each value is different and exact in f16 and bf16 up to rounding done here.
@@ -241,13 +234,8 @@ fn interleave(values: &[f32], heads: usize, head_dim: usize) -> Vec<f32> {
 
 /// The GGUF form of [`weights`] in f32.
 pub fn gguf(config: &ModelConfig) -> Gguf {
-    let architecture = match config.family {
-        Family::Llama | Family::Mistral => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
-        Family::Gemma3 => "gemma3",
-        Family::SmolLm3 => "smollm3",
-    };
+    let own = config.family.traits().gguf.as_ref();
+    let architecture = own.map_or("llama", |gguf| gguf.architecture);
     let text = |text: &str| Meta::Text(text.into());
     let mut metadata = vec![("general.architecture".to_string(), text(architecture))];
     for (key, value) in [
@@ -288,24 +276,23 @@ pub fn gguf(config: &ModelConfig) -> Gguf {
                 () if name.contains("k_proj") => config.kv_heads,
                 () => 0,
             };
-            let values = match config.family {
-                Family::Llama | Family::SmolLm3 if heads > 0 => interleave(&values, heads, config.head_dim),
-                Family::Gemma3 if name.ends_with("norm.weight") => values.iter().map(|w| w + 1.0).collect(),
-                _ => values,
+            let values = match () {
+                () if heads > 0 && own.is_some_and(|gguf| gguf.interleaved) => {
+                    interleave(&values, heads, config.head_dim)
+                }
+                () if name.ends_with("norm.weight") => {
+                    values.iter().map(|w| w + config.norm_offset()).collect()
+                }
+                () => values,
             };
-            GgufTensor {
-                name: gguf_name(config.family, &name),
-                shape,
-                kind: 0,
-                bytes: encode("F32", &values),
-            }
+            GgufTensor { name: gguf_name(config, &name), shape, kind: 0, bytes: encode("F32", &values) }
         })
         .collect();
     Gguf { magic: *b"GGUF", version: 3, alignment: 32, metadata, tensors }
 }
 
-fn gguf_name(family: Family, name: &str) -> String {
-    let after_attention = if family == Family::Gemma3 { "post_attention_norm" } else { "ffn_norm" };
+fn gguf_name(config: &ModelConfig, name: &str) -> String {
+    let after_attention = if config.has_post_norms() { "post_attention_norm" } else { "ffn_norm" };
     name.replace("model.layers.", "blk.")
         .replace("self_attn.q_proj", "attn_q")
         .replace("self_attn.k_proj", "attn_k")

@@ -1,0 +1,217 @@
+//! What servers have in common, whatever their API: keys, foreign web pages, bodies and listening.
+//!
+//! [`with_manners`] rejects what no route answers and what a foreign web page can cause, [`key_of`] and
+//! [`admits`] check keys, [`read_body`] and [`read_json`] read bodies up to a size, and [`serve`] listens
+//! until it is stopped. Out of scope: the shape of error bodies, which each API gives its [`Rejection`]s.
+//!
+//! ```
+//! use axum::Router;
+//! use axum::response::IntoResponse;
+//! use axum::routing::get;
+//! use levade_http::{Access, service};
+//!
+//! let routes = Router::new().route("/health", get(|| async { "well" }));
+//! let app = service::with_manners(
+//!     routes,
+//!     Access::default(),
+//!     |_headers| false,
+//!     |_request, rejection| (rejection.status, rejection.message).into_response(),
+//! );
+//! # let _: Router = app;
+//! ```
+
+use std::future::{Future, ready};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::serve::ListenerExt;
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use tokio::net::TcpListener;
+
+use crate::{Access, Rejection, Unpack, Verdict, unpack};
+
+/// Message of a response with the status 401.
+pub const WRONG_KEY: &str = "the key is missing or wrong; send it as Authorization: Bearer or x-api-key";
+
+/// Returns routes that answer as the hosts that `access` allows. `needs_key` states whether a request is
+/// answered only with a key, which no web page has; `reject` gives a rejection the shape of the API.
+pub fn with_manners<S: Clone + Send + Sync + 'static>(
+    routes: Router<S>,
+    access: Access,
+    needs_key: impl Fn(&HeaderMap) -> bool + Send + Sync + 'static,
+    reject: impl Fn(&Request, Rejection) -> Response + Send + Sync + 'static,
+) -> Router<S> {
+    let reject = Arc::new(reject);
+    let [at_no_path, by_no_method] = [Arc::clone(&reject), Arc::clone(&reject)];
+    let nowhere = move |request: Request| {
+        let message = format!("nothing is at {} {}", request.method(), request.uri().path());
+        ready(at_no_path(&request, Rejection { status: StatusCode::NOT_FOUND, message }))
+    };
+    // The router adds the header `Allow`.
+    let wrong_method = move |request: Request| {
+        let (method, path) = (request.method(), request.uri().path());
+        let message = format!("{path} has no method {method}; see the header Allow");
+        ready(by_no_method(&request, Rejection { status: StatusCode::METHOD_NOT_ALLOWED, message }))
+    };
+    let rules = Arc::new((access, needs_key));
+    let guarded = move |request: Request, next: Next| {
+        let (rules, reject) = (Arc::clone(&rules), Arc::clone(&reject));
+        async move {
+            let (access, needs_key) = &*rules;
+            let headers = request.headers();
+            let verdict = access.check(request.method(), request.uri(), headers, needs_key(headers));
+            let (mut response, cors) = match verdict {
+                Verdict::Allowed(cors) => (next.run(request).await, cors),
+                Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
+                Verdict::Rejected(rejection) => return reject(&request, rejection),
+            };
+            cors.apply(response.headers_mut());
+            response
+        }
+    };
+    routes.fallback(nowhere).method_not_allowed_fallback(wrong_method).layer(from_fn(guarded))
+}
+
+/// Returns the key of a request: `Authorization: Bearer`, as OpenAI's clients send it, `x-api-key`, as
+/// Anthropic's, or `api-key`.
+pub fn key_of(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    let bearer = text("authorization").and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key"))
+}
+
+/// Returns whether `key` is one of `keys`, or no key is needed because there are none.
+pub fn admits(keys: &[String], key: Option<&str>) -> bool {
+    keys.is_empty() || key.is_some_and(|key| keys.iter().any(|known| is_same(known, key)))
+}
+
+/// Returns whether two keys are the same, in a time that does not depend on where they differ.
+fn is_same(known: &str, key: &str) -> bool {
+    known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+}
+
+/// Reads a body of at most `max` bytes, and unpacks it if it has a `Content-Encoding`.
+///
+/// # Errors
+/// Returns a [`Rejection`] with the status 413 if the body is larger, 415 if its encoding is not known, and
+/// 400 if it breaks off or is not of its encoding.
+pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Rejection> {
+    let rejected = |status, message| Rejection { status, message };
+    let body = axum::body::to_bytes(body, max).await.map_err(|error| {
+        let error = error.to_string();
+        match error.contains("length limit") {
+            true => rejected(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the body has more than {max} bytes, the most that is read"),
+            ),
+            false => rejected(StatusCode::BAD_REQUEST, format!("the body broke off: {error}")),
+        }
+    })?;
+    let packed = |encoding: &str| {
+        let message = format!(
+            "the Content-Encoding of the body is {encoding}; send the body with gzip or without encoding"
+        );
+        rejected(StatusCode::UNSUPPORTED_MEDIA_TYPE, message)
+    };
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    let encoding = match (encodings.next(), encodings.next()) {
+        (None, _) => return Ok(body),
+        (Some(encoding), None) => encoding.to_str().unwrap_or_default(),
+        (Some(_), Some(_)) => return Err(packed("several encodings")),
+    };
+    unpack(encoding, body, max).map_err(|why| match why {
+        Unpack::Unknown => packed(&format!("{encoding:?}")),
+        Unpack::Broken => rejected(
+            StatusCode::BAD_REQUEST,
+            format!("the body is not the {encoding} that its Content-Encoding names"),
+        ),
+        Unpack::TooLarge => rejected(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the unpacked body has more than {max} bytes, the most that is read"),
+        ),
+    })
+}
+
+/// What is wrong with a body of JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Malformed {
+    /// Path of the field that is wrong; `None` for the body as a whole.
+    pub field: Option<String>,
+    /// Place and reason.
+    pub message: String,
+}
+
+/// Reads a body as JSON.
+///
+/// # Errors
+/// Returns [`Malformed`] if the body is no JSON, has more than one document, or is no `T`.
+pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Malformed> {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let field = Some(error.path().to_string()).filter(|path| path != "." && path != "?");
+        let why = error.inner().to_string();
+        let why = match why.contains("surrogate") || why.contains("unexpected end of hex escape") {
+            true => format!(
+                "half of a surrogate pair, such as \\ud83d alone, is no character, and no text can hold it; send \
+                 U+FFFD in its place ({why})"
+            ),
+            false => why,
+        };
+        Malformed { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
+    })?;
+    let rest =
+        |error| Malformed { field: None, message: format!("the body goes on after its JSON: {error}") };
+    deserializer.end().map_err(rest)?;
+    Ok(value)
+}
+
+/// Serves routes until `stop` ends, and the answers under way with it.
+///
+/// # Errors
+/// Returns an error if the listener fails.
+pub async fn serve(
+    routes: Router,
+    listener: TcpListener,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<()> {
+    // Answers and frames of a stream are small: held back until the client confirms the packet before, each
+    // would take 40 ms.
+    let listener = listener.tap_io(|connection| {
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "a connection keeps its small packets back");
+        }
+    });
+    axum::serve(listener, routes).with_graceful_shutdown(stop).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_of_reads_every_header_of_clients() {
+        for (name, value, expected) in [
+            ("authorization", "Bearer a", Some("a")),
+            ("authorization", "bearer  a ", Some("a")),
+            ("authorization", "a", None),
+            ("authorization", "Basic a", None),
+            ("x-api-key", "a", Some("a")),
+            ("api-key", "a", Some("a")),
+        ] {
+            let headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
+            assert_eq!(key_of(&headers), expected, "{name}: {value}");
+        }
+        let keys = ["one".to_owned(), "two".to_owned()];
+        assert!(admits(&keys, Some("two")) && admits(&[], None));
+        assert!(!admits(&keys, Some("tw")) && !admits(&keys, None));
+    }
+}
