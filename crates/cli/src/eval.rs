@@ -8,10 +8,11 @@ use std::sync::Arc;
 use levade_agent::environments::Environments;
 use levade_agent::program::Replies;
 use levade_agent::tasks::{Matching, QuestionKey};
-use levade_engine::Engine;
 use levade_policy::Sampler;
-use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
+use levade_run::dir::RunDir;
+use levade_run::external;
+use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_trainer::{
     AgentParts, Agents, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles, chat_options,
@@ -19,14 +20,13 @@ use levade_trainer::{
 };
 use levade_tree::{DEFAULT, Purpose, RunId};
 
-use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::lines::{LinesFile, attempt_line};
-use crate::run::{Asking, Run};
+use crate::run::Asking;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
-use crate::{model, programs, recipe, run, scorers, table};
+use crate::{host, recipe, run, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
@@ -76,7 +76,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     // Who names a run as the recipe means its model, not the one it began with, unless another is named.
     let other = recipe::sets(&overrides, "model", "source");
     let of_run =
-        || Run::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
+        || RunDir::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
     let named = args.model.or_else(of_run);
     if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
         let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
@@ -107,7 +107,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// Warns of tasks that a model was trained on, as the record of its run says, and the records of those that
 /// it began from.
 async fn warn_of_trained(tasks: &Tasks, model: &str) {
-    let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<Run>) = Default::default();
+    let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let mut next = Some(model.to_owned());
     let unknown = |why: anyhow::Error| {
         let note = Style::stderr().dim("note:");
@@ -161,18 +161,19 @@ async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> 
 
 async fn measure(
     recipe: &Recipe,
-    trained_by: Option<Run>,
+    trained_by: Option<RunDir>,
     needs_adapter: bool,
     mut out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
-    let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
+    let host = host::host()?;
+    let environments = Environments::new(recipe.environments(), host.supervisor());
     let by = trained_by.as_ref().map_or(Ok(Matching::default()), |run| matching(run.root()))?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
-    let begun = trained_by.as_ref().map(Run::begun).transpose()?;
+    let begun = trained_by.as_ref().map(RunDir::begun).transpose()?;
     warn_of_trained(&tasks, &recipe.model.source).await;
     let others = external::others(recipe)?;
-    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
+    let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;
     if needs_adapter && found.adapter.is_none() {
         let source = &recipe.model.source;
         return Err(unusable(format!("{source} is a model without adapter; leave out --base")));
@@ -180,7 +181,7 @@ async fn measure(
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
-    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
+    let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
@@ -202,8 +203,8 @@ async fn measure(
     );
     let options = model::within_memory(&files.config, options, recipe.engine.memory_mb);
     let first = agents.first().ok_or_else(|| unusable("the recipe has no agent"))?;
-    let engine = model::start_sampling(&found, &options, Some(&first.chat)).await?;
-    let context = Engine::context(&engine);
+    let engine = model::start_sampling(&found, &options, Some(&first.chat), &host).await?;
+    let context = engine.context();
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     // One model is measured, whoever asks it; others' stay what they are.
     let mut callers = Vec::new();
@@ -216,9 +217,9 @@ async fn measure(
         };
         callers.push(programs::caller(name, keys, policy, replies, true, context)?);
     }
-    programs::put_in(recipe, &mut agents, &callers, &environments).await?;
+    programs::put_in(recipe, &mut agents, &callers, &environments, &host).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
-    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments)?);
+    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments, &host)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,

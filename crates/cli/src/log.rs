@@ -20,7 +20,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 20] = [
+const ROOMS: [&str; 21] = [
     "agent",
     "call",
     "cli",
@@ -35,6 +35,7 @@ const ROOMS: [&str; 20] = [
     "remote",
     "reward",
     "rl",
+    "run",
     "sandbox",
     "search",
     "store",

@@ -11,11 +11,12 @@ use std::process::ExitCode;
 
 use levade_model::ModelFiles;
 use levade_recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
+use levade_run::model;
+use levade_run::policies::{EnginePlan, Planned};
 
 use crate::failure::unusable;
-use crate::policies::{EnginePlan, Planned};
 use crate::screen::{self, Style};
-use crate::{model, recipe};
+use crate::{host, recipe};
 use devices::Device;
 use memory::{Bytes, Learner, gib};
 use shape::Shape;
@@ -108,7 +109,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
             (Shape::read(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?, None)
         }
         None => {
-            let files = ModelFiles::open(&model::get(&recipe.model.source)?)?;
+            let files = ModelFiles::open(&model::get(&recipe.model.source, &host::host()?)?)?;
             (Shape::of(&files.config), Some(files))
         }
     };
@@ -221,7 +222,7 @@ fn of_learner(
             screen::say("the embedded engine learns: its plan needs the model itself, leave out --config");
             return Ok(none);
         }
-        for EnginePlan { what, plan, .. } in Planned::open(recipe)?.plans(recipe, None)? {
+        for EnginePlan { what, plan, .. } in Planned::open(recipe, &host::host()?)?.plans(recipe, None)? {
             let what = if what.is_empty() { "this machine" } else { what };
             screen::say(&format!("{} {what}: {plan}", style.bold("engine ")));
         }

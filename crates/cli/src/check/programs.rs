@@ -10,13 +10,14 @@ use levade_agent::tasks::Task;
 use levade_agent::{AttemptContext, ProgramAgent, Samplers};
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
+use levade_run::policies::Planned;
+use levade_run::programs::{self, Started};
 use levade_text::Chat;
 
 use super::report::Report;
 use super::scripted::Scripted;
 use crate::failure::unusable;
-use crate::policies::Planned;
-use crate::programs::{self, Started};
+use crate::host;
 
 /// Maximum time in which a program must call the model.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -141,7 +142,7 @@ async fn started(
     let mut limits = keys.limits(context);
     limits.attempt = limits.attempt.min(START_TIMEOUT);
     let samplers: Samplers = Arc::new(samplers);
-    let program = Started::start().await?.program(keys, callers, limits, true);
+    let program = Started::start(host::supervisor()?).await?.program(keys, callers, limits, true);
     let params = SamplingParams { max_tokens: context, ..SamplingParams::default() };
     let context = AttemptContext {
         name: "check".to_owned(),

@@ -2,6 +2,7 @@
 //! fit on a line and name their things, and a room knows only the rooms that it may.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
+mod backends;
 mod calls;
 mod circles;
 mod words;
@@ -16,10 +17,11 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 20] = [
+const ROOMS: [(&str, &[&str]); 21] = [
     (
         "cli",
         &[
+            "run",
             "trainer",
             "recipe",
             "agent",
@@ -29,7 +31,6 @@ const ROOMS: [(&str, &[&str]); 20] = [
             "sandbox",
             "store",
             "engine",
-            "remote",
             "reward",
             "search",
             "conversation",
@@ -38,6 +39,13 @@ const ROOMS: [(&str, &[&str]); 20] = [
             "http",
             "policy",
             "tree",
+        ],
+    ),
+    (
+        "run",
+        &[
+            "trainer", "recipe", "agent", "gateway", "call", "process", "sandbox", "store", "engine",
+            "remote", "reward", "text", "model", "policy", "tree",
         ],
     ),
     ("trainer", &["recipe", "agent", "reward", "store", "conversation", "text", "policy", "rl", "tree"]),
