@@ -20,7 +20,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 21] = [
+const ROOMS: [&str; 22] = [
     "agent",
     "call",
     "cli",
@@ -29,6 +29,7 @@ const ROOMS: [&str; 21] = [
     "gateway",
     "http",
     "model",
+    "plan",
     "policy",
     "process",
     "recipe",

@@ -17,10 +17,11 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 21] = [
+const ROOMS: [(&str, &[&str]); 22] = [
     (
         "cli",
         &[
+            "plan",
             "run",
             "trainer",
             "recipe",
@@ -41,6 +42,7 @@ const ROOMS: [(&str, &[&str]); 21] = [
             "tree",
         ],
     ),
+    ("plan", &["run", "recipe", "model", "policy"]),
     (
         "run",
         &[
