@@ -7,12 +7,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use levade_agent::{Agent, AgentLoop, AttemptContext, Limits, Player};
 use levade_policy::{Precision, Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind};
+use levade_run::dir::RunDir;
+use levade_run::{model, programs};
 use levade_tasks::Task;
 use levade_text::Message;
 use levade_tree::{DEFAULT, Kind};
 
 use crate::screen::{self, Style};
-use crate::{inspect, model, programs, run};
+use crate::{host, inspect, run};
 
 /// Run a program once against a model, and show what was recorded of it
 ///
@@ -65,12 +67,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
     let (source, its_run) = run::model_asked(&args.source, run::Asking::Default)?;
-    let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
+    let begun = its_run.as_ref().map(RunDir::begun).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
     let precision = recipe.as_ref().map_or(Precision::F32, |recipe| recipe.engine.precision);
-    let found = model::open(&source, base.as_deref())?;
+    let host = host::host()?;
+    let found = model::open(&source, base.as_deref(), &host)?;
     eprintln!("{} {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
     let keys = AgentKeys {
         kind: AgentKind::Program,
@@ -86,8 +89,8 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
     let chat = Arc::new(model::chat(&found.files, levade_trainer::chat_options(&keys, begun))?);
     let context = context.map(|context| context.min(found.files.config.context));
     let options = model::sampling_options(&found.files.config, 0, context, 8, precision);
-    let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
-    let context = levade_engine::Engine::context(&engine);
+    let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
+    let context = engine.context();
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     let limit = Duration::from_secs_f64(args.seconds);
     let limits = Limits { turns: args.calls, tokens: args.max_tokens, reply: limit, attempt: limit };
@@ -96,7 +99,7 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
         ..Player::new(DEFAULT, sampler, keys.format(chat), context)
     };
     let agent = Agent { when: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
-    let program = programs::Started::start().await?.program(&keys, false);
+    let program = programs::Started::start(host.supervisor().clone()).await?.program(&keys, false);
     let params = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
     params.validate()?;
     let name = format!("by-hand-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis());

@@ -11,8 +11,9 @@ use levade_agent::{Agent, AttemptContext, Limits, LoopObserver, Player, Talk};
 use levade_call::Token;
 use levade_conversation::Format;
 use levade_policy::{Precision, SamplingParams};
-use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, QUESTION, ToolKeys};
+use levade_run::dir::RunDir;
+use levade_run::model;
 use levade_text::{Chat, Message, Piece, ReplyStream};
 use levade_tools::Observation;
 use levade_trainer::{Toolboxes, chat_options};
@@ -21,7 +22,7 @@ use tokio::sync::mpsc;
 
 use crate::failure::INTERRUPTED;
 use crate::screen::{self, Style};
-use crate::{model, recipe, run};
+use crate::{host, recipe, run};
 
 /// Talk to a model; its tools are live
 ///
@@ -107,7 +108,7 @@ impl Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let (source, its_run) = run::model_asked(&args.source, run::Asking::Default)?;
-    let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
+    let begun = its_run.as_ref().map(RunDir::begun).transpose()?;
     let recipe = match (&args.recipe, its_run) {
         (Some(path), _) => Some(recipe::load(path, &[])?),
         (None, Some(run)) => Some(run.recipe()?),
@@ -135,16 +136,17 @@ async fn talk(
     (tools, keys): (&[ToolKeys], AgentKeys),
     begun: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
-    let found = model::open(source, args.base.as_deref().or(base.as_deref()))?;
+    let host = host::host()?;
+    let found = model::open(source, args.base.as_deref().or(base.as_deref()), &host)?;
     let files = &found.files;
     let chat = Arc::new(model::chat(files, chat_options(&keys, begun))?);
-    let tools = Toolboxes::new(tools, Supervisor::this()?).of(&keys, &chat)?;
+    let tools = Toolboxes::new(tools, host.supervisor().clone()).of(&keys, &chat)?;
     let params = args.sampling(&chat);
     params.validate()?;
     // A recipe for a longer context than this model's was made for another one.
     let context = context.map(|context| context.min(files.config.context));
     let options = model::sampling_options(&files.config, args.threads, context, 1, precision);
-    let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
+    let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
     let style = Style::stderr();
     eprintln!("{} {source}: {}", style.dim("model "), model::describe(files));
 

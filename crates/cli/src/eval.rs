@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
-use levade_engine::Engine;
 use levade_policy::Sampler;
-use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
+use levade_run::dir::RunDir;
+use levade_run::external;
+use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{Matching, QuestionKey};
 use levade_trainer::{
@@ -18,14 +19,13 @@ use levade_trainer::{
 };
 use levade_tree::{Purpose, RunId};
 
-use crate::external;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::lines::{LinesFile, attempt_line};
-use crate::run::{Asking, Run};
+use crate::run::Asking;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
-use crate::{model, programs, recipe, run, scorers, table};
+use crate::{host, recipe, run, table};
 
 /// Measure a model on the held-out tasks of a recipe
 ///
@@ -75,7 +75,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     // Who names a run as the recipe means its model, not the one it began with, unless another is named.
     let other = recipe::sets(&overrides, "model", "source");
     let of_run =
-        || Run::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
+        || RunDir::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
     let named = args.model.or_else(of_run);
     if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
         let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
@@ -106,7 +106,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// Warns of tasks that a model was trained on, as the record of its run says, and the records of those that
 /// it began from.
 async fn warn_of_trained(tasks: &Tasks, model: &str) {
-    let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<Run>) = Default::default();
+    let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let mut next = Some(model.to_owned());
     let unknown = |why: anyhow::Error| {
         let note = Style::stderr().dim("note:");
@@ -160,18 +160,19 @@ async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> 
 
 async fn measure(
     recipe: &Recipe,
-    trained_by: Option<Run>,
+    trained_by: Option<RunDir>,
     needs_adapter: bool,
     mut out: Option<&mut LinesFile>,
 ) -> anyhow::Result<Option<EvalResult>> {
-    let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
+    let host = host::host()?;
+    let environments = Environments::new(recipe.environments(), host.supervisor());
     let by = trained_by.as_ref().map_or(Ok(Matching::default()), |run| matching(run.root()))?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
-    let begun = trained_by.as_ref().map(Run::begun).transpose()?;
+    let begun = trained_by.as_ref().map(RunDir::begun).transpose()?;
     warn_of_trained(&tasks, &recipe.model.source).await;
     let others = external::others(recipe)?;
-    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
+    let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;
     if needs_adapter && found.adapter.is_none() {
         let source = &recipe.model.source;
         return Err(unusable(format!("{source} is a model without adapter; leave out --base")));
@@ -179,7 +180,7 @@ async fn measure(
     let files = &found.files;
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
-    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
+    let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let (mut agents, mut first) = (Vec::new(), None);
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
@@ -203,12 +204,12 @@ async fn measure(
     );
     let options = model::within_memory(&files.config, options, recipe.engine.memory_mb);
     let first = first.ok_or_else(|| unusable("the recipe has no agent"))?;
-    let engine = model::start_sampling(&found, &options, Some(&first)).await?;
-    let context = Engine::context(&engine);
+    let engine = model::start_sampling(&found, &options, Some(&first), &host).await?;
+    let context = engine.context();
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
-    programs::put_in(recipe, &mut agents, &environments).await?;
+    programs::put_in(recipe, &mut agents, &environments, &host).await?;
     let agents = Agents::over(recipe, &agents, &sampler, context)?;
-    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments)?);
+    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments, &host)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,

@@ -4,13 +4,13 @@
 //! whose error it is. That is decided where the error is defined (`TrainerError::is_user_error`) or, for
 //! crates below `trainer`, here.
 
-use std::fmt;
 use std::process::ExitCode;
 
 use levade_engine::{EngineError, Purpose};
 use levade_model::ModelError;
 use levade_policy::PolicyError;
 use levade_recipe::RecipeError;
+pub use levade_run::{Unusable, unusable};
 use levade_search::SearchError;
 use levade_store::StoreError;
 use levade_text::TextError;
@@ -18,23 +18,6 @@ use levade_trainer::TrainerError;
 
 /// The exit code of a command that was interrupted: 128 + SIGINT, as shells have it.
 pub const INTERRUPTED: u8 = 130;
-
-/// Something the user gave cannot be used. The text says what, and what to do.
-#[derive(Debug)]
-pub struct Unusable(pub String);
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Unusable {}
-
-/// An error that is for the user to put right.
-pub fn unusable(text: impl Into<String>) -> anyhow::Error {
-    Unusable(text.into()).into()
-}
 
 /// 2 where the user can put it right, 1 otherwise.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {

@@ -6,15 +6,15 @@ use std::process::ExitCode;
 
 use levade_call::ExternalCall;
 use levade_model::TokenizerSource;
+use levade_run::dir::RunDir;
+use levade_run::model;
 use levade_store::{Attempt, Earned, Earner, PerToken, PlannedPath, Store};
 use levade_text::Tokenizer;
 use levade_tree::{AttemptId, Component, ContextCut, Drift, Kind, Placement, Purpose, Segment, SegmentId};
 
 use crate::failure::unusable;
-use crate::model;
-use crate::run::Run;
 use crate::screen::{self, Style};
-use crate::terms;
+use crate::{host, terms};
 use list::{attempts, extreme, failure_lines, no_attempts, selected, selected_failures, steps};
 
 mod list;
@@ -104,7 +104,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
-    let run = Run::open(&args.run)?;
+    let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
     let found = match &args.attempt {
         Some(name) => Some(named(&*store, name).await?.ok_or_else(|| {
@@ -187,14 +187,14 @@ async fn planned(store: &dyn Store, attempt: &Attempt) -> anyhow::Result<Option<
 }
 
 /// The tokenizer that a run's tokens were made with.
-fn tokenizer(run: &Run) -> anyhow::Result<Tokenizer> {
+fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     let saved = run.newest_checkpoint().map(|checkpoint| checkpoint.join("tokenizer.json"));
     let source = match saved.filter(|file| file.is_file()) {
         Some(file) => TokenizerSource::Json(std::fs::read(file)?),
         // Before the first checkpoint the model has it.
         None => {
             let levade_recipe::ModelKeys { source, base, .. } = run.recipe()?.model;
-            let files = model::open(&source, base.as_deref())?.files;
+            let files = model::open(&source, base.as_deref(), &host::host()?)?.files;
             files.tokenizer.ok_or_else(|| unusable(format!("{source} has no tokenizer")))?
         }
     };

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use levade_recipe::{LearnerKeys, Override, Recipe};
+use levade_run::gpus::Shares;
 
 use crate::failure::unusable;
-use crate::gpus::Shares;
 use crate::recipe;
 use crate::screen::{self, Style};
 use files::Job;

@@ -20,7 +20,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 22] = [
+const ROOMS: [&str; 24] = [
     "agent",
     "call",
     "cli",
@@ -29,12 +29,14 @@ const ROOMS: [&str; 22] = [
     "gateway",
     "http",
     "model",
+    "plan",
     "policy",
     "process",
     "recipe",
     "remote",
     "reward",
     "rl",
+    "run",
     "sandbox",
     "search",
     "store",

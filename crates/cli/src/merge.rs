@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use levade_engine::EngineOptions;
+use levade_run::model;
 use levade_text::ChatOptions;
 use levade_trainer::write_merged_from;
 
 use crate::failure::unusable;
-use crate::{model, run, screen};
+use crate::{host, run, screen};
 
 /// Work an adapter into its base, as a model of its own
 ///
@@ -38,7 +39,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn merge(args: &Args) -> anyhow::Result<()> {
     let (source, run) = run::model_asked(&args.source, run::Asking::All)?;
-    let found = model::open(&source, args.base.as_deref())?;
+    let host = host::host()?;
+    let found = model::open(&source, args.base.as_deref(), &host)?;
     if found.adapter.is_none() {
         return Err(unusable(format!("{source} is a model without adapter; there is nothing to merge")));
     }
@@ -55,7 +57,7 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
         step_rows: 1,
         ..EngineOptions::default()
     };
-    let policy = model::start_sampling(&found, &options, None).await?;
+    let policy = model::start_sampling(&found, &options, None, &host).await?;
     // Written beside the place and renamed, so that half a model never bears the name.
     let parent = std::path::absolute(&args.folder)?;
     let parent = parent.parent().ok_or_else(|| unusable("the folder has no parent"))?;

@@ -1,29 +1,25 @@
 //! `levade plan`: memory, time and cost of a run, before anything is started.
 
-mod devices;
-mod fleet;
-mod memory;
-mod shape;
-mod time;
+mod fleets;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use levade_model::ModelFiles;
-use levade_recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys, TorchKeys};
+use levade_plan::memory::{Bytes, gib};
+use levade_plan::{Device, Learner, Shape, fleet, memory, time};
+use levade_recipe::{LearnerKeys, Override, Phase, Placement, Recipe, RlKeys};
+use levade_run::model;
+use levade_run::policies::{EnginePlan, Planned};
 
 use crate::failure::unusable;
-use crate::policies::{EnginePlan, Planned};
 use crate::screen::{self, Style};
-use crate::{model, recipe};
-use devices::Device;
-use memory::{Bytes, Learner, gib};
-use shape::Shape;
+use crate::{host, recipe};
 
 /// Most devices that are simulated.
 const MOST_DEVICES: usize = 16384;
 /// Longest prompts and replies.
-const MOST_TOKENS: u64 = 1 << 32;
+const MOST_TOKENS: u64 = memory::MAX_TOKENS << 8;
 /// Share of a device's memory that servers take, as vLLM does where it is not told otherwise.
 const SERVERS_SHARE: f64 = 0.9;
 /// Memory of a device that a server keeps in its sleep: CUDA's context, and graphs that it has captured.
@@ -108,7 +104,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
             (Shape::read(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?, None)
         }
         None => {
-            let files = ModelFiles::open(&model::get(&recipe.model.source)?)?;
+            let files = ModelFiles::open(&model::get(&recipe.model.source, &host::host()?)?)?;
             (Shape::of(&files.config), Some(files))
         }
     };
@@ -213,37 +209,20 @@ fn of_learner(
 ) -> anyhow::Result<Learns> {
     let style = Style::stdout();
     let none = Learns { devices: 0, moved: 0, stays: 0, stages: 1, round: u64::MAX, by_turns: false };
-    let needs = |needs: fn(&RlKeys) -> bool| {
-        recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
-    };
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else {
         if files.is_none() {
             screen::say("the embedded engine learns: its plan needs the model itself, leave out --config");
             return Ok(none);
         }
-        for EnginePlan { what, plan, .. } in Planned::open(recipe)?.plans(recipe, None)? {
+        for EnginePlan { what, plan, .. } in Planned::open(recipe, &host::host()?)?.plans(recipe, None)? {
             let what = if what.is_empty() { "this machine" } else { what };
             screen::say(&format!("{} {what}: {plan}", style.bold("engine ")));
         }
         return Ok(none);
     };
-    divides(keys, shape).map_err(unusable)?;
+    memory::check_split(keys, shape).map_err(unusable)?;
     let processes = keys.of_node().saturating_mul(keys.nodes);
-    let learner = Learner {
-        processes: processes.into(),
-        tensor: keys.tp.into(),
-        context: keys.cp.into(),
-        pipeline: keys.pp.into(),
-        compute: keys.dtype.bytes() as u64,
-        recompute: keys.args.iter().any(|arg| arg == "--checkpoint-activations"),
-        head_rows: memory::head_rows(&keys.args),
-        tokens: (recipe.engine.micro_batch_tokens as u64).min(MOST_TOKENS >> 8),
-        lora: recipe.model.lora.as_ref().map(|lora| lora.rank as u64),
-        reference: needs(RlKeys::needs_reference),
-        critic: needs(RlKeys::needs_critic),
-        on_gpu: keys.gpus > 0,
-    };
-    let plan = learner.plan(shape);
+    let plan = Learner::of(recipe, keys).plan(shape);
     let total = memory::total(&plan);
     screen::say(&format!(
         "{} {processes} processes of PyTorch, each {} GiB",
@@ -277,35 +256,6 @@ fn of_learner(
         round: ranks.max(1).saturating_mul(recipe.engine.micro_batch_tokens as u64),
         by_turns,
     })
-}
-
-/// Checks that a model can be shared out as the recipe says.
-///
-/// # Errors
-/// Names the key that does not divide, and what it should.
-fn divides(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
-    let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
-    if pp > shape.layers {
-        return Err(format!(
-            "`cluster.learner.pp` is {pp}, and the model has {} layers: a stage needs one",
-            shape.layers
-        ));
-    }
-    for (what, count) in [("heads", shape.heads), ("heads of keys and values", shape.kv_heads())] {
-        if !count.is_multiple_of(tp) {
-            return Err(format!(
-                "`cluster.learner.tp` is {tp}, which does not divide the model's {count} {what}"
-            ));
-        }
-    }
-    match shape.experts() {
-        _ if ep == 1 => Ok(()),
-        None => Err(format!("`cluster.learner.ep` is {ep}, and the model has no experts; leave it out")),
-        Some(experts) if !experts.is_multiple_of(ep) => {
-            Err(format!("`cluster.learner.ep` is {ep}, which does not divide the model's {experts} experts"))
-        }
-        Some(_) => Ok(()),
-    }
 }
 
 fn say_parts(parts: &[(&str, Bytes)]) {
@@ -461,7 +411,7 @@ fn of_fleets(
             fleet::MOST_REPLIES
         )));
     }
-    fleet::print(&sizes);
+    fleets::print(&sizes);
     Ok(())
 }
 
@@ -499,38 +449,4 @@ fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &
         screen::count((step.learnt as f64 / step.learning) as u64),
     ));
     seconds * f64::from(keys.steps) / 3600.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_model_that_cannot_be_shared_out_is_told_by_the_key() {
-        let shape = |experts: &str| {
-            let text = format!(
-                r#"{{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":4,
-                "intermediate_size":128,"vocab_size":7{experts}}}"#
-            );
-            Shape::read(&text).unwrap()
-        };
-        let (dense, mixed) = (shape(""), shape(r#","num_experts":6,"num_experts_per_tok":2"#));
-        let keys = |tp, ep, pp| TorchKeys { tp, ep, pp, ..TorchKeys::default() };
-        assert_eq!(divides(&keys(4, 1, 2), &dense), Ok(()));
-        assert_eq!(divides(&keys(1, 3, 1), &mixed), Ok(()));
-        for (keys, shape, want) in [
-            (
-                keys(8, 1, 1),
-                &dense,
-                "`cluster.learner.tp` is 8, which does not divide the model's 4 heads of keys",
-            ),
-            (keys(3, 1, 1), &dense, "`cluster.learner.tp` is 3, which does not divide the model's 8 heads"),
-            (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, and the model has 2 layers"),
-            (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, and the model has no experts"),
-            (keys(1, 4, 1), &mixed, "`cluster.learner.ep` is 4, which does not divide the model's 6 experts"),
-        ] {
-            let why = divides(&keys, shape).unwrap_err();
-            assert!(why.contains(want), "{why}");
-        }
-    }
 }

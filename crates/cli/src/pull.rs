@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use levade_model::EncoderFiles;
+use levade_run::model;
 
-use crate::{model, screen};
+use crate::{host, screen};
 
 /// Fetch a model and say where it is and what it is
 ///
@@ -29,7 +30,8 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let path = model::get(&args.source)?;
+    let host = host::host()?;
+    let path = model::get(&args.source, &host)?;
     if path.join("modules.json").exists() {
         // As sentence-transformers saves encoders.
         let config = EncoderFiles::open(&path, &args.source)?.config;
@@ -40,7 +42,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         screen::say(&path.display().to_string());
         return Ok(ExitCode::SUCCESS);
     }
-    let model::Found { files, path, .. } = model::open_at(path, args.base.as_deref())?;
+    let model::Found { files, path, .. } = model::open_at(path, args.base.as_deref(), &host)?;
     eprintln!("{}", model::describe(&files));
     let tokenizer = if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
     let template =

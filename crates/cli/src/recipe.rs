@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use levade_recipe::{Override, Recipe};
+use levade_run::dir::{RECIPE, RunDir};
 
 use crate::failure::unusable;
-use crate::run::{RECIPE, Run};
 
 /// Reads a recipe: a TOML file, or a folder that holds `recipe.toml`.
 ///
@@ -23,7 +23,7 @@ pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
 pub fn load_run(path: &Path, overrides: &[Override], run: Option<&Path>) -> anyhow::Result<Recipe> {
     let mut recipe = load(path, overrides)?;
     let inside = path.file_name().is_some_and(|name| name == RECIPE).then(|| path.parent()).flatten();
-    let found = || Run::find(path).or_else(|| Run::find(inside?)).map(|run| run.root().to_owned());
+    let found = || RunDir::find(path).or_else(|| RunDir::find(inside?)).map(|run| run.root().to_owned());
     let here = if sets(overrides, "run", "folder") { None } else { found() };
     if let Some(folder) = run.map(Path::to_owned).or(here) {
         // The folder of a file that is named without one is empty.

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use levade_agent::environments::Environments;
 use levade_policy::awake::Clock;
+use levade_run::dir::RunDir;
+use levade_run::numerics;
+use levade_run::policies::{self, Started};
 use levade_trainer::{Compared, RunFolder, replay};
 
-use crate::numerics;
-use crate::policies::{self, Started};
-use crate::run::Run;
+use crate::host;
 use crate::screen::{self, Style};
 use crate::watch::Watch;
 
@@ -32,7 +33,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn again(args: Args) -> anyhow::Result<ExitCode> {
-    let run = Run::open(&args.run)?;
+    let run = RunDir::open(&args.run)?;
     let (mut recipe, begun) = (run.recipe()?, run.begun()?);
     // Where it lies now.
     recipe.run.folder = std::path::absolute(&args.run)?;
@@ -46,9 +47,10 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
     trained.cluster.placement = levade_recipe::Placement::Apart;
+    let host = host::host()?;
     let Started { policies, fingerprint, .. } =
-        policies::start(&trained, begun, &Environments::default(), &mut Vec::new()).await?;
-    numerics::compare(&args.run, &fingerprint);
+        policies::start(&trained, begun, &Environments::default(), &host, &mut Vec::new()).await?;
+    numerics::compare(&args.run, &fingerprint, &host);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());
     let style = Style::stdout();

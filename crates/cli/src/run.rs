@@ -1,124 +1,18 @@
-//! Run folders from outside: where the newest checkpoint is, which recipe made it, and where a model's name
-//! leads.
+//! Resolves what a user names as a model: a source, a run, or a checkpoint.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::SystemTime;
 
-use levade_recipe::Recipe;
-use levade_store::{Access, Store};
-use levade_trainer::{begun, merged_from, seconds};
+use levade_run::dir::{POLICIES, RunDir, STATE};
+use levade_trainer::merged_from;
 use levade_tree::DEFAULT;
 
 use crate::failure::unusable;
 use crate::screen::Style;
 
-/// File that a run writes first, and nobody else would: the resolved recipe beside the record.
-pub const RECIPE: &str = "recipe.toml";
-/// Default file of the record. Older builds wrote no lock.
-const RECORD: &str = "run.db";
-/// File that every process creates that works on the run.
-const LOCK: &str = "lock";
 /// Where runs are, in the working directory, unless their recipes say otherwise.
 const RUNS: &str = "runs";
-const CHECKPOINTS: &str = "checkpoints";
-/// Policies of a checkpoint beside the first that is trained, which is the checkpoint itself.
-const POLICIES: &str = "policies";
 /// The file that names the best checkpoint, beside them.
 const BEST: &str = "best";
-/// The file that is written last into a checkpoint.
-const STATE: &str = "trainer.json";
-
-/// A run folder.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Run {
-    root: PathBuf,
-}
-
-impl Run {
-    /// The run in a folder, if it holds one.
-    pub fn find(path: &Path) -> Option<Self> {
-        let is_run =
-            path.join(RECIPE).is_file() && [RECORD, LOCK].iter().any(|file| path.join(file).is_file());
-        is_run.then(|| Run { root: path.to_owned() })
-    }
-
-    /// The run in a folder.
-    ///
-    /// # Errors
-    /// When it holds none.
-    pub fn open(path: &Path) -> anyhow::Result<Self> {
-        Self::find(path).ok_or_else(|| {
-            unusable(format!(
-                "{} holds no run; give the folder that `levade train` wrote, such as runs/calculator",
-                path.display()
-            ))
-        })
-    }
-
-    /// The run that a checkpoint belongs to, or a policy in one, if it lies in one.
-    pub fn of_checkpoint(path: &Path) -> Option<Self> {
-        let path = std::path::absolute(path).ok()?;
-        let of_policy =
-            path.parent().filter(|parent| parent.file_name().is_some_and(|name| name == POLICIES));
-        let path = match of_policy {
-            Some(policies) => policies.parent()?,
-            None => &path,
-        };
-        let is_checkpoint =
-            path.join(STATE).is_file() && path.parent()?.file_name().is_some_and(|name| name == CHECKPOINTS);
-        if is_checkpoint { Self::find(path.parent()?.parent()?) } else { None }
-    }
-
-    /// The recipe it was made by.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn recipe(&self) -> anyhow::Result<Recipe> {
-        Ok(Recipe::load(&self.root.join(RECIPE), &[])?)
-    }
-
-    /// The moment at which it began, in seconds since 1970: its chat template goes on printing that as now.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn begun(&self) -> anyhow::Result<u64> {
-        begun_or_now(&self.root)
-    }
-
-    /// The folder.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// Opens the record of attempts and steps to read it.
-    ///
-    /// # Errors
-    /// Returns an error if the recipe names no location of a record, or if the record cannot be opened.
-    pub async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
-        let location = Recipe::store_location(&self.root.join(RECIPE))?;
-        Ok(location.open(&self.root, Access::Read).await?)
-    }
-
-    /// The newest checkpoint. A folder with this name is a whole checkpoint: it is renamed to it when it is
-    /// done.
-    pub fn newest_checkpoint(&self) -> Option<PathBuf> {
-        let folders = std::fs::read_dir(self.root.join(CHECKPOINTS)).ok()?;
-        let steps = folders.flatten().filter_map(|entry| {
-            let step: u64 = entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok()?;
-            entry.path().join(STATE).is_file().then(|| (step, entry.path()))
-        });
-        steps.max().map(|(_, path)| path)
-    }
-}
-
-/// The moment at which the run in a folder began, or this one where it holds none.
-///
-/// # Errors
-/// When the folder cannot be read.
-pub fn begun_or_now(folder: &Path) -> anyhow::Result<u64> {
-    Ok(begun(folder)?.unwrap_or_else(|| seconds(SystemTime::now())))
-}
 
 /// The checkpoint that `checkpoints/best` names.
 fn best(path: &Path) -> Option<PathBuf> {
@@ -137,13 +31,13 @@ pub fn is_best(text: &str) -> bool {
 ///
 /// # Errors
 /// When a run is not there, or has no checkpoint yet.
-pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
+pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
     let path = Path::new(text);
     if let Some(best) = best(path) {
-        let run = Run::of_checkpoint(&best);
+        let run = RunDir::of_checkpoint(&best);
         return Ok((best.to_string_lossy().into_owned(), run));
     }
-    match Run::find(path) {
+    match RunDir::find(path) {
         Some(run) => match run.newest_checkpoint() {
             Some(checkpoint) => Ok((checkpoint.to_string_lossy().into_owned(), Some(run))),
             None => Err(unusable(format!(
@@ -154,7 +48,7 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<Run>)> {
         None if path.starts_with(RUNS) && !path.exists() => Err(unusable(format!(
             "{text} does not exist; give the folder of a run, as `levade train` printed it, or a model"
         ))),
-        None => Ok((text.to_owned(), Run::of_checkpoint(path))),
+        None => Ok((text.to_owned(), RunDir::of_checkpoint(path))),
     }
 }
 
@@ -173,7 +67,7 @@ pub enum Asking {
 /// # Errors
 /// Errors of [`model_source`]; when the run's recipe cannot be read, or its agents ask several of its
 /// policies.
-pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<Run>)> {
+pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<RunDir>)> {
     let (source, run) = model_source(text)?;
     let policies = Path::new(&source).join(POLICIES);
     let Some(found) = run.as_ref().filter(|_| policies.is_dir()) else { return Ok((source, run)) };
@@ -217,12 +111,12 @@ pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<Ru
 ///
 /// # Errors
 /// When a run has no checkpoint yet, or the one that a model was merged from is not there any more.
-pub fn trained_by(text: &str) -> anyhow::Result<Option<Run>> {
+pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
     if let (_, Some(run)) = model_source(text)? {
         return Ok(Some(run));
     }
     let Some(root) = merged_from(Path::new(text))? else { return Ok(None) };
-    Run::find(&root).map(Some).ok_or_else(|| {
+    RunDir::find(&root).map(Some).ok_or_else(|| {
         unusable(format!("{text} was merged from the run in {}, which is not there any more", root.display()))
     })
 }
@@ -231,13 +125,15 @@ pub fn trained_by(text: &str) -> anyhow::Result<Option<Run>> {
 mod tests {
     use std::fs;
 
+    use levade_run::dir::{CHECKPOINTS, RECIPE, RECORD};
+
     use super::*;
 
     #[test]
     fn runs_lead_to_their_newest_checkpoint() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
-        assert_eq!(Run::find(root), None);
+        assert_eq!(RunDir::find(root), None);
         for file in [RECIPE, RECORD] {
             fs::write(root.join(file), "").unwrap();
         }
@@ -252,7 +148,7 @@ mod tests {
                 fs::write(place.join(STATE), "").unwrap();
             }
         }
-        let run = Run { root: root.to_owned() };
+        let run = RunDir::open(root).unwrap();
         let newest = root.join("checkpoints/step-000010");
         assert_eq!(model_source(text).unwrap(), (newest.to_str().unwrap().into(), Some(run.clone())));
         let text = newest.to_str().unwrap();

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use levade_agent::environments::Environments;
-use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe, TaskSource};
+use levade_run::scorers;
 use levade_store::Attempt;
 use levade_tasks::{FileOptions, FileRow, QuestionKey, Task};
 use levade_trainer::{Interval, ScoredReplies, Scorers, Tasks, score_replies};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::failure::unusable;
 use crate::lines::{LinesFile, attempt_line};
 use crate::screen::{self, Style};
-use crate::{recipe, scorers};
+use crate::{host, recipe};
 
 /// Names of the field with the reply, in the order in which they are looked for.
 const REPLY_FIELDS: [&str; 6] = ["reply", "response", "completion", "output", "prediction", "text"];
@@ -112,7 +112,8 @@ fn source(attempt: &Attempt) -> &str {
 }
 
 async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplies> {
-    let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
+    let host = host::host()?;
+    let environments = Environments::new(recipe.environments(), host.supervisor());
     let known = known_tasks(recipe, &environments).await;
     let mut replies = Vec::new();
     let mut own_ids = OwnIds::default();
@@ -139,7 +140,7 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredReplie
         };
         replies.push((task, reply));
     }
-    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments)?);
+    let scorers = Scorers::new(&recipe.reward, scorers::asking(&recipe.reward, &environments, &host)?);
     Ok(score_replies(&scorers, replies, recipe.engine.sequences()).await?)
 }
 

@@ -1,11 +1,10 @@
 //! The terminal: colours where they can be seen, bars where they can move, and lines everywhere.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
+pub use levade_run::display::{clock, count, path, plural};
 
 /// The bar that was drawn last, which lines of a log must not run into.
 static NEWEST: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
@@ -112,36 +111,6 @@ pub fn beside_bar<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
-/// A path as one would write it from here.
-pub fn path(path: &Path) -> String {
-    let here = std::env::current_dir().ok();
-    let inside = here.and_then(|here| path.strip_prefix(here).ok());
-    inside.filter(|inside| !inside.as_os_str().is_empty()).unwrap_or(path).display().to_string()
-}
-
-/// `1 step`, `2 steps`.
-pub fn plural(number: u32, noun: &str) -> String {
-    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
-}
-
-/// `0:42`, `12:05`, `1:02:03`.
-pub fn clock(time: Duration) -> String {
-    let seconds = time.as_secs();
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
-}
-
-/// `134.5 M`, `1.24 B`.
-pub fn count(number: u64) -> String {
-    let number = number as f64;
-    match number {
-        _ if number >= 1e9 => format!("{:.2} B", number / 1e9),
-        _ if number >= 1e6 => format!("{:.1} M", number / 1e6),
-        _ if number >= 1e4 => format!("{:.1} k", number / 1e3),
-        _ => format!("{number}"),
-    }
-}
-
 /// A word as a shell reads it.
 pub fn quoted(word: &impl ToString) -> String {
     let word = word.to_string();
@@ -155,23 +124,6 @@ pub fn quoted(word: &impl ToString) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_and_counts() {
-        let clocks = [0, 42, 725, 3723].map(|s| clock(Duration::from_secs(s)));
-        assert_eq!(clocks, ["0:00", "0:42", "12:05", "1:02:03"]);
-        let counts = [7, 9_999, 12_345, 134_515_008, 1_235_814_400].map(count);
-        assert_eq!(counts, ["7", "9999", "12.3 k", "134.5 M", "1.24 B"]);
-    }
-
-    #[test]
-    fn paths_are_short_where_they_can_be() {
-        let here = std::env::current_dir().unwrap();
-        assert_eq!(path(&here.join("runs/a")), "runs/a");
-        assert_eq!(path(&here), here.display().to_string());
-        assert_eq!(path(Path::new("/elsewhere")), "/elsewhere");
-        assert_eq!([0, 1, 2].map(|n| plural(n, "step")), ["0 steps", "1 step", "2 steps"]);
-    }
 
     #[test]
     fn colours_only_where_they_are_seen() {

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
+use levade_run::encoder::{self, Prefixes};
 use levade_search::{
     Analyzer, DenseModel, HttpOptions, Index, MOST_RESULTS, Mode, Progress, Searcher, build, serve,
 };
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::access;
-use crate::encoder::{self, Prefixes};
 use crate::screen::{self, Style};
 use crate::stop::Requests;
+use crate::{access, host};
 
 /// Search passages on this machine: build an index, query it, serve it to agents
 #[derive(clap::Args)]
@@ -182,7 +182,9 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let runtime = crate::runtime()?;
     let prefixes = Prefixes { query: args.query_prefix.clone(), passage: args.passage_prefix.clone() };
     let embedder = match &args.dense {
-        Some(source) => Some((source.clone(), encoder::open(source, prefixes.clone(), args.threads)?)),
+        Some(source) => {
+            Some((source.clone(), encoder::open(source, prefixes.clone(), args.threads, &host::host()?)?))
+        }
         None => None,
     };
     let dense = embedder.as_ref().map(|(source, embedder)| DenseModel {
@@ -215,7 +217,7 @@ fn open(folder: &Path, how: &How) -> anyhow::Result<Searcher> {
             let source = how.dense.as_ref().unwrap_or(&dense.model);
             let prefixes =
                 Prefixes { query: dense.query_prefix.clone(), passage: dense.passage_prefix.clone() };
-            Some(encoder::open(source, prefixes, how.threads)?)
+            Some(encoder::open(source, prefixes, how.threads, &host::host()?)?)
         }
         _ => None,
     };

@@ -14,16 +14,17 @@ use levade_gateway::{Gateway, Model, Options, serve};
 use levade_policy::environment::own;
 use levade_policy::{Precision, SamplingParams};
 use levade_recipe::ExternalKeys;
+use levade_run::dir::RunDir;
+use levade_run::external;
+use levade_run::model;
 use levade_text::ChatOptions;
 use tokio::net::TcpListener;
 
 use crate::access;
-use crate::external;
 use crate::failure::unusable;
-use crate::model;
-use crate::run;
 use crate::screen::Style;
 use crate::stop::Requests;
+use crate::{host, run};
 
 /// Serve models over HTTP, to clients of OpenAI's and Anthropic's APIs
 ///
@@ -208,14 +209,15 @@ fn now() -> u64 {
 /// Starts a model.
 async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
     let (source, its_run) = run::model_asked(argument, run::Asking::Default)?;
-    let begun = its_run.as_ref().map(run::Run::begun).transpose()?;
+    let begun = its_run.as_ref().map(RunDir::begun).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let chat_options = recipe.as_ref().map_or_else(
         || ChatOptions { now: begun, ..ChatOptions::default() },
         |recipe| levade_trainer::chat_options(&recipe.agent, begun),
     );
-    let found = model::open(&source, args.base.as_deref().or(base.as_deref()))?;
+    let host = host::host()?;
+    let found = model::open(&source, args.base.as_deref().or(base.as_deref()), &host)?;
     let chat = Arc::new(model::chat(&found.files, chat_options)?);
     let config = &found.files.config;
     let mut options =
@@ -226,7 +228,7 @@ async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Mo
         let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
         options.kv_memory_mb.max(all as usize)
     });
-    let engine = model::start_sampling(&found, &options, Some(&chat)).await?;
+    let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
     eprintln!("{} {name} = {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
     let context = engine.context();
     let sampling = SamplingParams {

@@ -5,14 +5,15 @@ use std::path::Path;
 
 use levade_agent::environments::Environments;
 use levade_policy::awake::Clock;
+use levade_run::dir::RunDir;
+use levade_run::policies::{self, Started};
 use levade_store::Attempt;
 use levade_text::Tokenizer;
 use levade_trainer::{PolicyTerms, TokenTerm, terms};
 use serde_json::{Value, json};
 
 use crate::failure::unusable;
-use crate::policies::{self, Started};
-use crate::run::Run;
+use crate::host;
 use crate::watch::Watch;
 
 /// Computes the terms of an attempt that `step` trained on, by doing that step again, and returns them as
@@ -27,7 +28,7 @@ pub async fn shown(
     tokenizer: &Tokenizer,
     (token, as_json): (Option<u32>, bool),
 ) -> anyhow::Result<String> {
-    let run = Run::open(folder)?;
+    let run = RunDir::open(folder)?;
     let (mut recipe, started_at) = (run.recipe()?, run.begun()?);
     recipe.run.folder = std::path::absolute(folder)?;
     if recipe.cluster.learner.is_some() {
@@ -38,8 +39,9 @@ pub async fn shown(
     }
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
+    let host = host::host()?;
     let Started { policies, .. } =
-        policies::start(&trained, started_at, &Environments::default(), &mut Vec::new()).await?;
+        policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;
     let mut watch = Watch::new(Clock::default());
     let phase = attempt.placement.phase;
     let found = terms(&recipe, folder, policies, (phase, step), &mut watch).await?;

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use levade_policy::SamplingParams;
 use levade_process::Supervisor;
 use levade_recipe::Override;
+use levade_run::model;
 use levade_tasks::Task;
 use levade_text::{Parsed, ToolCall};
 use levade_tools::{ObservationKind, OpenTools, ToolContext};
@@ -17,7 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
-use crate::{model, recipe};
+use crate::{host, recipe};
 
 /// List the tools that a recipe's agents have, or call one
 ///
@@ -75,7 +76,7 @@ async fn show(
         let names: Vec<&str> = agents.iter().map(|(name, _)| &**name).collect();
         unusable(format!("the recipe has no such agent; it has {}", names.join(", ")))
     })?;
-    let found = model::open(&recipe.model.source, recipe.model.base.as_deref())?;
+    let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host::host()?)?;
     let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);
     let tools = Toolboxes::new(&recipe.tool, Supervisor::this()?).of(keys, &chat)?;
     let begun = Instant::now();

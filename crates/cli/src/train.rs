@@ -2,24 +2,18 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use levade_agent::environments::Environments;
-use levade_policy::PolicyError;
-use levade_policy::awake::Clock;
-use levade_process::Supervisor;
-use levade_recipe::{LearnerKeys, Override, Recipe};
-use levade_trainer::{Ended, Parts, RunFolder, Start, StopFlag, Summary, Trainer, TrainerError, milestones};
+use levade_recipe::{Override, Recipe};
+use levade_run::Event;
+use levade_run::dir::RECIPE;
+use levade_trainer::{Ended, Observer, RunFolder, Start, StopFlag, Summary, milestones};
 
-use crate::child;
-use crate::cluster_learner::{self, order};
 use crate::failure::{INTERRUPTED, unusable};
-use crate::policies::{self, Started};
-use crate::run::{RECIPE, Run};
+use crate::host::{self, Setup};
 use crate::screen::{self, Style, quoted};
 use crate::stop::Requests;
 use crate::watch::Watch;
-use crate::{numerics, recipe, run, scorers, supervise, table};
+use crate::{recipe, supervise, table};
 
 /// Train a model by a recipe
 ///
@@ -69,43 +63,32 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         // With something in the folder there is something to go on from, once the first process has begun.
         return supervise::run(args.restarts, || recipe.run.folder.join(RECIPE).exists());
     }
-    crate::runtime()?.block_on(train(args, recipe))
+    crate::runtime()?.block_on(train(args, recipe, start))
 }
 
-async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
+async fn train(args: Args, recipe: Recipe, start: Start) -> anyhow::Result<ExitCode> {
     let dim = |text| Style::stderr().dim(text);
     let folder = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&folder));
     if let Some(note) = recipe.numerics_note() {
         eprintln!("{} {note}", dim("note:"));
     }
-    let stop = StopFlag::default();
-    let interrupts = tokio::spawn(interrupted(Requests::listen()?, stop.clone()));
-    let clock = Clock::default();
-    let pauses = tokio::spawn(clock.clone().keep(move |pause| {
-        eprintln!(
-            "{} the process stood still for {}; no deadline has run meanwhile",
-            dim("note:"),
-            screen::clock(pause)
-        );
-    }));
-    let elsewhere = recipe.cluster.learner.is_some();
-    let mut again = Again::new(&recipe);
-    let mut start = if args.resume { Start::Resume } else { Start::Fresh };
-    let ended = loop {
-        match once(&recipe, start, &clock, &stop).await {
-            // Whoever stops a job often tells all of its processes at once.
-            Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => break Ok(None),
-            Err(error) if again.may(&error, &folder) => start = Start::Resume,
-            ended => break ended.map(Some),
+    let mut run = levade_run::launch(recipe, start, host::supervisor()?)?;
+    let interrupts = tokio::spawn(interrupted(Requests::listen()?, run.stop_flag()));
+    let (mut watch, mut setup) = (Watch::new(run.clock()), Setup::default());
+    while let Some(event) = run.next().await {
+        match &event {
+            Event::Training(event) => watch.event(event),
+            event => {
+                watch.clear();
+                setup.show(event);
+            }
         }
-    };
+    }
+    watch.clear();
+    let ended = run.end().await;
     interrupts.abort();
-    pauses.abort();
-    let ended = ended?;
-    // Whoever takes part on other machines may go home.
-    order::end(&folder.join(cluster_learner::FOLDER))?;
-    let after = match ended {
+    let after = match ended? {
         Some(Ended::Finished(summary)) => {
             finished(&summary, &folder);
             return Ok(ExitCode::SUCCESS);
@@ -115,15 +98,6 @@ async fn train(args: Args, recipe: Recipe) -> anyhow::Result<ExitCode> {
     };
     eprintln!("stopped {after}; go on with\n  {}", to_go_on(&args));
     Ok(ExitCode::from(INTERRUPTED))
-}
-
-/// Whether a learner elsewhere has ended or hangs.
-fn is_lost(error: &anyhow::Error) -> bool {
-    let of_policy = match error.downcast_ref::<TrainerError>() {
-        Some(TrainerError::Policy(error)) => Some(error),
-        _ => error.downcast_ref::<PolicyError>(),
-    };
-    matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)))
 }
 
 /// The first request asks the run to stop, the second one ends the process.
@@ -137,83 +111,6 @@ async fn interrupted(requests: Requests, stop: StopFlag) {
         })
         .await;
     std::process::exit(INTERRUPTED.into());
-}
-
-/// Trains from the beginning or the newest checkpoint, until all is done, it is asked to stop, or something
-/// breaks.
-async fn once(recipe: &Recipe, start: Start, clock: &Clock, stop: &StopFlag) -> anyhow::Result<Ended> {
-    let folder = &recipe.run.folder;
-    // A learner that is started would take the place of the one that another process has there.
-    RunFolder::check(&recipe.run, start)?;
-    let begun = run::begun_or_now(folder)?;
-    let mut children = Vec::new();
-    let ended = async {
-        let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
-        let Started { policies, agents, fingerprint, model_files, teachers } =
-            policies::start(recipe, begun, &environments, &mut children).await?;
-        let scorers = scorers::asking(&recipe.reward, &environments)?;
-        let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
-        let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
-        numerics::compare(folder, &fingerprint);
-        numerics::record(folder, &fingerprint)?;
-        let mut watch = Watch::new(clock.clone());
-        let ended = trainer.run(&mut watch, stop).await;
-        watch.clear();
-        Ok(ended?)
-    };
-    let ended = ended.await;
-    // Nobody holds the processes of a learner and of servers any more; what comes next needs the memory that
-    // they have.
-    let left = child::all_gone(children, LEAVING).await;
-    if !left.is_empty() {
-        let note = Style::stderr().dim("note:");
-        let left = left.join(", ");
-        eprintln!(
-            "{note} waited {LEAVING:?} for {left} to be gone; whoever is started now may miss its memory"
-        );
-    }
-    ended
-}
-
-/// Longest wait for the processes of a learner and of servers to be gone.
-const LEAVING: Duration = Duration::from_secs(30);
-
-/// Whether a run goes on after its learner elsewhere has died: so many times in a row, where nothing is
-/// written in between that it goes on from.
-struct Again {
-    most: u32,
-    /// Whether the run has a record to continue from.
-    is_durable: bool,
-    died: u32,
-    newest: Option<PathBuf>,
-}
-
-impl Again {
-    fn new(recipe: &Recipe) -> Self {
-        let most = recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
-        Again { most, is_durable: recipe.run.store.is_durable(), died: 0, newest: None }
-    }
-
-    /// Whether the run in a folder may go on after this error; says so.
-    fn may(&mut self, error: &anyhow::Error, folder: &Path) -> bool {
-        let found = Run::find(folder).filter(|_| self.is_durable && is_lost(error));
-        let Some(run) = found else { return false };
-        let newest = run.newest_checkpoint();
-        if newest != self.newest {
-            (self.newest, self.died) = (newest, 0);
-        }
-        self.died += 1;
-        if self.died > self.most {
-            return false;
-        }
-        let note = Style::stderr().dim("note:");
-        let from = match &self.newest {
-            Some(checkpoint) => screen::path(checkpoint),
-            None => "the beginning".into(),
-        };
-        eprintln!("{note} {error}\n{note} going on from {from} ({} of {} in a row)", self.died, self.most);
-        true
-    }
 }
 
 /// The command that goes on with a run.

@@ -4,20 +4,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use levade_agent::environments::Environments;
 use levade_recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
+use levade_run::policies::{self, Started};
+use levade_run::{Host, dir, scorers};
 use levade_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
 use tokio::sync::Notify;
 
 use super::report::Report;
-use crate::policies::{self, Started};
-use crate::{run, scorers, screen};
+use crate::screen;
 
 /// Does the step and says how long a whole one may take.
-pub async fn check(recipe: &Recipe, environments: Environments, report: &mut Report) {
+pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
     let Some((small, groups)) = reduced(recipe) else {
         report.note("time", "the recipe has no phase whose step could be measured");
         return;
     };
-    let measured = measured(small, environments).await;
+    let measured = measured(small, environments, host).await;
     report.item("time", measured, |metrics| described(metrics, groups));
 }
 
@@ -40,13 +41,13 @@ fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
 }
 
 /// Measures of the first step.
-async fn measured(mut recipe: Recipe, environments: Environments) -> anyhow::Result<Metrics> {
+async fn measured(mut recipe: Recipe, environments: Environments, host: &Host) -> anyhow::Result<Metrics> {
     let folder = tempfile::Builder::new().prefix("levade-check-").tempdir()?;
     recipe.run.folder = folder.path().join("run");
-    let begun = run::begun_or_now(&recipe.run.folder)?;
+    let begun = dir::begun_or_now(&recipe.run.folder)?;
     let Started { policies, agents, model_files, teachers, .. } =
-        policies::start(&recipe, begun, &environments, &mut Vec::new()).await?;
-    let scorers = scorers::asking(&recipe.reward, &environments)?;
+        policies::start(&recipe, begun, &environments, host, &mut Vec::new()).await?;
+    let scorers = scorers::asking(&recipe.reward, &environments, host)?;
     let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
     let first = First::default();

@@ -18,8 +18,10 @@ use std::sync::Arc;
 
 use levade_agent::environments::Environments;
 use levade_policy::{Sampler, Simulator, SimulatorConfig};
-use levade_process::Supervisor;
 use levade_recipe::{Override, Recipe};
+use levade_run::dir::RECIPE;
+use levade_run::policies::Planned;
+use levade_run::{external, model, scorers};
 use levade_tasks::Task;
 use levade_text::Chat;
 use levade_trainer::{
@@ -28,9 +30,7 @@ use levade_trainer::{
 };
 use levade_tree::Component;
 
-use crate::policies::Planned;
-use crate::run::RECIPE;
-use crate::{external, model, recipe, scorers};
+use crate::{host, recipe};
 use report::Report;
 
 /// Find what would fail in a run by a recipe, without training
@@ -84,7 +84,8 @@ fn describe(recipe: &Recipe) -> String {
 
 async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Result<()> {
     folder(recipe, report);
-    let environments = Environments::new(recipe.environments(), &Supervisor::this()?);
+    let host = host::host()?;
+    let environments = Environments::new(recipe.environments(), host.supervisor());
     let tasks = Tasks::load(recipe, &environments).await;
     let tasks = report.item("tasks", tasks, |tasks| {
         let asked: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
@@ -95,11 +96,11 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     }
     let first = tasks.as_ref().and_then(first_task).unwrap_or_default();
     report.quiet("policies", external::others(recipe));
-    let planned = report.quiet("model", Planned::open(recipe));
+    let planned = report.quiet("model", Planned::open(recipe, &host));
     let chats = planned.as_ref().map(|planned| chats(recipe, planned, report));
     let start = chats.as_deref().filter(|_| !args.no_start);
     programs::check(recipe, planned.as_ref(), start, &first, report).await;
-    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
+    let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let mut parts = Vec::new();
     for (name, chat) in chats.unwrap_or_default() {
         let Some(keys) = recipe.agent_named(&name) else { continue };
@@ -112,7 +113,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     for note in scorers::notes(&recipe.reward) {
         report.note("scorer", note);
     }
-    let made = scorers::asking(&recipe.reward, &environments);
+    let made = scorers::asking(&recipe.reward, &environments, &host);
     let scorers = report.quiet("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
     if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {
         score(scorers, tasks, report).await;
@@ -125,7 +126,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         room::check(recipe, planned, report);
     }
     if args.measure && !report.has_faults() {
-        measure::check(recipe, environments, report).await;
+        measure::check(recipe, environments, &host, report).await;
     }
     Ok(())
 }

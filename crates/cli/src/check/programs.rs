@@ -9,14 +9,15 @@ use levade_agent::program::Rehearsal;
 use levade_agent::{Agent, AttemptContext, Limits, Player};
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
+use levade_run::policies::Planned;
+use levade_run::programs::{self, Started};
 use levade_tasks::Task;
 use levade_text::Chat;
 
 use super::report::Report;
 use super::scripted::Scripted;
 use crate::failure::unusable;
-use crate::policies::Planned;
-use crate::programs::{self, Started};
+use crate::host;
 
 /// Maximum time in which a program must call the model.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -144,7 +145,7 @@ async fn started(
     }
     let limits = keys.limits();
     let limits = Limits { attempt: limits.attempt.min(START_TIMEOUT), ..limits };
-    let program = Started::start().await?.program(keys, true);
+    let program = Started::start(host::supervisor()?).await?.program(keys, true);
     let context = AttemptContext {
         task: task.clone(),
         messages: keys.opening(task),

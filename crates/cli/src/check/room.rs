@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use levade_recipe::Recipe;
+use levade_run::policies::Planned;
 
 use super::report::Report;
-use crate::policies::Planned;
 
 /// Compares what a run will take with what there is.
 pub fn check(recipe: &Recipe, planned: &Planned, report: &mut Report) {

@@ -7,10 +7,11 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use levade_policy::awake::{Stopwatch, sleep};
+use levade_run::cluster_learner::order::{self, Order};
+use levade_run::cluster_learner::{FOLDER, torchrun};
 
-use crate::cluster_learner::order::{self, Order};
-use crate::cluster_learner::{FOLDER, torchrun};
 use crate::failure::{INTERRUPTED, unusable};
+use crate::host;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 
@@ -118,7 +119,8 @@ async fn join(args: &Args) -> anyhow::Result<ExitCode> {
         let mut environment = order.whole_environment();
         // Only the first machine serves, but each asks for a token.
         environment.push((torchrun::TOKEN.into(), format!("{}-of-no-use-here", order.start)));
-        let mut kept = torchrun::serve(&order, args.node, &root, environment, &log).await?;
+        let supervisor = host::supervisor()?;
+        let mut kept = torchrun::serve(&order, args.node, &root, (environment, &log), &supervisor).await?;
         let mut stopping = false;
         loop {
             tokio::select! {

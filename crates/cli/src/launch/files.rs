@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use levade_recipe::Recipe;
+use levade_run::dir::RECIPE;
 
 use crate::failure::unusable;
-use crate::run::RECIPE;
 use crate::screen::quoted;
 
 /// A run on one machine or several.

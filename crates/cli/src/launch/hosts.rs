@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use levade_process::{Child, Launch, Supervisor};
+use levade_run::child;
+use levade_run::cluster_learner::torchrun::HEAD;
 
 use super::files::Job;
 use super::follow::Growing;
 use super::{Ended, FRESH, LOOK, Plan};
-use crate::child;
-use crate::cluster_learner::torchrun::HEAD;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::screen::{Style, plural, quoted};
 use crate::stop::Requests;

@@ -4,12 +4,12 @@
 
 use std::path::PathBuf;
 
+use levade_run::cluster_learner::torchrun::HEAD;
 use serde_json::{Value, json};
 
 use super::files::Job;
 use super::follow::{Look, Submitted, follow, say};
 use super::{Ended, Plan, asked};
-use crate::cluster_learner::torchrun::HEAD;
 use crate::failure::{INTERRUPTED, unusable};
 use crate::screen::quoted;
 

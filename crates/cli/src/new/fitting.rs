@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use levade_reward::{self as reward, ScorerKind};
+use levade_run::testbed;
 use levade_tasks::Task;
 use serde_json::Value;
 
 use super::Scorer;
-use crate::testbed;
 
 /// Fields that list the options of a question.
 pub const OPTIONS: [&str; 2] = ["choices", "options"];

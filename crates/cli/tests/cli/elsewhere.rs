@@ -178,3 +178,23 @@ fn what_is_said_need_not_be_utf_8() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("cannot read standard input"), "{}", stderr(&output));
 }
+
+/// A run that keeps its record in memory trains as any other; what needs the record says why it cannot.
+#[test]
+fn memory_run_trains_but_cannot_be_resumed_or_inspected() {
+    let place = Place::new();
+    let memory = ["--set", "run.store=memory:"];
+    let output = place.train().args(memory).args(["--restarts", "1"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("`run.store` is \"memory:\""), "{}", stderr(&output));
+    let output = place.train().args(memory).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!place.path("run/run.db").exists());
+    let events = fs::read_to_string(place.path("run/events.jsonl")).unwrap();
+    assert!(events.lines().last().unwrap().contains("\"finished\""), "{events}");
+    for command in [&["train", "run", "--resume"][..], &["inspect", "run"]] {
+        let output = place.levade().args(command).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command:?}");
+        assert!(stderr(&output).contains("keeps its record in memory"), "{}", stderr(&output));
+    }
+}

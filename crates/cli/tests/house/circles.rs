@@ -42,6 +42,29 @@ pub(crate) fn modules(folder: &Path) -> Vec<(String, Vec<String>)> {
     read_crate(folder).into_iter().map(|module| (spelled(&module.name), module.tokens)).collect()
 }
 
+/// Returns the modules of a crate that name the item `name` of another crate, by an import or by a path.
+/// Tests are left out.
+pub(crate) fn names(folder: &Path, krate: &str, name: &str) -> Vec<String> {
+    let is_item =
+        |path: &[String]| path.first().is_some_and(|first| first == krate) && path.contains(&name.to_owned());
+    let mut found = Vec::new();
+    for module in read_crate(folder) {
+        let alias = |(alias, path): (&String, &Vec<String>)| (path[..] == [krate]).then(|| alias.clone());
+        let mut aliases: Vec<String> = module.imports.iter().filter_map(alias).collect();
+        aliases.push(krate.to_owned());
+        let is_path =
+            |window: &[String]| aliases.contains(&window[0]) && window[1] == "::" && window[2] == name;
+        let has_glob = module.globs.iter().any(|path| path[..] == [krate]);
+        if module.imports.values().any(|path| is_item(path))
+            || module.tokens.windows(3).any(is_path)
+            || (has_glob && module.tokens.iter().any(|token| token == name))
+        {
+            found.push(spelled(&module.name));
+        }
+    }
+    found
+}
+
 /// Reads the modules of a crate, the root first.
 fn read_crate(folder: &Path) -> Vec<Module> {
     let root = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());

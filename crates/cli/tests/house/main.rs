@@ -2,6 +2,7 @@
 //! fit on a line and name their things, and a room knows only the rooms that it may.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
+mod backends;
 mod calls;
 mod circles;
 mod words;
@@ -16,10 +17,12 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 22] = [
+const ROOMS: [(&str, &[&str]); 24] = [
     (
         "cli",
         &[
+            "plan",
+            "run",
             "trainer",
             "recipe",
             "agent",
@@ -31,7 +34,6 @@ const ROOMS: [(&str, &[&str]); 22] = [
             "sandbox",
             "store",
             "engine",
-            "remote",
             "reward",
             "search",
             "conversation",
@@ -40,6 +42,14 @@ const ROOMS: [(&str, &[&str]); 22] = [
             "http",
             "policy",
             "tree",
+        ],
+    ),
+    ("plan", &["run", "recipe", "model", "policy"]),
+    (
+        "run",
+        &[
+            "trainer", "recipe", "agent", "tools", "gateway", "call", "process", "sandbox", "store",
+            "engine", "remote", "reward", "text", "model", "policy", "tree",
         ],
     ),
     (

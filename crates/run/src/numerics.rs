@@ -5,15 +5,17 @@ use std::path::Path;
 use levade_engine::Fingerprint;
 use levade_model::write_json;
 
+use crate::host::Host;
+
 /// In the folder of a run.
 const FILE: &str = "engine.json";
 
 /// Says so if the run in `folder` was computed by other numerics than `now`.
-pub fn compare(folder: &Path, now: &Fingerprint) {
+pub fn compare(folder: &Path, now: &Fingerprint, host: &Host) {
     let recorded = std::fs::read(folder.join(FILE)).ok();
     let before = recorded.and_then(|bytes| serde_json::from_slice::<Fingerprint>(&bytes).ok());
     if let Some(note) = before.and_then(|before| difference(&before, now)) {
-        eprintln!("note: {note}");
+        host.note(note);
     }
 }
 

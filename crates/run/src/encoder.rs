@@ -7,6 +7,7 @@ use levade_model::EncoderFiles;
 use levade_policy::Embedder;
 use levade_text::EncoderTokenizer;
 
+use crate::host::Host;
 use crate::model;
 
 /// Text put before queries and passages, where it is not what the model's files say.
@@ -18,12 +19,17 @@ pub struct Prefixes {
     pub passage: Option<String>,
 }
 
-/// Gets an encoder onto this machine, with a bar where something moves, and loads it.
+/// Gets an encoder onto this machine, and loads it.
 ///
 /// # Errors
 /// When it cannot be had, or is none that is run here.
-pub fn open(source: &str, prefixes: Prefixes, threads: usize) -> anyhow::Result<Arc<dyn Embedder>> {
-    let path = model::get(source)?;
+pub fn open(
+    source: &str,
+    prefixes: Prefixes,
+    threads: usize,
+    host: &Host,
+) -> anyhow::Result<Arc<dyn Embedder>> {
+    let path = model::get(source, host)?;
     let mut files = EncoderFiles::open(&path, source)?;
     if let Some(query) = prefixes.query {
         files.config.query_prefix = query;

@@ -19,7 +19,7 @@ use levade_policy::uniform;
 use serde::Deserialize;
 
 use sampler::{Key, Sampler};
-pub use sizes::{Sizes, print};
+pub use sizes::{GATEWAY, STORE, Sizes};
 
 /// How long things take, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
@@ -73,7 +73,9 @@ pub struct Fleet {
     pub learners: usize,
     /// Most sequences that run together on a sampler.
     pub rows: usize,
+    /// Groups of a step.
     pub groups: usize,
+    /// Attempts of a group.
     pub group_size: usize,
     /// Steps by which attempts may be ahead of the learner.
     pub ahead: usize,
@@ -89,6 +91,7 @@ pub struct Fleet {
     pub tool: f64,
     /// Tokens that are learnt from, over those that are sampled and the prompts of groups.
     pub learnt: f64,
+    /// Seconds that the parts take.
     pub service: Service,
 }
 

@@ -35,8 +35,11 @@ pub const HEAD: &str = "LEVADE_HEAD";
 
 /// A group that listens.
 pub struct Group {
+    /// Address at which its first process serves.
     pub url: String,
+    /// Token that it asks for.
     pub token: String,
+    /// Handle that ends the processes when it is dropped.
     pub processes: Processes,
     /// Ends once the processes are gone.
     pub gone: JoinHandle<()>,
@@ -52,6 +55,7 @@ pub async fn start(
     root: &Path,
     model: &Path,
     wants: &Wants<'_>,
+    supervisor: &Supervisor,
 ) -> anyhow::Result<Group> {
     let folder = root.join(FOLDER);
     order::clear(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
@@ -76,7 +80,7 @@ pub async fn start(
     let token = random()?;
     let mut environment = order.whole_environment();
     environment.push((TOKEN.into(), token.clone()));
-    let mut kept = serve(&order, 0, root, environment, &log).await?;
+    let mut kept = serve(&order, 0, root, (environment, &log), supervisor).await?;
     order.write(&folder)?;
     let url = listens(&mut kept, &port, &log, keys.start()).await?;
     let (send, ended) = watch::channel(None);
@@ -103,12 +107,12 @@ pub async fn serve(
     order: &Order,
     node: u32,
     root: &Path,
-    environment: Vec<(String, String)>,
-    log: &Path,
+    (environment, log): (Vec<(String, String)>, &Path),
+    supervisor: &Supervisor,
 ) -> anyhow::Result<Child> {
     let file = child::log(log).with_context(|| format!("cannot write {}", log.display()))?;
     let launch = Launch { dir: root.to_owned(), variables: environment, ..Launch::new(order.of_node(node)) };
-    let kept = Supervisor::this()?.serve(&launch, file).await;
+    let kept = supervisor.serve(&launch, file).await;
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
 

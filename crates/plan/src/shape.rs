@@ -3,32 +3,38 @@
 use std::path::Path;
 
 use levade_model::ModelConfig;
+use levade_run::display;
 use serde::Deserialize;
 use serde_json::Value;
-
-use crate::screen;
 
 /// A decoder-only transformer with a gated feed-forward part, dense or of experts.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Shape {
     #[serde(default)]
     model_type: String,
+    /// Width of the hidden states.
     #[serde(rename = "hidden_size")]
     pub hidden: u64,
+    /// Number of layers.
     #[serde(rename = "num_hidden_layers")]
     pub layers: u64,
+    /// Number of query heads.
     #[serde(rename = "num_attention_heads")]
     pub heads: u64,
     #[serde(rename = "num_key_value_heads", default)]
     kv_heads: Option<u64>,
     #[serde(default)]
     head_dim: Option<u64>,
+    /// Width of the feed-forward part.
     #[serde(rename = "intermediate_size")]
     pub intermediate: u64,
+    /// Number of tokens.
     #[serde(rename = "vocab_size")]
     pub vocabulary: u64,
+    /// Longest sequence, in tokens.
     #[serde(rename = "max_position_embeddings", default = "usual_context")]
     pub context: u64,
+    /// Whether the output head is the embedding.
     #[serde(rename = "tie_word_embeddings", default)]
     pub tied: bool,
     #[serde(rename = "num_experts", alias = "num_local_experts", alias = "n_routed_experts", default)]
@@ -210,13 +216,13 @@ impl Shape {
     pub fn describe(&self) -> String {
         let (parameters, active) = (self.parameters(), self.active());
         let experts = match self.experts {
-            Some(_) => format!(" ({} for a token)", screen::count(active)),
+            Some(_) => format!(" ({} for a token)", display::count(active)),
             None => String::new(),
         };
         format!(
             "{}, {} parameters{experts}, {} layers of {}, {} tokens",
             self.model_type,
-            screen::count(parameters),
+            display::count(parameters),
             self.layers,
             self.hidden,
             self.vocabulary

@@ -9,6 +9,7 @@ use levade_recipe::Recipe;
 
 use super::{Model, Whole, models};
 use crate::failure::unusable;
+use crate::host::Host;
 use crate::model;
 
 /// Smallest values of `model.context` and `engine.micro_batch_tokens` that an error proposes, in tokens.
@@ -32,8 +33,8 @@ impl Planned {
     ///
     /// # Errors
     /// Returns an error if a model cannot be fetched or read.
-    pub fn open(recipe: &Recipe) -> anyhow::Result<Self> {
-        let models = models(recipe)?;
+    pub fn open(recipe: &Recipe, host: &Host) -> anyhow::Result<Self> {
+        let models = models(recipe, host)?;
         models.iter().try_for_each(Model::check)?;
         Ok(Planned(models))
     }

@@ -11,7 +11,6 @@ use std::time::Duration;
 use levade_model::ModelFiles;
 use levade_policy::awake::{sleep, within};
 use levade_policy::{Learner, LoraOptions, PolicyError, Precision, Sampler, TokenBytes};
-use levade_process::Supervisor;
 use levade_recipe::{InFlightKey, Placement, Recipe, SamplersKeys, ServersKeys, WeightsKey};
 use levade_remote::{
     GroupBackend, InFlight, Publishing, Pushing, RemoteLearner, Router, RouterOptions, Server, ServerKind,
@@ -21,9 +20,10 @@ use levade_text::{Chat, Vocabulary};
 use levade_trainer::Companions;
 
 use crate::child::Gone;
+use crate::display;
 use crate::failure::unusable;
 use crate::gpus::Shares;
-use crate::screen::{self, Style};
+use crate::host::Host;
 use process::{Process, Spec};
 
 /// A text whose log-probabilities servers are checked by. It has words, numbers and marks, as replies do.
@@ -86,6 +86,7 @@ pub async fn start(
     recipe: &Recipe,
     wants: &Wants<'_>,
     learner: Arc<dyn Learner>,
+    host: &Host,
     children: &mut Vec<Gone>,
 ) -> anyhow::Result<Option<Elsewhere>> {
     let Some(samplers) = &recipe.cluster.samplers else { return Ok(None) };
@@ -97,7 +98,6 @@ pub async fn start(
     let publishing = Publishing::new(Arc::clone(&learner), folder.join("weights"), text_tokens.clone())
         .pushing(push.clone());
     let options = ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
-    let dim = Style::stderr().dim("sampler");
     let (mut members, mut processes) = (Vec::new(), Vec::new());
     let model = folder.join("model");
     if keys.start {
@@ -111,12 +111,12 @@ pub async fn start(
             let backend = push.as_ref().map(|push| push.backend());
             let precision = recipe.engine.precision;
             let spec = Spec::new(samplers, wants, &folder, &model, number, precision, backend)?;
-            eprintln!("{dim} {}, its log is {}", spec.name, screen::path(&spec.log));
+            host.setup("sampler", format!("{}, its log is {}", spec.name, display::path(&spec.log)));
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             members.push((spec.name.clone(), server));
             let may = wants.turns.map(|turns| turns.starts());
             let name = format!("the sampler {}", spec.name);
-            let (process, ended) = Process::start(spec, Supervisor::this()?, may);
+            let (process, ended) = Process::start(spec, host.supervisor().clone(), may);
             processes.push(process);
             children.push(Gone { name, ended });
         }
@@ -137,7 +137,7 @@ pub async fn start(
     for (name, server) in &members {
         // Others may still be starting; those that are there say who they are.
         if let Some(Ok(what)) = within_a_moment(server.look()).await {
-            eprintln!("{dim} {name}: {what}");
+            host.setup("sampler", format!("{name}: {what}"));
         }
     }
     let given: Vec<String> = members.iter().map(|(name, _)| name.clone()).collect();
@@ -200,7 +200,7 @@ fn listed(file: &Path) -> anyhow::Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let text = std::fs::read_to_string(file).map_err(|error| {
-        unusable(format!("cluster.samplers.urls_file: cannot read {}: {error}", screen::path(file)))
+        unusable(format!("cluster.samplers.urls_file: cannot read {}: {error}", display::path(file)))
     })?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     Ok(lines.map(str::to_owned).collect())
@@ -249,7 +249,7 @@ async fn write_model(folder: &Path, wants: &Wants<'_>, learner: &Arc<dyn Learner
         if !path.is_dir() {
             return Err(unusable(format!(
                 "{} is one file, and servers of adapters begin with the folder of a model; take its safetensors",
-                screen::path(path)
+                display::path(path)
             )));
         }
         // The base stays as it is.

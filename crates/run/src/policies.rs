@@ -8,7 +8,6 @@ use levade_agent::environments::Environments;
 use levade_agent::{Pick, Teacher};
 use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use levade_policy::LoraOptions;
-use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use levade_remote::{Mixture, RemoteLearner, Turns};
 use levade_text::Chat;
@@ -21,9 +20,9 @@ use crate::cluster_samplers;
 use crate::external;
 use crate::failure::unusable;
 use crate::gpus::Shares;
+use crate::host::Host;
 use crate::model::{self, Found};
 use crate::programs;
-use crate::screen::Style;
 
 mod planned;
 
@@ -73,14 +72,15 @@ pub async fn start(
     recipe: &Recipe,
     now: u64,
     environments: &Environments,
+    host: &Host,
     children: &mut Vec<Gone>,
 ) -> anyhow::Result<Started> {
     // A key that is missing is not found out after minutes.
     let others = external::others(recipe)?;
-    let planned = Planned::open(recipe)?;
+    let planned = Planned::open(recipe, host)?;
     planned.memory(recipe)?;
     let models = planned.into_models();
-    let elsewhere = learner_elsewhere(recipe, &models, children).await?;
+    let elsewhere = learner_elsewhere(recipe, &models, host, children).await?;
     let turns = elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::turns(recipe, elsewhere.group()));
     // Whatever asks for the devices of the group does so in its turn.
     let in_turn = |learner| match &turns {
@@ -92,7 +92,7 @@ pub async fn start(
     // Memory of the models before counts for those after.
     for model in &models {
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
-        let started = model.start(recipe, &chat).await?;
+        let started = model.start(recipe, &chat, host).await?;
         model_files.extend(model.found.files_read()?);
         let companions = model::companions(&model.found.files, &chat)?;
         for (wanted, engines) in model.policies.iter().zip(started) {
@@ -120,11 +120,11 @@ pub async fn start(
             };
             let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Elsewhere::group);
             let of_group = (group, turns.as_ref());
-            sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy, children).await?;
+            sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy, (host, children)).await?;
             policies.push(policy);
         }
     }
-    let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::this()?);
+    let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
         let (mut answers, mut first) = (Vec::new(), None);
@@ -148,7 +148,7 @@ pub async fn start(
         let (pick, when) = (pick(name, keys)?, programs::when(name, keys)?);
         agents.push(AgentParts { name: name.to_owned(), answers, pick, tools, when, custom: None });
     }
-    programs::put_in(recipe, &mut agents, environments).await?;
+    programs::put_in(recipe, &mut agents, environments, host).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
         let teacher = Teacher::Asked(Arc::clone(others.get(name)?));
@@ -162,6 +162,7 @@ pub async fn start(
 async fn learner_elsewhere(
     recipe: &Recipe,
     models: &[Model],
+    host: &Host,
     children: &mut Vec<Gone>,
 ) -> anyhow::Result<Option<Elsewhere>> {
     for Model { keys, found, policies } in models {
@@ -173,7 +174,7 @@ async fn learner_elsewhere(
             reference: wanted.reference,
             critic: wanted.critic,
         };
-        return cluster_learner::start(recipe, &wants, children).await;
+        return cluster_learner::start(recipe, &wants, host, children).await;
     }
     Ok(None)
 }
@@ -186,7 +187,7 @@ async fn sampled_elsewhere(
     chat: &Chat,
     (group, turns): (Option<&RemoteLearner>, Option<&Arc<Turns>>),
     policy: &mut Policy,
-    children: &mut Vec<Gone>,
+    (host, children): (&Host, &mut Vec<Gone>),
 ) -> anyhow::Result<()> {
     let Some(learns) = &mut policy.learns else { return Ok(()) };
     let wants = cluster_samplers::Wants {
@@ -200,7 +201,7 @@ async fn sampled_elsewhere(
         turns,
         gpus: Shares::of(recipe),
     };
-    let started = cluster_samplers::start(recipe, &wants, learns.learner.clone(), children).await?;
+    let started = cluster_samplers::start(recipe, &wants, learns.learner.clone(), host, children).await?;
     let Some(cluster_samplers::Elsewhere { sampler, learner }) = started else { return Ok(()) };
     policy.sampler = sampler;
     learns.learner = learner;
@@ -224,7 +225,7 @@ fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<Pick>> {
 }
 
 /// The models of a recipe, each with its policies, in the order of the first of these.
-fn models(recipe: &Recipe) -> anyhow::Result<Vec<Model>> {
+fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
     let mut models: Vec<Model> = Vec::new();
     for (name, keys) in recipe.policies() {
         let Some(own) = keys.model(&recipe.model) else { continue };
@@ -245,9 +246,8 @@ fn models(recipe: &Recipe) -> anyhow::Result<Vec<Model>> {
             model.policies.push(wanted);
             continue;
         }
-        let found = model::open(&key.source, key.base.as_deref())?;
-        let dim = Style::stderr().dim("model ");
-        eprintln!("{dim} {}: {}", key.source, model::describe(&found.files));
+        let found = model::open(&key.source, key.base.as_deref(), host)?;
+        host.setup("model", format!("{}: {}", key.source, model::describe(&found.files)));
         models.push(Model { keys: key, found, policies: vec![wanted] });
     }
     Ok(models)
@@ -270,25 +270,25 @@ struct Engines {
 
 impl Model {
     /// Starts the policies over this model, in their order.
-    async fn start(&self, recipe: &Recipe, chat: &Chat) -> anyhow::Result<Vec<Engines>> {
+    async fn start(&self, recipe: &Recipe, chat: &Chat, host: &Host) -> anyhow::Result<Vec<Engines>> {
         self.check()?;
         let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
         let (whole, over_base) = self.parted();
         // Weights of their own come first: what they take is not there for the adapters.
         for wanted in whole {
-            started.insert(&wanted.name, self.whole(recipe, wanted, chat)?.with_value_head().await?);
+            started.insert(&wanted.name, self.whole(recipe, wanted, chat, host)?.with_value_head().await?);
         }
         if !over_base.is_empty() {
-            self.over_base(recipe, &over_base, chat, &mut started).await?;
+            self.over_base(recipe, &over_base, (chat, host), &mut started).await?;
         }
         Ok(self.policies.iter().filter_map(|wanted| started.remove(wanted.name.as_str())).collect())
     }
 
     /// Starts a policy whose weights are all its own.
-    fn whole(&self, recipe: &Recipe, wanted: &Wanted, chat: &Chat) -> anyhow::Result<Engines> {
+    fn whole(&self, recipe: &Recipe, wanted: &Wanted, chat: &Chat, host: &Host) -> anyhow::Result<Engines> {
         let files = &self.found.files;
         let Whole { policy, reference, critic, also } = self.whole_options(recipe, wanted, None)?;
-        let policy = model::start(files, &policy, Some(chat), &also)?;
+        let policy = model::start(files, &policy, Some(chat), &also, host)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
         let (reference, critic) = (reference.map(start).transpose()?, critic.map(start).transpose()?);
         Ok(Engines { policy, reference, critic })
@@ -373,14 +373,14 @@ impl Model {
         &self,
         recipe: &Recipe,
         policies: &[&'a Wanted],
-        chat: &Chat,
+        (chat, host): (&Chat, &Host),
         started: &mut BTreeMap<&'a str, Engines>,
     ) -> anyhow::Result<()> {
         let options = self.base_options(recipe, policies, None);
         let engine = if options.trains {
-            model::start(&self.found.files, &options, Some(chat), "")?
+            model::start(&self.found.files, &options, Some(chat), "", host)?
         } else {
-            model::start_sampling(&self.found, &options, Some(chat)).await?
+            model::start_sampling(&self.found, &options, Some(chat), host).await?
         };
         let (seed, source) = (recipe.run.seed, &self.keys.source);
         for Wanted { name, lora, reference, critic, elsewhere, .. } in policies {

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use async_trait::async_trait;
 use levade_agent::environments::{EnvironmentScorer, Environments};
 use levade_call::{
@@ -12,7 +11,6 @@ use levade_call::{
     SamplingRule, call,
 };
 use levade_policy::{FinishReason, SamplingParams};
-use levade_process::Supervisor;
 use levade_recipe::RewardKeys;
 use levade_remote::{Endpoint, ExternalError, ExternalOptions, Service, ServiceOptions};
 use levade_reward::{
@@ -24,6 +22,7 @@ use levade_trainer::CustomScorers;
 use serde_json::Value;
 
 use crate::failure::unusable;
+use crate::host::Host;
 use crate::{external, testbed};
 
 /// Scorers of a recipe that need a client, a sandbox, a supervisor of processes, or its environments. Keys
@@ -31,9 +30,9 @@ use crate::{external, testbed};
 ///
 /// # Errors
 /// When an address or a setting cannot be used, or a key is missing: of which scorer.
-pub fn asking(keys: &RewardKeys, environments: &Environments) -> anyhow::Result<CustomScorers> {
+pub fn asking(keys: &RewardKeys, environments: &Environments, host: &Host) -> anyhow::Result<CustomScorers> {
     let only = [keys.only()];
-    let supervisor = Supervisor::this().context("this program's own file is not found")?;
+    let supervisor = host.supervisor();
     let all = if keys.scorers.is_empty() { &only[..] } else { &keys.scorers[..] };
     let mut scorers = CustomScorers::new();
     for scorer in all {
@@ -210,8 +209,12 @@ mod tests {
             named("judge", ScorerKind::Judge(keys)),
             named("numbers", ScorerKind::default()),
         ];
-        let made =
-            asking(&RewardKeys { scorers, ..RewardKeys::default() }, &Environments::default()).unwrap();
+        let made = asking(
+            &RewardKeys { scorers, ..RewardKeys::default() },
+            &Environments::default(),
+            &Host::default(),
+        )
+        .unwrap();
         assert_eq!(made.len(), 2, "one is built in");
         let given = made["service"].score(&evidence()).await.unwrap();
         assert_eq!(given, [Component::score(0.5), Component::new("style", 1.0)]);
@@ -235,7 +238,7 @@ mod tests {
             ..JudgeKeys::new("", "")
         };
         let only = RewardKeys { scorer: ScorerKind::Judge(keys), ..RewardKeys::default() };
-        let error = asking(&only, &Environments::default()).unwrap_err().to_string();
+        let error = asking(&only, &Environments::default(), &Host::default()).unwrap_err().to_string();
         assert!(error.starts_with("the scorer judge: ") && error.contains("LEVADE_NO_SUCH_KEY"), "{error}");
     }
 }

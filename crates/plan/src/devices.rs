@@ -3,6 +3,7 @@
 /// A device.
 #[derive(Debug, PartialEq)]
 pub struct Device {
+    /// Name that `--device` takes.
     pub name: &'static str,
     /// Operations a second in bf16.
     pub flops: f64,

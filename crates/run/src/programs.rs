@@ -15,6 +15,8 @@ use levade_trainer::AgentParts;
 use regex::Regex;
 use tokio::net::TcpListener;
 
+use crate::host::Host;
+
 /// Returns the rule by which calls of programs are attributed to an agent.
 ///
 /// # Errors
@@ -43,7 +45,7 @@ fn takes_rewards(reward: &RewardKeys) -> bool {
 pub struct Started {
     gateway: Gateway,
     address: String,
-    /// This binary, which supervises programs.
+    /// Supervisor of the programs.
     supervisor: Supervisor,
 }
 
@@ -51,8 +53,8 @@ impl Started {
     /// Starts the gateway, at a free port of this machine.
     ///
     /// # Errors
-    /// When no port can be listened at, or this binary is not found.
-    pub async fn start() -> anyhow::Result<Self> {
+    /// When no port can be listened at.
+    pub async fn start(supervisor: Supervisor) -> anyhow::Result<Self> {
         let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = bound.context("no port is free on 127.0.0.1")?;
         let address = format!("http://{}", listener.local_addr()?);
@@ -65,7 +67,6 @@ impl Started {
                 tracing::error!(%error, "the gateway has ended");
             }
         });
-        let supervisor = Supervisor::this().context("this program's own file is not found")?;
         Ok(Started { gateway, address, supervisor })
     }
 
@@ -102,12 +103,13 @@ pub async fn put_in(
     recipe: &Recipe,
     parts: &mut [AgentParts],
     environments: &Environments,
+    host: &Host,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
     if !agents.iter().any(|(_, keys)| keys.kind.calls()) {
         return Ok(());
     }
-    let started = Started::start().await?;
+    let started = Started::start(host.supervisor().clone()).await?;
     for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {

@@ -15,8 +15,9 @@ use levade_recipe::Recipe;
 use levade_text::{Chat, ChatOptions, TextError, Vocabulary};
 use levade_trainer::Companions;
 
+use crate::display;
 use crate::failure::unusable;
-use crate::screen::{self, Style};
+use crate::host::{Event, Host};
 
 /// Keys and values of sampling get this much memory, or a quarter of what may be used where that is less, but
 /// at least what one whole context takes.
@@ -55,24 +56,24 @@ impl Found {
     }
 }
 
-/// Gets a model onto this machine, with a bar where something moves, and opens it as [`open_at`] does.
+/// Gets a model onto this machine, and opens it as [`open_at`] does.
 ///
 /// # Errors
 /// When it cannot be had or opened.
-pub fn open(source: &str, base: Option<&str>) -> anyhow::Result<Found> {
-    open_at(get(source)?, base)
+pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<Found> {
+    open_at(get(source, host)?, base, host)
 }
 
 /// Opens a model that is on this machine. Of an adapter, its base: `base`, or else the one that it names.
 ///
 /// # Errors
 /// When it cannot be opened, or its base not be had.
-pub fn open_at(path: PathBuf, base: Option<&str>) -> anyhow::Result<Found> {
+pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result<Found> {
     if !path.join(AdapterConfig::FILE).exists() {
-        return Ok(Found { files: tell(ModelFiles::open(&path)?), adapter: None, path });
+        return Ok(Found { files: tell(ModelFiles::open(&path)?, host), adapter: None, path });
     }
     let config = AdapterConfig::open(&path)?;
-    note(&config.notes);
+    note(&config.notes, host);
     let way_out = "name a base with --base SOURCE (in a recipe: model.base)";
     let Some(base) = base.or(config.base.as_deref()) else {
         return Err(unusable(format!(
@@ -80,77 +81,46 @@ pub fn open_at(path: PathBuf, base: Option<&str>) -> anyhow::Result<Found> {
             config.path().display()
         )));
     };
-    let opened = get(base).and_then(|below| Ok(ModelFiles::open(&below)?));
-    let files = tell(opened.map_err(|error| {
-        let path = path.display();
-        unusable(format!(
-            "the adapter in {path} needs its base {base:?}, which cannot be had: {error}\n{way_out}"
-        ))
-    })?);
+    let opened = get(base, host).and_then(|below| Ok(ModelFiles::open(&below)?));
+    let files = tell(
+        opened.map_err(|error| {
+            let path = path.display();
+            unusable(format!(
+                "the adapter in {path} needs its base {base:?}, which cannot be had: {error}\n{way_out}"
+            ))
+        })?,
+        host,
+    );
     let options = Adapter::options_of(&config, &files.config)?;
     Ok(Found { files, adapter: Some((options, base.to_owned())), path })
 }
 
 /// Says what a model's files say that its user should know of.
-fn tell(files: ModelFiles) -> ModelFiles {
-    note(&files.notes);
+fn tell(files: ModelFiles, host: &Host) -> ModelFiles {
+    note(&files.notes, host);
     files
 }
 
-fn note(notes: &[String]) {
+fn note(notes: &[String], host: &Host) {
     for note in notes {
-        eprintln!("{} {note}", Style::stderr().dim("note  "));
+        host.setup("note", note);
     }
 }
 
-/// Gets a model onto this machine, with a bar where something moves, and says where it is.
+/// Gets a model onto this machine, and returns where it is.
 ///
 /// # Errors
 /// When it cannot be had.
-pub fn get(source: &str) -> anyhow::Result<PathBuf> {
+pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
     let source = Source::parse(source)?;
     if let Source::Folder(path) | Source::Gguf(path) = &source {
         return Ok(path.clone());
     }
-    let mut bar = FetchBar::default();
-    let path = fetch(&source, &default_cache()?, &mut |progress| bar.show(&progress));
-    bar.end();
+    let path = fetch(&source, &default_cache()?, &mut |Progress { stage, done, total }| {
+        host.send(Event::Fetching { stage: stage.to_owned(), done, total });
+    });
+    host.send(Event::Fetched);
     Ok(path?)
-}
-
-/// The bar of the stage under way.
-#[derive(Default)]
-struct FetchBar {
-    stage: String,
-    bar: Option<indicatif::ProgressBar>,
-}
-
-impl FetchBar {
-    fn show(&mut self, progress: &Progress<'_>) {
-        if self.stage != progress.stage {
-            self.end();
-            self.stage = progress.stage.to_owned();
-            if !screen::has_bars() {
-                eprintln!("{}", progress.stage);
-            }
-            let template = match progress.total {
-                Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} · {bytes_per_sec} · {eta} left",
-                None => "{spinner} {msg} · {elapsed}",
-            };
-            let bar = screen::bar(progress.total.unwrap_or(0), template).with_message(self.stage.clone());
-            bar.enable_steady_tick(std::time::Duration::from_millis(120));
-            self.bar = Some(bar);
-        }
-        if let Some(bar) = &self.bar {
-            bar.set_position(progress.done);
-        }
-    }
-
-    fn end(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
-        }
-    }
 }
 
 /// One line on what a model is.
@@ -161,7 +131,7 @@ pub fn describe(files: &ModelFiles) -> String {
     let family = family.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
     format!(
         "{family}, {} parameters, {layers} layers of {hidden}, {vocabulary} tokens, context {context}",
-        screen::count(parameters as u64)
+        display::count(parameters as u64)
     )
 }
 
@@ -260,8 +230,9 @@ pub async fn start_sampling(
     found: &Found,
     options: &EngineOptions,
     chat: Option<&Chat>,
+    host: &Host,
 ) -> anyhow::Result<Engine> {
-    let engine = start(&found.files, options, chat, "")?;
+    let engine = start(&found.files, options, chat, "", host)?;
     let Some((lora, base)) = &found.adapter else { return Ok(engine) };
     let policy = engine.lora(lora.clone(), 0, base).await?;
     policy.load(&found.path, false).await?;
@@ -279,6 +250,7 @@ pub fn start(
     options: &EngineOptions,
     chat: Option<&Chat>,
     also: &str,
+    host: &Host,
 ) -> anyhow::Result<Engine> {
     let vocabulary = chat.map(|chat| Arc::new(Vocabulary::new(chat.tokenizer())));
     let bytes = vocabulary.clone().map(|vocabulary| vocabulary as Arc<dyn TokenBytes>);
@@ -287,7 +259,7 @@ pub fn start(
         Some(vocabulary) => engine.with_grammars(vocabulary),
         None => engine,
     };
-    eprintln!("{} {}{also}", Style::stderr().dim("memory"), engine.memory_plan());
+    host.setup("memory", format!("{}{also}", engine.memory_plan()));
     Ok(engine)
 }
 

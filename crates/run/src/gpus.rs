@@ -6,8 +6,8 @@
 
 use levade_recipe::{LearnerKeys, Placement, Recipe};
 
+use crate::display;
 use crate::failure::unusable;
-use crate::screen;
 
 /// Variables that say which GPUs a process sees, and in which order: they are passed on to whoever computes.
 pub const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
@@ -75,7 +75,7 @@ impl Shares {
                 "{}={visible:?} lets this run use {}, and it takes {}: {} of the learner (`cluster.learner.gpus`) \
                  {} {} of {} servers (`cluster.samplers.gpus`); allow more, or take fewer",
                 VISIBLE[0],
-                screen::plural(names.len() as u32, "GPU"),
+                display::plural(names.len() as u32, "GPU"),
                 self.all(),
                 self.learner,
                 if self.by_turns { "by turns with" } else { "and" },
@@ -100,7 +100,7 @@ impl Shares {
         Err(unusable(format!(
             "{}={visible:?} lets this run use {}, and `cluster.learner.gpus` is {}; allow more, or take fewer",
             VISIBLE[0],
-            screen::plural(count as u32, "GPU"),
+            display::plural(count as u32, "GPU"),
             self.learner
         )))
     }

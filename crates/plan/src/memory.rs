@@ -1,5 +1,7 @@
 //! Memory of a process of the learner on PyTorch.
 
+use levade_recipe::{Phase, Recipe, RlKeys, TorchKeys};
+
 use super::shape::Shape;
 
 /// Bytes.
@@ -11,6 +13,7 @@ const F32: u64 = 4;
 /// A group of processes, as it will be started.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Learner {
+    /// Processes, one for each device.
     pub processes: u64,
     /// Ranks that share a tensor.
     pub tensor: u64,
@@ -28,13 +31,48 @@ pub struct Learner {
     pub tokens: u64,
     /// Rank of the adapter that is trained in place of all weights.
     pub lora: Option<u64>,
+    /// Whether a frozen reference is held.
     pub reference: bool,
+    /// Whether a critic is trained.
     pub critic: bool,
+    /// Whether the devices are GPUs.
     pub on_gpu: bool,
 }
 
+/// Maximum tokens of a micro-batch that is planned for.
+pub const MAX_TOKENS: u64 = 1 << 24;
+
+/// Checks that a learner's keys divide the model.
+///
+/// # Errors
+/// Returns an error that names the key and what it does not divide.
+pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
+    let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
+    if pp > shape.layers {
+        return Err(format!(
+            "`cluster.learner.pp` is {pp}, and the model has {} layers: a stage needs one",
+            shape.layers
+        ));
+    }
+    for (what, count) in [("heads", shape.heads), ("heads of keys and values", shape.kv_heads())] {
+        if !count.is_multiple_of(tp) {
+            return Err(format!(
+                "`cluster.learner.tp` is {tp}, which does not divide the model's {count} {what}"
+            ));
+        }
+    }
+    match shape.experts() {
+        _ if ep == 1 => Ok(()),
+        None => Err(format!("`cluster.learner.ep` is {ep}, and the model has no experts; leave it out")),
+        Some(experts) if !experts.is_multiple_of(ep) => {
+            Err(format!("`cluster.learner.ep` is {ep}, which does not divide the model's {experts} experts"))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
 /// Rows of the head at a time, from the arguments of the processes.
-pub fn head_rows(args: &[String]) -> u64 {
+fn head_rows(args: &[String]) -> u64 {
     let given = args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
         Some("") => args.get(at + 1),
         Some(_) => Some(arg),
@@ -72,6 +110,28 @@ struct Stage {
 }
 
 impl Learner {
+    /// Returns the learner that a recipe starts.
+    pub fn of(recipe: &Recipe, keys: &TorchKeys) -> Self {
+        let needs = |needs: fn(&RlKeys) -> bool| {
+            recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
+        };
+        let processes = keys.of_node().saturating_mul(keys.nodes);
+        Learner {
+            processes: processes.into(),
+            tensor: keys.tp.into(),
+            context: keys.cp.into(),
+            pipeline: keys.pp.into(),
+            compute: keys.dtype.bytes() as u64,
+            recompute: keys.args.iter().any(|arg| arg == "--checkpoint-activations"),
+            head_rows: head_rows(&keys.args),
+            tokens: (recipe.engine.micro_batch_tokens as u64).min(MAX_TOKENS),
+            lora: recipe.model.lora.as_ref().map(|lora| lora.rank as u64),
+            reference: needs(RlKeys::needs_reference),
+            critic: needs(RlKeys::needs_critic),
+            on_gpu: keys.gpus > 0,
+        }
+    }
+
     /// Bytes of a process by purpose, of the stage that takes the most.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
         let total = |plan: &Vec<(&'static str, Bytes)>| total(plan);
@@ -231,5 +291,34 @@ mod tests {
             plan.plan(&shape)[3].1 as f64
         };
         assert!((kept(4) / kept(1) - 1.0).abs() < 1e-6, "{} {}", kept(4), kept(1));
+    }
+
+    #[test]
+    fn a_model_that_cannot_be_shared_out_is_told_by_the_key() {
+        let shape = |experts: &str| {
+            let text = format!(
+                r#"{{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":4,
+                "intermediate_size":128,"vocab_size":7{experts}}}"#
+            );
+            Shape::read(&text).unwrap()
+        };
+        let (dense, mixed) = (shape(""), shape(r#","num_experts":6,"num_experts_per_tok":2"#));
+        let keys = |tp, ep, pp| TorchKeys { tp, ep, pp, ..TorchKeys::default() };
+        assert_eq!(check_split(&keys(4, 1, 2), &dense), Ok(()));
+        assert_eq!(check_split(&keys(1, 3, 1), &mixed), Ok(()));
+        for (keys, shape, want) in [
+            (
+                keys(8, 1, 1),
+                &dense,
+                "`cluster.learner.tp` is 8, which does not divide the model's 4 heads of keys",
+            ),
+            (keys(3, 1, 1), &dense, "`cluster.learner.tp` is 3, which does not divide the model's 8 heads"),
+            (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, and the model has 2 layers"),
+            (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, and the model has no experts"),
+            (keys(1, 4, 1), &mixed, "`cluster.learner.ep` is 4, which does not divide the model's 6 experts"),
+        ] {
+            let why = check_split(&keys, shape).unwrap_err();
+            assert!(why.contains(want), "{why}");
+        }
     }
 }

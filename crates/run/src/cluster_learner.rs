@@ -15,10 +15,11 @@ use levade_recipe::{LearnerKeys, Recipe, TorchKeys};
 use levade_remote::{Adapter, CRITIC, Expected, GroupLayout, LearnerOptions, REFERENCE, RemoteLearner};
 
 use crate::child::Gone;
+use crate::dir::RECIPE;
+use crate::display;
 use crate::failure::unusable;
 use crate::gpus::{self, Shares};
-use crate::run::RECIPE;
-use crate::screen::Style;
+use crate::host::Host;
 
 /// The folder of a run that its learner's processes write to.
 pub const FOLDER: &str = "learner";
@@ -74,6 +75,7 @@ impl Elsewhere {
 pub async fn start(
     recipe: &Recipe,
     wants: &Wants<'_>,
+    host: &Host,
     children: &mut Vec<Gone>,
 ) -> anyhow::Result<Option<Elsewhere>> {
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { return Ok(None) };
@@ -102,14 +104,13 @@ pub async fn start(
         dtype: keys.dtype.to_string(),
         export_dtype: recipe.engine.precision.to_string(),
     };
-    let dim = |text| Style::stderr().dim(text);
     let (url, token, processes) = if keys.start {
         Shares::of(recipe).check_learner(gpus::visible().as_deref())?;
         let model = model_folder(wants.files, &root.join(FOLDER))?;
         let log = torchrun::log_of(&root, 0);
-        eprintln!("{} starts {} (log: {})", dim("learner"), size(keys), crate::screen::path(&log));
+        host.setup("learner", format!("starts {} (log: {})", size(keys), display::path(&log)));
         let torchrun::Group { url, token, processes, gone } =
-            torchrun::start(keys, recipe, &root, &model, wants).await?;
+            torchrun::start(keys, recipe, &root, &model, wants, host.supervisor()).await?;
         children.push(Gone { name: "the learner's group".into(), ended: gone });
         (url, token, Some(processes))
     } else {
@@ -133,19 +134,19 @@ pub async fn start(
     let policy = RemoteLearner::connect(options, processes, &expected).await?;
     let described = policy.description();
     let GroupLayout { world_size, dtype, device, torch, .. } = &described.layout;
-    eprintln!(
-        "{} {}, {} parameters, {dtype} on {device}, {world_size} data-parallel ranks, PyTorch {torch}",
-        dim("learner"),
-        described.model_type,
-        crate::screen::count(described.parameters)
+    host.setup(
+        "learner",
+        format!(
+            "{}, {} parameters, {dtype} on {device}, {world_size} data-parallel ranks, PyTorch {torch}",
+            described.model_type,
+            display::count(described.parameters)
+        ),
     );
     if device.starts_with("cuda") {
-        eprintln!(
-            "{} what runs on CUDA is tested less than what runs on processors: watch `training/logprob_mismatch`",
-            dim("note  ")
-        );
+        let note = "what runs on CUDA is tested less than what runs on processors: watch `training/logprob_mismatch`";
+        host.setup("note", note);
     }
-    compare(&root, &described.layout)?;
+    compare(&root, &described.layout, host)?;
     Ok(Some(Elsewhere { policy }))
 }
 
@@ -195,7 +196,7 @@ fn adapter(lora: &LoraOptions) -> Adapter {
 }
 
 /// Writes down how a run that begins is split, and compares it where a run goes on.
-fn compare(root: &Path, now: &GroupLayout) -> anyhow::Result<()> {
+fn compare(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
     let file = root.join(LAYOUT);
     let Some(before) = std::fs::read(&file).ok().filter(|_| root.join(RECIPE).exists()) else {
         std::fs::create_dir_all(root)?;
@@ -215,8 +216,9 @@ fn compare(root: &Path, now: &GroupLayout) -> anyhow::Result<()> {
         )));
     }
     for change in now.changes(&before) {
-        let note = Style::stderr().dim("note  ");
-        eprintln!("{note} of the learner, {change}: from here on its numbers can differ in their last bits");
+        let note =
+            format!("of the learner, {change}: from here on its numbers can differ in their last bits");
+        host.setup("note", note);
     }
     Ok(())
 }
@@ -235,19 +237,19 @@ mod tests {
     fn a_run_goes_on_with_as_many_ranks_as_it_began_with() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("run");
-        compare(&root, &layout(2)).unwrap();
+        compare(&root, &layout(2), &Host::default()).unwrap();
         // Nothing has begun yet.
-        compare(&root, &layout(4)).unwrap();
+        compare(&root, &layout(4), &Host::default()).unwrap();
         std::fs::write(root.join(RECIPE), "").unwrap();
-        compare(&root, &layout(4)).unwrap();
-        let error = compare(&root, &layout(2)).unwrap_err().to_string();
+        compare(&root, &layout(4), &Host::default()).unwrap();
+        let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
         assert!(error.contains("has 2 data-parallel ranks, and the run began with 4"), "{error}");
         assert!(error.contains("--set model.source=CHECKPOINT"), "{error}");
         // Half written, on a full disk say: that is not taken for a run without one.
         std::fs::write(root.join(LAYOUT), "{\"world_size\": ").unwrap();
-        let error = compare(&root, &layout(2)).unwrap_err().to_string();
+        let error = compare(&root, &layout(2), &Host::default()).unwrap_err().to_string();
         assert!(error.contains("learner.json does not say any more how many ranks"), "{error}");
         std::fs::remove_file(root.join(LAYOUT)).unwrap();
-        compare(&root, &layout(4)).unwrap();
+        compare(&root, &layout(4), &Host::default()).unwrap();
     }
 }

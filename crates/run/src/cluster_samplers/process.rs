@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::{Wants, dtype};
 use crate::failure::unusable;
-use crate::{child, gpus, screen};
+use crate::{child, display, gpus};
 
 /// The name of the model at servers that are started.
 const SERVED: &str = "levade";
@@ -237,7 +237,7 @@ async fn keep(
         if begun.elapsed() >= SETTLED {
             wait = Duration::from_secs(1);
         } else {
-            let log = screen::path(&spec.log);
+            let log = display::path(&spec.log);
             let reason = last_lines(&spec.log);
             let text =
                 format!("the sampler {} ended ({why}); the end of its log, {log}:\n{reason}", spec.name);

@@ -1,0 +1,75 @@
+//! The host of what subcommands start: this binary supervises child processes, and what is set up is printed.
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Context as _;
+use levade_process::Supervisor;
+use levade_run::{Event, Host};
+
+use crate::screen::{self, Style};
+
+/// Returns this binary as the supervisor of programs.
+///
+/// # Errors
+/// Returns an error if the file of this binary is unknown.
+pub fn supervisor() -> anyhow::Result<Supervisor> {
+    Supervisor::this().context("this program's own file is not found")
+}
+
+/// Returns the host of a subcommand that is no run of its own.
+///
+/// # Errors
+/// Returns an error if the file of this binary is unknown.
+pub fn host() -> anyhow::Result<Host> {
+    let setup = Mutex::new(Setup::default());
+    Ok(Host::new(supervisor()?, move |event| {
+        setup.lock().unwrap_or_else(PoisonError::into_inner).show(&event);
+    }))
+}
+
+/// Shows what is set up, with a bar while a model is fetched.
+#[derive(Default)]
+pub struct Setup {
+    stage: String,
+    bar: Option<indicatif::ProgressBar>,
+}
+
+impl Setup {
+    /// Shows an event of a start; other events are not shown.
+    pub fn show(&mut self, event: &Event) {
+        let dim = |text: &str| Style::stderr().dim(text);
+        match event {
+            Event::Fetching { stage, done, total } => self.fetching(stage, *done, *total),
+            Event::Fetched => self.end(),
+            Event::Setup { part, text } => eprintln!("{} {text}", dim(&format!("{part:<6}"))),
+            Event::Note(note) => eprintln!("{} {note}", dim("note:")),
+            _ => {}
+        }
+    }
+
+    fn fetching(&mut self, stage: &str, done: u64, total: Option<u64>) {
+        if self.stage != stage {
+            self.end();
+            self.stage = stage.to_owned();
+            if !screen::has_bars() {
+                eprintln!("{stage}");
+            }
+            let template = match total {
+                Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} · {bytes_per_sec} · {eta} left",
+                None => "{spinner} {msg} · {elapsed}",
+            };
+            let bar = screen::bar(total.unwrap_or(0), template).with_message(self.stage.clone());
+            bar.enable_steady_tick(std::time::Duration::from_millis(120));
+            self.bar = Some(bar);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}

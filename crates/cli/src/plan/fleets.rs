@@ -1,0 +1,57 @@
+//! Prints what a simulation of fleets has found.
+
+use levade_plan::fleet::{GATEWAY, STORE, Sizes};
+
+use crate::screen::{self, Style};
+
+/// Prints a line for each size, and what is at its end first.
+pub fn print(sizes: &Sizes<'_>) {
+    let style = Style::stdout();
+    screen::say(&format!(
+        "\n{} simulated, {} turns of {:.0} tokens in all ({:.1} of that as spread), tools {:.1} s, {:.0} % learnt from, {} steps ahead",
+        style.bold("fleet  "),
+        sizes.fleet.turns,
+        sizes.fleet.reply,
+        sizes.fleet.spread,
+        sizes.fleet.tool,
+        100.0 * sizes.fleet.learnt,
+        sizes.fleet.ahead,
+    ));
+    screen::say(&format!(
+        "{:>10} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>5} {:>9} {:>7}",
+        "devices",
+        "sampling",
+        "attempts",
+        "s a step",
+        "tokens/s",
+        "idle there",
+        "learning",
+        "age",
+        "calls/s",
+        "store"
+    ));
+    let mut last = None;
+    for &devices in sizes.devices {
+        let (fleet, found) = sizes.of(devices);
+        screen::say(&format!(
+            "{devices:>10} {:>9} {:>9} {:>9.1} {:>9} {:>10.0} % {:>7.0} % {:>5.2} {:>9.1} {:>5.1} %",
+            fleet.samplers,
+            fleet.groups * fleet.group_size,
+            found.step,
+            screen::count(found.tokens as u64),
+            100.0 * found.samplers_idle,
+            100.0 * (1.0 - found.learner_idle),
+            found.age,
+            found.calls,
+            100.0 * found.attempts / STORE,
+        ));
+        last = Some(found);
+    }
+    if let Some(found) = last {
+        screen::say(&format!("{} {}", style.dim("first at its end:"), found.bottleneck()));
+    }
+    screen::say(&style.dim(&format!(
+        "assumed: a core of the gateway answers {GATEWAY:.0} calls a second and the store writes {STORE:.0} attempts, as measured\n\
+         here on two slow cores; groups grow with the devices; nothing fails; the learner's devices lose nothing to each other"
+    )));
+}

@@ -1,0 +1,120 @@
+//! One run on fleets of several sizes.
+
+use super::{Fleet, Found};
+
+/// Calls a second that one core of the gateway answers: `bench/log/2026-11-26-gateway.md`, on two slow cores.
+pub const GATEWAY: f64 = 1675.0;
+/// Attempts a second that the store writes: `bench/log/2026-11-26-open-house.md`, on two slow cores.
+pub const STORE: f64 = 980.0;
+
+/// Shares of a fleet that are tried for the learner, in eighths.
+const EIGHTHS: [usize; 6] = [1, 2, 3, 4, 5, 6];
+
+/// A run on fleets of these sizes, in devices.
+pub struct Sizes<'a> {
+    /// Devices of each fleet.
+    pub devices: &'a [usize],
+    /// The run on the smallest fleet; a larger one has as many more groups.
+    pub fleet: Fleet,
+    /// Whether devices of their own learn: then as many as make steps shortest.
+    pub apart: bool,
+}
+
+impl Sizes<'_> {
+    /// Groups of a step on so many devices.
+    fn groups(&self, devices: usize) -> usize {
+        let least = self.devices.iter().copied().min().unwrap_or(1).max(1);
+        (self.fleet.groups.saturating_mul(devices) / least).max(1)
+    }
+
+    /// Replies that the largest fleet is simulated with.
+    pub fn replies(&self) -> usize {
+        let groups = self.groups(self.devices.iter().copied().max().unwrap_or(1));
+        Fleet { groups, ..self.fleet.clone() }.replies()
+    }
+
+    /// The fleet of so many devices, with what comes of it.
+    pub fn of(&self, devices: usize) -> (Fleet, Found) {
+        let groups = self.groups(devices);
+        let with = |learners: usize| {
+            let fleet = Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
+            let found = fleet.simulate();
+            (fleet, found)
+        };
+        if !self.apart {
+            return with(0);
+        }
+        let mut shares: Vec<usize> =
+            EIGHTHS.iter().map(|eighths| (devices * eighths / 8).clamp(1, devices - 1)).collect();
+        shares.dedup();
+        let tried = shares.into_iter().map(with);
+        tried.min_by(|(_, a), (_, b)| a.step.total_cmp(&b.step)).unwrap_or_else(|| with(1))
+    }
+}
+
+impl Found {
+    /// Describes the part that limits the run.
+    pub fn bottleneck(&self) -> String {
+        let (gateway, store) = (self.calls / GATEWAY, self.attempts / STORE);
+        let parts = [
+            (gateway, format!("the gateway: it needs {gateway:.1} cores")),
+            (
+                store,
+                format!("the store: {:.0} attempts a second are {:.0} % of it", self.attempts, 100.0 * store),
+            ),
+            (1.0 - self.learner_idle, "the learner, which is never idle: give it more devices".to_owned()),
+            (1.0 - self.samplers_idle, "the samplers: the learner waits for them".to_owned()),
+        ];
+        let most = parts.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b));
+        most.map(|(_, words)| words).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Service;
+    use super::*;
+
+    fn found(calls: f64, attempts: f64, samplers_idle: f64, learner_idle: f64) -> Found {
+        Found { step: 1.0, tokens: 1.0, attempts, calls, samplers_idle, learner_idle, age: 0.0 }
+    }
+
+    #[test]
+    fn what_is_busiest_is_at_its_end_first() {
+        assert!(found(4000.0, 100.0, 0.0, 0.0).bottleneck().starts_with("the gateway: it needs 2.4 cores"));
+        assert!(found(100.0, 1960.0, 0.0, 0.0).bottleneck().contains("are 200 % of it"));
+        assert!(found(1.0, 1.0, 0.5, 0.1).bottleneck().starts_with("the learner"));
+        assert!(found(1.0, 1.0, 0.1, 0.5).bottleneck().starts_with("the samplers"));
+    }
+
+    #[test]
+    fn the_learner_gets_the_share_that_makes_steps_shortest() {
+        let service =
+            Service { prompt: 0.0, batch: 0.01, sequence: 0.0001, learn: 0.004, update: 0.0, publish: 0.0 };
+        let fleet = Fleet {
+            samplers: 1,
+            learners: 1,
+            rows: 256,
+            groups: 8,
+            group_size: 8,
+            ahead: 1,
+            turns: 1,
+            prompt: 0.0,
+            reply: 100.0,
+            spread: 0.0,
+            tool: 0.0,
+            learnt: 1.0,
+            service,
+        };
+        let sizes = Sizes { devices: &[8, 16], fleet, apart: true };
+        let (chosen, found) = sizes.of(8);
+        assert_eq!((chosen.samplers + chosen.learners, chosen.groups), (8, 8));
+        for learners in 1..8 {
+            let other = Fleet { samplers: 8 - learners, learners, ..chosen.clone() }.simulate();
+            assert!(found.step <= other.step + 1e-9 || learners == 7, "{learners} learners");
+        }
+        assert_eq!(sizes.of(16).0.groups, 16);
+        let together = Sizes { apart: false, ..sizes };
+        assert_eq!((together.of(8).0.samplers, together.of(8).0.learners), (8, 0));
+    }
+}

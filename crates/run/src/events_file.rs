@@ -1,0 +1,76 @@
+//! `events.jsonl`: the events of a run, recorded in its directory.
+//!
+//! Each line is an event with its time. Events that only tell progress are left out. Lines come from every
+//! process that worked on the run; the store and the checkpoints, not this file, decide where a run
+//! continues.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::Event;
+
+/// Name of the file in a run directory.
+pub const EVENTS: &str = "events.jsonl";
+
+/// A line of the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordedEvent {
+    /// Seconds since 1970.
+    pub time: f64,
+    /// The event.
+    pub event: Event,
+}
+
+/// Writer of the file. Until the run has taken its directory, lines wait in memory.
+pub(crate) struct EventsFile {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: String,
+    file: Option<File>,
+}
+
+impl EventsFile {
+    /// Creates the writer for a run directory, and writes nothing yet.
+    pub fn new(run_dir: &Path) -> Self {
+        EventsFile { path: run_dir.join(EVENTS), state: Mutex::default() }
+    }
+
+    /// Records an event. An event that cannot be written is lost: it ends no run.
+    pub fn record(&self, event: &Event) {
+        if event.is_progress() {
+            return;
+        }
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        let line = RecordedEvent { time, event: event.clone() };
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match serde_json::to_string(&line) {
+            Ok(line) => state.waiting += &(line + "\n"),
+            Err(error) => tracing::warn!(%error, "cannot write an event as JSON"),
+        }
+        // The training loop starts once it holds the directory.
+        if matches!(event, Event::Training(levade_trainer::Event::Started { .. })) && state.file.is_none() {
+            match OpenOptions::new().create(true).append(true).open(&self.path) {
+                Ok(file) => state.file = Some(file),
+                Err(error) => {
+                    tracing::warn!(%error, path = %self.path.display(), "cannot open the file of events")
+                }
+            }
+        }
+        let State { waiting, file } = &mut *state;
+        if let Some(file) = file {
+            if let Err(error) = file.write_all(waiting.as_bytes()) {
+                tracing::warn!(%error, path = %self.path.display(), "cannot record an event");
+            }
+            waiting.clear();
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The host: the process that a run is part of, and its events.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use levade_process::Supervisor;
+use levade_trainer::Observer;
+use serde::{Deserialize, Serialize};
+
+/// An event of a run or of its start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A model is being fetched.
+    Fetching {
+        /// What is done to it now.
+        stage: String,
+        /// Bytes fetched.
+        done: u64,
+        /// Bytes in total, if known.
+        total: Option<u64>,
+    },
+    /// The model has been fetched.
+    Fetched,
+    /// A part of the run is set up.
+    Setup {
+        /// The kind of part: `model`, `memory`, `learner`, `sampler`, or `note`.
+        part: String,
+        /// Description of the part.
+        text: String,
+    },
+    /// A note for the user.
+    Note(String),
+    /// An event of the training loop.
+    Training(levade_trainer::Event),
+    /// All phases are done.
+    Finished {
+        /// Steps over all phases.
+        steps: u32,
+        /// The last checkpoint.
+        checkpoint: Option<PathBuf>,
+    },
+    /// The run was asked to stop, and did.
+    Stopped {
+        /// Steps done over all phases.
+        done: u32,
+        /// Steps of the recipe.
+        steps: u32,
+        /// The checkpoint from which the run can be resumed.
+        checkpoint: Option<PathBuf>,
+    },
+    /// The run was asked to stop, and its learner elsewhere ended before it. The newest checkpoint stands.
+    StoppedWithLearner,
+    /// The run failed.
+    Failed {
+        /// The error.
+        error: String,
+    },
+}
+
+impl Event {
+    /// Whether the event says no more than how far some work is, so that a later one replaces it.
+    pub fn is_progress(&self) -> bool {
+        use levade_trainer::Event as Training;
+        matches!(
+            self,
+            Event::Fetching { .. }
+                | Event::Fetched
+                | Event::Training(Training::Attempt { .. } | Training::MicroBatch { .. })
+        )
+    }
+}
+
+/// The process that a run is part of: which program supervises its child processes, and who receives its
+/// events. The default supervises none and receives no events.
+#[derive(Clone)]
+pub struct Host {
+    supervisor: Supervisor,
+    receive: Arc<dyn Fn(Event) + Send + Sync>,
+}
+
+impl Host {
+    /// Creates a host. `receive` is called for each event, from the task of the run: it should return at
+    /// once.
+    pub fn new(supervisor: Supervisor, receive: impl Fn(Event) + Send + Sync + 'static) -> Self {
+        Host { supervisor, receive: Arc::new(receive) }
+    }
+
+    /// Returns the supervisor of child processes.
+    pub fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
+    }
+
+    /// Sends an event.
+    pub fn send(&self, event: Event) {
+        (self.receive)(event);
+    }
+
+    /// Sends a note for the user.
+    pub fn note(&self, text: impl Into<String>) {
+        self.send(Event::Note(text.into()));
+    }
+
+    /// Reports that a part of the run is set up.
+    pub(crate) fn setup(&self, part: &str, text: impl Into<String>) {
+        self.send(Event::Setup { part: part.to_owned(), text: text.into() });
+    }
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Host::new(Supervisor::default(), drop)
+    }
+}
+
+/// Passes the events of the training loop on.
+impl Observer for Host {
+    fn event(&mut self, event: &levade_trainer::Event) {
+        self.send(Event::Training(event.clone()));
+    }
+}

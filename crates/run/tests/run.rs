@@ -1,0 +1,106 @@
+//! Runs of a tiny model through the facade.
+#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+
+#[path = "../examples/tiny/mod.rs"]
+mod tiny;
+
+use std::fs;
+use std::path::Path;
+
+use levade_recipe::Recipe;
+use levade_run::dir::RunDir;
+use levade_run::{EVENTS, Event, RecordedEvent, Run, resume, start};
+use levade_trainer::{Ended, Event as Training};
+
+/// Reads all events of a run, asks it to stop after `steps` steps, and returns the events and how it ended.
+async fn watch(mut run: Run, steps: usize) -> (Vec<Event>, Ended) {
+    let mut events = Vec::new();
+    while let Some(event) = run.next().await {
+        events.push(event);
+        let is_step = |event: &&Event| matches!(event, Event::Training(Training::Step { .. }));
+        if events.iter().filter(is_step).count() == steps {
+            run.stop();
+        }
+    }
+    (events, run.end().await.unwrap().unwrap())
+}
+
+/// Runs a recipe to its end, and returns the weights.
+async fn finish(run: Run) -> Vec<u8> {
+    let Ended::Finished(summary) = run.end().await.unwrap().unwrap() else { panic!("the run was stopped") };
+    weights(&summary.checkpoint.unwrap())
+}
+
+fn weights(checkpoint: &Path) -> Vec<u8> {
+    fs::read(checkpoint.join("model.safetensors")).unwrap()
+}
+
+fn recorded(recipe: &Recipe) -> Vec<Event> {
+    let text = fs::read_to_string(recipe.run.folder.join(EVENTS)).unwrap();
+    let line = |line: &str| serde_json::from_str::<RecordedEvent>(line).unwrap().event;
+    text.lines().map(line).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_and_resumed_run_ends_like_one_that_was_not() {
+    let root = tempfile::tempdir().unwrap();
+    let whole = finish(start(tiny::recipe(root.path(), "whole", &[]).unwrap()).unwrap()).await;
+
+    let recipe = tiny::recipe(root.path(), "stopped", &[]).unwrap();
+    let (events, ended) = watch(start(recipe.clone()).unwrap(), 2).await;
+    let Ended::Stopped { done: stopped_after, steps: 5, .. } = ended else { panic!("{ended:?}") };
+    // The request reaches the run while its third step samples, or soon after.
+    assert!((2..5).contains(&stopped_after), "{stopped_after}");
+    let is_stop = |event: &Event| matches!(event, Event::Stopped { done, .. } if *done == stopped_after);
+    assert!(events.last().is_some_and(is_stop), "{:?}", events.last());
+    assert!(events.iter().any(|event| matches!(event, Event::Setup { part, .. } if part == "memory")));
+    let (more, ended) = watch(resume(recipe.clone()).unwrap(), usize::MAX).await;
+    let Ended::Finished(summary) = ended else { panic!("{ended:?}") };
+    assert_eq!(weights(&summary.checkpoint.unwrap()), whole);
+    let is_start = |event: &Event| matches!(event, Event::Training(Training::Started { done, .. }) if *done == stopped_after);
+    assert!(more.iter().any(is_start));
+
+    // The directory has the events of both processes, in order, but for mere progress.
+    let told: Vec<Event> = events.into_iter().chain(more).filter(|event| !event.is_progress()).collect();
+    assert_eq!(recorded(&recipe), told);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn record_is_where_the_recipe_names_it() {
+    let root = tempfile::tempdir().unwrap();
+    let stores = ["", "sqlite:records.db", "memory:"];
+    let mut ends = Vec::new();
+    for (name, store) in ["usual", "named", "memory"].into_iter().zip(stores) {
+        let store = format!("run.store='{store}'");
+        let recipe = tiny::recipe(root.path(), name, &[&store, "phase.1.steps=1"]).unwrap();
+        ends.push(finish(start(recipe.clone()).unwrap()).await);
+        let dir = RunDir::open(&recipe.run.folder).unwrap();
+        let again = resume(recipe);
+        if name == "memory" {
+            for error in [dir.open_store().await.err().unwrap(), again.err().unwrap()] {
+                assert!(error.to_string().contains("keeps its record in memory"), "{error}");
+            }
+        } else {
+            assert!(!dir.open_store().await.unwrap().planned_steps().await.unwrap().is_empty());
+            again.unwrap().end().await.unwrap();
+        }
+    }
+    assert_eq!(ends[0], ends[1]);
+    assert_eq!(ends[0], ends[2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn taken_directory_and_missing_model_are_errors() {
+    let root = tempfile::tempdir().unwrap();
+    let recipe = tiny::recipe(root.path(), "run", &["model.source='./nothing-there'"]).unwrap();
+    assert!(resume(recipe.clone()).err().unwrap().to_string().contains("holds no run to resume"));
+    let mut run = start(recipe).unwrap();
+    let mut last = None;
+    while let Some(event) = run.next().await {
+        last = Some(event);
+    }
+    let error = run.end().await.unwrap_err();
+    let Some(Event::Failed { error: told }) = last else { panic!("{last:?}") };
+    assert_eq!(told, format!("{error:#}"));
+    assert!(told.contains("nothing-there"), "{told}");
+}
