@@ -61,7 +61,7 @@ pub(crate) async fn restore_evals(
     for (key, result) in run.store.evals().await? {
         if key < here || (key == here && evaluated) {
             let result = parse_eval(run.store.place(), key, result)?;
-            observer.event(&Event::Evaluated(result.clone()));
+            observer.event(&Event::Evaluated(Box::new(result.clone())));
             progress.evals.push(result);
         }
     }
@@ -125,7 +125,7 @@ pub(crate) async fn evaluate_if_due(
     reporter.report(&result.to_json(step), step, &result.metrics(step), observer)?;
     progress.position.evaluated = true;
     info!(%key, "evaluated");
-    observer.event(&Event::Evaluated(result.clone()));
+    observer.event(&Event::Evaluated(Box::new(result.clone())));
     progress.evals.push(result);
     Ok(keep_best(run, progress, reporter, observer).await?)
 }

@@ -67,7 +67,7 @@ pub enum Event {
         metrics: Metrics,
     },
     /// An evaluation is done, or was done before the run was resumed.
-    Evaluated(EvalResult),
+    Evaluated(Box<EvalResult>),
     /// A checkpoint is written.
     Checkpoint(PathBuf),
     /// Something the user should know.
