@@ -24,7 +24,8 @@
 //! let config = ModelConfig::from_hf_json(Path::new("config.json"), json)?;
 //! assert_eq!((config.family, config.layers), (Family::Qwen3, 2));
 //! let embedding = &config.parameters()[0];
-//! assert_eq!((embedding.name.as_str(), &embedding.shape[..]), ("model.embed_tokens.weight", &[1000, 64][..]));
+//! assert_eq!(embedding.name, "model.embed_tokens.weight");
+//! assert_eq!(embedding.shape, [1000, 64]);
 //!
 //! let error = ModelConfig::from_hf_json(Path::new("config.json"), b"{").unwrap_err();
 //! assert!(error.to_string().contains("not a JSON object"));

@@ -1,8 +1,8 @@
 //! Local retrieval: indices of passages on disk, and their HTTP service.
 //!
-//! [`build()`] turns a JSONL file into an index: BM25 over an inverted index, and vectors of the passages if it
-//! gets a model. [`Index::open`] opens an index; a [`Searcher`] answers queries from async code by BM25, by
-//! vectors, or by both with their ranks fused. [`router`] serves it over HTTP in the forms of Search-R1's
+//! [`build()`] turns a JSONL file into an index: BM25 over an inverted index, and vectors of the passages if
+//! it gets a model. [`Index::open`] opens an index; a [`Searcher`] answers queries from async code by BM25,
+//! by vectors, or by both with their ranks fused. [`router`] serves it over HTTP in the forms of Search-R1's
 //! `/retrieve` and Agent-R1's `/search`; a [`Client`] calls such a server.
 //!
 //! # Example
