@@ -28,7 +28,7 @@ pub(super) fn model(
         return Err(ModelError::unsupported(
             path,
             format!("general.architecture is {architecture:?}"),
-            &format!("Levade runs the architectures {}", architectures(|_| true)),
+            format!("Levade runs the architectures {}", architectures(|_| true)),
         ));
     };
     let key = |name: &str| format!("{architecture}.{name}");
@@ -167,7 +167,7 @@ fn pattern(
         (_, Some(window)) if window < context => Err(ModelError::unsupported(
             metadata.path(),
             format!("{} is {window}", key("attention.sliding_window")),
-            &format!(
+            format!(
                 "Levade runs GGUF files with sliding windows of the architecture {} alone: use the model's Hugging \
                  Face folder",
                 architectures(|traits| matches!(traits.windows, Windows::ButEvery(_)))
