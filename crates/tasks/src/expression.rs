@@ -25,10 +25,10 @@ use serde_json::{Map, Value};
 pub const CALCULATOR: &str = "calculator";
 
 /// Longest expression, in characters.
-pub const MAX_LENGTH: usize = 1000;
+const MAX_LENGTH: usize = 1000;
 
 /// Deepest nesting of parentheses, signs and powers; it bounds the recursion.
-pub const MAX_DEPTH: usize = 100;
+const MAX_DEPTH: usize = 100;
 
 /// Results are printed with this many significant decimals at most.
 const DECIMALS: u32 = 10;
@@ -39,13 +39,13 @@ pub enum ExpressionError {
     /// Nothing but spaces.
     #[error("the expression is empty")]
     Empty,
-    /// More than [`MAX_LENGTH`] characters.
+    /// More than 1,000 characters.
     #[error("the expression has {length} characters, but at most {MAX_LENGTH} are allowed")]
     TooLong {
         /// How many there are.
         length: usize,
     },
-    /// More than [`MAX_DEPTH`] levels.
+    /// More than 100 levels of parentheses, signs and powers.
     #[error("the expression is nested more than {MAX_DEPTH} levels deep at character {at}")]
     TooDeep {
         /// Where the limit is passed.
