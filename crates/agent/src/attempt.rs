@@ -22,7 +22,8 @@ use levade_policy::FinishReason;
 use levade_tree::{CallCounts, ContextCut, Finish, Outcome};
 use tracing::{Instrument, debug, debug_span};
 
-use crate::roster::{Agent, Caller, Casting, Player};
+use crate::casting::{Caller, Casting};
+use crate::roster::{Agent, Player};
 use crate::taught::{Exchange, Pupil, finished, taught};
 use crate::tool_loop::{Broken, LoopLimits, ToolLoop, add_opening};
 use crate::{AgentLoop, Attempt, AttemptContext};

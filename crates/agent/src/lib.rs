@@ -2,9 +2,9 @@
 //!
 //! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop between a
 //! model and its tools (`levade-tools`); a [`Program`] runs a command that calls an endpoint;
-//! [`environments`] run third-party environments. The [`Roster`] of a run has its agents, the policies that play them, their limits and their
-//! tools; it decides who answers an agent's calls. [`HelperAgent`] lets toolboxes call an agent, and
-//! [`demonstrate()`] records a worked solution in the form of an attempt.
+//! [`environments`] run third-party environments. The [`Roster`] of a run has its agents, the policies that
+//! play them, their limits and their tools; it decides who answers an agent's calls. [`HelperAgent`] lets
+//! toolboxes call an agent, and [`demonstrate()`] records a worked solution in the form of an attempt.
 //!
 //! # Example
 //! ```
@@ -51,6 +51,7 @@
 
 mod agent_loop;
 mod attempt;
+mod casting;
 mod context;
 mod demonstrate;
 pub mod environments;

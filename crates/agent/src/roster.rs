@@ -1,23 +1,15 @@
-//! Roster of a run: its agents, the policies that play them, and who answers their calls in an attempt.
-//!
-//! Agent loops do not decide who answers. They ask [`Casting`] for the [`Party`] of an agent, which follows
-//! from the roster, from the mixture of policies that plays the agent, and from a teacher if there is one.
+//! Roster of a run: its agents, and the policies that play them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_call::{
-    Backend, ChatApi, OpeningLimit, Party, PartyLimits, PromptRecording, Recorder, RecorderOptions,
-    SamplingRule, Summarizer, ToolCallIds, Truncation,
-};
-use levade_conversation::{Budget, Format};
+use levade_call::{Backend, OpeningLimit, Truncation};
+use levade_conversation::Format;
 use levade_gateway::When;
 use levade_policy::{Sampler, SamplingParams, awake, within};
-use levade_tasks::Task;
-use levade_tools::{ToolContext, ToolSet};
+use levade_tools::ToolSet;
 
-use crate::AttemptContext;
-use crate::context::{ContextPolicy, summary_agent};
+use crate::context::ContextPolicy;
 
 /// Selects one of the policies of a mixture, by its index, from the seed and the stream of an attempt.
 pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
@@ -67,7 +59,8 @@ pub struct Agent {
     pub players: Vec<Player>,
     /// Selects the player of an attempt. `None` if there is one player.
     pub pick: Option<Pick>,
-    /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in every attempt.
+    /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in every
+    /// attempt.
     pub limits: Limits,
     /// How its completions are sampled in training.
     pub samples: Samples,
@@ -136,204 +129,3 @@ impl Player {
         }
     }
 }
-
-/// Kind of agent loop that calls the parties.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Caller {
-    /// The tool loop, which sends no sampling parameters.
-    ToolLoop,
-    /// A program, whose requests have sampling parameters.
-    Program,
-}
-
-/// Rules by which the agents of one attempt get their parties.
-pub(crate) struct Casting<'a> {
-    context: &'a AttemptContext,
-    caller: Caller,
-    /// Answers in place of trained policies.
-    teacher: Option<Arc<dyn ChatApi>>,
-}
-
-impl<'a> Casting<'a> {
-    /// Creates the rules for the attempt of `context`.
-    ///
-    /// # Errors
-    /// Returns a message if the task's row must have the replies of a teacher but does not.
-    pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
-        let teacher = context.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
-        Ok(Casting { context, caller, teacher })
-    }
-
-    /// Returns the party that answers the calls of an agent.
-    ///
-    /// # Errors
-    /// Returns a message if the agent has no such player, or if the roster lacks its summarizer.
-    pub fn party(&self, agent: &Agent) -> Result<Party, String> {
-        let player = self.context.player(agent)?;
-        let summarizer = match player.context_policy.summarises() {
-            true => Some(Arc::new(self.summarizer(agent, player)?)),
-            false => None,
-        };
-        Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
-    }
-
-    fn is_program(&self) -> bool {
-        self.caller == Caller::Program
-    }
-
-    fn without_summarizer(&self, agent: &Agent, player: &Player) -> Party {
-        // The tool loop has one agent, whose completions are those that the teacher demonstrates.
-        let teacher = self.teacher.as_ref().filter(|_| player.is_trained || !self.is_program());
-        let backend = match (teacher, &player.backend) {
-            (Some(teacher), Backend::Tokens(_)) => Backend::Messages(Arc::clone(teacher)),
-            (_, backend) => backend.clone(),
-        };
-        let sampling = match player.is_trained || !self.is_program() {
-            true => {
-                // An evaluation has limits of its own for the attempt's agent.
-                let is_own = agent.name == self.context.agent;
-                let limits = if is_own { &self.context.limits } else { &agent.limits };
-                let max_tokens = limits.tokens;
-                SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
-            }
-            false => SamplingRule::Default(SamplingParams {
-                max_tokens: player.context,
-                ..SamplingParams::default()
-            }),
-        };
-        // In the tool loop the sampler enforces the length of its context, and says so in the finish reason.
-        let context = if self.is_program() { player.context } else { usize::MAX };
-        Party {
-            agent: agent.name.clone(),
-            policy: player.policy.clone(),
-            model: player.policy.clone(),
-            backend,
-            format: player.format.clone(),
-            limits: PartyLimits { context, timeout: self.context.limits.reply },
-            sampling,
-            budget: player.context_policy.budget,
-            summarizer: None,
-        }
-    }
-
-    /// Returns the summarizer of an agent: the agent that its context policy names, or its own player under
-    /// another name.
-    ///
-    /// # Errors
-    /// Returns a message if there is no agent of that name.
-    fn summarizer(&self, agent: &Agent, player: &Player) -> Result<Summarizer, String> {
-        let summary = &player.context_policy.summary;
-        let (name, agent, player) = match summary.agent.as_str() {
-            "" => (summary_agent(&agent.name), agent, player),
-            named => {
-                let missing = || format!("there is no agent {named:?} to write summaries");
-                let found = self.context.roster.find(named).ok_or_else(missing)?;
-                (named.to_owned(), found, self.context.player(found)?)
-            }
-        };
-        let party = self.without_summarizer(agent, player);
-        let sampling = match party.sampling {
-            SamplingRule::Fixed(params) => {
-                SamplingRule::Fixed(SamplingParams { max_tokens: summary.tokens, ..params })
-            }
-            of_client => of_client,
-        };
-        // A teacher demonstrates the completions of the tool loop, and no summaries.
-        let backend = if self.is_program() { party.backend } else { player.backend.clone() };
-        let party = Party { agent: name, backend, sampling, budget: Budget::NONE, ..party };
-        let (max_tokens, instruction) = (summary.tokens, summary.instruction.clone());
-        Ok(Summarizer { party: Arc::new(party), max_tokens, instruction })
-    }
-}
-
-impl AttemptContext {
-    /// Creates the context of an attempt of the first of these agents, at an empty task.
-    ///
-    /// # Panics
-    /// Panics if there is no agent.
-    pub fn new(name: &str, agents: Vec<Agent>) -> Self {
-        AttemptContext {
-            name: name.to_owned(),
-            task: Task::default(),
-            messages: Vec::new(),
-            seed: 0,
-            stream: 0,
-            is_evaluation: false,
-            params: SamplingParams::default(),
-            has_own_sampling: false,
-            agent: agents[0].name.clone(),
-            limits: agents[0].limits,
-            roster: Arc::new(Roster::new(agents)),
-            teacher: None,
-        }
-    }
-
-    /// Returns the agent that the attempt is of.
-    ///
-    /// # Errors
-    /// Returns a message if the roster lacks it.
-    pub fn own_agent(&self) -> Result<&Agent, String> {
-        let known = || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
-        let missing = || format!("there is no agent {:?}; there are: {}", self.agent, known().join(", "));
-        self.roster.find(&self.agent).ok_or_else(missing)
-    }
-
-    /// Returns the policy that plays an agent in this attempt. An evaluation measures trained policies: one
-    /// of them plays the attempt's own agent if its mixture has any. Other agents are played as in training.
-    ///
-    /// # Errors
-    /// Returns a message if the agent has no such player.
-    pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
-        let picked = agent.pick.as_ref().map_or(0, |pick| pick(self.seed, self.stream));
-        let is_measured = self.is_evaluation && agent.name == self.agent;
-        let trained: Vec<&Player> = agent.players.iter().filter(|player| player.is_trained).collect();
-        let player = match agent.players.get(picked) {
-            Some(player) if is_measured && !player.is_trained && !trained.is_empty() => {
-                Some(trained[picked % trained.len()])
-            }
-            player => player,
-        };
-        player.ok_or_else(|| {
-            format!("there is no policy {picked} in the mixture of the agent {:?}", agent.name)
-        })
-    }
-
-    /// Returns the sampling parameters of an agent, without its maximum number of tokens.
-    pub(crate) fn params_of(&self, agent: &Agent) -> SamplingParams {
-        match self.has_own_sampling {
-            true => (agent.samples)(self.params.clone()),
-            false => self.params.clone(),
-        }
-    }
-
-    /// Returns what the tools of an agent know of the attempt. `deadline` is the time that it has.
-    pub(crate) fn for_tools(&self, agent: &Agent, deadline: Duration) -> ToolContext {
-        ToolContext {
-            attempt: self.name.clone(),
-            task: self.task.clone(),
-            seed: self.seed,
-            stream: self.stream,
-            deadline,
-            params: self.params_of(agent),
-        }
-    }
-
-    /// Creates the recorder of the tool loop, for at most `max_tokens` sampled tokens.
-    pub(crate) fn recorder(&self, max_tokens: usize) -> Arc<Recorder> {
-        Recorder::new(RecorderOptions {
-            name: self.name.clone(),
-            seed: self.seed,
-            stream: self.stream,
-            max_calls: u32::MAX,
-            max_tokens,
-            grace: Duration::ZERO,
-            tool_call_ids: ToolCallIds::FromTurn,
-            prompt_recording: PromptRecording::BeforeSampling,
-            metrics: Arc::default(),
-        })
-    }
-}
-
-#[cfg(test)]
-#[path = "roster_tests.rs"]
-mod tests;

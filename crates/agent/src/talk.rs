@@ -9,7 +9,7 @@ use levade_tools::OpenTools;
 use levade_tree::{CallCounts, Finish, Outcome};
 
 use crate::AttemptContext;
-use crate::roster::{Caller, Casting};
+use crate::casting::{Caller, Casting};
 use crate::tool_loop::{Broken, LoopLimits, LoopObserver, ToolLoop, add_opening};
 
 /// Talk of a user with an agent. Tools stay open until the talk is closed.

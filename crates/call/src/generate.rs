@@ -294,7 +294,8 @@ impl Generation {
         let metrics = Arc::clone(&self.recorder.options.metrics);
         let _ending = self.transcript.ending();
         add(&metrics.running, 1);
-        // Sampled at once, but recorded in their order, so that the record does not depend on which ends first.
+        // Sampled at once, but recorded in their order, so that the record does not depend on which ends
+        // first.
         let mut sampled: FuturesOrdered<_> = choices.into_iter().map(|choice| self.sample(choice)).collect();
         let mut failed = None;
         while let Some(sampled) = sampled.next().await {

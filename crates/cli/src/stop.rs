@@ -103,8 +103,8 @@ impl Requests {
 }
 
 impl Requests {
-    /// Runs a server. At the first request, `first` is called and the server answers what is under way; at the
-    /// second, it ends at once.
+    /// Runs a server. At the first request, `first` is called and the server answers what is under way; at
+    /// the second, it ends at once.
     ///
     /// # Errors
     /// Returns an error if the server fails.

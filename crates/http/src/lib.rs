@@ -6,8 +6,8 @@
 //! whole question with a deadline and a most for the answer; [`Client::request`] hands over an answer as it
 //! comes.
 //!
-//! [`Access`] and [`service`] are the server's side: which requests of web pages a server answers, and how it reads
-//! keys and bodies, listens and stops.
+//! [`Access`] and [`service`] are the server's side: which requests of web pages a server answers, and how it
+//! reads keys and bodies, listens and stops.
 //!
 //! Not here: who is asked, in which format, and when to ask again; what a server answers.
 //!

@@ -31,7 +31,8 @@ use tracing::{Instrument, debug_span};
 pub use process::workers;
 pub use rehearsal::Rehearsal;
 
-use crate::roster::{Agent, Caller, Casting, Player};
+use crate::casting::{Caller, Casting};
+use crate::roster::{Agent, Player};
 use crate::taught::{self, Exchange, Pupil};
 use crate::{AgentLoop, Attempt, AttemptContext, Backend};
 
