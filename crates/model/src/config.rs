@@ -4,17 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Family;
-use crate::family::{AttentionBias, Traits, Windows};
-
-/// The function that gates the feed-forward part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// x / (1 + exp(−x)).
-    Silu,
-    /// x Φ(x) with Φ by tanh (Hendrycks & Gimpel 2016), `gelu_pytorch_tanh` in transformers.
-    GeluTanh,
-}
+use crate::family::{Activation, AttentionBias, Family, Traits, Windows};
 
 /// Layers that do not attend to their whole path by rotated queries and keys. Layers count from 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -133,6 +123,24 @@ pub struct Parameter {
 }
 
 impl ModelConfig {
+    /// Returns this shape as a model of `family`: with what every model of the family has (norms of queries
+    /// and keys, biases, a rotary embedding of windowed layers), and without what only some of its files ask
+    /// for.
+    pub fn with_family(self, family: Family) -> Self {
+        let traits = family.traits();
+        let local_rope = traits.local_theta.map(|theta| Rope { theta, scaling: RopeScaling::None });
+        Self {
+            family,
+            pattern: Pattern { local_rope, ..Pattern::default() },
+            query_scalar: traits.query_scalar,
+            qkv_bias: traits.attention_bias == AttentionBias::QueryKeyValue,
+            output_bias: false,
+            mlp_bias: false,
+            qk_norm: traits.qk_norm,
+            ..self
+        }
+    }
+
     /// Positions that a query of a layer sees, its own included; `None` for the whole path.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.pattern.window.filter(|_| self.pattern.windowed.contains(&layer))

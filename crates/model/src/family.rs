@@ -7,8 +7,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Activation, ModelConfig, Pattern, Rope, RopeScaling};
-
 /// A family of architectures, by what distinguishes it from the shared blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,6 +65,15 @@ pub struct Traits {
     pub refused: &'static [&'static str],
     /// What absent keys of a `config.json` mean.
     pub defaults: Defaults,
+}
+
+/// The function that gates the feed-forward part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x / (1 + exp(−x)).
+    Silu,
+    /// x Φ(x) with Φ by tanh (Hendrycks & Gimpel 2016), `gelu_pytorch_tanh` in transformers.
+    GeluTanh,
 }
 
 /// What a block computes, whatever its sizes: weights of families with equal ones mean the same.
@@ -301,26 +308,6 @@ impl Windows {
     /// Whether layers have windows only if `use_sliding_window` is set.
     pub(crate) fn are_switched(self) -> bool {
         matches!(self, Self::Last | Self::Unrotated)
-    }
-}
-
-impl ModelConfig {
-    /// Returns this shape as a model of `family`: with what every model of the family has (norms of queries
-    /// and keys, biases, a rotary embedding of windowed layers), and without what only some of its files ask
-    /// for.
-    pub fn with_family(self, family: Family) -> Self {
-        let traits = family.traits();
-        let local_rope = traits.local_theta.map(|theta| Rope { theta, scaling: RopeScaling::None });
-        Self {
-            family,
-            pattern: Pattern { local_rope, ..Pattern::default() },
-            query_scalar: traits.query_scalar,
-            qkv_bias: traits.attention_bias == AttentionBias::QueryKeyValue,
-            output_bias: false,
-            mlp_bias: false,
-            qk_norm: traits.qk_norm,
-            ..self
-        }
     }
 }
 

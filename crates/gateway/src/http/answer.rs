@@ -9,6 +9,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
+use levade_http::Rejection;
 use serde_json::Value;
 
 use crate::call::Call;
@@ -67,6 +68,19 @@ pub(crate) fn json(status: StatusCode, value: &Value) -> Response {
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response
+}
+
+/// Converts a rejection of a request into an error of the API.
+pub(super) fn to_api_error(rejection: Rejection) -> ApiError {
+    let kind = match rejection.status {
+        StatusCode::BAD_REQUEST => ErrorKind::Invalid,
+        StatusCode::METHOD_NOT_ALLOWED => ErrorKind::Method,
+        StatusCode::NOT_FOUND => ErrorKind::NotFound,
+        StatusCode::PAYLOAD_TOO_LARGE => ErrorKind::TooLarge,
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => ErrorKind::MediaType,
+        _ => ErrorKind::Forbidden,
+    };
+    ApiError::new(kind, rejection.message)
 }
 
 /// An error as an answer.

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::serve::fault;
+use super::answer::to_api_error;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use levade_call::{ApiError, ErrorKind};
@@ -59,7 +59,7 @@ impl FromRequest<Gateway> for Incoming {
         // Nothing of a stranger's body is read.
         let body = match &caller {
             Err(fault) => Err(fault.clone()),
-            Ok(_) => service::read_body(&parts.headers, body, most).await.map_err(fault),
+            Ok(_) => service::read_body(&parts.headers, body, most).await.map_err(to_api_error),
         };
         let mut caller = caller;
         if let (Ok(caller), Ok(body)) = (&mut caller, &body) {

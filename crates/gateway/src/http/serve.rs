@@ -9,14 +9,14 @@ use axum::handler::Handler;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use levade_http::Access;
 use levade_http::service::{self, key_of};
-use levade_http::{Access, Rejection};
 use tokio::net::TcpListener;
 
-use super::answer::failed;
+use super::answer::{failed, to_api_error};
 use crate::gateway::Gateway;
 use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
-use levade_call::{ApiError, ErrorKind};
+use levade_call::ApiError;
 
 /// Paths of an API, below a prefix that says who calls or below none.
 fn api() -> Router<Gateway> {
@@ -96,19 +96,6 @@ fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
     key_of(headers).is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
 }
 
-/// Returns the error that a rejection is.
-pub(super) fn fault(rejection: Rejection) -> ApiError {
-    let kind = match rejection.status {
-        StatusCode::BAD_REQUEST => ErrorKind::Invalid,
-        StatusCode::METHOD_NOT_ALLOWED => ErrorKind::Method,
-        StatusCode::NOT_FOUND => ErrorKind::NotFound,
-        StatusCode::PAYLOAD_TOO_LARGE => ErrorKind::TooLarge,
-        StatusCode::UNSUPPORTED_MEDIA_TYPE => ErrorKind::MediaType,
-        _ => ErrorKind::Forbidden,
-    };
-    ApiError::new(kind, rejection.message)
-}
-
 /// Returns the routes of a gateway, which answers as the hosts that `access` allows.
 pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
     let attempt = "/rollout/{rollout}/attempt/{attempt}";
@@ -125,7 +112,7 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
         !options.open || !options.keys.is_empty() || bears_attempt_key(&by_key, headers)
     };
     let reject = move |request: &Request, rejection| {
-        rejected(&rejecting, is_anthropic(request.uri(), request.headers()), &fault(rejection))
+        rejected(&rejecting, is_anthropic(request.uri(), request.headers()), &to_api_error(rejection))
     };
     service::with_manners(routes, access, needs_key, reject).with_state(gateway.clone())
 }
