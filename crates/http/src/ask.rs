@@ -17,7 +17,7 @@ use crate::{Client, HttpError, causes};
 /// A question.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ask {
-    /// Method.
+    /// HTTP method, such as `GET`.
     pub method: Method,
     /// Address.
     pub url: String,

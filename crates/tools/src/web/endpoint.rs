@@ -28,7 +28,7 @@ pub struct HttpKeys {
     /// argument, that is the address. Arguments that do not stand in it are the query of a GET, HEAD or
     /// DELETE, in which each item of a list is named anew, and the JSON body of others.
     pub url: String,
-    /// Method.
+    /// HTTP method, such as `GET`.
     pub method: String,
     /// Environment variable with a key, which is sent as `Authorization: Bearer`.
     pub key_env: String,
