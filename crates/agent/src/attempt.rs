@@ -62,7 +62,7 @@ async fn attempt(context: AttemptContext) -> Attempt {
         Ok(casting) => casting,
         Err(why) => return Attempt::broken("teacher", why),
     };
-    let party = match casting.party(agent) {
+    let party = match casting.party(agent, player) {
         Ok(party) => Arc::new(party),
         Err(why) => return Attempt::broken("policies", why),
     };

@@ -46,12 +46,11 @@ impl<'a> Casting<'a> {
         Ok(Casting { context, caller, teacher })
     }
 
-    /// Returns the party that answers the calls of an agent.
+    /// Returns the party that answers the calls of an agent that `player` plays.
     ///
     /// # Errors
-    /// Returns a message if the agent has no such player, or if the roster lacks its summarizer.
-    pub fn party(&self, agent: &Agent) -> Result<Party, String> {
-        let player = self.context.player(agent)?;
+    /// Returns a message if the roster lacks the agent's summarizer, or a player of it.
+    pub fn party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
         let summarizer = match player.context_policy.summarises() {
             true => Some(Arc::new(self.summarizer(agent, player)?)),
             false => None,

@@ -42,7 +42,8 @@ fn party_of_untrained_agent_has_fixed_sampling_in_tool_loop_only() {
     let context = testing::context(vec![mixture("own", &[false], 0)]);
     let party = |caller| {
         let casting = Casting::new(&context, caller).unwrap();
-        casting.party(context.own_agent().unwrap()).unwrap()
+        let own = context.own_agent().unwrap();
+        casting.party(own, context.player(own).unwrap()).unwrap()
     };
     let fixed = SamplingParams { max_tokens: context.limits.tokens, ..context.params.clone() };
     assert_eq!(party(Caller::ToolLoop).sampling, SamplingRule::Fixed(fixed));
@@ -70,7 +71,8 @@ fn trained_agents_of_a_program_have_their_own_sampling_and_token_limit() {
     let context = AttemptContext { has_own_sampling: true, ..testing::context(vec![own, other]) };
     let fixed = |context: &AttemptContext, index: usize| {
         let agent = &context.roster.agents()[index];
-        let party = Casting::new(context, Caller::Program).unwrap().party(agent).unwrap();
+        let casting = Casting::new(context, Caller::Program).unwrap();
+        let party = casting.party(agent, context.player(agent).unwrap()).unwrap();
         let params = party.fixed().unwrap();
         (params.temperature, params.max_tokens)
     };

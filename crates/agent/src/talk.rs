@@ -93,6 +93,7 @@ impl Talk {
 
 /// Creates the cast of a new conversation.
 fn cast(context: &AttemptContext) -> Result<Cast, String> {
-    let party = Casting::new(context, Caller::ToolLoop)?.party(context.own_agent()?)?;
+    let agent = context.own_agent()?;
+    let party = Casting::new(context, Caller::ToolLoop)?.party(agent, context.player(agent)?)?;
     Ok(Cast::new([Arc::new(party)], context.recorder(usize::MAX)))
 }

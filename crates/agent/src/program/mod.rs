@@ -146,16 +146,16 @@ impl Program {
         let index = agents.iter().position(|agent| std::ptr::eq(*agent, own)).unwrap_or(0);
         agents.swap(0, index);
         let casting = Casting::new(context, Caller::Program)?;
-        let route = |(index, agent): (usize, &&Agent)| {
+        let play = |agent| Ok((agent, context.player(agent)?));
+        let played: Vec<(&Agent, &Player)> = agents.into_iter().map(play).collect::<Result<_, String>>()?;
+        let route = |(index, (agent, player)): (usize, &(&Agent, &Player))| {
             let mut when = agent.when.clone();
             if self.has_seats && index > 0 {
                 when.models.push(agent.name.clone());
             }
-            Ok(Route { party: Arc::new(casting.party(agent)?), when })
+            Ok(Route { party: Arc::new(casting.party(agent, player)?), when })
         };
-        let routes = agents.iter().enumerate().map(route).collect::<Result<_, String>>()?;
-        let play = |agent| Ok((agent, context.player(agent)?));
-        let played = agents.into_iter().map(play).collect::<Result<_, String>>()?;
+        let routes = played.iter().enumerate().map(route).collect::<Result<_, String>>()?;
         let attempt = in_url(&context.name);
         let limits = (context.limits.turns, context.limits.tokens);
         let session = self.gateway.open(SessionOptions {
