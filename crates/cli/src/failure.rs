@@ -7,6 +7,7 @@
 use std::process::ExitCode;
 
 use levade_engine::{EngineError, Purpose};
+pub use levade_launch::INTERRUPTED;
 use levade_model::ModelError;
 use levade_policy::PolicyError;
 use levade_recipe::RecipeError;
@@ -15,9 +16,6 @@ use levade_search::SearchError;
 use levade_store::StoreError;
 use levade_text::TextError;
 use levade_trainer::TrainerError;
-
-/// The exit code of a command that was interrupted: 128 + SIGINT, as shells have it.
-pub const INTERRUPTED: u8 = 130;
 
 /// 2 where the user can put it right, 1 otherwise.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {

@@ -1,28 +1,17 @@
-//! `levade launch`: a run on one machine or many, by whatever starts processes there.
-//!
-//! Everything is rendered into the folder `launch` of the run: the recipe, one script that every machine runs
-//! with its number, and what the launcher itself reads. The first machine trains, the others take part in its
-//! learner; all reach the folder of the run under the same path.
-
-mod files;
-mod follow;
-mod hosts;
-mod k8s;
-mod ray;
-mod slurm;
+//! `levade launch`: starts a run on one machine or many, with the launcher that starts processes there.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::Context as _;
-use levade_recipe::{LearnerKeys, Override, Recipe};
-use levade_run::gpus::Shares;
+use levade_launch::{
+    Ended, Job, K8sOptions, Launch, Launcher, RayOptions, SlurmOptions, SshOptions, Watcher,
+};
+use levade_recipe::Override;
 
-use crate::failure::unusable;
+use crate::host;
 use crate::recipe;
 use crate::screen::{self, Style};
-use files::Job;
+use crate::stop::Requests;
 
 /// Start a run on one machine or many, watch it, and collect its logs
 ///
@@ -41,7 +30,7 @@ pub struct Args {
 
     /// The launcher, which starts processes
     #[arg(long)]
-    on: Launcher,
+    on: On,
 
     /// Change a key of the recipe. Can be given many times
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -68,21 +57,74 @@ pub struct Args {
     restarts: u32,
 
     #[command(flatten)]
-    hosts: hosts::Options,
+    ssh: Ssh,
 
     #[command(flatten)]
-    slurm: slurm::Options,
+    slurm: Slurm,
 
     #[command(flatten)]
-    ray: ray::Options,
+    ray: Ray,
 
     #[command(flatten)]
-    k8s: k8s::Options,
+    k8s: K8s,
+}
+
+/// Machines of `--on ssh`
+#[derive(clap::Args)]
+struct Ssh {
+    /// A machine for --on ssh, as ssh knows it; the first one trains. Can be given many times
+    #[arg(long = "host", value_name = "HOST")]
+    hosts: Vec<String>,
+
+    /// A further argument of ssh, such as -p or -F. Can be given many times
+    #[arg(long = "ssh-arg", value_name = "ARG", allow_hyphen_values = true)]
+    ssh_args: Vec<String>,
+}
+
+/// Options of `--on slurm`
+#[derive(clap::Args)]
+struct Slurm {
+    /// An option of sbatch, for --on slurm, such as partition=gpu or time=12:00:00. Can be given many times
+    #[arg(long = "sbatch", value_name = "NAME=VALUE")]
+    sbatch: Vec<String>,
+}
+
+/// Options of `--on ray`
+#[derive(clap::Args)]
+struct Ray {
+    /// The dashboard of a Ray cluster, for --on ray
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8265")]
+    address: String,
+
+    /// The Python that runs the job, as machines of the cluster know it
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    ray_python: String,
+}
+
+/// Options of `--on k8s`
+#[derive(clap::Args)]
+struct K8s {
+    /// Image with levade and the learner's environment, for --on k8s
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+
+    /// A volume claim that all pods share, and where it is mounted, for --on k8s: the folder of the run, its
+    /// model and its environment lie below. Can be given many times
+    #[arg(long = "claim", value_name = "NAME:FOLDER")]
+    claims: Vec<String>,
+
+    /// The namespace, for --on k8s
+    #[arg(long, default_value = "default")]
+    namespace: String,
+
+    /// Memory of a pod, for --on k8s
+    #[arg(long, value_name = "QUANTITY", default_value = "16Gi")]
+    memory: String,
 }
 
 /// Programs that start processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Launcher {
+enum On {
     /// This machine; several nodes are several groups of processes on it
     Local,
     /// Machines that are reached by ssh, without a password
@@ -95,46 +137,56 @@ enum Launcher {
     K8s,
 }
 
-/// How a run that was launched ended.
-enum Ended {
-    /// With an exit code of its own.
-    Code(u8),
-    /// Not yet; how to look after it, and how to end it.
-    Detached { watch: String, end: String },
+impl Args {
+    /// Returns the launcher with its options.
+    fn launcher(&self) -> Launcher {
+        match self.on {
+            On::Local => Launcher::Local,
+            On::Ssh => {
+                Launcher::Ssh(SshOptions { hosts: self.ssh.hosts.clone(), args: self.ssh.ssh_args.clone() })
+            }
+            On::Slurm => Launcher::Slurm(SlurmOptions { sbatch: self.slurm.sbatch.clone() }),
+            On::Ray => Launcher::Ray(RayOptions {
+                address: self.ray.address.clone(),
+                python: self.ray.ray_python.clone(),
+            }),
+            On::K8s => Launcher::K8s(K8sOptions {
+                image: self.k8s.image.clone(),
+                claims: self.k8s.claims.clone(),
+                namespace: self.k8s.namespace.clone(),
+                memory: self.k8s.memory.clone(),
+            }),
+        }
+    }
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
-    let job = job(&args, &recipe)?;
-    let mut rendered = job.files(&recipe)?;
-    let plan = match args.on {
-        Launcher::Local => hosts::local(&job)?,
-        Launcher::Ssh => hosts::ssh(&job, &args.hosts)?,
-        Launcher::Slurm => slurm::plan(&job, &args.slurm)?,
-        Launcher::Ray => ray::plan(&job, &args.ray)?,
-        Launcher::K8s => k8s::plan(&job, &args.k8s)?,
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => std::env::current_exe()?,
     };
-    rendered.extend(plan.files().iter().cloned());
+    let job = Job::new(&recipe, binary, args.restarts)?;
+    let launch = Launch::new(job, &recipe, &args.launcher())?;
     if args.dry_run {
-        for (path, text) in &rendered {
+        for (path, text) in launch.files() {
             screen::say(&format!("{}\n{text}", Style::stdout().dim(&format!("# {}", path.display()))));
         }
-        for command in plan.commands() {
+        for command in launch.commands() {
             screen::say(&format!("$ {command}"));
         }
         return Ok(ExitCode::SUCCESS);
     }
-    std::fs::create_dir_all(&job.folder)
-        .with_context(|| format!("cannot create {}", job.folder.display()))?;
-    for (path, text) in &rendered {
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    let machines = screen::plural(job.nodes, "machine");
-    eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&job.root));
-    let ended = crate::runtime()?.block_on(plan.run(&job, args.detach))?;
+    let Job { nodes, root, folder, .. } = launch.job().clone();
+    let machines = screen::plural(nodes, "machine");
+    eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&root));
+    let ended = crate::runtime()?.block_on(async {
+        let (log, stops) = (Box::new(std::io::stderr()), Requests::listen()?.stream());
+        launch.run(args.detach, Watcher { host: host::host()?, log, stops }).await
+    })?;
     match ended {
         Ended::Code(code) => {
-            screen::say(&format!("logs   {}", screen::path(&job.folder)));
+            screen::say(&format!("logs   {}", screen::path(&folder)));
             Ok(ExitCode::from(code))
         }
         Ended::Detached { watch, end } => {
@@ -142,90 +194,4 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-/// The job to launch.
-fn job(args: &Args, recipe: &Recipe) -> anyhow::Result<Job> {
-    let root = std::path::absolute(&recipe.run.folder)?;
-    let (nodes, processes, threads) = match &recipe.cluster.learner {
-        Some(LearnerKeys::Torch(keys)) if keys.start => (keys.nodes, keys.of_node(), keys.threads),
-        Some(LearnerKeys::Torch(_)) | None => (1, 1, recipe.engine.threads.max(1) as u32),
-    };
-    let binary = match &args.binary {
-        Some(binary) => binary.clone(),
-        None => std::env::current_exe()?,
-    };
-    let mut job = Job::new(&recipe.run.name, root, binary)?;
-    (job.nodes, job.processors) = (nodes, processes.saturating_mul(threads).max(1));
-    // Machines of a job are alike: each has those of the servers that the first one starts.
-    job.gpus = Shares::of(recipe).all();
-    job.restarts = args.restarts;
-    Ok(job)
-}
-
-/// Something that can be submitted and followed.
-enum Plan {
-    Hosts(hosts::Hosts),
-    Slurm(slurm::Batch),
-    Ray(ray::RayJob),
-    K8s(k8s::Manifests),
-}
-
-impl Plan {
-    /// Files that the launcher reads, beside those of every job.
-    fn files(&self) -> &[(PathBuf, String)] {
-        match self {
-            Plan::Hosts(_) => &[],
-            Plan::Slurm(batch) => &batch.files,
-            Plan::Ray(job) => &job.files,
-            Plan::K8s(manifests) => &manifests.files,
-        }
-    }
-
-    /// Commands that submit it.
-    fn commands(&self) -> Vec<String> {
-        match self {
-            Plan::Hosts(hosts) => hosts.commands(),
-            Plan::Slurm(batch) => vec![batch.command()],
-            Plan::Ray(job) => vec![job.command()],
-            Plan::K8s(manifests) => vec![manifests.command()],
-        }
-    }
-
-    async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
-        match self {
-            Plan::Hosts(_) if detach => Err(unusable(
-                "--detach is for launchers that go on by themselves (slurm, ray, k8s); these processes end with this one",
-            )),
-            Plan::Hosts(hosts) => hosts.run(job).await,
-            Plan::Slurm(batch) => batch.run(job, detach).await,
-            Plan::Ray(ray) => ray.run(job, detach).await,
-            Plan::K8s(manifests) => manifests.run(job, detach).await,
-        }
-    }
-}
-
-/// How often a launcher is asked how its job is.
-const LOOK: Duration = Duration::from_secs(2);
-/// A part that lived for so long has done something: the count of restarts begins anew.
-const FRESH: Duration = Duration::from_secs(600);
-
-/// The output of a program that a launcher is asked with.
-///
-/// # Errors
-/// When it cannot be started or fails: what it says.
-async fn asked(words: &[&str]) -> anyhow::Result<String> {
-    const LONGEST: Duration = Duration::from_secs(120);
-    let command = words.join(" ");
-    let run = tokio::process::Command::new(words[0]).args(&words[1..]).kill_on_drop(true).output();
-    let output = tokio::time::timeout(LONGEST, run).await;
-    let output = output.map_err(|_| anyhow::anyhow!("waited {LONGEST:?} for `{command}`"))?;
-    let output = output.map_err(|error| {
-        unusable(format!("cannot start {}: {error}; is it installed on this machine?", words[0]))
-    })?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        anyhow::bail!("`{command}` failed ({}): {}", output.status, said.trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

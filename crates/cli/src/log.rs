@@ -20,14 +20,16 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Rooms whose events can be asked for by name.
-const ROOMS: [&str; 24] = [
+const ROOMS: [&str; 26] = [
     "agent",
     "call",
     "cli",
+    "cluster",
     "conversation",
     "engine",
     "gateway",
     "http",
+    "launch",
     "model",
     "plan",
     "policy",

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
+pub use levade_launch::quoted;
 pub use levade_run::display::{clock, count, path, plural};
 
 /// The bar that was drawn last, which lines of a log must not run into.
@@ -108,16 +109,6 @@ pub fn beside_bar<T>(write: impl FnOnce() -> T) -> T {
     match newest {
         Some(bar) => bar.suspend(write),
         None => write(),
-    }
-}
-
-/// A word as a shell reads it.
-pub fn quoted(word: &impl ToString) -> String {
-    let word = word.to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word,
-        false => format!("'{}'", word.replace('\'', r"'\''")),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::failure::INTERRUPTED;
 
@@ -134,10 +135,19 @@ impl Requests {
         self.next().await;
     }
 
-    /// Returns at the next request, once all signals that mean it have come.
-    pub async fn wish(&mut self) {
-        self.next().await;
-        self.settle().await;
+    /// Returns a channel that receives an item for each request.
+    pub fn stream(mut self) -> UnboundedReceiver<()> {
+        let (send, requests) = unbounded_channel();
+        tokio::spawn(async move {
+            loop {
+                self.next().await;
+                if send.send(()).is_err() {
+                    return;
+                }
+                self.settle().await;
+            }
+        });
+        requests
     }
 
     /// Waits until all signals that mean one request have come.

@@ -102,7 +102,7 @@ impl Host {
     }
 
     /// Reports that a part of the run is set up.
-    pub(crate) fn setup(&self, part: &str, text: impl Into<String>) {
+    pub fn setup(&self, part: &str, text: impl Into<String>) {
         self.send(Event::Setup { part: part.to_owned(), text: text.into() });
     }
 }

@@ -17,11 +17,13 @@ use circles::Circle;
 const MOST_LINES: usize = 600;
 
 /// Which rooms a room may know, from the top down. An entry may come before its room does.
-const ROOMS: [(&str, &[&str]); 24] = [
+const ROOMS: [(&str, &[&str]); 26] = [
     (
         "cli",
         &[
             "plan",
+            "launch",
+            "cluster",
             "run",
             "trainer",
             "recipe",
@@ -45,6 +47,8 @@ const ROOMS: [(&str, &[&str]); 24] = [
         ],
     ),
     ("plan", &["run", "recipe", "model", "policy"]),
+    ("launch", &["run", "recipe", "process", "http", "policy"]),
+    ("cluster", &["run", "policy"]),
     (
         "run",
         &[

@@ -8,43 +8,39 @@ use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode};
 use levade_http::{Ask, Bounds, Client, Hosts};
+use levade_run::unusable;
 use serde_json::{Value, json};
 
-use super::files::Job;
-use super::follow::{Look, Submitted, follow, say};
-use super::{Ended, FRESH, Plan};
-use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::quoted;
+use crate::follow::{State, Submitted, Watcher, follow, say};
+use crate::job::Job;
+use crate::shell::quoted;
+use crate::{Ended, INTERRUPTED, STABLE};
 
-/// Options of `--on ray`
-#[derive(clap::Args)]
-#[group(id = "ray")]
-pub struct Options {
-    /// The dashboard of a Ray cluster, for --on ray
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8265")]
-    address: String,
+/// Options of Ray.
+#[derive(Debug, Clone)]
+pub struct RayOptions {
+    /// URL of the cluster's dashboard.
+    pub address: String,
 
-    /// The Python that runs the job, as machines of the cluster know it
-    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
-    ray_python: String,
+    /// Python interpreter of the job on the cluster's machines.
+    pub python: String,
 }
 
 /// A job of Ray.
 pub struct RayJob {
-    pub files: Vec<(PathBuf, String)>,
     entrypoint: String,
     address: String,
     name: String,
 }
 
-/// The driver: holds a machine for each part, and a supervisor's line on each.
+/// The driver: holds a machine for each part and its supervisor's line.
 const DRIVER: &str = include_str!("driver.py");
 
-/// Renders the job.
+/// Renders the job and its driver.
 ///
 /// # Errors
-/// When the address is not one.
-pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
+/// Returns an error if the address is not an HTTP URL.
+pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathBuf, String))> {
     let address = options.address.trim_end_matches('/').to_owned();
     if !address.starts_with("http://") && !address.starts_with("https://") {
         return Err(unusable(format!("--address {address:?} must begin with http:// or https://")));
@@ -53,16 +49,15 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     let driver = job.folder.join("driver.py");
     let facts = json!({
         "root": job.root, "folder": job.folder, "script": job.script(), "binary": job.binary, "nodes": job.nodes,
-        "processors": job.processors, "gpus": job.gpus, "restarts": job.restarts, "fresh": FRESH.as_secs(),
+        "processors": job.processors, "gpus": job.gpus, "restarts": job.restarts, "fresh": STABLE.as_secs(),
     });
-    let words = [options.ray_python.clone(), driver.display().to_string(), facts.to_string()];
+    let words = [options.python.clone(), driver.display().to_string(), facts.to_string()];
     let entrypoint = words.iter().map(quoted).collect::<Vec<_>>().join(" ");
-    let files = vec![(driver, DRIVER.to_owned())];
-    Ok(Plan::Ray(RayJob { files, entrypoint, address, name: job.name.clone() }))
+    Ok((RayJob { entrypoint, address, name: job.name.clone() }, (driver, DRIVER.to_owned())))
 }
 
-/// Longest wait for an answer of the cluster.
-const LONGEST: Duration = Duration::from_secs(60);
+/// Timeout for a response of the cluster.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl RayJob {
     /// The request that submits it, as a command.
@@ -76,7 +71,7 @@ impl RayJob {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
+    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
         let client = Client::new(Hosts::default(), None)?;
         // A job that is launched again is another one to Ray.
         let seconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
@@ -86,13 +81,14 @@ impl RayJob {
         submitted.ask(Method::POST, "", &order).await.map_err(|error| {
             unusable(format!("the Ray cluster at {} takes no job: {error}; see --address", submitted.address))
         })?;
-        say::<Accepted>(&submitted.name());
-        let ended = follow(&submitted, &job.log(0), detach).await?;
+        say::<Accepted>(&watcher.host, &submitted.name());
+        let host = watcher.host.clone();
+        let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
         if matches!(ended, Ended::Code(_)) {
             let log = job.folder.join("ray.log");
             match submitted.ask(Method::GET, &format!("{}/logs", submitted.id), &Value::Null).await {
                 Ok(found) => std::fs::write(&log, found["logs"].as_str().unwrap_or_default())?,
-                Err(error) => say::<Accepted>(&format!("the driver's log cannot be had: {error:#}")),
+                Err(error) => say::<Accepted>(&host, &format!("the driver's log cannot be had: {error:#}")),
             }
         }
         Ok(ended)
@@ -113,7 +109,7 @@ impl Accepted {
         let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
         let ask = Ask { method, url: url.clone(), headers, body };
-        let bounds = Bounds { deadline: LONGEST, bytes: 64 << 20, redirects: 2 };
+        let bounds = Bounds { deadline: TIMEOUT, bytes: 64 << 20, redirects: 2 };
         let reply = self.client.ask(ask, bounds).await?;
         if reply.status != StatusCode::OK {
             anyhow::bail!("{url} answers {}: {}", reply.status, reply.text().trim());
@@ -138,8 +134,8 @@ impl Submitted for Accepted {
         format!("curl -X POST {}", quoted(&format!("{}/api/jobs/{}/stop", self.address, self.id)))
     }
 
-    async fn look(&self) -> anyhow::Result<Look> {
-        look_of(&self.ask(Method::GET, &self.id, &Value::Null).await?)
+    async fn state(&self) -> anyhow::Result<State> {
+        state_of(&self.ask(Method::GET, &self.id, &Value::Null).await?)
     }
 
     async fn end(&self) -> anyhow::Result<()> {
@@ -147,8 +143,8 @@ impl Submitted for Accepted {
     }
 }
 
-/// How a job is, by its description.
-fn look_of(found: &Value) -> anyhow::Result<Look> {
+/// Returns the state in a description of a job.
+fn state_of(found: &Value) -> anyhow::Result<State> {
     let status = found["status"].as_str().with_context(|| format!("the answer has no status: {found}"))?;
     let (mut text, mut ended) = (status.to_owned(), None);
     match status {
@@ -162,7 +158,7 @@ fn look_of(found: &Value) -> anyhow::Result<Look> {
         }
         _ => {}
     }
-    Ok(Look { text, ended })
+    Ok(State { text, ended })
 }
 
 #[cfg(test)]
@@ -171,9 +167,9 @@ mod tests {
 
     #[test]
     fn the_driver_is_told_of_the_job() {
-        let job = Job::new("calc", "/runs/it's".into(), "/opt/levade".into()).unwrap();
-        let options = Options { address: "http://h:8265/".into(), ray_python: "python3".into() };
-        let Plan::Ray(ray) = plan(&Job { nodes: 2, ..job }, &options).unwrap() else { panic!() };
+        let job = Job::named("calc", "/runs/it's".into(), "/opt/levade".into()).unwrap();
+        let options = RayOptions { address: "http://h:8265/".into(), python: "python3".into() };
+        let (ray, _) = render(&Job { nodes: 2, ..job }, &options).unwrap();
         assert!(
             ray.entrypoint.starts_with(r"python3 '/runs/it'\''s/launch/driver.py' '{"),
             "{}",
@@ -182,9 +178,9 @@ mod tests {
         assert!(ray.entrypoint.contains(r#""nodes":2"#));
         assert!(ray.command().starts_with("curl -X POST http://h:8265/api/jobs/ -d "));
         assert!(
-            plan(
-                &Job::new("x", "/r".into(), "/b".into()).unwrap(),
-                &Options { address: "h:8265".into(), ray_python: String::new() }
+            render(
+                &Job::named("x", "/r".into(), "/b".into()).unwrap(),
+                &RayOptions { address: "h:8265".into(), python: String::new() }
             )
             .is_err()
         );
@@ -192,12 +188,12 @@ mod tests {
 
     #[test]
     fn states_are_read() {
-        let look = |found: Value| look_of(&found).map(|look| (look.text, look.ended));
-        assert_eq!(look(json!({ "status": "RUNNING" })).unwrap(), ("RUNNING".into(), None));
-        assert_eq!(look(json!({ "status": "STOPPED" })).unwrap().1, Some(INTERRUPTED));
+        let state = |found: Value| state_of(&found).map(|state| (state.text, state.ended));
+        assert_eq!(state(json!({ "status": "RUNNING" })).unwrap(), ("RUNNING".into(), None));
+        assert_eq!(state(json!({ "status": "STOPPED" })).unwrap().1, Some(INTERRUPTED));
         let failed = json!({ "status": "FAILED", "message": "a\nit ended", "driver_exit_code": 2 });
-        assert_eq!(look(failed).unwrap(), ("FAILED: it ended".into(), Some(2)));
-        assert_eq!(look(json!({ "status": "FAILED", "driver_exit_code": -9 })).unwrap().1, Some(1));
-        assert!(look(json!({ "detail": "?" })).is_err());
+        assert_eq!(state(failed).unwrap(), ("FAILED: it ended".into(), Some(2)));
+        assert_eq!(state(json!({ "status": "FAILED", "driver_exit_code": -9 })).unwrap().1, Some(1));
+        assert!(state(json!({ "detail": "?" })).is_err());
     }
 }

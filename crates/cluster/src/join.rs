@@ -1,51 +1,49 @@
-//! `levade cluster join`: a further machine of a learner's group.
+//! Joining a learner's process group as another machine than the one that trains.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
 use levade_policy::awake::{Stopwatch, sleep};
 use levade_run::cluster_learner::order::{self, Order};
 use levade_run::cluster_learner::{FOLDER, torchrun};
+use levade_run::{Host, display, unusable};
+use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::failure::{INTERRUPTED, unusable};
-use crate::host;
-use crate::screen::{self, Style};
-use crate::stop::Requests;
-
-/// Take part in the learner of a run, as another machine than the one that trains
-///
-/// Waits for the run to start its learner (`cluster.learner.nodes` more than 1), runs this machine's
-/// processes of it, starts them again whenever the run does, and ends with the run. The folder of the run
-/// must be on a file system that both machines reach under the same path.
-#[derive(clap::Args)]
-pub struct Args {
-    /// The folder of the run, which need not be there yet
-    run: PathBuf,
-
-    /// Number of this machine, from 1; 0 is the one that trains
-    #[arg(long, value_name = "N")]
-    node: u32,
-
-    /// Longest wait for the run to start its learner for the first time, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
-    wait: u32,
+/// A machine's part in the learner of a run.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// The run directory. It need not exist yet.
+    pub run: PathBuf,
+    /// Number of the machine, from 1. Machine 0 trains.
+    pub node: u32,
+    /// Timeout for the first start of the learner.
+    pub wait: Duration,
 }
 
-/// How often files are looked at.
-const LOOK: Duration = Duration::from_millis(500);
+/// Why a machine has left a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The run has ended.
+    Over,
+    /// Another process has taken this part.
+    Replaced,
+    /// This process was asked to stop.
+    Stopped,
+}
 
-/// How long this machine's processes go on once it is told to stop: so long the run, which is told as well,
-/// may need them to come to a point where it can stop.
+/// Interval between two looks at the files.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long this machine's processes continue after a request to stop. The run, which receives the same
+/// request, may need them to reach a point where it can stop.
 const STOPPING: Duration = Duration::from_secs(100);
 
 /// The next thing to do.
 enum Next {
     Follow(Order),
-    Over,
-    Leave,
+    Leave(Left),
 }
 
 /// Files through which the run speaks.
@@ -85,52 +83,49 @@ impl Run {
     }
 }
 
-pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    if args.node == 0 {
+/// Waits for the run to start its learner, runs this machine's processes of it, and starts them again
+/// whenever the run does, until the run ends. Each item of `stops` is a request to stop: the first lets the
+/// processes continue until the run has stopped, the second ends them at once.
+///
+/// # Errors
+/// Returns an error if the run does not start its learner in time, its group has no such machine, or the
+/// processes cannot be started.
+pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) -> anyhow::Result<Left> {
+    if part.node == 0 {
         return Err(unusable("--node 0 is the machine that trains (`levade train`); others count from 1"));
     }
-    crate::runtime()?.block_on(join(args))
-}
-
-async fn join(args: &Args) -> anyhow::Result<ExitCode> {
-    let root = std::path::absolute(&args.run)?;
-    let run = Run::of(&root, args.node).with_context(|| format!("cannot write into {}", root.display()))?;
-    let log = torchrun::log_of(&root, args.node);
-    let mut stop = Requests::listen()?;
+    let root = std::path::absolute(&part.run)?;
+    let run = Run::of(&root, part.node).with_context(|| format!("cannot write into {}", root.display()))?;
+    let log = torchrun::log_of(&root, part.node);
     let mut last: Option<Order> = None;
     loop {
         let next = tokio::select! {
-            next = next(&run, last.as_ref(), args) => next?,
-            _ = stop.next() => return Ok(ExitCode::from(INTERRUPTED)),
+            next = next(&run, last.as_ref(), part) => next?,
+            Some(()) = stops.recv() => return Ok(Left::Stopped),
         };
         let order = match next {
-            Next::Over => return Ok(ExitCode::SUCCESS),
-            Next::Leave => {
-                eprintln!("another process has taken the part of machine {}; this one ends", args.node);
-                return Ok(ExitCode::SUCCESS);
-            }
+            Next::Leave(left) => return Ok(left),
             Next::Follow(order) => order,
         };
-        let say = |what: &str| {
-            let dim = Style::stderr().dim("node  ");
-            eprintln!("{dim} {} of start {}: {what}", args.node, order.start);
+        let say = |text: &str| {
+            host.setup("node", format!("{} of start {}: {text}", part.node, order.start));
         };
-        say(&format!("its processes start (log: {})", screen::path(&log)));
+        say(&format!("its processes start (log: {})", display::path(&log)));
         let mut environment = order.whole_environment();
         // Only the first machine serves, but each asks for a token.
         environment.push((torchrun::TOKEN.into(), format!("{}-of-no-use-here", order.start)));
-        let supervisor = host::supervisor()?;
-        let mut kept = torchrun::serve(&order, args.node, &root, (environment, &log), &supervisor).await?;
+        let environment = (environment, log.as_path());
+        let mut processes = torchrun::serve(&order, part.node, &root, environment, host.supervisor()).await?;
         let mut stopping = false;
         loop {
             tokio::select! {
-                how = kept.ended() => {
+                how = processes.ended() => {
                     say(&format!("they ended: {how}"));
-                    order::leave(&run.folder, &order.start, args.node, &how)?;
+                    order::leave(&run.folder, &order.start, part.node, &how)?;
                 }
                 () = superseded(&run, &order) => {}
                 _ = sleep(STOPPING), if stopping => {}
-                () = stop.wish() => if !stopping {
+                Some(()) = stops.recv() => if !stopping {
                     stopping = true;
                     say("told to stop: they go on until the run stops; once more to stop at once");
                     continue;
@@ -138,33 +133,33 @@ async fn join(args: &Args) -> anyhow::Result<ExitCode> {
             }
             break;
         }
-        kept.stop().await;
+        processes.stop().await;
         if stopping {
-            return Ok(if run.is_over() { ExitCode::SUCCESS } else { ExitCode::from(INTERRUPTED) });
+            return Ok(if run.is_over() { Left::Over } else { Left::Stopped });
         }
         last = Some(order);
     }
 }
 
 /// Waits for another order than the last one.
-async fn next(run: &Run, last: Option<&Order>, args: &Args) -> anyhow::Result<Next> {
+async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Next> {
     let longest = match last {
         Some(order) => Duration::from_secs_f64(order.patience),
-        None => Duration::from_secs(args.wait.into()),
+        None => part.wait,
     };
     let mut watch = Stopwatch::start();
     loop {
         if run.is_over() {
-            return Ok(Next::Over);
+            return Ok(Next::Leave(Left::Over));
         }
         if run.is_taken() {
-            return Ok(Next::Leave);
+            return Ok(Next::Leave(Left::Replaced));
         }
         if let Some(order) = run.order()?.filter(|order| last.is_none_or(|last| *last != *order)) {
-            if args.node >= order.nodes {
+            if part.node >= order.nodes {
                 return Err(unusable(format!(
                     "--node {} takes part in a group of {} machines; number them from 0",
-                    args.node, order.nodes
+                    part.node, order.nodes
                 )));
             }
             return Ok(Next::Follow(order));
@@ -176,14 +171,14 @@ async fn next(run: &Run, last: Option<&Order>, args: &Args) -> anyhow::Result<Ne
                 run.folder.display()
             );
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Waits until there is another order, the run is over, or this machine's part is another's.
 async fn superseded(run: &Run, order: &Order) {
     loop {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let newest = run.order().ok().flatten();
         if run.is_over() || run.is_taken() || newest.is_some_and(|newest| newest != *order) {
             return;

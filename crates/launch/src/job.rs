@@ -1,40 +1,54 @@
-//! A job, and the files that every launcher needs of it.
+//! A job, and the files that every launcher needs.
 
 use std::path::PathBuf;
 
-use levade_recipe::Recipe;
+use levade_recipe::{LearnerKeys, Recipe};
 use levade_run::dir::RECIPE;
+use levade_run::gpus::Shares;
+use levade_run::unusable;
 
-use crate::failure::unusable;
-use crate::screen::quoted;
+use crate::shell::quoted;
 
 /// A run on one machine or several.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Name that launchers take: lower-case letters, digits and hyphens.
+    /// Name that all launchers accept: lower-case letters, digits and hyphens.
     pub name: String,
-    /// The folder of the run.
+    /// The run directory.
     pub root: PathBuf,
-    /// The folder in it that the launcher reads and logs to.
+    /// The directory of the launcher's files and the machines' logs, in the run directory.
     pub folder: PathBuf,
-    /// The program.
+    /// Path of the binary `levade` on the machines.
     pub binary: PathBuf,
-    /// Machines.
+    /// Number of machines.
     pub nodes: u32,
-    /// Processors that the learner takes on each.
+    /// CPU cores that the learner uses on each machine.
     pub processors: u32,
-    /// GPUs on each.
+    /// GPUs that the run uses on each machine.
     pub gpus: u32,
-    /// Times in a row that a machine whose part has died is started again.
+    /// Maximum number of restarts in a row of a machine whose processes failed.
     pub restarts: u32,
 }
 
 impl Job {
-    /// A job on one processor of one machine.
+    /// Creates the job of a recipe.
     ///
     /// # Errors
-    /// When a path is no UTF-8.
-    pub fn new(name: &str, root: PathBuf, binary: PathBuf) -> anyhow::Result<Self> {
+    /// Returns an error if a path cannot be written into a script.
+    pub fn new(recipe: &Recipe, binary: PathBuf, restarts: u32) -> anyhow::Result<Self> {
+        let root = std::path::absolute(&recipe.run.folder)?;
+        let (nodes, processes, threads) = match &recipe.cluster.learner {
+            Some(LearnerKeys::Torch(keys)) if keys.start => (keys.nodes, keys.of_node(), keys.threads),
+            Some(LearnerKeys::Torch(_)) | None => (1, 1, recipe.engine.threads.max(1) as u32),
+        };
+        let processors = processes.saturating_mul(threads).max(1);
+        // All machines of a job have the GPUs that the first one needs for its servers.
+        let gpus = Shares::of(recipe).all();
+        Ok(Job { nodes, processors, gpus, restarts, ..Job::named(&recipe.run.name, root, binary)? })
+    }
+
+    /// Creates a job on one CPU core of one machine.
+    pub(crate) fn named(name: &str, root: PathBuf, binary: PathBuf) -> anyhow::Result<Self> {
         for path in [&root, &binary] {
             if path.to_str().is_none_or(|path| path.contains('\n')) {
                 return Err(unusable(format!(
@@ -51,21 +65,18 @@ impl Job {
         Ok(Job { name, root, folder, binary, nodes: 1, processors: 1, gpus: 0, restarts: 3 })
     }
 
-    /// Script that every machine runs, with its number.
+    /// Returns the path of the script that each machine runs with its number.
     pub fn script(&self) -> PathBuf {
         self.folder.join("node.sh")
     }
 
-    /// Where a machine's part prints to.
+    /// Returns the path of a machine's log.
     pub fn log(&self, node: u32) -> PathBuf {
         self.folder.join(format!("node-{node}.log"))
     }
 
-    /// The recipe and the script.
-    ///
-    /// # Errors
-    /// When the recipe cannot be written down.
-    pub fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    /// Renders the recipe and the script.
+    pub(crate) fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let file = self.folder.join(RECIPE);
         let (binary, root) = (quoted(&self.binary.display()), quoted(&self.root.display()));
         let script = format!(
@@ -95,16 +106,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_launchers_take() {
-        let name = |name: &str| Job::new(name, "/r".into(), "/b".into()).unwrap().name;
+    fn names_of_jobs_have_lower_case_letters_digits_and_hyphens_only() {
+        let name = |name: &str| Job::named(name, "/r".into(), "/b".into()).unwrap().name;
         assert_eq!(name("Calculator 2_x"), "levade-calculator-2-x");
         assert_eq!(name("-é-"), "levade");
-        assert!(Job::new("x", "/a\nb".into(), "/b".into()).is_err());
-    }
-
-    #[test]
-    fn words_are_read_as_they_are() {
-        assert_eq!(quoted(&"/runs/a-1"), "/runs/a-1");
-        assert_eq!(quoted(&"it's a $HOME"), r"'it'\''s a $HOME'");
+        assert!(Job::named("x", "/a\nb".into(), "/b".into()).is_err());
     }
 }

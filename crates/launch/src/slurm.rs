@@ -4,28 +4,26 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-use super::files::Job;
-use super::follow::{Look, Submitted, follow, say};
-use super::{Ended, FRESH, Plan, asked};
-use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::quoted;
+use levade_run::unusable;
 
-/// Options of `--on slurm`
-#[derive(clap::Args)]
-#[group(id = "slurm")]
-pub struct Options {
-    /// An option of sbatch, for --on slurm, such as partition=gpu or time=12:00:00. Can be given many times
-    #[arg(long = "sbatch", value_name = "NAME=VALUE")]
-    sbatch: Vec<String>,
+use crate::follow::{State, Submitted, Watcher, follow, say};
+use crate::job::Job;
+use crate::shell::{output, quoted};
+use crate::{Ended, INTERRUPTED, STABLE};
+
+/// Options of Slurm.
+#[derive(Debug, Clone)]
+pub struct SlurmOptions {
+    /// Further options of `sbatch`, such as `partition=gpu` or `time=12:00:00`.
+    pub sbatch: Vec<String>,
 }
 
 /// A batch job.
 pub struct Batch {
-    pub files: Vec<(PathBuf, String)>,
     script: PathBuf,
 }
 
-/// Options that the job itself depends on, and the way to choose what they say.
+/// Options that the job itself sets, each with the way to choose its value.
 const OWNED: [(&str, &str); 5] = [
     ("nodes", "set `cluster.learner.nodes`"),
     ("ntasks", "each node has one task"),
@@ -88,11 +86,12 @@ while :; do
 done
 ";
 
-/// Renders the job.
+/// Renders the job and its files.
 ///
 /// # Errors
-/// When an option is not one.
-pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
+/// Returns an error if an option is malformed or set by the job itself, or Slurm cannot read the directory's
+/// name.
+pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
     let (script, task) = (job.folder.join("job.sbatch"), job.folder.join("task.sh"));
     let log = |name: &str| {
         // Slurm fills in what stands after a percent sign; a backslash would have it fill in nothing.
@@ -141,12 +140,12 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
         ("{users}", USERS.to_string()),
         ("{died}", DIED.to_string()),
         ("{restarts}", job.restarts.to_string()),
-        ("{fresh}", FRESH.as_secs().to_string()),
+        ("{fresh}", STABLE.as_secs().to_string()),
     ];
     let filled = |text: &str| filled(text, &values);
     let batch = format!("#!/bin/sh\n{directives}{}", filled(BATCH.trim_start_matches('\n')));
-    let files = vec![(task.clone(), filled(TASK)), (script.clone(), batch)];
-    Ok(Plan::Slurm(Batch { files, script }))
+    let files = [(task.clone(), filled(TASK)), (script.clone(), batch)];
+    Ok((Batch { script }, files))
 }
 
 /// A word of a line of `#SBATCH`, as sbatch reads it: between quotes, backslashes keep what follows.
@@ -178,9 +177,9 @@ fn filled(text: &str, values: &[(&str, String)]) -> String {
     all + rest
 }
 
-/// State of a job that Slurm knows.
+/// The fields of a job in Slurm that its state depends on.
 #[derive(Debug, PartialEq, Eq)]
-struct State {
+struct Fields {
     name: String,
     reason: String,
     exit: u8,
@@ -188,15 +187,15 @@ struct State {
     again: bool,
 }
 
-impl State {
-    /// From a line of `scontrol show job -o`.
+impl Fields {
+    /// Parses a line of `scontrol show job -o`.
     fn of(line: &str) -> Option<Self> {
         let field = |name: &str| {
             let found = line.split_whitespace().find_map(|word| word.strip_prefix(name));
             found.and_then(|rest| rest.strip_prefix('=')).map(str::to_owned)
         };
         let exit = field("ExitCode").and_then(|code| code.split(':').next()?.parse().ok());
-        Some(State {
+        Some(Fields {
             name: field("JobState")?,
             reason: field("Reason").filter(|reason| reason != "None").unwrap_or_default(),
             exit: exit.unwrap_or(0),
@@ -204,7 +203,7 @@ impl State {
         })
     }
 
-    /// Whether it will not run any more; the exit code.
+    /// Returns the exit code if the job will not run any more.
     fn ended(&self) -> Option<u8> {
         match self.name.as_str() {
             "COMPLETED" => Some(0),
@@ -218,19 +217,19 @@ impl State {
 }
 
 impl Batch {
-    /// The command that submits it.
+    /// Returns the command that submits the job.
     pub fn command(&self) -> String {
         format!("sbatch --parsable {}", quoted(&self.script.display()))
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
-        let said = asked(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
+    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
+        let said = output(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
         let id = said.trim().split(';').next().unwrap_or_default().to_owned();
         anyhow::ensure!(!id.is_empty(), "sbatch named no job: {said:?}");
         let submitted = Queued { id, log: job.log(0) };
-        say::<Queued>(&submitted.name());
-        follow(&submitted, &job.log(0), detach).await
+        say::<Queued>(&watcher.host, &submitted.name());
+        follow(&submitted, &job.log(0), detach, watcher).await
     }
 }
 
@@ -255,16 +254,16 @@ impl Submitted for Queued {
         format!("scancel {}", self.id)
     }
 
-    async fn look(&self) -> anyhow::Result<Look> {
-        let line = asked(&["scontrol", "show", "job", "-o", &self.id]).await?;
-        let state = State::of(&line);
+    async fn state(&self) -> anyhow::Result<State> {
+        let line = output(&["scontrol", "show", "job", "-o", &self.id]).await?;
+        let state = Fields::of(&line);
         let state = state.with_context(|| format!("scontrol says nothing of it: {}", line.trim()))?;
         let text = format!("{} {}", state.name, state.reason).trim().to_owned();
-        Ok(Look { text, ended: state.ended() })
+        Ok(State { text, ended: state.ended() })
     }
 
     async fn end(&self) -> anyhow::Result<()> {
-        asked(&["scancel", &self.id]).await.map(drop)
+        output(&["scancel", &self.id]).await.map(drop)
     }
 }
 
@@ -274,11 +273,11 @@ mod tests {
 
     #[test]
     fn a_job_has_a_task_on_each_node() {
-        let job = Job::new("calc", "/runs/a b".into(), "/opt/levade".into()).unwrap();
+        let job = Job::named("calc", "/runs/a b".into(), "/opt/levade".into()).unwrap();
         let job = Job { nodes: 2, processors: 4, gpus: 8, ..job };
-        let options = Options { sbatch: vec!["partition=gpu".into(), "cpus-per-task=9".into()] };
-        let Plan::Slurm(batch) = plan(&job, &options).unwrap() else { panic!() };
-        let [(_, task), (_, text)] = &batch.files[..] else { panic!() };
+        let options = SlurmOptions { sbatch: vec!["partition=gpu".into(), "cpus-per-task=9".into()] };
+        let (_, files) = render(&job, &options).unwrap();
+        let [(_, task), (_, text)] = &files;
         for line in [
             "#SBATCH --job-name=levade-calc",
             "#SBATCH --nodes=2",
@@ -294,7 +293,7 @@ mod tests {
         assert!(!text.contains("cpus-per-task=4"));
         assert!(text.contains("--output='/runs/a b/launch/node-%t.log' sh '/runs/a b/launch/task.sh' ||"));
         assert!(task.contains(r#"sh '/runs/a b/launch/node.sh' "$SLURM_PROCID" ||"#), "{task}");
-        let wrong = |option: &str| match plan(&job, &Options { sbatch: vec![option.into()] }) {
+        let wrong = |option: &str| match render(&job, &SlurmOptions { sbatch: vec![option.into()] }) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{option} is taken"),
         };
@@ -327,9 +326,9 @@ mod tests {
     fn odd_names_reach_slurm_and_the_shell_as_they_are() {
         for name in ["a b", "it's", "50%j", "{task}{fresh}", "$HOME`x`", "é\"q\"", "#1"] {
             let root = std::path::Path::new("/runs").join(name);
-            let job = Job::new("calc", root, "/opt/levade".into()).unwrap();
-            let Plan::Slurm(batch) = plan(&job, &Options { sbatch: Vec::new() }).unwrap() else { panic!() };
-            let [(_, task), (_, text)] = &batch.files[..] else { panic!() };
+            let job = Job::named("calc", root, "/opt/levade".into()).unwrap();
+            let (_, files) = render(&job, &SlurmOptions { sbatch: Vec::new() }).unwrap();
+            let [(_, task), (_, text)] = &files;
             let directives: Vec<String> = text
                 .lines()
                 .filter_map(|line| line.strip_prefix("#SBATCH "))
@@ -342,19 +341,19 @@ mod tests {
             assert!(text.contains(&format!("--output={} sh {} ||", words[0], words[1])), "{text}");
             assert!(task.contains(&quoted(&format!("/runs/{name}/launch/node.sh"))), "{task}");
         }
-        let job = Job::new("calc", r"/runs/a\b".into(), "/opt/levade".into()).unwrap();
-        assert!(plan(&job, &Options { sbatch: Vec::new() }).is_err());
+        let job = Job::named("calc", r"/runs/a\b".into(), "/opt/levade".into()).unwrap();
+        assert!(render(&job, &SlurmOptions { sbatch: Vec::new() }).is_err());
     }
 
     /// Exit code of the task of a machine whose part ends with one.
     #[cfg(unix)]
     fn of_task(part: &str) -> Option<i32> {
         let folder = tempfile::tempdir().unwrap();
-        let job = Job::new("calc", folder.path().to_owned(), "/opt/levade".into()).unwrap();
+        let job = Job::named("calc", folder.path().to_owned(), "/opt/levade".into()).unwrap();
         std::fs::create_dir(&job.folder).unwrap();
         std::fs::write(job.script(), part).unwrap();
-        let Plan::Slurm(batch) = plan(&job, &Options { sbatch: Vec::new() }).unwrap() else { panic!() };
-        let (path, text) = &batch.files[0];
+        let (_, files) = render(&job, &SlurmOptions { sbatch: Vec::new() }).unwrap();
+        let (path, text) = &files[0];
         std::fs::write(path, text).unwrap();
         let task = std::process::Command::new("sh").arg(path).env("SLURM_PROCID", "1").output().unwrap();
         task.status.code()
@@ -379,15 +378,18 @@ mod tests {
     #[test]
     fn states_are_read() {
         let line = "JobId=7 UserId=root(0) JobState=PENDING Reason=Resources Requeue=1 ExitCode=0:0";
-        let state = State::of(line).unwrap();
-        assert_eq!(state, State { name: "PENDING".into(), reason: "Resources".into(), exit: 0, again: true });
+        let state = Fields::of(line).unwrap();
+        assert_eq!(
+            state,
+            Fields { name: "PENDING".into(), reason: "Resources".into(), exit: 0, again: true }
+        );
         assert_eq!(state.ended(), None);
         let ended =
-            |state: &str| State::of(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended();
+            |state: &str| Fields::of(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended();
         assert_eq!(ended("FAILED"), Some(2));
         assert_eq!(ended("COMPLETED"), Some(0));
         assert_eq!(ended("NODE_FAIL"), None, "it is requeued");
-        assert_eq!(State::of("JobState=NODE_FAIL Requeue=0").unwrap().ended(), Some(1));
-        assert_eq!(State::of("slurm_load_jobs error"), None);
+        assert_eq!(Fields::of("JobState=NODE_FAIL Requeue=0").unwrap().ended(), Some(1));
+        assert_eq!(Fields::of("slurm_load_jobs error"), None);
     }
 }

@@ -5,50 +5,44 @@
 use std::path::PathBuf;
 
 use levade_run::cluster_learner::torchrun::HEAD;
+use levade_run::{Host, unusable};
 use serde_json::{Value, json};
 
-use super::files::Job;
-use super::follow::{Look, Submitted, follow, say};
-use super::{Ended, Plan, asked};
-use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::quoted;
+use crate::follow::{State, Submitted, Watcher, follow, say};
+use crate::job::Job;
+use crate::shell::{output, quoted};
+use crate::{Ended, INTERRUPTED};
 
-/// Options of `--on k8s`
-#[derive(clap::Args)]
-#[group(id = "k8s")]
-pub struct Options {
-    /// Image with levade and the learner's environment, for --on k8s
-    #[arg(long, value_name = "IMAGE")]
-    image: Option<String>,
+/// Options of Kubernetes.
+#[derive(Debug, Clone)]
+pub struct K8sOptions {
+    /// Image with levade and the learner's environment. Required.
+    pub image: Option<String>,
 
-    /// A volume claim that all pods share, and where it is mounted, for --on k8s: the folder of the run, its
-    /// model and its environment lie below. Can be given many times
-    #[arg(long = "claim", value_name = "NAME:FOLDER")]
-    claims: Vec<String>,
+    /// Volume claims that all pods share, as `NAME:DIRECTORY`: the run directory, its model and its
+    /// environment are below the directories.
+    pub claims: Vec<String>,
 
-    /// The namespace, for --on k8s
-    #[arg(long, default_value = "default")]
-    namespace: String,
+    /// The namespace.
+    pub namespace: String,
 
-    /// Memory of a pod, for --on k8s
-    #[arg(long, value_name = "QUANTITY", default_value = "16Gi")]
-    memory: String,
+    /// Memory of a pod, such as `16Gi`.
+    pub memory: String,
 }
 
 /// Manifests of a job.
 pub struct Manifests {
-    pub files: Vec<(PathBuf, String)>,
     file: PathBuf,
     name: String,
     namespace: String,
 }
 
-/// Renders the manifests.
+/// Renders the manifests and their file.
 ///
 /// # Errors
-/// When there is no image, or the folder of the run is in no volume.
-pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
-    let Options { image, claims, namespace, memory } = options;
+/// Returns an error if there is no image, or the run directory is in no volume.
+pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (PathBuf, String))> {
+    let K8sOptions { image, claims, namespace, memory } = options;
     let image =
         image.as_ref().ok_or_else(|| unusable("--on k8s needs --image: one that has levade in it"))?;
     let (mut volumes, mut mounts, mut holds_run) = (Vec::new(), Vec::new(), false);
@@ -134,8 +128,8 @@ pub fn plan(job: &Job, options: &Options) -> anyhow::Result<Plan> {
     let pretty = |value: &Value| serde_json::to_string_pretty(value);
     let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&workload)?);
     let file = job.folder.join("job.yaml");
-    let files = vec![(file.clone(), text)];
-    Ok(Plan::K8s(Manifests { files, file, name: name.clone(), namespace: namespace.clone() }))
+    let manifests = Manifests { file: file.clone(), name: name.clone(), namespace: namespace.clone() };
+    Ok((manifests, (file, text)))
 }
 
 impl Manifests {
@@ -145,16 +139,20 @@ impl Manifests {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool) -> anyhow::Result<Ended> {
+    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
         let file = self.file.display().to_string();
-        let submitted = Applied { name: self.name, namespace: self.namespace, file, job: job.clone() };
+        let host = watcher.host.clone();
+        let submitted = Applied { name: self.name, namespace: self.namespace, file, job: job.clone(), host };
         if is_over(&submitted.found().await?)? {
-            say::<Applied>(&format!("{} of an earlier launch is over, and makes room", submitted.name()));
+            say::<Applied>(
+                &submitted.host,
+                &format!("{} of an earlier launch is over, and makes room", submitted.name()),
+            );
             submitted.kubectl(&["delete", "--ignore-not-found", "job", &submitted.name]).await?;
         }
-        asked(&["kubectl", "apply", "-f", &submitted.file]).await?;
-        say::<Applied>(&submitted.name());
-        let ended = follow(&submitted, &job.log(0), detach).await?;
+        output(&["kubectl", "apply", "-f", &submitted.file]).await?;
+        say::<Applied>(&submitted.host, &submitted.name());
+        let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
         if matches!(ended, Ended::Code(_)) {
             submitted.end().await?;
         }
@@ -168,11 +166,12 @@ struct Applied {
     namespace: String,
     file: String,
     job: Job,
+    host: Host,
 }
 
 impl Applied {
     async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
-        asked(&[&["kubectl", "-n", &self.namespace], words].concat()).await
+        output(&[&["kubectl", "-n", &self.namespace], words].concat()).await
     }
 
     /// The job's description; empty where there is none.
@@ -187,7 +186,7 @@ impl Applied {
             match self.kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
                 Ok(logs) if logs.is_empty() => {}
                 Ok(logs) => std::fs::write(self.job.log(node), logs)?,
-                Err(error) => say::<Self>(&format!("no log of machine {node}: {error:#}")),
+                Err(error) => say::<Self>(&self.host, &format!("no log of machine {node}: {error:#}")),
             }
         }
         Ok(())
@@ -209,14 +208,14 @@ impl Submitted for Applied {
         format!("kubectl delete -f {}", quoted(&self.file))
     }
 
-    async fn look(&self) -> anyhow::Result<Look> {
-        look_of(&self.found().await?)
+    async fn state(&self) -> anyhow::Result<State> {
+        state_of(&self.found().await?)
     }
 
     async fn end(&self) -> anyhow::Result<()> {
         // Logs that cannot be kept, on a full disk say, are no reason to let it go on.
         if let Err(error) = self.collect().await {
-            say::<Self>(&format!("what its machines printed is not kept: {error:#}"));
+            say::<Self>(&self.host, &format!("what its machines printed is not kept: {error:#}"));
         }
         // Pods get their time to end before it returns, and longer than an answer may take.
         let delete = ["delete", "--ignore-not-found", "--wait=false", "-f", &self.file];
@@ -231,13 +230,13 @@ fn is_over(found: &str) -> anyhow::Result<bool> {
         return Ok(false);
     }
     let job: Value = serde_json::from_str(found)?;
-    Ok(!job["metadata"]["deletionTimestamp"].is_null() || look_of(found)?.ended.is_some())
+    Ok(!job["metadata"]["deletionTimestamp"].is_null() || state_of(found)?.ended.is_some())
 }
 
 /// How a job is, by its description; nothing is described where it was deleted.
-fn look_of(found: &str) -> anyhow::Result<Look> {
+fn state_of(found: &str) -> anyhow::Result<State> {
     if found.trim().is_empty() {
-        return Ok(Look { text: "deleted".into(), ended: Some(INTERRUPTED) });
+        return Ok(State { text: "deleted".into(), ended: Some(INTERRUPTED) });
     }
     let found: Value = serde_json::from_str(found)?;
     let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
@@ -254,7 +253,7 @@ fn look_of(found: &str) -> anyhow::Result<Look> {
         (None, Some(_)) => Some(0),
         (None, None) => None,
     };
-    Ok(Look { text, ended })
+    Ok(State { text, ended })
 }
 
 #[cfg(test)]
@@ -263,24 +262,23 @@ mod tests {
 
     #[test]
     fn manifests_need_an_image_and_the_folder_of_the_run() {
-        let job = Job::new("calc", "/runs/a".into(), "/opt/levade".into()).unwrap();
+        let job = Job::named("calc", "/runs/a".into(), "/opt/levade".into()).unwrap();
         let job = Job { nodes: 2, gpus: 8, ..job };
-        let options = |image: Option<&str>, claim: &str| Options {
+        let options = |image: Option<&str>, claim: &str| K8sOptions {
             image: image.map(str::to_owned),
             claims: vec![claim.into()],
             namespace: "ml".into(),
             memory: "16Gi".into(),
         };
-        let why = |options: &Options| match plan(&job, options) {
+        let why = |options: &K8sOptions| match render(&job, options) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("it is taken"),
         };
         assert!(why(&options(None, "runs:/runs")).contains("needs --image"));
         assert!(why(&options(Some("i"), "runs")).contains("must be NAME:FOLDER"));
         assert!(why(&options(Some("i"), "runs:/other")).contains("/runs/a, is in none of the volumes"));
-        let Plan::K8s(manifests) = plan(&job, &options(Some("i"), "runs:/runs")).unwrap() else { panic!() };
-        let parts: Vec<Value> = manifests.files[0]
-            .1
+        let (_, (_, text)) = render(&job, &options(Some("i"), "runs:/runs")).unwrap();
+        let parts: Vec<Value> = text
             .split("---\n")
             .filter(|part| !part.is_empty())
             .map(|part| serde_json::from_str(part).unwrap())
@@ -295,15 +293,15 @@ mod tests {
 
     #[test]
     fn kubernetes_fills_in_nothing_of_a_path() {
-        let job = Job::new("calc", "/runs/$(HOSTNAME)$$".into(), "/opt/levade".into()).unwrap();
-        let options = Options {
+        let job = Job::named("calc", "/runs/$(HOSTNAME)$$".into(), "/opt/levade".into()).unwrap();
+        let options = K8sOptions {
             image: Some("i".into()),
             claims: vec!["runs:/runs".into()],
             namespace: "ml".into(),
             memory: "16Gi".into(),
         };
-        let Plan::K8s(manifests) = plan(&job, &options).unwrap() else { panic!() };
-        let (_, workload) = manifests.files[0].1.rsplit_once("---\n").unwrap();
+        let (_, (_, text)) = render(&job, &options).unwrap();
+        let (_, workload) = text.rsplit_once("---\n").unwrap();
         let workload: Value = serde_json::from_str(workload).unwrap();
         let script = workload["spec"]["template"]["spec"]["containers"][0]["command"][2].as_str().unwrap();
         let filled = script.replace("$$", "$");
@@ -313,19 +311,19 @@ mod tests {
 
     #[test]
     fn states_are_read() {
-        let look = |found: Value| look_of(&found.to_string()).unwrap();
-        let runs = look(json!({ "status": { "active": 2, "failed": 1 } }));
-        assert_eq!(runs, Look { text: "2 run, 0 done, 1 failed".into(), ended: None });
+        let state = |found: Value| state_of(&found.to_string()).unwrap();
+        let runs = state(json!({ "status": { "active": 2, "failed": 1 } }));
+        assert_eq!(runs, State { text: "2 run, 0 done, 1 failed".into(), ended: None });
         let ended = |kind: &str, status: &str| {
-            look(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } })).ended
+            state(json!({ "status": { "conditions": [{ "type": kind, "status": status }] } })).ended
         };
         assert_eq!(ended("Complete", "True"), Some(0));
         assert_eq!(ended("Failed", "True"), Some(1));
         assert_eq!(ended("Failed", "False"), None);
         let policy = json!({ "type": "Failed", "status": "True", "reason": "PodFailurePolicy" });
-        assert_eq!(look(json!({ "status": { "conditions": [policy] } })).ended, Some(2));
-        assert_eq!(look_of("\n").unwrap().ended, Some(INTERRUPTED));
-        assert!(look_of("nonsense").is_err());
+        assert_eq!(state(json!({ "status": { "conditions": [policy] } })).ended, Some(2));
+        assert_eq!(state_of("\n").unwrap().ended, Some(INTERRUPTED));
+        assert!(state_of("nonsense").is_err());
     }
 
     #[test]

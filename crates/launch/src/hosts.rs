@@ -11,25 +11,21 @@ use anyhow::Context as _;
 use levade_process::{Child, Launch, Supervisor};
 use levade_run::child;
 use levade_run::cluster_learner::torchrun::HEAD;
+use levade_run::display::plural;
+use levade_run::{Host, unusable};
 
-use super::files::Job;
-use super::follow::Growing;
-use super::{Ended, FRESH, LOOK, Plan};
-use crate::failure::{INTERRUPTED, unusable};
-use crate::screen::{Style, plural, quoted};
-use crate::stop::Requests;
+use crate::follow::{GrowingLog, Watcher, stop_request};
+use crate::job::Job;
+use crate::shell::quoted;
+use crate::{Ended, INTERRUPTED, POLL_INTERVAL, STABLE};
 
-/// Machines of `--on ssh`
-#[derive(clap::Args)]
-#[group(id = "ssh")]
-pub struct Options {
-    /// A machine for --on ssh, as ssh knows it; the first one trains. Can be given many times
-    #[arg(long = "host", value_name = "HOST")]
-    hosts: Vec<String>,
-
-    /// A further argument of ssh, such as -p or -F. Can be given many times
-    #[arg(long = "ssh-arg", value_name = "ARG", allow_hyphen_values = true)]
-    ssh_args: Vec<String>,
+/// Options of ssh.
+#[derive(Debug, Clone)]
+pub struct SshOptions {
+    /// Machines by the names that ssh knows. The first one trains.
+    pub hosts: Vec<String>,
+    /// Further arguments of ssh, such as `-p` or `-F`.
+    pub args: Vec<String>,
 }
 
 /// Machines, each with the supervisor of its part.
@@ -44,16 +40,14 @@ const AGAIN: Duration = Duration::from_secs(2);
 /// How long the first machine may take to stop once it is asked to: it comes to a point where the run can go
 /// on, and writes a checkpoint.
 const STOPPING: Duration = Duration::from_secs(300);
-/// Requests to stop that come so soon after the first are none of their own.
-const ONE_WISH: Duration = Duration::from_secs(1);
 /// How long other machines may take once the first has ended.
 const ENDING: Duration = Duration::from_secs(60);
 
-/// All on this machine.
+/// Creates the parts of all machines on this machine.
 ///
 /// # Errors
-/// When several parts would have the same GPUs.
-pub fn local(job: &Job) -> anyhow::Result<Plan> {
+/// Returns an error if several parts would use the same GPUs.
+pub fn local(job: &Job) -> anyhow::Result<Hosts> {
     if job.nodes > 1 && job.gpus > 0 {
         return Err(unusable(format!(
             "--on local starts {} machines' parts (`cluster.learner.nodes`) on this one, where each would take the \
@@ -64,15 +58,15 @@ pub fn local(job: &Job) -> anyhow::Result<Plan> {
     let supervisor = Supervisor(vec![job.binary.display().to_string(), "keep".into()]);
     let machines = (0..job.nodes).map(|node| (format!("part {node} here"), supervisor.clone())).collect();
     let script = job.script().display().to_string();
-    Ok(Plan::Hosts(Hosts { machines, head: "127.0.0.1".into(), script }))
+    Ok(Hosts { machines, head: "127.0.0.1".into(), script })
 }
 
-/// Machines that are reached by ssh.
+/// Creates the parts of machines that ssh reaches.
 ///
 /// # Errors
-/// When there are not as many as the recipe asks for, or a name is none.
-pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
-    let Options { hosts, ssh_args } = options;
+/// Returns an error if the number of machines is not the recipe's, or a name is malformed.
+pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
+    let SshOptions { hosts, args: ssh_args } = options;
     if hosts.len() != job.nodes as usize {
         return Err(unusable(format!(
             "the recipe asks for {} (`cluster.learner.nodes`), and --host names {}; name as many",
@@ -104,7 +98,7 @@ pub fn ssh(job: &Job, options: &Options) -> anyhow::Result<Plan> {
         (host.clone(), Supervisor(words))
     };
     let script = job.script().display().to_string();
-    Ok(Plan::Hosts(Hosts { machines: hosts.iter().map(machine).collect(), head, script }))
+    Ok(Hosts { machines: hosts.iter().map(machine).collect(), head, script })
 }
 
 /// The address that a name leads to by ssh's own configuration, which other machines need not have: an alias
@@ -145,9 +139,8 @@ enum Part {
 }
 
 /// Asks the first machine to stop where the run can go on; the others follow it.
-async fn ask_to_stop(parts: &mut [Part]) {
-    let note = Style::stderr().dim("note:");
-    eprintln!("{note} told to stop: the run stops where it can go on (again to stop at once)");
+async fn ask_to_stop(parts: &mut [Part], host: &Host) {
+    host.note("told to stop: the run stops where it can go on (again to stop at once)");
     if let Some(Part::Up { process, .. }) = parts.first_mut() {
         process.ask_to_end().await;
     }
@@ -192,9 +185,9 @@ impl Hosts {
     }
 
     /// Starts every machine's part, and each again that dies, until the first has ended.
-    pub async fn run(self, job: &Job) -> anyhow::Result<Ended> {
-        let mut stop = Requests::listen()?;
-        let mut shown = Growing::new(&job.log(0));
+    pub async fn run(self, job: &Job, watcher: Watcher) -> anyhow::Result<Ended> {
+        let Watcher { host, log, mut stops } = watcher;
+        let mut log = GrowingLog::new(&job.log(0), log);
         let mut parts: Vec<Part> = Vec::new();
         for node in 0..job.nodes {
             parts.push(self.start(job, node, 0).await?);
@@ -202,18 +195,16 @@ impl Hosts {
         let mut asked: Option<Instant> = None;
         let (code, ending) = loop {
             tokio::select! {
-                _ = stop.next() => match asked {
+                () = stop_request(&mut stops) => match asked {
                     None => {
                         asked = Some(Instant::now());
-                        ask_to_stop(&mut parts).await;
+                        ask_to_stop(&mut parts, &host).await;
                     }
-                    // The same wish: a supervisor passes on what the keyboard has sent to both.
-                    Some(since) if since.elapsed() < ONE_WISH => {}
                     Some(_) => break (INTERRUPTED, Duration::ZERO),
                 },
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
-            shown.show();
+            log.pass_on();
             match asked {
                 Some(since) if since.elapsed() > STOPPING => break (INTERRUPTED, Duration::ZERO),
                 Some(_) => {
@@ -222,13 +213,13 @@ impl Hosts {
                     }
                 }
                 None => {
-                    if let Some(code) = self.look(job, &mut parts).await? {
+                    if let Some(code) = self.look(job, &mut parts, &host).await? {
                         break (code, if code == 0 { ENDING } else { Duration::ZERO });
                     }
                 }
             }
         };
-        shown.show();
+        log.pass_on();
         let over = Instant::now();
         // They have been told by the first; where that could not tell, they are ended.
         for part in parts.iter_mut().skip(1) {
@@ -246,7 +237,7 @@ impl Hosts {
     }
 
     /// Looks at every part. Gives the exit code of the first machine's, once it has ended for good.
-    async fn look(&self, job: &Job, parts: &mut [Part]) -> anyhow::Result<Option<u8>> {
+    async fn look(&self, job: &Job, parts: &mut [Part], host: &Host) -> anyhow::Result<Option<u8>> {
         for node in 0..job.nodes {
             let part = &mut parts[node as usize];
             let (ended, lived, died) = match part {
@@ -268,23 +259,21 @@ impl Hosts {
                 (0, code) if code == i32::from(INTERRUPTED) => return Ok(Some(INTERRUPTED)),
                 (_, 0) => *part = Part::Done,
                 _ => {
-                    let died = if lived > FRESH { 1 } else { died + 1 };
+                    let died = if lived > STABLE { 1 } else { died + 1 };
                     let (name, _) = &self.machines[node as usize];
-                    let note = Style::stderr().dim("note:");
-                    let log = job.log(node);
                     if died > job.restarts || (node > 0 && ended == 2) {
-                        eprintln!(
-                            "{note} {name} ended with exit code {ended}, {died} times in a row (log: {})",
-                            log.display()
-                        );
+                        host.note(format!(
+                            "{name} ended with exit code {ended}, {died} times in a row (log: {})",
+                            job.log(node).display()
+                        ));
                         return Ok(Some(given_up(ended)));
                     }
                     // A machine that is gone may be back in a minute.
                     let wait = AGAIN * 3u32.saturating_pow(died - 1);
-                    eprintln!(
-                        "{note} {name} ended with exit code {ended}; started again in {wait:?} ({died} of {})",
+                    host.note(format!(
+                        "{name} ended with exit code {ended}; started again in {wait:?} ({died} of {})",
                         job.restarts
-                    );
+                    ));
                     let until = Instant::now() + wait;
                     *part = Part::Down { until, died };
                     if node == 0 {
@@ -305,14 +294,14 @@ mod tests {
     use super::*;
 
     fn job(nodes: u32) -> Job {
-        Job { nodes, ..Job::new("x", "/runs/my run".into(), "/opt/levade".into()).unwrap() }
+        Job { nodes, ..Job::named("x", "/runs/my run".into(), "/opt/levade".into()).unwrap() }
     }
 
     #[test]
     fn machines_are_reached_by_their_supervisors() {
         let options =
-            Options { hosts: vec!["me@east".into(), "west".into()], ssh_args: vec!["-p2222".into()] };
-        let Plan::Hosts(hosts) = ssh(&job(2), &options).unwrap() else { panic!() };
+            SshOptions { hosts: vec!["me@east".into(), "west".into()], args: vec!["-p2222".into()] };
+        let hosts = ssh(&job(2), &options).unwrap();
         assert_eq!(hosts.head, "east");
         assert_eq!(
             hosts.commands()[1],
@@ -321,7 +310,7 @@ mod tests {
         );
         let why = |nodes, hosts: &[&str]| {
             let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-            match ssh(&job(nodes), &Options { hosts, ssh_args: Vec::new() }) {
+            match ssh(&job(nodes), &SshOptions { hosts, args: Vec::new() }) {
                 Err(error) => error.to_string(),
                 Ok(_) => panic!("{nodes} machines are taken"),
             }

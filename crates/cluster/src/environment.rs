@@ -1,0 +1,125 @@
+//! The learner's Python environment: a directory with `levade_torch`, PyTorch and transformers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use levade_run::{Host, unusable};
+use tokio::process::Command;
+
+/// A Python environment to install.
+#[derive(Debug, Clone)]
+pub struct Environment {
+    /// The directory of the environment.
+    pub dir: PathBuf,
+    /// The directory of the package `levade_torch` (see [`find_package`]).
+    pub package: PathBuf,
+    /// The Python interpreter to start from: a program or its path.
+    pub python: String,
+    /// A further package index for PyTorch, besides PyPI.
+    pub torch_index: Option<String>,
+    /// Timeout for the installation.
+    pub timeout: Duration,
+}
+
+/// The directory of the package in a checkout.
+pub const PACKAGE: &str = "python/levade_torch";
+
+impl Environment {
+    /// Creates the environment with uv, or with venv and pip if uv is not installed. What an earlier
+    /// installation left is used. Returns the path of its interpreter.
+    ///
+    /// # Errors
+    /// Returns an error if a command fails or the timeout expires.
+    pub async fn install(&self, host: &Host) -> anyhow::Result<PathBuf> {
+        let Environment { dir, timeout, .. } = self;
+        let installed = tokio::time::timeout(*timeout, self.run_steps(host)).await;
+        installed.map_err(|_| {
+            anyhow::anyhow!(
+                "waited {timeout:?} for the environment in {}; raise --seconds, and run it again: what was fetched \
+                 is kept",
+                dir.display()
+            )
+        })?
+    }
+
+    /// Creates a bare environment, installs the package and imports it.
+    async fn run_steps(&self, host: &Host) -> anyhow::Result<PathBuf> {
+        let python = self.dir.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
+        let has_uv =
+            Command::new("uv").arg("--version").output().await.is_ok_and(|found| found.status.success());
+        let text = |path: &Path| path.display().to_string();
+        let (dir, package) = (text(&self.dir), format!("{}[lora]", text(&self.package)));
+        if !python.exists() {
+            match has_uv {
+                true => run(host, &["uv", "venv", "--python", &self.python, &dir]).await?,
+                false => run(host, &[&self.python, "-m", "venv", &dir]).await?,
+            }
+        }
+        let interpreter = text(&python);
+        let mut install = match has_uv {
+            true => vec!["uv", "pip", "install", "--python", &interpreter],
+            false => vec![&interpreter, "-m", "pip", "install", "--disable-pip-version-check"],
+        };
+        if let Some(index) = &self.torch_index {
+            install.extend(["--extra-index-url", index]);
+            if has_uv {
+                // Without it, uv asks only one index for a package.
+                install.extend(["--index-strategy", "unsafe-best-match"]);
+            }
+        }
+        install.push(&package);
+        run(host, &install).await?;
+        let imports = "import levade_torch, torch, transformers; print('PyTorch', torch.__version__, \
+                       'transformers', transformers.__version__, 'CUDA', torch.cuda.is_available())";
+        run(host, &[&interpreter, "-c", imports]).await?;
+        Ok(python)
+    }
+}
+
+async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
+    host.setup("runs", words.join(" "));
+    let mut command = Command::new(words[0]);
+    let status = command.args(&words[1..]).kill_on_drop(true).status().await;
+    let status = status.with_context(|| format!("cannot start {}", words[0]))?;
+    anyhow::ensure!(status.success(), "{} failed ({status}); what it says is above", words.join(" "));
+    Ok(())
+}
+
+/// Returns the directory of the package: the given one, or that of the checkout which the working directory
+/// or this binary is in.
+///
+/// # Errors
+/// Returns an error if there is no package.
+pub fn find_package(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let is_it = |folder: &PathBuf| folder.join("pyproject.toml").is_file();
+    let found = match given {
+        Some(folder) => Some(folder.to_owned()).filter(is_it),
+        None => {
+            let built = std::env::current_exe().ok();
+            let above = built.iter().flat_map(|file| file.ancestors().skip(1)).map(Path::to_owned);
+            std::iter::once(PathBuf::new()).chain(above).map(|folder| folder.join(PACKAGE)).find(is_it)
+        }
+    };
+    let found = found.ok_or_else(|| {
+        unusable(format!(
+            "{} holds no package; give the folder {PACKAGE} of Levade's source with --from",
+            given.map_or_else(|| PACKAGE.into(), |folder| folder.display().to_string())
+        ))
+    })?;
+    Ok(std::path::absolute(found)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn find_package_names_the_directory_if_there_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = find_package(Some(folder.path())).unwrap_err().to_string();
+        assert!(error.contains("holds no package; give the folder python/levade_torch"), "{error}");
+        std::fs::write(folder.path().join("pyproject.toml"), "").unwrap();
+        assert_eq!(find_package(Some(folder.path())).unwrap(), folder.path());
+    }
+}

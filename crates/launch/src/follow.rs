@@ -1,0 +1,333 @@
+//! Follows a job that a scheduler accepted: reports its states, survives outages of the scheduler, and ends
+//! the job on request.
+
+use std::cell::Cell;
+use std::future::pending;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use levade_policy::awake::{Clock, sleep, within};
+use levade_run::Host;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::{Ended, INTERRUPTED, POLL_INTERVAL};
+
+/// The user who watches a job.
+pub struct Watcher {
+    /// Receives messages, as events `Setup` and `Note`.
+    pub host: Host,
+    /// Receives the first machine's log as it grows.
+    pub log: Box<dyn Write + Send>,
+    /// Has an item for each request to stop. The first one asks the job to end; the second one ends the
+    /// watching at once.
+    pub stops: UnboundedReceiver<()>,
+}
+
+/// Waits for the next request to stop.
+pub async fn stop_request(stops: &mut UnboundedReceiver<()>) {
+    if stops.recv().await.is_none() {
+        pending().await
+    }
+}
+
+/// The state of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// Description in a few words.
+    pub text: String,
+    /// The exit code, if the job will not run any more.
+    pub ended: Option<u8>,
+}
+
+/// A job that a scheduler accepted. It runs whether this process follows it or not.
+pub trait Submitted {
+    /// The scheduler's name in messages.
+    const LAUNCHER: &'static str;
+
+    /// Returns the name in messages, such as "job 7".
+    fn name(&self) -> String;
+
+    /// Returns the command that shows the state.
+    fn to_watch(&self) -> String;
+
+    /// Returns the command that ends the job.
+    fn to_end(&self) -> String;
+
+    /// Requests the state from the scheduler.
+    async fn state(&self) -> anyhow::Result<State>;
+
+    /// Requests the end of the job from the scheduler. Can be repeated.
+    async fn end(&self) -> anyhow::Result<()>;
+}
+
+/// Intervals and timeouts.
+#[derive(Debug, Clone, Copy)]
+struct Timeouts {
+    /// Interval between two requests of the state.
+    poll: Duration,
+    /// Timeout for one response.
+    answer: Duration,
+    /// Timeout for a scheduler that does not report the state.
+    silence: Duration,
+    /// Timeout for a job that was asked to end. It may write a checkpoint first.
+    ending: Duration,
+}
+
+const TIMEOUTS: Timeouts = Timeouts {
+    poll: POLL_INTERVAL,
+    answer: Duration::from_secs(120),
+    silence: Duration::from_secs(900),
+    ending: Duration::from_secs(300),
+};
+
+/// Follows a job to its end and passes the first machine's log on. With `detach` it returns at once.
+///
+/// # Errors
+/// Returns an error if the scheduler does not report the job's state for too long, or the job does not end
+/// after a request.
+pub async fn follow(
+    job: &impl Submitted,
+    log: &Path,
+    detach: bool,
+    watcher: Watcher,
+) -> anyhow::Result<Ended> {
+    if detach {
+        return Ok(Ended::Detached { watch: job.to_watch(), end: job.to_end() });
+    }
+    let Watcher { host, log: output, mut stops } = watcher;
+    let asked = Cell::new(false);
+    let clock = Clock::default();
+    let twice = async {
+        stop_request(&mut stops).await;
+        asked.set(true);
+        stop_request(&mut stops).await;
+    };
+    tokio::select! {
+        code = watch(job, GrowingLog::new(log, output), &host, &asked, &clock, TIMEOUTS) => Ok(Ended::Code(code?)),
+        () = twice => Ok(Ended::Code(INTERRUPTED)),
+        () = clock.clone().keep(|_| {}) => unreachable!("the clock does not end"),
+    }
+}
+
+/// Sends a message of a launcher.
+pub fn say<J: Submitted>(host: &Host, text: &str) {
+    host.setup(J::LAUNCHER, text);
+}
+
+/// Follows a job until it has ended. Returns its exit code.
+async fn watch<J: Submitted>(
+    job: &J,
+    mut log: GrowingLog,
+    host: &Host,
+    asked: &Cell<bool>,
+    clock: &Clock,
+    timeouts: Timeouts,
+) -> anyhow::Result<u8> {
+    let mut last = String::new();
+    // The times of the first state that was not reported, and of the accepted request to end.
+    let mut silent: Option<Duration> = None;
+    let mut ending: Option<Duration> = None;
+    let mut rejected = false;
+    loop {
+        sleep(timeouts.poll).await;
+        log.pass_on();
+        if asked.get() && ending.is_none() {
+            match answered(job.end(), timeouts.answer).await {
+                Ok(()) => {
+                    say::<J>(host, &format!("{} is asked to end", job.name()));
+                    ending = Some(clock.now());
+                }
+                Err(error) if !rejected => {
+                    say::<J>(host, &format!("{} cannot be asked to end, tried again: {error:#}", job.name()));
+                    rejected = true;
+                }
+                Err(_) => {}
+            }
+        }
+        match answered(job.state(), timeouts.answer).await {
+            Ok(state) => {
+                if silent.take().is_some() {
+                    say::<J>(host, "answers again");
+                }
+                if state.text != last {
+                    say::<J>(host, &state.text);
+                    last = state.text;
+                }
+                if let Some(code) = state.ended {
+                    log.pass_on();
+                    return Ok(code);
+                }
+            }
+            Err(error) => {
+                let since = *silent.get_or_insert_with(|| {
+                    say::<J>(host, &format!("says nothing of {}, asked again: {error:#}", job.name()));
+                    clock.now()
+                });
+                if clock.now() - since > timeouts.silence {
+                    anyhow::bail!(
+                        "waited {:?} for {} to say how {} is, which may go on: {error:#}\nwatch it  {}\nend it    {}",
+                        timeouts.silence,
+                        J::LAUNCHER,
+                        job.name(),
+                        job.to_watch(),
+                        job.to_end()
+                    );
+                }
+            }
+        }
+        if let Some(since) = ending.filter(|since| clock.now() - *since > timeouts.ending) {
+            anyhow::bail!(
+                "waited {:?} for {} to end; it was last said to be: {last}\nwatch it  {}\nend it    {}",
+                clock.now() - since,
+                job.name(),
+                job.to_watch(),
+                job.to_end()
+            );
+        }
+    }
+}
+
+async fn answered<T>(
+    answer: impl Future<Output = anyhow::Result<T>>,
+    longest: Duration,
+) -> anyhow::Result<T> {
+    within(longest, answer).await.unwrap_or_else(|| anyhow::bail!("waited {longest:?} for an answer"))
+}
+
+/// A log that another process appends to.
+pub struct GrowingLog {
+    path: PathBuf,
+    passed: u64,
+    output: Box<dyn Write + Send>,
+}
+
+impl GrowingLog {
+    /// Creates a log whose present text is skipped.
+    pub fn new(path: &Path, output: Box<dyn Write + Send>) -> Self {
+        let passed = std::fs::metadata(path).map_or(0, |found| found.len());
+        GrowingLog { path: path.to_owned(), passed, output }
+    }
+
+    /// Writes the new text to the output.
+    pub fn pass_on(&mut self) {
+        let Ok(mut file) = std::fs::File::open(&self.path) else { return };
+        let mut more = Vec::new();
+        let read = file.seek(SeekFrom::Start(self.passed)).and_then(|_| file.read_to_end(&mut more));
+        if read.is_ok() {
+            self.passed += more.len() as u64;
+            // A closed output does not end the job.
+            let _ = self.output.write_all(&more);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    type Answer = Result<(&'static str, Option<u8>), &'static str>;
+
+    /// A job whose scheduler gives written answers, the last one for ever.
+    struct Scripted {
+        answers: RefCell<Vec<Answer>>,
+        ends: RefCell<Vec<Result<(), &'static str>>>,
+    }
+
+    impl Submitted for Scripted {
+        const LAUNCHER: &'static str = "test";
+
+        fn name(&self) -> String {
+            "job 7".into()
+        }
+
+        fn to_watch(&self) -> String {
+            "look 7".into()
+        }
+
+        fn to_end(&self) -> String {
+            "cancel 7".into()
+        }
+
+        async fn state(&self) -> anyhow::Result<State> {
+            let mut answers = self.answers.borrow_mut();
+            let answer = if answers.len() > 1 { answers.remove(0) } else { answers[0] };
+            let (text, ended) = answer.map_err(|why| anyhow::anyhow!(why))?;
+            Ok(State { text: text.into(), ended })
+        }
+
+        async fn end(&self) -> anyhow::Result<()> {
+            let mut ends = self.ends.borrow_mut();
+            if ends.is_empty() { Ok(()) } else { ends.remove(0).map_err(|why| anyhow::anyhow!(why)) }
+        }
+    }
+
+    const QUICK: Timeouts = Timeouts {
+        poll: Duration::from_millis(1),
+        answer: Duration::from_millis(200),
+        silence: Duration::from_millis(100),
+        ending: Duration::from_millis(100),
+    };
+
+    async fn watched(
+        answers: &[Answer],
+        ends: &[Result<(), &'static str>],
+        asked: bool,
+    ) -> anyhow::Result<u8> {
+        let job = Scripted { answers: answers.to_vec().into(), ends: ends.to_vec().into() };
+        let log = GrowingLog::new(Path::new("/nowhere"), Box::new(std::io::sink()));
+        let code = watch(&job, log, &Host::default(), &Cell::new(asked), &Clock::default(), QUICK).await;
+        assert!(code.is_err() || job.ends.borrow().is_empty());
+        code
+    }
+
+    #[tokio::test]
+    async fn scheduler_is_asked_again_after_an_outage() {
+        let run = Ok(("runs", None));
+        let answers = [run, Err("down"), Err("down"), run, Err("down"), Ok(("done", Some(3)))];
+        assert_eq!(watched(&answers, &[], false).await.unwrap(), 3);
+    }
+
+    #[tokio::test]
+    async fn scheduler_that_never_answers_is_named_at_the_deadline() {
+        let error = watched(&[Ok(("runs", None)), Err("down")], &[], false).await.unwrap_err().to_string();
+        for part in ["waited 100ms for test to say how job 7 is", "down", "watch it  look 7", "cancel 7"] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn job_is_followed_to_its_end_after_a_request_to_end() {
+        let answers = [Ok(("runs", None)), Ok(("ends", None)), Ok(("gone", Some(INTERRUPTED)))];
+        assert_eq!(watched(&answers, &[Err("down")], true).await.unwrap(), INTERRUPTED);
+        let error = watched(&[Ok(("runs", None))], &[], true).await.unwrap_err().to_string();
+        assert!(error.contains("for job 7 to end; it was last said to be: runs"), "{error}");
+    }
+
+    #[test]
+    fn growing_log_passes_on_new_text_only() {
+        #[derive(Clone, Default)]
+        struct Output(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+        impl Write for Output {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node-0.log");
+        std::fs::write(&path, "old\n").unwrap();
+        let output = Output::default();
+        let mut log = GrowingLog::new(&path, Box::new(output.clone()));
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        for line in ["one\n", "two\n"] {
+            file.write_all(line.as_bytes()).unwrap();
+            log.pass_on();
+        }
+        assert_eq!(*output.0.lock().unwrap(), b"one\ntwo\n");
+    }
+}

@@ -1,0 +1,182 @@
+//! Starts a run on one machine or many, with the launcher that starts processes there: this process, ssh,
+//! Slurm, Ray or Kubernetes.
+//!
+//! A launcher reads everything from the directory `launch` of the run: the recipe, one script that each
+//! machine runs with its number, and the launcher's own files. Machine 0 trains; the others join its
+//! learner. All machines reach the run directory under the same path.
+//!
+//! # Guarantees
+//! - [`Launch::new`] starts nothing and writes nothing. It returns the files and commands, so a caller can
+//!   print them.
+//! - A run that already exists in the directory is resumed.
+//! - A machine whose processes fail is started again, at most [`Job::restarts`] times in a row. Exit code 2
+//!   (an error that the user has to correct) is never retried.
+//! - A job that its launcher accepted is followed through outages of the launcher. Every wait has a deadline,
+//!   and its error names the commands that show and end the job.
+//!
+//! # Example
+//! Prints what would be submitted to Slurm.
+//! ```no_run
+//! use levade_launch::{Job, Launch, Launcher, SlurmOptions};
+//! use levade_recipe::Recipe;
+//!
+//! # fn example() -> anyhow::Result<()> {
+//! let recipe = Recipe::load("recipes/calculator/recipe.toml".as_ref(), &[])?;
+//! let job = Job::new(&recipe, "/shared/bin/levade".into(), 3)?;
+//! let launcher = Launcher::Slurm(SlurmOptions { sbatch: vec!["partition=gpu".into()] });
+//! let launch = Launch::new(job, &recipe, &launcher)?;
+//! println!("{:?} {:?}", launch.files(), launch.commands());
+//! # Ok(()) }
+//! ```
+//!
+//! Out of scope: the processes of a machine (`levade-run`), and arguments and printing (the binary).
+
+mod follow;
+mod hosts;
+mod job;
+mod k8s;
+mod ray;
+mod shell;
+mod slurm;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use levade_recipe::Recipe;
+use levade_run::unusable;
+
+pub use follow::Watcher;
+pub use hosts::SshOptions;
+pub use job::Job;
+pub use k8s::K8sOptions;
+pub use ray::RayOptions;
+pub use shell::quoted;
+pub use slurm::SlurmOptions;
+
+/// The exit code of a run that was asked to stop: 128 + SIGINT, as in shells.
+pub const INTERRUPTED: u8 = 130;
+/// Interval between two looks at a job.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Minimum lifetime of a machine's processes after which its count of failures in a row starts at 0 again.
+const STABLE: Duration = Duration::from_secs(600);
+
+/// A program that starts processes, with its options.
+#[derive(Debug, Clone)]
+pub enum Launcher {
+    /// This process, on this machine. Several nodes are several groups of processes.
+    Local,
+    /// This process, on machines that it reaches by ssh.
+    Ssh(SshOptions),
+    /// Slurm.
+    Slurm(SlurmOptions),
+    /// Ray.
+    Ray(RayOptions),
+    /// Kubernetes, through kubectl.
+    K8s(K8sOptions),
+}
+
+/// The end of a job, as far as this process followed it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The run ended with this exit code.
+    Code(u8),
+    /// The job continues without this process.
+    Detached {
+        /// The command that shows its state.
+        watch: String,
+        /// The command that ends it.
+        end: String,
+    },
+}
+
+/// A job that is ready to be submitted.
+pub struct Launch {
+    job: Job,
+    files: Vec<(PathBuf, String)>,
+    submission: Submission,
+}
+
+/// What a launcher submits.
+enum Submission {
+    Hosts(hosts::Hosts),
+    Slurm(slurm::Batch),
+    Ray(ray::RayJob),
+    K8s(k8s::Manifests),
+}
+
+impl Launch {
+    /// Renders the files of a job.
+    ///
+    /// # Errors
+    /// Returns an error that names the option if the launcher cannot start the job with its options.
+    pub fn new(job: Job, recipe: &Recipe, launcher: &Launcher) -> anyhow::Result<Self> {
+        let mut files = job.files(recipe)?;
+        let submission = match launcher {
+            Launcher::Local => Submission::Hosts(hosts::local(&job)?),
+            Launcher::Ssh(options) => Submission::Hosts(hosts::ssh(&job, options)?),
+            Launcher::Slurm(options) => {
+                let (batch, rendered) = slurm::render(&job, options)?;
+                files.extend(rendered);
+                Submission::Slurm(batch)
+            }
+            Launcher::Ray(options) => {
+                let (ray, driver) = ray::render(&job, options)?;
+                files.push(driver);
+                Submission::Ray(ray)
+            }
+            Launcher::K8s(options) => {
+                let (manifests, file) = k8s::render(&job, options)?;
+                files.push(file);
+                Submission::K8s(manifests)
+            }
+        };
+        Ok(Launch { job, files, submission })
+    }
+
+    /// Returns the job.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Returns the files that the machines and the launcher read: path and text.
+    pub fn files(&self) -> &[(PathBuf, String)] {
+        &self.files
+    }
+
+    /// Returns the commands that submit the job.
+    pub fn commands(&self) -> Vec<String> {
+        match &self.submission {
+            Submission::Hosts(hosts) => hosts.commands(),
+            Submission::Slurm(batch) => vec![batch.command()],
+            Submission::Ray(job) => vec![job.command()],
+            Submission::K8s(manifests) => vec![manifests.command()],
+        }
+    }
+
+    /// Writes the files, submits the job and follows it to its end. With `detach` it returns after the
+    /// submission.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be written, the launcher rejects the job, does not report its state
+    /// for too long, or does not end it when asked.
+    pub async fn run(self, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
+        let Launch { job, files, submission } = self;
+        if detach && matches!(submission, Submission::Hosts(_)) {
+            return Err(unusable(
+                "--detach is for launchers that go on by themselves (slurm, ray, k8s); these processes end with this one",
+            ));
+        }
+        std::fs::create_dir_all(&job.folder)
+            .with_context(|| format!("cannot create {}", job.folder.display()))?;
+        for (path, text) in &files {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        match submission {
+            Submission::Hosts(hosts) => hosts.run(&job, watcher).await,
+            Submission::Slurm(batch) => batch.run(&job, detach, watcher).await,
+            Submission::Ray(ray) => ray.run(&job, detach, watcher).await,
+            Submission::K8s(manifests) => manifests.run(&job, detach, watcher).await,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Words of shell commands, and commands that ask a launcher.
+
+use std::time::Duration;
+
+use levade_run::unusable;
+
+/// Returns a word in the quotes that a shell needs to read it unchanged.
+pub fn quoted(word: &impl ToString) -> String {
+    let word = word.to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// Returns the output of a launcher's command.
+///
+/// # Errors
+/// Returns an error if the command cannot be started, fails or does not end in time. It has the command's
+/// error output.
+pub async fn output(words: &[&str]) -> anyhow::Result<String> {
+    const TIMEOUT: Duration = Duration::from_secs(120);
+    let command = words.join(" ");
+    let run = tokio::process::Command::new(words[0]).args(&words[1..]).kill_on_drop(true).output();
+    let output = tokio::time::timeout(TIMEOUT, run).await;
+    let output = output.map_err(|_| anyhow::anyhow!("waited {TIMEOUT:?} for `{command}`"))?;
+    let output = output.map_err(|error| {
+        unusable(format!("cannot start {}: {error}; is it installed on this machine?", words[0]))
+    })?;
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        anyhow::bail!("`{command}` failed ({}): {}", output.status, errors.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_words_are_read_unchanged_by_a_shell() {
+        assert_eq!(quoted(&"/runs/a-1"), "/runs/a-1");
+        assert_eq!(quoted(&"it's a $HOME"), r"'it'\''s a $HOME'");
+    }
+}
