@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt;
-
 use crate::error::SandboxError;
 use crate::jail::{Deadline, Event, Jail, Report, deadline};
 use crate::limits::Limits;
@@ -170,15 +168,8 @@ pub(crate) async fn follow(
     let begun = Instant::now();
     let files: Vec<&[u8]> = run.files.values().map(Vec::as_slice).chain([run.code.as_bytes()]).collect();
     let group = zygote.group(&run.limits)?;
-    let streams = zygote.spawn(order, &files, !run.stdin.is_empty(), group.as_ref()).await;
-    let mut streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
-    if let Some(mut stdin) = streams.stdin.take() {
-        let bytes = run.stdin.clone();
-        // It ends when all is read, or when nobody is left to read it.
-        tokio::spawn(async move {
-            let _ = stdin.write_all(&bytes).await;
-        });
-    }
+    let streams = zygote.spawn(order, &files, &run.stdin, group.as_ref()).await;
+    let streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
     let mut jail = Jail::new(streams, &run.limits, zygote.jailed, group);
     let (ended, report) = to_the_end(&mut jail, deadline(seconds(run.limits.seconds))).await?;
     let report = report.unwrap_or(Report { code: None, signal: None, cpu: 0.0, files: Vec::new() });

@@ -221,7 +221,7 @@ impl Session {
         let order = self.sandbox.0.order(&run, true);
         let contents: Vec<&[u8]> = run.files.values().map(Vec::as_slice).collect();
         let group = zygote.group(limits)?;
-        let streams = zygote.spawn(&order, &contents, false, group.as_ref()).await;
+        let streams = zygote.spawn(&order, &contents, &[], group.as_ref()).await;
         let streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
         Ok(Jail::new(streams, limits, zygote.jailed, group))
     }

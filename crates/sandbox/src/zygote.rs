@@ -13,13 +13,13 @@
 //! interpreter that has already started.
 
 use std::io::{Seek, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use serde::{Deserialize, Serialize};
@@ -110,7 +110,6 @@ pub(crate) struct Order {
 /// Ends of a run's streams on this side.
 pub(crate) struct Streams {
     pub line: Frames,
-    pub stdin: Option<pipe::Sender>,
     pub stdout: pipe::Receiver,
     pub stderr: pipe::Receiver,
     pub cells: Option<Frames>,
@@ -217,7 +216,7 @@ impl Zygote {
         &self,
         order: &Order,
         files: &[&[u8]],
-        stdin: bool,
+        stdin: &[u8],
         group: Option<&Group>,
     ) -> std::io::Result<Streams> {
         let ordered = std::fs::File::from(memfd_create("order", MemfdFlags::CLOEXEC)?);
@@ -227,15 +226,15 @@ impl Zygote {
         writing.write_all(&head)?;
         files.iter().try_for_each(|file| writing.write_all(file))?;
         writing.rewind()?;
-        let (stdin_out, stdin_in) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (stdout_out, stdout_in) = pipe_with(PipeFlags::CLOEXEC)?;
-        let (stderr_out, stderr_in) = pipe_with(PipeFlags::CLOEXEC)?;
+        let input = input_file(stdin)?;
+        let (stdout_out, stdout_in) = output_pipe()?;
+        let (stderr_out, stderr_in) = output_pipe()?;
         let (line, their_line) = StdStream::pair()?;
         let (cells, their_cells) = StdStream::pair()?;
         let group = group.map(Group::processes).transpose()?;
         let theirs = [
             ordered.as_fd(),
-            stdin_out.as_fd(),
+            input.as_fd(),
             stdout_in.as_fd(),
             stderr_in.as_fd(),
             their_line.as_fd(),
@@ -249,12 +248,31 @@ impl Zygote {
         };
         Ok(Streams {
             line: frames(line)?,
-            stdin: stdin.then(|| pipe::Sender::from_owned_fd(stdin_in)).transpose()?,
             stdout: pipe::Receiver::from_owned_fd(stdout_out)?,
             stderr: pipe::Receiver::from_owned_fd(stderr_out)?,
             cells: if order.session { Some(frames(cells)?) } else { None },
         })
     }
+}
+
+/// Creates the standard input of a run: a file that nobody can change, so that code can read its size, read
+/// it at any offset and open it again.
+fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
+    let mut file =
+        std::fs::File::from(memfd_create("stdin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    fchmod(&file, Mode::from_raw_mode(0o444))?;
+    fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+    Ok(file)
+}
+
+/// Creates a pipe for output: the end to read, and the end to write. Code of another user can open the latter
+/// again, for writing only, as it opens `/dev/stdout`.
+fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+    fchmod(&write, Mode::from_raw_mode(0o622))?;
+    Ok((read, write))
 }
 
 /// The next packet; empty where the other end is gone.

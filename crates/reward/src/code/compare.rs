@@ -47,12 +47,22 @@ fn same_line(found: &str, want: &str, tolerance: Tolerance) -> bool {
 }
 
 fn same_number(found: &str, want: &str, tolerance: Tolerance) -> bool {
+    if is_padded(found) || is_padded(want) {
+        return false;
+    }
     let (Some(found), Some(want)) = (Decimal::parse(found), Decimal::parse(want)) else { return false };
     if found.is_value_of(&want) {
-        // Integers that are written otherwise, such as 007, may be no numbers.
+        // Integers in another notation, such as +7, may not be numbers.
         return found.is_float || want.is_float || want.digits.is_empty();
     }
     want.is_float && tolerance.allows(found.difference(&want), want.to_f64())
+}
+
+/// Returns whether a word starts with a zero that a number does not need. Such a word is text, such as a bit
+/// string: 007 is not 7, and 00 is not 0.
+fn is_padded(word: &str) -> bool {
+    let digits = word.trim_start_matches(['+', '-']);
+    digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit())
 }
 
 /// Returns whether a value, as Python's `json` writes it, is the one that was expected.

@@ -24,8 +24,9 @@ import types
 getattr(sys, "set_int_max_str_digits", int)(50000)
 sys.setrecursionlimit(50000)
 
-# Where functions are called, their authors have these names without an import, as LeetCode and the harnesses of
-# APPS and LiveCodeBench give them.
+# Functions that are called, and tests of a class `Solution`, find these names without an import, as on LeetCode and in the
+# harnesses of APPS and LiveCodeBench. Other tests that are code do not: a function that the program lacks must not be
+# found here.
 GIVEN = """
 import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, string, sys
 from bisect import *
@@ -152,7 +153,7 @@ def suite(tree):
             module = module.split(".")[0]
             if module != SOLUTION and module not in sys.modules and importlib.util.find_spec(module) is None:
                 raise ValueError(f"the tests import `{module}`, which the Python of the sandbox does not have")
-    return {"functions": functions, "classes": classes, "acts": acts(tree.body)}
+    return {"functions": functions, "classes": classes, "acts": acts(tree.body), "names": sorted(named)}
 
 
 class Unusable(Exception):
@@ -294,12 +295,13 @@ def tested(order):
     # A module that others find by its name: dataclasses and type hints are looked up there.
     module = sys.modules["program"] = sys.modules[SOLUTION] = types.ModuleType("program")
     names = module.__dict__
-    # Beneath the names of the program, so that these alone are its functions.
-    given = {}
-    exec(GIVEN, given)
-    for name, value in given.items():
-        if not hasattr(builtins, name):
-            setattr(builtins, name, value)
+    if "function" in order or "Solution" in order["suite"]["names"]:
+        # Beneath the names of the program, so that these alone are its functions.
+        given = {}
+        exec(GIVEN, given)
+        for name, value in given.items():
+            if not hasattr(builtins, name):
+                setattr(builtins, name, value)
     for source in sources(order):
         exec(compile(source, "program.py", "exec"), names)
     if "asserts" in order:

@@ -369,6 +369,37 @@ async fn calls_are_checked_as_the_harnesses_of_their_data_sets_check_them() {
 }
 
 #[tokio::test]
+async fn tests_that_are_code_find_no_names_that_the_program_lacks() {
+    let (_, scorer) = scorer(Passing::All);
+    let program = |code: &str| format!("```python\n{code}\n```");
+    let check = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n";
+    let rows = [
+        json!({ "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"] }),
+        json!({ "tests": check, "entry_point": "add" }),
+        json!({ "tests": "def test_add():\n    assert add(1, 2) == 3 and add(-1, 1) == 0" }),
+        json!({ "tests": "from solution import *\ndef test_add():\n    assert add(1, 2) == 3 and add(0, 1) == 1" }),
+    ];
+    for row in rows {
+        for (answer, right) in [
+            ("def add(a, b):\n    return a + b", 1.0),
+            ("from operator import add", 1.0),
+            ("def addition(a, b):\n    return a - b", 0.0),
+            ("class Solution:\n    def add(self, a, b):\n        return 0", 0.0),
+            ("def add(a, b):\n    return reduce(int.__add__, [a, b])", 0.0),
+            ("def add(a, b):\n    return int(math.fsum([a, b]))", 0.0),
+            ("import math\ndef add(a, b):\n    return int(math.fsum([a, b]))", 1.0),
+        ] {
+            let task = json!({ "row": row });
+            assert_eq!(values(&scorer, &program(answer), task).await[0], right, "{answer} {row}");
+        }
+    }
+    // A test that is to fail without `not` is no test that passes without a program.
+    let row = json!({ "row": { "tests": ["assert add(1, 2)", "assert not add(2, 1)"] } });
+    let right = "def add(a, b):\n    return a < b";
+    assert_eq!(values(&scorer, &program(right), row).await[0], 1.0);
+}
+
+#[tokio::test]
 async fn a_program_is_a_module_and_rows_bring_code_for_their_tests() {
     let (_, scorer) = scorer(Passing::Share);
     let program = "```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\nimport typing\n\

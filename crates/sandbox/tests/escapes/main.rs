@@ -309,6 +309,32 @@ async fn files_that_lead_elsewhere_are_not_handed_out() {
 }
 
 #[tokio::test]
+async fn streams_can_be_opened_again_but_input_cannot_be_changed() {
+    let Some((sandbox, _alone)) = full().await else { return };
+    let stdin = b"3\n4\n".to_vec();
+    let code = "import io, os\n\
+        print(open('/dev/stdin').read().split())\n\
+        print(io.BytesIO(os.read(0, os.fstat(0).st_size)).readlines())\n\
+        open('/proc/self/fd/1', 'w').write('more\\n')\n\
+        open('/dev/stderr', 'w').write('error\\n')\n\
+        for path, how in [('/dev/stdin', 'r+'), ('/dev/stdout', 'r')]:\n    \
+            try: open(path, how); print('opened', path)\n    \
+            except OSError as error: print(type(error).__name__)\n\
+        for change in lambda: os.ftruncate(0, 9), lambda: os.write(0, b'x'):\n    \
+            try: change(); print('changed')\n    \
+            except OSError as error: print(type(error).__name__)";
+    let run = Run { stdin: stdin.clone(), limits: limits(), ..Run::new(Language::Python, code) };
+    let outcome = sandbox.run(&run).await.unwrap();
+    let errors = "PermissionError\nPermissionError\nPermissionError\nPermissionError\n";
+    let expected = format!("more\n['3', '4']\n[b'3\\n', b'4\\n']\n{errors}");
+    assert_eq!((outcome.stdout.text(), outcome.stderr.text().as_str()), (expected, "error\n"));
+    let bash = "n=$(head -n 1 </dev/stdin); echo $((n + 1)) | tee /dev/stderr > /dev/stdout";
+    let outcome =
+        sandbox.run(&Run { stdin, limits: limits(), ..Run::new(Language::Bash, bash) }).await.unwrap();
+    assert_eq!((outcome.stdout.text().as_str(), outcome.stderr.text().as_str()), ("4\n", "4\n"));
+}
+
+#[tokio::test]
 async fn output_and_input_of_any_size_never_make_a_run_late() {
     let Some((sandbox, _alone)) = full().await else { return };
     let code = "import sys\nfor n in range(300000): print('line', n)\nsys.stderr.write('e' * 5_000_000)";
