@@ -49,6 +49,21 @@ LOSSES = {
 }
 ESTIMATORS = ["k1", "k2", "k3", "absolute", "k1_with_k2_gradient", "k3_with_k2_gradient"]
 
+# Callers of a model whose steps are of another shape: several policies and agents, trees with forks, teachers.
+SELECTED = [
+    "two-policies",
+    "forking-program",
+    "sub-agent",
+    "teacher",
+    "summaries",
+    "summaries-program",
+    "drop-oldest-program",
+    "ppo",
+    "environment",
+    "external-opponent",
+    "stale",
+]
+
 
 def algorithm(name: str) -> str:
     """Returns a recipe of an algorithm."""
@@ -102,5 +117,5 @@ RECIPES = (
         "imitation": recipe(LONG + SUMMARISE, AGAIN, tasks=ROWS, sft=THRICE.replace("20", "4")),
         "dropped context": recipe(LONG + context("drop_oldest"), AGAIN, tasks=ROWS, sft=THRICE.replace("20", "4")),
     }
-    | {f"caller {name}": short(name) for name in CALLERS if name not in ("deadline", "slow-tool")}
+    | {f"caller {name}": short(name) for name in SELECTED}
 )
