@@ -33,8 +33,7 @@ from bits import call, prepare, served
 from terms_recipes import RECIPES
 
 NUMBER = r"[-+]?[\d.]+(?:e[-+]?\d+)?"
-# Log-ratios are bounded by this before the exponential.
-LOG_RATIO_BOUND = 20.0
+UPDATES = "actor/updates"
 
 
 def order(term: dict) -> tuple:
@@ -60,7 +59,12 @@ def total(terms: list[dict]) -> float:
             batch_loss += unit_loss
         loss += batch_loss
     # The metrics of a step have the mean over its updates.
-    return loss / max(len({term["update"] for term in terms}), 1)
+    return loss / max(updates(terms), 1)
+
+
+def updates(terms: list[dict]) -> int:
+    """Returns the number of updates of the optimizer that have terms."""
+    return len({term["update"] for term in terms})
 
 
 def gap(terms: list[dict]) -> str | None:
@@ -84,10 +88,13 @@ def policy_loss(formula: str, term: dict) -> float:
     """Evaluates the policy's part of a formula; symbols as in `Loss::formula`."""
     a, logp, rho = term["advantage"], term["logp"], term["ratio"]
     sequence = term["sequence_log_ratio"]
-    if formula.endswith((", 0 outside of the trust region", ", 0 if marked", "has left the old policy too far")):
-        if term["dropped"]:
-            return 0.0
-        formula = re.sub(", 0 (outside|if|where) .*", "", formula)
+    # A divergence beyond its bound is a clip that leaves nothing.
+    zero = {"outside of the trust region": "dropped", "if marked": "dropped", "where p has left .*": "clipped"}
+    for condition, flag in zero.items():
+        if match := re.fullmatch(f"(.*), 0 {condition}", formula):
+            if term[flag]:
+                return 0.0
+            formula = match[1]
     if formula.endswith(", ρ of the sequence"):
         formula, rho = formula.removesuffix(", ρ of the sequence"), math.exp(min(sequence, 10.0))
 
@@ -176,6 +183,17 @@ def loss_in(metrics: dict, policy: str) -> float:
     return found
 
 
+def terms_of(binary: Path, folder: Path, attempt: str, step: int) -> list[dict]:
+    """Returns the terms of an attempt in a step. There are none while only a critic learns."""
+    command = ["inspect", "run", "--attempt", attempt, "--step", str(step), "--terms", "--json"]
+    try:
+        return [json.loads(line) for line in call(binary, folder, *command).splitlines()]
+    except RuntimeError as error:
+        if "trained no token of" in str(error):
+            return []
+        raise
+
+
 def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
     """Checks the steps of a run; returns the first difference and counts of what was exercised."""
     run = folder / "run"
@@ -183,10 +201,9 @@ def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
     for phase, step, attempts in steps_of(run, most):
         place, terms = f"phase {phase}, step {step}", []
         for attempt in attempts:
-            printed = call(
-                binary, folder, "inspect", "run", "--attempt", attempt, "--step", str(step), "--terms", "--json"
-            )
-            terms += [json.loads(line) for line in printed.splitlines()]
+            terms += terms_of(binary, folder, attempt, step)
+        if not terms and any(metrics[phase, step][name] for name in metrics[phase, step] if name.endswith(UPDATES)):
+            return f"{place}: no terms, though the step had updates", ""
         for policy, of_policy in groupby(sorted(terms, key=lambda t: t["policy"]), key=lambda t: t["policy"]):
             of_policy = list(of_policy)
             if missing := gap(of_policy):
@@ -195,7 +212,8 @@ def check(binary: Path, folder: Path, most: int) -> tuple[str | None, str]:
             if want != got:
                 return f"{place}, {policy}: terms add up to {got!r}, recorded is {want!r}", ""
             counts["sums"] += 1
-            counts["updates"] += len({term["update"] for term in of_policy})
+            counts["off in another order"] += sum(term["part"] for term in of_policy) != want * updates(of_policy)
+            counts["updates"] += updates(of_policy)
             counts["batches"] += len({term["micro_batch"] for term in of_policy})
             counts["units"] += len({order(term)[:2] for term in of_policy})
         for term in terms:
@@ -234,7 +252,7 @@ def main() -> None:
         sys.exit(f"no recipe is called {options.only}: {', '.join(RECIPES)}")
     failures = []
     with tempfile.TemporaryDirectory() as temporary:
-        root = options.keep.resolve() if options.keep else Path(temporary)
+        root = (options.keep or Path(temporary)).resolve()
         for name, recipe in chosen.items():
             start, folder = time.monotonic(), root / name
             folder.mkdir(parents=True)
