@@ -187,7 +187,7 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
         "phase.1.mini_batches=2",
         "phase.1.entropy=0.01",
     ];
-    let output = place.train().args(keys.iter().flat_map(|key| ["--set", key])).output().unwrap();
+    let output = place.train().args(keys.iter().flat_map(|key| ["--set", *key])).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let inspect = |args: &[&str]| {
         let output = place.levade().args(["inspect", "run"]).args(args).output().unwrap();
