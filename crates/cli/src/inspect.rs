@@ -43,7 +43,7 @@ pub struct Args {
     phase: Option<u32>,
 
     /// Only attempts begun for this step of the phase, from 0; for evaluations the number of steps done
-    /// before
+    /// before. With --terms: the step that trained the attempt [default: the first one]
     #[arg(long)]
     step: Option<u32>,
 
@@ -56,7 +56,7 @@ pub struct Args {
     demonstrations: bool,
 
     /// Show this attempt
-    #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "step", "eval", "demonstrations"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["phase", "eval", "demonstrations"])]
     attempt: Option<String>,
 
     /// Show the attempt with the largest reward
@@ -104,6 +104,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
+    if args.attempt.is_some() && args.step.is_some() && !args.terms {
+        return Err(unusable("--step with --attempt selects the step of --terms".to_owned()));
+    }
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
     let found = match &args.attempt {
@@ -139,16 +142,20 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     if let Some(attempt) = found {
-        let planned = planned(&*store, &attempt).await?;
         let tokenizer = tokenizer(&run)?;
         if args.terms {
-            let Some((step, _)) = planned else {
-                return Err(unusable(format!("no step has trained on {}", attempt.placement)));
+            let Some((step, _)) = planned(&*store, &attempt, args.step).await? else {
+                let which = args.step.map_or("no step has".to_owned(), |step| format!("step {step} has not"));
+                return Err(unusable(format!("{which} trained on {}", attempt.placement)));
             };
             let selected = (args.token, args.json);
             screen::print(&terms::shown(&args.run, &attempt, step, &tokenizer, selected).await?);
             return Ok(ExitCode::SUCCESS);
         }
+        let planned = match attempt.placement.purpose {
+            Purpose::Train => planned(&*store, &attempt, None).await?,
+            _ => None,
+        };
         screen::print(&shown(&attempt, planned.as_ref(), &tokenizer, args.logprobs, Style::stdout()));
     }
     Ok(ExitCode::SUCCESS)
@@ -169,14 +176,16 @@ async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>>
     Ok(store.attempt(&id).await?)
 }
 
-/// How the ledger has an attempt: the first path of it that a step trains, and that step, which need not be
-/// the one it was made for.
-async fn planned(store: &dyn Store, attempt: &Attempt) -> anyhow::Result<Option<(u32, PlannedPath)>> {
-    let Placement { purpose, phase, .. } = attempt.placement;
-    if purpose != Purpose::Train {
-        return Ok(None);
-    }
-    for (_, step) in store.planned_steps().await?.into_iter().filter(|(of, _)| *of == phase) {
+/// Returns the first path of an attempt that `only` trains, or any step of the attempt's phase if `None`, with
+/// that step. It need not be the step that the attempt was made for.
+async fn planned(
+    store: &dyn Store,
+    attempt: &Attempt,
+    only: Option<u32>,
+) -> anyhow::Result<Option<(u32, PlannedPath)>> {
+    let phase = attempt.placement.phase;
+    let steps = store.planned_steps().await?.into_iter().filter(|(of, _)| *of == phase);
+    for (_, step) in steps.filter(|(_, step)| only.is_none_or(|only| only == *step)) {
         let plan = store.step(phase, step).await?;
         let mut paths = plan.iter().flat_map(|plan| plan.paths());
         if let Some(path) = paths.find(|path| path.attempt == attempt.id) {

@@ -77,12 +77,18 @@ pub async fn shown(
     }
 }
 
-/// Writes which policy and step the terms are of, and that they add up to the loss of the step.
+/// Writes which policy and step the terms are of, and that they add up to the loss of the step, which is a
+/// mean over its updates.
 fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
     let PolicyTerms { policy: name, version, .. } = policy;
     let _ = writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
-    let (sum, total) = (policy.sum(), policy.total());
+    let (sum, total, updates) = (policy.sum(), policy.total(), policy.updates());
     let _ = match sum.to_bits() == total.to_bits() {
+        true if updates > 1 => writeln!(
+            text,
+            "all terms of the step add up to {sum:e}, to the bit; by its {updates} updates: its loss, {:e}",
+            policy.loss()
+        ),
         true => writeln!(text, "all terms of the step add up to its loss, {sum:e}, to the bit"),
         false => writeln!(text, "all terms of the step add up to {total:e}, but the learner has {sum:e}"),
     };
@@ -107,12 +113,14 @@ fn as_document(
 
 /// Writes a term: the token, then the formula's symbols with their values, then its part in the loss.
 fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
-    let TokenTerm { leaf, index, update, ratio, advantage, weight, loss, part, .. } = term;
+    let TokenTerm { leaf, index, update, ratio, advantage, weight, loss, bonus, part, .. } = term;
+    let value = if *bonus == 0.0 { format!("{loss}") } else { format!("({loss} − {bonus})") };
     let _ = writeln!(text, "\n{index:>6}  {shown:?}  (sequence {}, update {update})", leaf.0);
-    let _ = writeln!(text, "        weight · ({formula}) = {weight} · {loss} = {part}");
-    let clip = match (term.clipped, term.dual_clipped) {
-        (_, true) => " (dual-clipped)",
-        (true, _) => " (clipped)",
+    let _ = writeln!(text, "        weight · ({formula}) = {weight} · {value} = {part}");
+    let clip = match (term.dropped, term.clipped, term.dual_clipped) {
+        (true, ..) => " (left out)",
+        (_, _, true) => " (dual-clipped)",
+        (_, true, _) => " (clipped)",
         _ => "",
     };
     let mut values = vec![
@@ -123,6 +131,9 @@ fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
         format!("H = {}", term.entropy),
         format!("age = {}", term.age),
     ];
+    values
+        .extend(term.sequence_log_ratio.map(|log_ratio| format!("ρ of the sequence = {}", log_ratio.exp())));
+    values.extend(term.marked.then(|| "marked".to_owned()));
     values.extend(term.correction.map(|correction| format!("c = {correction}")));
     let logprobs = [("behavior", term.behavior), ("proximal", term.proximal), ("reference", term.reference)];
     let known = logprobs.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", value?)));

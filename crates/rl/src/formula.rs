@@ -28,9 +28,25 @@ impl PolicyLoss {
             PolicyLoss::CrossEntropy => "−ln p".into(),
             PolicyLoss::Reinforce => "−A ln p".into(),
             PolicyLoss::ImportanceSampling => "−A ρ".into(),
-            PolicyLoss::Clip { low, high, dual, .. } => {
-                let clip = format!("max(−A ρ, −A clip(ρ, {}, {}))", 1.0 - low, 1.0 + high);
-                dual.map_or(clip.clone(), |dual| format!("{clip}, at most −{dual} A if A < 0"))
+            PolicyLoss::Clip { low, high, dual, trust, keep } => {
+                let (low, high) = (1.0 - low, 1.0 + high);
+                let mut text = format!("max(−A ρ, −A clip(ρ, {low}, {high}))");
+                if let Some(dual) = dual {
+                    text += &format!(", at most −{dual} A if A < 0");
+                }
+                if let Some(keep) = keep {
+                    let (below, above) = (keep.below * low, keep.above * high);
+                    let kept = |part: f64| match keep.in_value_only {
+                        true => format!("max(−A ρ, −A · {part} / ρ)"),
+                        false => format!("−A · {part}"),
+                    };
+                    text += &format!(", {} if A < 0 and ρ < {low}", kept(below));
+                    text += &format!(", {} if A > 0 and ρ > {high}", kept(above));
+                }
+                if trust.is_some() {
+                    text += ", 0 outside of the trust region";
+                }
+                text
             }
             PolicyLoss::MiniRl { .. } => "−sg(ρ) A ln p, 0 outside of the trust region".into(),
             PolicyLoss::Cispo { low, high } => {
@@ -59,5 +75,28 @@ impl PolicyLoss {
                 format!("½ max((V − R)², (V within {clip} of the old V − R)²)")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loss::{KeepGradient, TrustRegion};
+
+    #[test]
+    fn formulas_of_the_clip_name_all_its_parts() {
+        let keep = |in_value_only| Some(KeepGradient { below: 0.5, above: 0.25, in_value_only });
+        let of = |dual, trust, keep| PolicyLoss::Clip { low: 0.5, high: 1.0, dual, trust, keep }.formula();
+        let clip = "max(−A ρ, −A clip(ρ, 0.5, 2))";
+        assert_eq!(of(None, None, None), clip);
+        assert_eq!(of(Some(3.0), None, None), format!("{clip}, at most −3 A if A < 0"));
+        assert_eq!(
+            of(None, Some(TrustRegion::default()), keep(false)),
+            format!(
+                "{clip}, −A · 0.25 if A < 0 and ρ < 0.5, −A · 0.5 if A > 0 and ρ > 2, \
+                 0 outside of the trust region"
+            )
+        );
+        assert!(of(None, None, keep(true)).contains("max(−A ρ, −A · 0.5 / ρ) if A > 0 and ρ > 2"));
     }
 }

@@ -93,7 +93,13 @@ pub async fn terms(
     let again = Again::open(recipe, folder, policies).await?;
     let Found { whole: checkpoints, .. } = Checkpoints::look(folder.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
-    let newest = checkpoints.iter().filter(before).max_by_key(|at| at.position.step);
+    // A reference that has not moved is that of the start of the phase, which no checkpoint within it has.
+    let has_reference = |at: &&Checkpoint| match &recipe.phase[phase as usize] {
+        Phase::Rl(keys) => !keys.needs_reference() || keys.reference_is_its_own(at.position.step),
+        Phase::Sft(_) => true,
+    };
+    let usable = checkpoints.iter().filter(before).filter(has_reference);
+    let newest = usable.max_by_key(|at| at.position.step);
     let start = match newest {
         Some(checkpoint) => {
             again.restore(phase as usize, &checkpoint.path).await?;

@@ -54,6 +54,13 @@ pub struct TokenTerm {
     pub update: u32,
     /// Index of the micro-batch within the step.
     pub micro_batch: u32,
+    /// Index of the unit within the micro-batch. A unit is a part of the batch that goes through the model at
+    /// once.
+    pub unit: u32,
+    /// Index of the row within the unit. A row is one predicted distribution, whose terms are added first.
+    pub row: u32,
+    /// Index of the term within the row.
+    pub term: u32,
     /// Leaf of the sequence in the attempt's trajectory.
     pub leaf: SegmentId,
     /// Index of the token on its sequence.
@@ -66,16 +73,22 @@ pub struct TokenTerm {
     pub logp: f64,
     /// Log-probability under the policy that sampled the token.
     pub behavior: Option<f64>,
-    /// Log-probability under the proximal policy.
+    /// Log-probability under the proximal policy, which may be an interpolated guess.
     pub proximal: Option<f64>,
     /// Log-probability under the reference.
     pub reference: Option<f64>,
-    /// Probability ratio that the loss works with.
+    /// Probability ratio of the token to the old policy.
     pub ratio: f64,
+    /// Log-ratio of the sequence, for losses that use it in place of the token's ratio.
+    pub sequence_log_ratio: Option<f64>,
+    /// Whether the token was selected among those of its update, for losses that treat some differently.
+    pub marked: bool,
     /// Whether the bound of the clipping was active.
     pub clipped: bool,
     /// Whether the bound of the dual clipping was active.
     pub dual_clipped: bool,
+    /// Whether the policy's part of the loss is left out: by a trust region, a mark or a correction of 0.
+    pub dropped: bool,
     /// Advantage of the token.
     pub advantage: f64,
     /// Importance weight that corrects for stale or mismatched samplers.
@@ -84,23 +97,38 @@ pub struct TokenTerm {
     pub kl: f64,
     /// Entropy of the distribution that predicts the token, in nats.
     pub entropy: f64,
-    /// Loss of the token without its weight.
+    /// Loss of the token without its weight and without the bonus for entropy.
     pub loss: f64,
-    /// Weight, which has all normalizers folded in.
+    /// Bonus for entropy, which is subtracted from `loss`; 0 for losses without one.
+    pub bonus: f64,
+    /// Weight, which has all normalizers folded in. A token of weight 0 is not trained.
     pub weight: f64,
-    /// Part of the token in the loss of the step: `weight` × `loss`.
+    /// Part of the token in the loss of its update: `weight` × (`loss` − `bonus`).
     pub part: f64,
+    /// Bonus of the complete row, with weights. The learner adds `weight` × `loss` of the row's terms and
+    /// then subtracts this once.
+    pub row_bonus: f64,
 }
 
 impl PolicyTerms {
+    /// Number of updates of the optimizer that the terms are of.
+    pub fn updates(&self) -> usize {
+        self.batches.chunk_by(|a, b| a.update == b.update).count()
+    }
+
     /// Adds all terms in the learner's order, by micro-batches.
     pub fn total(&self) -> f64 {
         self.batches.iter().fold(0.0, |sum, batch| sum + batch.terms.total(&batch.batch))
     }
 
-    /// Returns the sum of the loss that the learner computed.
+    /// Returns the sum of the loss that the learner computed, over all updates.
     pub fn sum(&self) -> f64 {
         self.batches.iter().fold(0.0, |sum, batch| sum + batch.sum)
+    }
+
+    /// Returns the loss in the metrics of the step: the mean of [`sum`](Self::sum) over the updates.
+    pub fn loss(&self) -> f64 {
+        self.sum() / self.updates().max(1) as f64
     }
 
     /// Lists the trained tokens of an attempt, by sequence and position.
@@ -116,8 +144,11 @@ impl PolicyTerms {
 
 impl BatchTerms {
     fn add_tokens_of(&self, attempt: AttemptId, micro_batch: u32, found: &mut Vec<(Loss, TokenTerm)>) {
-        for row in self.terms.units.iter().flatten() {
-            for at in &row.terms {
+        let units = (0..).zip(&self.terms.units);
+        for (unit, row_index, row) in
+            units.flat_map(|(unit, rows)| (0..).zip(rows).map(move |(index, row)| (unit, index, row)))
+        {
+            for (term_index, at) in (0..).zip(&row.terms) {
                 let term: &Term = &self.batch.terms[at.term as usize];
                 let (of, leaf) = self.sequences[term.path as usize];
                 if of != attempt {
@@ -125,30 +156,44 @@ impl BatchTerms {
                 }
                 let evaluated = self.loss.evaluate(at.logp, term);
                 let point = self.loss.point(at.logp, term);
+                let (weight, bonus) = (f64::from(term.weight), self.loss.entropy * row.entropy);
+                // A term without a weight is not trained, whatever its loss.
+                let part = if weight == 0.0 { 0.0 } else { weight * (at.loss - bonus) };
                 let target = self.batch.targets.partition_point(|target| target.first_term <= at.term) - 1;
                 found.push((
                     self.loss,
                     TokenTerm {
                         update: self.update,
                         micro_batch,
+                        unit,
+                        row: row_index,
+                        term: term_index,
                         leaf,
                         index: self.indices[at.term as usize],
                         token: self.batch.tokens[self.batch.targets[target].token as usize],
                         age: term.age,
                         logp: at.logp.into(),
                         behavior: term.behaviour.map(f64::from),
-                        proximal: term.proximal.map(f64::from),
+                        proximal: match self.loss.interpolated {
+                            Some(_) => point.old,
+                            None => term.proximal.map(f64::from),
+                        },
                         reference: term.reference.map(f64::from),
                         ratio: evaluated.ratio,
+                        sequence_log_ratio: term.path_log_ratio.map(f64::from),
+                        marked: term.marked,
                         clipped: evaluated.clipped && !evaluated.dual,
                         dual_clipped: evaluated.dual,
+                        dropped: evaluated.dropped,
                         advantage: term.advantage.into(),
                         correction: point.correction,
                         kl: evaluated.kl,
                         entropy: row.entropy,
                         loss: at.loss,
-                        weight: term.weight.into(),
-                        part: f64::from(term.weight) * at.loss,
+                        bonus,
+                        weight,
+                        part,
+                        row_bonus: row.bonus,
                     },
                 ));
             }

@@ -175,6 +175,78 @@ fn terms_of_a_step_add_up_to_its_recorded_loss(place: &Place, terms: &str, lines
     }
 }
 
+/// Terms of all attempts, added row by row as the learner does, with a bonus for entropy in several updates;
+/// and those of demonstrations, in the second of the steps that train them.
+#[test]
+fn terms_of_several_updates_add_up_in_the_learners_order() {
+    let place = Place::with_trained_model();
+    let keys = [
+        "eval.tasks=0",
+        "phase.0.epochs=2",
+        "phase.1.steps=1",
+        "phase.1.mini_batches=2",
+        "phase.1.entropy=0.01",
+    ];
+    let output = place.train().args(keys.iter().flat_map(|key| ["--set", *key])).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let inspect = |args: &[&str]| {
+        let output = place.levade().args(["inspect", "run"]).args(args).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let terms_of = |listed: &str, step: &str| -> Vec<Value> {
+        let names = listed.lines().map(|line| line.split_whitespace().next().unwrap());
+        let terms = names.map(|name| inspect(&["--attempt", name, "--step", step, "--terms", "--json"]));
+        terms.collect::<String>().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let recorded = |name: &str| -> Vec<f64> {
+        let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.filter_map(|line| line[name].as_f64()).collect()
+    };
+
+    let terms = terms_of(&inspect(&["--phase", "1", "--step", "0"]), "0");
+    assert!(
+        terms.iter().any(|term| term["update"] == 1)
+            && terms.iter().all(|term| term["bonus"].as_f64() > Some(0.0))
+    );
+    assert_eq!((sum(&terms) / 2.0).to_bits(), recorded("actor/loss")[0].to_bits());
+    let text = inspect(&["--attempt", "train/1/0/0/0", "--terms"]);
+    assert!(
+        text.contains(", to the bit; by its 2 updates: its loss, ") && text.contains(" − 0.01 · H) = "),
+        "{text}"
+    );
+
+    let terms = terms_of(&inspect(&["--demonstrations", "--phase", "0", "--step", "0"]), "1");
+    assert_eq!(sum(&terms).to_bits(), recorded("train/loss")[1].to_bits());
+    let output = place
+        .levade()
+        .args(["inspect", "run", "--attempt", "train/1/0/0/0", "--step", "0"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("selects the step of --terms"));
+}
+
+/// Adds terms as the page of commands says.
+fn sum(terms: &[Value]) -> f64 {
+    let mut terms: Vec<&Value> = terms.iter().collect();
+    let key = |term: &Value, names: &[&str]| {
+        names.iter().map(|name| term[name].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let number = |term: &Value, name: &str| term[name].as_f64().unwrap();
+    terms.sort_by_key(|term| key(term, &["micro_batch", "unit", "row", "term"]));
+    let row = |row: &[&Value]| {
+        row.iter().fold(0.0, |sum, term| sum + number(term, "weight") * number(term, "loss"))
+            - number(row[0], "row_bonus")
+    };
+    let unit =
+        |unit: &[&Value]| unit.chunk_by(|a, b| a["row"] == b["row"]).fold(0.0, |sum, terms| sum + row(terms));
+    let batch = |batch: &[&Value]| {
+        batch.chunk_by(|a, b| a["unit"] == b["unit"]).fold(0.0, |sum, terms| sum + unit(terms))
+    };
+    terms.chunk_by(|a, b| a["micro_batch"] == b["micro_batch"]).fold(0.0, |sum, terms| sum + batch(terms))
+}
+
 /// A copy of a run is a run of its own, and one that has moved is where it lies.
 #[test]
 fn a_run_that_was_copied_or_moved_goes_on_there() {
