@@ -61,6 +61,8 @@ TWICE = {
     "UnaryOperator": {"unary_expression"},
     "StructField": {"struct_expression"},
 }
+# Error of a `match` whose arms have a switch. It is reported at the matched value.
+NON_EXHAUSTIVE = "E0004"
 # A mutant's tests may take so many times as long as without it, and so many seconds more.
 SLOWER, MORE_SECONDS = 5, 20
 SURVIVED = ("survived", "unreached")
@@ -257,6 +259,11 @@ def blamed(errors, planted):
             lines = text.split(b"\n")
             first, last = span["line_start"] - 1, span["line_end"]
             calls = re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[first:last]))
+            if (error["code"] or {}).get("code") == NON_EXHAUSTIVE:
+                node = Source(text).tree.root_node.descendant_for_byte_range(span["byte_start"], span["byte_end"])
+                while node.type != "match_expression":
+                    node = node.parent
+                calls = re.findall(rb"if !crate::mutant\((\d+)\)", node.text)
             calls = calls or re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[:last]))[-1:]
             found = {(span["file_name"].split("/")[1], int(number)) for number in calls}
         if not found:
