@@ -247,6 +247,14 @@ def built(copy, arguments):
     return programs, errors
 
 
+def around(text, span, kind):
+    """Returns the text of the innermost node of a kind that a span of the compiler is in, or none."""
+    node = Source(text).tree.root_node.descendant_for_byte_range(span["byte_start"], span["byte_end"])
+    while node is not None and node.type != kind:
+        node = node.parent
+    return node.text if node else b""
+
+
 def blamed(errors, planted):
     """Returns the crates and numbers of the mutants that the compiler's errors are about."""
     numbers = set()
@@ -260,11 +268,11 @@ def blamed(errors, planted):
             first, last = span["line_start"] - 1, span["line_end"]
             calls = re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[first:last]))
             if (error["code"] or {}).get("code") == NON_EXHAUSTIVE:
-                node = Source(text).tree.root_node.descendant_for_byte_range(span["byte_start"], span["byte_end"])
-                while node.type != "match_expression":
-                    node = node.parent
-                calls = re.findall(rb"if !crate::mutant\((\d+)\)", node.text)
-            calls = calls or re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[:last]))[-1:]
+                calls = re.findall(rb"if !crate::mutant\((\d+)\)", around(text, span, "match_expression"))
+            # Otherwise the last one before it in its function. Code without a mutant, as tests, has errors of its own.
+            function = around(text, span, "function_item")
+            before = function[: span["byte_end"] - text.find(function)]
+            calls = calls or re.findall(rb"mutant\((\d+)\)", before)[-1:]
             found = {(span["file_name"].split("/")[1], int(number)) for number in calls}
         if not found:
             sys.exit(f"An error without a mutant:\n{error['rendered']}")

@@ -199,14 +199,14 @@ async fn calls_are_text_without_tools_or_if_none_may_be_called() {
 #[tokio::test]
 async fn calls_without_tags_are_calls_in_streams() {
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
-    let text = r#"So: {"name": "add", "arguments": {"a": "1"}}"#;
+    let text = r#"<think>Hm.</think>So: {"name": "add", "arguments": {"a": "1"}}"#;
     for path in [CHAT, MESSAGES, RESPONSES] {
         for streams in [false, true] {
             let chat = family_chat(ToolProtocol::Hermes, options.clone()).unwrap();
             let format = Format::new(Arc::new(chat), History::default());
             let served = Served::in_format(&[text], format);
             let found = told_by(&served, path, &request(path, true), streams).await;
-            assert_eq!(found, ["text So:", r#"call {"a":"1"}"#], "{path} {streams}");
+            assert_eq!(found, ["thought Hm.", "text So:", r#"call {"a":"1"}"#], "{path} {streams}");
         }
     }
 }
