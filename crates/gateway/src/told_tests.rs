@@ -341,6 +341,9 @@ async fn null_fields_are_absent() {
         ("/v1/completions", "stream_options", json!({ "include_usage": null })),
         (RESPONSES, "text", json!({ "format": null })),
         (RESPONSES, "structured_outputs", json!(null)),
+        (RESPONSES, "background", json!(null)),
+        (RESPONSES, "background", json!(false)),
+        (RESPONSES, "conversation", json!(null)),
         (MESSAGES, "output_config", json!({ "format": null })),
         (MESSAGES, "guided_regex", json!(null)),
     ] {
@@ -363,6 +366,24 @@ async fn null_fields_are_absent() {
     body["messages"].as_array_mut().unwrap().extend([sent, result]);
     let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
+}
+
+#[tokio::test]
+async fn unsupported_fields_are_accepted_if_they_ask_for_nothing() {
+    let served = Served::scripted(&["Yes."]);
+    for (field, value, status) in [
+        ("use_beam_search", json!(false), 200),
+        ("use_beam_search", json!(null), 200),
+        ("use_beam_search", json!(true), 400),
+        ("stop_regex", json!(null), 200),
+        ("stop_regex", json!([]), 200),
+        ("stop_regex", json!("a+"), 400),
+    ] {
+        let mut body = request(CHAT, false);
+        body[field] = value.clone();
+        let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+        assert_eq!(answer.status, status, "{field} {value}: {}", answer.text);
+    }
 }
 
 #[tokio::test]
