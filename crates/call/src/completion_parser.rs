@@ -423,6 +423,7 @@ mod tests {
             (&["c", "bc"], "abc", Some("bc")),
             (&["a", "b"], "b a", Some("a")),
             (&["aaaa", "b"], "aaaab", Some("b")),
+            (&["aaaa", "b"], "xxaaaaxb", Some("b")),
             (&["x"], "abc", Some("x")),
             (&["x", "y"], "abc", None),
             (&[], "abc", None),

@@ -11,8 +11,8 @@ use levade_policy::{
     FinishReason, Grammar, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
     SamplingParams,
 };
-use levade_text::testing::{IM_END, tiny_chat};
-use levade_text::{Message, Piece, ToolSpec};
+use levade_text::testing::{ALWAYS_THINKS, IM_END, tiny_chat, tiny_tokenizer};
+use levade_text::{Chat, ChatOptions, Message, Piece, ToolSpec};
 
 use crate::{
     Backend, CallMetrics, Cast, Constraint, End, Event, Input, Party, PartyLimits, PromptRecording, Recorder,
@@ -61,14 +61,15 @@ impl Sampler for Script {
     }
 }
 
-/// Events of a completion, in two parts.
+/// Events of a completion, in three parts.
 fn completion(text: &str, finish: FinishReason) -> Events {
     let mut ids: Vec<u32> = text.bytes().map(u32::from).collect();
     if finish == FinishReason::StopId {
         ids.push(IM_END);
     }
-    let parts = ids.split_at(ids.len() / 2);
-    let tokens = [parts.0, parts.1].map(|ids| {
+    let (first, rest) = ids.split_at(ids.len() / 3);
+    let (second, third) = rest.split_at(rest.len() / 2);
+    let tokens = [first, second, third].map(|ids| {
         Ok(SampleEvent::Tokens {
             tokens: ids.to_vec(),
             logprobs: vec![-0.5; ids.len()],
@@ -88,11 +89,15 @@ struct Attempt {
 
 impl Attempt {
     fn new(sampler: Script, sampling: SamplingRule) -> Self {
+        Self::in_chat(tiny_chat().unwrap(), sampler, sampling)
+    }
+
+    fn in_chat(chat: Chat, sampler: Script, sampling: SamplingRule) -> Self {
         let (sampler, metrics) = (Arc::new(sampler), Arc::new(CallMetrics::default()));
         let party = Party::new(
             "tiny",
             Backend::Tokens(Arc::clone(&sampler) as Arc<dyn Sampler>),
-            Some(Arc::new(Format::unprobed(Arc::new(tiny_chat().unwrap()), Options::default()))),
+            Some(Arc::new(Format::unprobed(Arc::new(chat), Options::default()))),
             PartyLimits { context: 4096, timeout: Duration::from_secs(30) },
             sampling,
         );
@@ -261,6 +266,25 @@ async fn tokens_of_reasoning_are_counted() {
     assert!((8..=28).contains(&end.thought_tokens), "{}", end.thought_tokens);
     let (end, _) = Attempt::of("So.", FinishReason::StopId).call(question()).await;
     assert_eq!((end.thought_tokens, end.message.reasoning_content), (0, None));
+}
+
+#[tokio::test]
+async fn completion_continues_reasoning_that_prompt_opens() {
+    let script =
+        Script { events: completion("Hm.\n</think>\n\nSo.", FinishReason::StopId), ..Script::default() };
+    let sampling = SamplingRule::Default(SamplingParams::default());
+    let chat = Chat::new(tiny_tokenizer().unwrap(), Some(ALWAYS_THINKS), ChatOptions::default()).unwrap();
+    let attempt = Attempt::in_chat(chat, script, sampling);
+    let (end, _) = attempt.call(question()).await;
+    assert_eq!(end.message.reasoning_content.as_deref().map(str::trim), Some("Hm."));
+    assert_eq!(end.message.content.as_str().trim(), "So.");
+    // No grammar allows the end of the reasoning.
+    let request = Request { constraint: Some(Constraint::JsonObject), ..question() };
+    let error = attempt.cast.call("solver", request).await.unwrap_err();
+    assert!(
+        error.param.as_deref() == Some("response_format") && error.message.contains("thought"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
