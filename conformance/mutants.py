@@ -6,11 +6,13 @@ test is run once alone, to see which mutants it reaches; then each mutant is run
 when it repeats. A mutant that no test reaches survives.
 
 Not here: mutants that do not compile as a switch (most do not compile at all: another type, `||` beside `let`); the next in the draw takes their
-place. Tests of other crates are not run. A mutant is off in processes whose environment is cleared.
+place. Tests of other crates are run only if `--tests-of` names these. A mutant is off in processes whose environment is
+cleared.
 
     pip install tree-sitter tree-sitter-rust; cargo install cargo-mutants
     python conformance/mutants.py --since 6c8e5c6 --sample reward http --copy /tmp/mutants          # survivors are named
     python conformance/mutants.py --since 6c8e5c6 --sample reward http --copy /tmp/mutants --again  # these alone, with new tests
+    python conformance/mutants.py --since 6c8e5c6 --all call --tests-of call=gateway --copy /tmp/mutants
 """
 
 import argparse
@@ -59,6 +61,8 @@ TWICE = {
     "UnaryOperator": {"unary_expression"},
     "StructField": {"struct_expression"},
 }
+# Error of a `match` whose arms have a switch. It is reported at the matched value.
+NON_EXHAUSTIVE = "E0004"
 # A mutant's tests may take so many times as long as without it, and so many seconds more.
 SLOWER, MORE_SECONDS = 5, 20
 SURVIVED = ("survived", "unreached")
@@ -220,9 +224,10 @@ def plant(copy, mutants):
 
 
 def built(copy, arguments):
-    """Builds the tests. Returns the test binaries by crate, the library's first, and the errors of the compiler."""
+    """Builds the tests. Returns crate and path of the test binaries by crate, the library's first, and the compiler's errors."""
     # The binary's crate and `remote` are there for their features: with them, dependencies are those of the workspace's build.
-    crates = {"levade", "levade-remote", *(f"levade-{crate}" for crate in arguments.sample + arguments.all)}
+    testing = [testing for pair in arguments.tests_of for testing in pair.split("=")]
+    crates = {"levade", "levade-remote", *(f"levade-{crate}" for crate in arguments.sample + arguments.all + testing)}
     packages = [word for crate in sorted(crates) for word in ("-p", crate)]
     targets = ["--lib", *(word for name in arguments.tests for word in ("--test", name))]
     command = [*shlex.split(arguments.cargo), "test", "--release", *packages, *targets, "--no-run", "--no-fail-fast"]
@@ -236,8 +241,18 @@ def built(copy, arguments):
     for line in lines:
         if line.get("executable") and line["profile"]["test"]:
             crate = Path(line["manifest_path"]).parent.name
-            programs[crate].insert(0 if "lib" in line["target"]["kind"] else len(programs[crate]), line["executable"])
+            programs[crate].insert(
+                0 if "lib" in line["target"]["kind"] else len(programs[crate]), (crate, line["executable"])
+            )
     return programs, errors
+
+
+def around(text, span, kind):
+    """Returns the text of the innermost node of a kind that a span of the compiler is in, or none."""
+    node = Source(text).tree.root_node.descendant_for_byte_range(span["byte_start"], span["byte_end"])
+    while node is not None and node.type != kind:
+        node = node.parent
+    return node.text if node else b""
 
 
 def blamed(errors, planted):
@@ -252,7 +267,12 @@ def blamed(errors, planted):
             lines = text.split(b"\n")
             first, last = span["line_start"] - 1, span["line_end"]
             calls = re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[first:last]))
-            calls = calls or re.findall(rb"mutant\((\d+)\)", b"\n".join(lines[:last]))[-1:]
+            if (error["code"] or {}).get("code") == NON_EXHAUSTIVE:
+                calls = re.findall(rb"if !crate::mutant\((\d+)\)", around(text, span, "match_expression"))
+            # Otherwise the last one before it in its function. Code without a mutant, as tests, has errors of its own.
+            function = around(text, span, "function_item")
+            before = function[: span["byte_end"] - text.find(function)]
+            calls = calls or re.findall(rb"mutant\((\d+)\)", before)[-1:]
             found = {(span["file_name"].split("/")[1], int(number)) for number in calls}
         if not found:
             sys.exit(f"An error without a mutant:\n{error['rendered']}")
@@ -260,8 +280,9 @@ def blamed(errors, planted):
     return numbers
 
 
-def ran(copy, crate, program, tests, environment, limit):
-    """Runs tests. Returns whether they passed, the output, and the seconds; `None` when time ran out."""
+def ran(copy, program, tests, environment, limit):
+    """Runs tests of a crate's program. Returns whether they passed, the output, and the seconds; `None` when time ran out."""
+    crate, program = program
     folder = copy / "crates" / crate
     environment = (
         os.environ
@@ -297,13 +318,13 @@ def reaches(copy, crate, programs, pool):
 
     def one(program, test):
         with NamedTemporaryFile() as file:
-            ok, out, seconds = ran(copy, crate, program, [test], {f"LEVADE_REACHED_{crate}": file.name}, 600)
+            ok, out, seconds = ran(copy, program, [test], {f"LEVADE_REACHED_{crate}": file.name}, 600)
             return program, test, ok, out, seconds, {int(n) for n in Path(file.name).read_text().split()}
 
     jobs = []
     for program in programs:
         names = subprocess.run(
-            [program, "--list"], cwd=copy / "crates" / crate, stdout=subprocess.PIPE, text=True, check=True
+            [program[1], "--list"], cwd=copy / "crates" / program[0], stdout=subprocess.PIPE, text=True, check=True
         ).stdout
         jobs += [pool.submit(one, program, name) for name in re.findall(r"^(\S+): test$", names, re.MULTILINE)]
     for program, test, ok, out, seconds, numbers in (job.result() for job in jobs):
@@ -324,7 +345,7 @@ def judge(copy, m, programs, reached):
             limit = SLOWER * sum(seconds for seconds, _ in chunk) + MORE_SECONDS
             names, again = [test for _, test in chunk], False
             while names:
-                ok, out, _ = ran(copy, m.crate, program, names, {f"LEVADE_MUTANT_{m.crate}": str(m.number)}, limit)
+                ok, out, _ = ran(copy, program, names, {f"LEVADE_MUTANT_{m.crate}": str(m.number)}, limit)
                 if ok:
                     break
                 failed = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. FAILED", out, re.MULTILINE)
@@ -388,6 +409,13 @@ def main():
     )
     p.add_argument("--cargo", default="cargo", help="the command that builds")
     p.add_argument("--tests", nargs="*", default=[], help="tests beside those of the libraries")
+    p.add_argument(
+        "--tests-of",
+        nargs="*",
+        default=[],
+        metavar="CRATE=OTHER",
+        help="OTHER's tests are run, too, for mutants of CRATE",
+    )
     p.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     p.add_argument("--again", action="store_true", help="only those that survived the last time")
     arguments = p.parse_args()
@@ -401,9 +429,13 @@ def main():
     survivors = 0
     for crate, mutants in drawn_of.items():
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            reached = reaches(copy, crate, programs[crate], pool)
+            own = list(programs[crate])
+            for pair in arguments.tests_of:
+                of, other = pair.split("=")
+                own += programs[other] if of == crate else []
+            reached = reaches(copy, crate, own, pool)
             alive = [m for m in mutants if not m.outcome]
-            list(pool.map(lambda m: judge(copy, m, programs[m.crate], reached.get(m.number, {})), alive))  # noqa: B023
+            list(pool.map(lambda m: judge(copy, m, own, reached.get(m.number, {})), alive))  # noqa: B023
         path, before = records[crate]
         write(path, json.dumps(before | {m.name: m.outcome for m in mutants}, indent=1).encode())
         counts = Counter(m.outcome for m in mutants)

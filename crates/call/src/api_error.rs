@@ -120,3 +120,31 @@ impl From<TextError> for ApiError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_samplers_have_their_kinds() {
+        for (error, kind) in [
+            (PolicyError::Invalid("x".into()), ErrorKind::Invalid),
+            (PolicyError::PromptTooLong { prompt: 9, context: 8 }, ErrorKind::TooLong),
+            (PolicyError::Deadline(Duration::from_secs(1), "x".into()), ErrorKind::Deadline),
+            (PolicyError::Stopped("x".into()), ErrorKind::Unavailable),
+            (PolicyError::NotFinite { position: 7 }, ErrorKind::Internal),
+        ] {
+            let message = error.to_string();
+            assert_eq!(ApiError::from(error), ApiError::new(kind, message));
+        }
+    }
+
+    #[test]
+    fn errors_of_conversations_have_their_kinds() {
+        let drift = ConversationError::Drift { turn: 1, recorded: "a".into(), printed: "b".into() };
+        let message = drift.to_string();
+        assert_eq!(ApiError::from(drift), ApiError::field("messages", message));
+        let text = TextError::Template("no such role".into());
+        assert_eq!(ApiError::from(ConversationError::Text(text)).param.as_deref(), Some("messages"));
+    }
+}

@@ -388,6 +388,15 @@ mod tests {
     }
 
     #[test]
+    fn held_stop_string_is_released_if_completion_continues() {
+        let stops = ["ab".to_owned()];
+        let mut held = Held::default();
+        assert_eq!(held.push("xab", &stops), "x");
+        assert_eq!(held.push("c", &stops), "abc");
+        assert_eq!(held.end(&stops, false), (String::new(), None));
+    }
+
+    #[test]
     fn of_stop_strings_that_overlap_the_first_counts() {
         for (text, stop, want) in [
             ("a\n\n\n", "\n\n", "a"),
@@ -399,6 +408,27 @@ mod tests {
             ("whole", "", "whole"),
         ] {
             assert_eq!(before_stop(text, stop), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn last_stop_is_the_longest_that_ends_last() {
+        let last = |stops: &[&str], text: &str| {
+            let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+            last_stop(&stops, text)
+        };
+        for (stops, text, want) in [
+            // A long one that begins first may end last.
+            (&["bcd", "c"][..], "abcd", Some("bcd")),
+            (&["c", "bc"], "abc", Some("bc")),
+            (&["a", "b"], "b a", Some("a")),
+            (&["aaaa", "b"], "aaaab", Some("b")),
+            (&["aaaa", "b"], "xxaaaaxb", Some("b")),
+            (&["x"], "abc", Some("x")),
+            (&["x", "y"], "abc", None),
+            (&[], "abc", None),
+        ] {
+            assert_eq!(last(stops, text).as_deref(), want, "{stops:?} {text:?}");
         }
     }
 

@@ -109,3 +109,21 @@ fn place(found: &LeftOut) -> String {
         keyword => format!("the keyword {keyword:?} at {path}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Input;
+
+    #[test]
+    fn field_is_that_which_asks_for_a_format() {
+        let request = |constraint: Option<Constraint>, tool_choice: ToolChoice| {
+            field(&Request { constraint, tool_choice, ..Request::new(Input::Text(String::new())) })
+        };
+        let named = ToolChoice::Named("f".into());
+        assert_eq!(request(Some(Constraint::JsonObject), ToolChoice::Auto), Some("response_format"));
+        assert_eq!(request(None, ToolChoice::Required), Some("tool_choice"));
+        assert_eq!(request(None, named), Some("tool_choice"));
+        assert_eq!([ToolChoice::Auto, ToolChoice::None].map(|choice| request(None, choice)), [None, None]);
+    }
+}

@@ -85,3 +85,80 @@ impl Histories {
         known.map_or((None, 0), |(call, length)| (Some(call), length))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(after: Option<usize>, shared: usize, texts: &[&str], tools: Option<&str>) -> ExternalCall {
+        let (reply, messages) = texts.split_last().unwrap();
+        let tool = |name: &str| ToolSpec {
+            name: name.into(),
+            description: String::new(),
+            parameters: serde_json::Value::Null,
+        };
+        ExternalCall {
+            agent: "judge".into(),
+            policy: "api".into(),
+            after,
+            shared,
+            messages: messages.iter().map(|text| Message::user(*text)).collect(),
+            tools: tools.map(|name| vec![tool(name)]),
+            reply: Message::assistant(*reply),
+            finish: FinishReason::StopId,
+            prompt_tokens: 0,
+            tokens: 0,
+            fault: None,
+        }
+    }
+
+    fn texts(calls: &[ExternalCall], at: usize) -> Vec<String> {
+        let history = ExternalCall::history(calls, at);
+        history.iter().map(|message| message.content.as_str().to_owned()).collect()
+    }
+
+    #[test]
+    fn history_joins_shared_messages_and_own_ones() {
+        let calls = [
+            call(None, 0, &["a", "b", "c"], None),
+            call(Some(0), 3, &["d", "e"], None),
+            call(Some(0), 1, &["f", "g"], None),
+        ];
+        assert_eq!(texts(&calls, 1), ["a", "b", "c", "d", "e"]);
+        assert_eq!(texts(&calls, 2), ["a", "f", "g"]);
+        assert!(texts(&calls, 3).is_empty());
+    }
+
+    #[test]
+    fn history_ignores_call_that_is_not_earlier() {
+        // A damaged record must not lead to an endless recursion.
+        let calls = [call(Some(0), 1, &["a", "b"], None), call(Some(2), 1, &["c", "d"], None)];
+        assert_eq!(texts(&calls, 0), ["a", "b"]);
+        assert_eq!(texts(&calls, 1), ["c", "d"]);
+    }
+
+    #[test]
+    fn tools_are_those_of_last_call_that_lists_them() {
+        let calls =
+            [call(None, 0, &["a"], None), call(None, 0, &["b"], Some("add")), call(None, 0, &["c"], None)];
+        let calls = [&calls[..], &[call(None, 0, &["d"], Some("sub"))]].concat();
+        let name = |at| ExternalCall::tools(&calls, at).first().map(|tool| tool.name.as_str());
+        assert_eq!([0, 1, 2, 3, 9].map(name), [None, Some("add"), Some("add"), Some("sub"), Some("sub")]);
+    }
+
+    #[test]
+    fn note_finds_longest_known_prefix() {
+        let user = |text: &str| Message::user(text);
+        let (mut histories, reply) = (Histories::default(), Message::assistant("r"));
+        assert_eq!(histories.note(0, &[user("a"), user("b")], &reply), (None, 0));
+        let next = [user("a"), user("b"), reply.clone(), user("c")];
+        assert_eq!(histories.note(1, &next, &reply), (Some(0), 3));
+        assert_eq!(
+            histories.note(2, &[&next[..], &[reply.clone(), user("d")]].concat(), &reply),
+            (Some(1), 5)
+        );
+        assert_eq!(histories.note(3, &[user("a"), user("x")], &reply), (Some(0), 1));
+        // The same messages after others are another prefix.
+        assert_eq!(histories.note(4, &[user("b"), user("a")], &reply), (None, 0));
+    }
+}

@@ -50,6 +50,8 @@
 mod api_error;
 
 mod blocking;
+#[cfg(test)]
+mod call_tests;
 mod cast;
 mod chat_api;
 mod completion_parser;
@@ -57,6 +59,8 @@ mod constraints;
 mod external;
 mod fit;
 mod generate;
+#[cfg(test)]
+mod generate_tests;
 mod metrics;
 mod options;
 mod party;

@@ -146,3 +146,47 @@ impl Histogram {
             writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {seconds}\n{name}_count {count}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histogram_counts_durations_up_to_each_bound() {
+        let histogram = Histogram::default();
+        // The second is at a bound, and the last above all.
+        for milliseconds in [1.5, 250.0, 251.0, 700_000.0] {
+            histogram.observe(Duration::from_micros((milliseconds * 1000.0) as u64));
+        }
+        let mut out = String::new();
+        histogram.write("name", "Help.", &mut out);
+        let want = "# HELP name Help.\n# TYPE name histogram\n\
+                    name_bucket{le=\"0.001\"} 0\nname_bucket{le=\"0.0025\"} 1\nname_bucket{le=\"0.005\"} 1\n\
+                    name_bucket{le=\"0.01\"} 1\nname_bucket{le=\"0.025\"} 1\nname_bucket{le=\"0.05\"} 1\n\
+                    name_bucket{le=\"0.1\"} 1\nname_bucket{le=\"0.25\"} 2\nname_bucket{le=\"0.5\"} 3\n\
+                    name_bucket{le=\"1\"} 3\nname_bucket{le=\"2.5\"} 3\nname_bucket{le=\"10\"} 3\n\
+                    name_bucket{le=\"60\"} 3\nname_bucket{le=\"600\"} 3\nname_bucket{le=\"+Inf\"} 4\n\
+                    name_sum 700.5025\nname_count 4\n";
+        assert_eq!(out, want);
+    }
+
+    #[test]
+    fn names_of_ignored_fields_are_bounded() {
+        let metrics = CallMetrics::default();
+        for index in 0..MAX_IGNORED_FIELDS + 5 {
+            metrics.count_ignored_field("chat", &format!("field{index}"));
+        }
+        // A known name still counts.
+        metrics.count_ignored_field("chat", "field7");
+        let ignored = metrics.ignored_fields();
+        assert_eq!(ignored.len(), MAX_IGNORED_FIELDS);
+        assert_eq!((ignored["chat.field7"], ignored["chat.field8"]), (2, 1));
+    }
+
+    #[test]
+    fn next_id_is_unique() {
+        let metrics = CallMetrics::default();
+        let ids: std::collections::BTreeSet<String> = (0..100).map(|_| metrics.next_id()).collect();
+        assert_eq!(ids.len(), 100);
+    }
+}

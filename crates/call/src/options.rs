@@ -46,3 +46,26 @@ impl BatchOutcome {
         self.0.send_replace(Some(all_started));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn batch_is_recorded_unless_a_call_is_rejected() {
+        for (outcome, is_recorded) in [(Some(true), true), (Some(false), false), (None, true)] {
+            let (sender, batch) = Batch::new();
+            let wait = Duration::from_secs(60);
+            assert!(tokio::time::timeout(wait, batch.is_recorded()).await.is_err(), "{outcome:?}");
+            match outcome {
+                Some(all_started) => sender.send(all_started),
+                None => drop(sender),
+            }
+            assert_eq!(batch.is_recorded().await, is_recorded, "{outcome:?}");
+            let rejected = tokio::time::timeout(wait, batch.rejected()).await.is_ok();
+            assert_eq!(rejected, !is_recorded, "{outcome:?}");
+        }
+    }
+}

@@ -82,3 +82,31 @@ impl Probes {
         turns
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_bare_question_before_calls_with_tools_may_be_a_probe() {
+        let user = |text: &str| Message::user(text);
+        let system = Message::system("Be brief.");
+        let tool =
+            ToolSpec { name: "add".into(), description: String::new(), parameters: serde_json::Value::Null };
+        let mut probes = Probes::default();
+        let hello = || Some("hello".to_owned());
+        for (messages, want) in [
+            (vec![user("hello")], hello()),
+            (vec![system, user(" hello\n")], hello()),
+            (vec![user("hello"), Message::assistant("Hi.")], None),
+            (vec![user("hello"), user("hello")], None),
+            (vec![user(" \n")], None),
+            (Vec::new(), None),
+        ] {
+            assert_eq!(probes.begins("a", &messages, &[]), want, "{messages:?}");
+        }
+        assert_eq!(probes.begins("a", &[user("hello")], &[tool]), None);
+        assert_eq!(probes.begins("a", &[user("hello")], &[]), None);
+        assert_eq!(probes.begins("b", &[user("hello")], &[]), hello());
+    }
+}

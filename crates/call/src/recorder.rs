@@ -336,3 +336,74 @@ impl Drop for CallGuard {
         self.0.running.send_modify(|running| *running -= 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transcript::Head;
+
+    #[tokio::test(start_paused = true)]
+    async fn call_is_abandoned_only_if_no_reader_returns_in_time() {
+        let grace = Duration::from_secs(10);
+        let recorder = Recorder::standalone(Some(1), Arc::default());
+        let options = RecorderOptions { grace, ..recorder.options.clone() };
+        let recorder = Recorder::new(options);
+        let transcript = Transcript::new(Head {
+            id: "x".into(),
+            model: "m".into(),
+            created: 0,
+            prompt: Vec::new(),
+            opens_reasoning: false,
+            is_truncated: false,
+            origin: None,
+            n: 1,
+        });
+        let reader = transcript.read();
+        let clients = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            drop(reader);
+            tokio::time::sleep(Duration::from_secs(9)).await;
+            let reader = transcript.read();
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            drop(reader);
+        };
+        let begun = tokio::time::Instant::now();
+        let abandoned = async {
+            recorder.abandoned(&transcript).await;
+            begun.elapsed()
+        };
+        let (elapsed, ()) = tokio::join!(abandoned, clients);
+        assert_eq!(elapsed, Duration::from_secs(60 + 9 + 60 + 10));
+        assert_eq!(recorder.options.metrics.aborted.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closed_waits_for_close_and_returns_after_it() {
+        let recorder = Recorder::standalone(Some(1), Arc::default());
+        let wait = Duration::from_secs(60);
+        assert!(tokio::time::timeout(wait, recorder.closed()).await.is_err());
+        let (closed, _) = tokio::join!(tokio::time::timeout(wait, recorder.closed()), recorder.close(wait));
+        assert!(closed.is_ok());
+        assert!(tokio::time::timeout(wait, recorder.closed()).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn close_waits_for_calls_until_timeout() {
+        let recorder = Recorder::standalone(Some(1), Arc::default());
+        let guards = [recorder.admit(true).unwrap(), recorder.admit(false).unwrap()];
+        let begun = tokio::time::Instant::now();
+        let end = async {
+            for guard in guards {
+                tokio::time::sleep(Duration::from_secs(5)).await;
+                drop(guard);
+            }
+        };
+        tokio::join!(recorder.close(Duration::from_secs(60)), end);
+        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+        let recorder = Recorder::standalone(Some(1), Arc::default());
+        let guard = recorder.admit(true).unwrap();
+        recorder.close(Duration::from_secs(60)).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(70));
+        drop(guard);
+    }
+}

@@ -209,3 +209,36 @@ impl Request {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truncation_removes_excess_where_it_says() {
+        for (truncation, max_tokens, want) in [
+            (Truncation::Left, 4, Some(&[3, 4, 5, 6][..])),
+            (Truncation::Right, 4, Some(&[0, 1, 2, 3])),
+            (Truncation::Middle, 4, Some(&[0, 1, 5, 6])),
+            (Truncation::Middle, 5, Some(&[0, 1, 4, 5, 6])),
+            (Truncation::Refuse, 6, None),
+            (Truncation::Left, 0, Some(&[])),
+        ] {
+            let found = truncation.truncate((0..7).collect(), max_tokens);
+            assert_eq!(found.as_deref(), want, "{truncation:?} {max_tokens}");
+        }
+    }
+
+    #[test]
+    fn prompt_within_limit_is_kept_by_every_truncation() {
+        for truncation in [Truncation::Refuse, Truncation::Left, Truncation::Right, Truncation::Middle] {
+            for max_tokens in [3, 9] {
+                assert_eq!(
+                    truncation.truncate(vec![7, 8, 9], max_tokens),
+                    Some(vec![7, 8, 9]),
+                    "{truncation:?}"
+                );
+            }
+        }
+    }
+}

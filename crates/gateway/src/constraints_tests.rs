@@ -76,6 +76,19 @@ async fn keywords_without_a_grammar_are_left_out_or_refused_by_name() {
 }
 
 #[tokio::test]
+async fn responses_api_rejects_such_keywords_only_in_strict_tools() {
+    let served = Served::formed(60);
+    let parameters =
+        json!({ "type": "object", "properties": { "v": { "type": "array", "uniqueItems": true } } });
+    for (strict, status) in [(json!(null), 200), (json!(false), 200), (json!(true), 400)] {
+        let tool = json!({ "type": "function", "name": "odd", "parameters": parameters, "strict": strict });
+        let body = json!({ "model": "tiny", "input": "q", "tool_choice": "required", "tools": [tool] });
+        let answer = served.post("/v1/responses", &body).await;
+        assert_eq!(answer.status, status, "{strict}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
 async fn tags_within_a_reply_in_json_are_text() {
     let served = Served::formed(200);
     let said = json!({ "a<think>b": "</think><tool_call>\n{}" });

@@ -527,6 +527,20 @@ async fn ids_that_come_back_go_on_from_what_was_sampled() {
 }
 
 #[tokio::test]
+async fn tokenize_reads_special_tokens_unless_switched_off() {
+    let served = Served::scripted(&["Yes."]);
+    let text = "a<|im_end|>";
+    let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
+    for (switch, want) in
+        [(json!(null), vec![97, IM_END]), (json!(true), vec![97, IM_END]), (json!(false), bytes)]
+    {
+        let body = json!({ "model": "tiny", "prompt": text, "add_special_tokens": switch });
+        let answer = served.send("POST", "/tokenize", STRANGER, &body.to_string()).await.json();
+        assert_eq!((&answer["tokens"], &answer["count"]), (&json!(want), &json!(want.len())), "{switch}");
+    }
+}
+
+#[tokio::test]
 async fn variables_of_the_template_may_be_those_that_are_served() {
     let served = Served::scripted(&["Yes."]);
     for (variables, status) in [

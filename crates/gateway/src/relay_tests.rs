@@ -175,6 +175,23 @@ async fn histories_are_recorded_once_as_messages_and_never_as_tokens() {
 }
 
 #[tokio::test]
+async fn tools_of_chat_api_are_recorded_when_they_change() {
+    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    for names in [&["add"][..], &["add"], &["add", "sub"], &[], &[]] {
+        let tools = names.iter().map(|name| json!({ "type": "function", "function": { "name": name } }));
+        let mut body = question("1?");
+        body["tools"] = tools.collect();
+        assert_eq!(post(&served, &session, "/v1/chat/completions", &body).await.status, StatusCode::OK);
+    }
+    let recorded = session.close(Duration::from_secs(5)).await.0;
+    let listed = recorded.external.iter().map(|call| call.tools.as_ref().map(Vec::len));
+    assert_eq!(listed.collect::<Vec<_>>(), [Some(1), None, Some(2), Some(0), None]);
+    let counts = (0..5).map(|at| ExternalCall::tools(&recorded.external, at).len());
+    assert_eq!(counts.collect::<Vec<_>>(), [1, 1, 2, 0, 0]);
+    assert!(recorded.calls.iter().all(|call| !call.summary && call.external));
+}
+
+#[tokio::test]
 async fn faults_of_others_have_their_status_and_are_recorded() {
     let busy = ApiError::new(ErrorKind::Busy(Duration::from_secs(3)), "come back");
     let (served, session, _) =

@@ -199,14 +199,14 @@ async fn calls_are_text_without_tools_or_if_none_may_be_called() {
 #[tokio::test]
 async fn calls_without_tags_are_calls_in_streams() {
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
-    let text = r#"So: {"name": "add", "arguments": {"a": "1"}}"#;
+    let text = r#"<think>Hm.</think>So: {"name": "add", "arguments": {"a": "1"}}"#;
     for path in [CHAT, MESSAGES, RESPONSES] {
         for streams in [false, true] {
             let chat = family_chat(ToolProtocol::Hermes, options.clone()).unwrap();
             let format = Format::new(Arc::new(chat), History::default());
             let served = Served::in_format(&[text], format);
             let found = told_by(&served, path, &request(path, true), streams).await;
-            assert_eq!(found, ["text So:", r#"call {"a":"1"}"#], "{path} {streams}");
+            assert_eq!(found, ["thought Hm.", "text So:", r#"call {"a":"1"}"#], "{path} {streams}");
         }
     }
 }
@@ -341,6 +341,9 @@ async fn null_fields_are_absent() {
         ("/v1/completions", "stream_options", json!({ "include_usage": null })),
         (RESPONSES, "text", json!({ "format": null })),
         (RESPONSES, "structured_outputs", json!(null)),
+        (RESPONSES, "background", json!(null)),
+        (RESPONSES, "background", json!(false)),
+        (RESPONSES, "conversation", json!(null)),
         (MESSAGES, "output_config", json!({ "format": null })),
         (MESSAGES, "guided_regex", json!(null)),
     ] {
@@ -363,6 +366,24 @@ async fn null_fields_are_absent() {
     body["messages"].as_array_mut().unwrap().extend([sent, result]);
     let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
+}
+
+#[tokio::test]
+async fn unsupported_fields_are_accepted_if_they_ask_for_nothing() {
+    let served = Served::scripted(&["Yes."]);
+    for (field, value, status) in [
+        ("use_beam_search", json!(false), 200),
+        ("use_beam_search", json!(null), 200),
+        ("use_beam_search", json!(true), 400),
+        ("stop_regex", json!(null), 200),
+        ("stop_regex", json!([]), 200),
+        ("stop_regex", json!("a+"), 400),
+    ] {
+        let mut body = request(CHAT, false);
+        body[field] = value.clone();
+        let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+        assert_eq!(answer.status, status, "{field} {value}: {}", answer.text);
+    }
 }
 
 #[tokio::test]

@@ -48,6 +48,11 @@ async fn a_token_that_the_client_stops_at_is_the_reason() {
     let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
     assert_eq!(whole["choices"][0]["stop_reason"], IM_END);
     assert_eq!(whole["choices"][0]["logprobs"], Value::Null);
+    // A completion that ends at its limit did not end because of its last token.
+    let body = request(&json!({ "stop_token_ids": [97], "max_tokens": 1 }));
+    let choice = served.send("POST", PATH, STRANGER, &body.to_string()).await.json()["choices"][0].clone();
+    assert_eq!((&choice["token_ids"], &choice["finish_reason"]), (&json!([97]), &json!("length")));
+    assert_eq!(choice["stop_reason"], Value::Null);
 }
 
 #[tokio::test]

@@ -159,6 +159,14 @@ async fn stream_that_ends_with_an_error_is_no_reply() {
 }
 
 #[tokio::test]
+async fn reply_keeps_unknown_reason_for_its_end() {
+    let choice = json!({"message": {"content": "5"}, "finish_reason": "eos"});
+    let server = TestServer::new(vec![json_answer("200 OK", "", &json!({ "choices": [choice] }))]).await;
+    let reply = over(&[&server], Duration::from_secs(5)).chat(&question()).await.unwrap();
+    assert_eq!((&*reply.content, reply.finish), ("5", Some(Finish::Other("eos".into()))));
+}
+
+#[tokio::test]
 async fn usage_replaces_the_guess_in_the_limit_of_tokens() {
     let mut completion = completion("5");
     completion["usage"] = json!({ "prompt_tokens": 700, "completion_tokens": 200 });
@@ -172,6 +180,21 @@ async fn usage_replaces_the_guess_in_the_limit_of_tokens() {
     // 5100 are left of 6000, and 100 come back in a second.
     let wait = policy.0.tokens.as_ref().unwrap().take(5700.0);
     assert!((4.0..=6.0).contains(&wait.as_secs_f64()), "{wait:?}");
+}
+
+#[tokio::test]
+async fn each_request_of_a_call_counts_toward_the_limit_of_requests() {
+    let bad = TestServer::new(vec![json_answer("500 Oh", "", &json!({}))]).await;
+    let good = TestServer::new(vec![json_answer("200 OK", "", &completion("5"))]).await;
+    let endpoint =
+        |server: &TestServer| Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None };
+    let endpoints = vec![endpoint(&bad), endpoint(&good)];
+    let options = ExternalOptions { endpoints, requests_per_minute: 6, ..ExternalOptions::default() };
+    let policy = External::new(options).unwrap();
+    policy.chat(&question()).await.unwrap();
+    // 4 are left of 6, and one comes back in 10 s.
+    let wait = policy.0.requests.as_ref().unwrap().take(6.0);
+    assert!((15.0..=20.0).contains(&wait.as_secs_f64()), "{wait:?}");
 }
 
 /// Servers that are not there, and a call that was made at each.
