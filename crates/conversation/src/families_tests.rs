@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use levade_policy::SamplingParams;
-use levade_text::testing::family_chat;
-use levade_text::{ChatOptions, Message, ToolCall, ToolProtocol};
+use levade_text::testing::{family_chat, protocols};
+use levade_text::{ChatOptions, Message, ToolCall};
 use serde_json::json;
 
 use crate::testing::{Talk, completion, tool};
@@ -12,17 +12,7 @@ use crate::{CallIds, Format, History, Options, Origin};
 
 #[test]
 fn every_format_of_calls_goes_on_after_a_result_as_its_template_prints_it() {
-    for protocol in [
-        ToolProtocol::Hermes,
-        ToolProtocol::QwenXml,
-        ToolProtocol::Llama,
-        ToolProtocol::Mistral,
-        ToolProtocol::Deepseek,
-        ToolProtocol::Glm,
-        ToolProtocol::Kimi,
-        ToolProtocol::Minimax,
-        ToolProtocol::Harmony,
-    ] {
+    for protocol in protocols() {
         let chat = Arc::new(family_chat(protocol, ChatOptions::default()).unwrap());
         for (history, call_ids) in [
             (History::Append, CallIds::PerReply),

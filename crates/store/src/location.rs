@@ -85,7 +85,10 @@ impl Location {
 
     /// Whether the record outlives the process that writes it.
     pub fn is_durable(&self) -> bool {
-        *self != Location::Memory
+        match self {
+            Location::Sqlite(_) => true,
+            Location::Memory => false,
+        }
     }
 
     /// Whether this is the location that an empty `run.store` names.

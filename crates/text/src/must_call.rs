@@ -48,7 +48,7 @@ mod tests {
     use levade_policy::{Grammar, Grammars};
     use serde_json::{Value, json};
 
-    use crate::testing::{family_chat, tiny_chat};
+    use crate::testing::{family_chat, protocols, tiny_chat};
     use crate::{Chat, ChatOptions, ToolCall, ToolProtocol, ToolSpec, Vocabulary};
 
     fn tool(name: &str, field: &str) -> ToolSpec {
@@ -129,17 +129,7 @@ mod tests {
             json!({ "text": "a \"b\"\n<c>", "limit": 3 }),
             json!({ "text": "", "limit": -1, "order": "down", "filters": { "new": true } }),
         ];
-        for protocol in [
-            ToolProtocol::Hermes,
-            ToolProtocol::QwenXml,
-            ToolProtocol::Llama,
-            ToolProtocol::Mistral,
-            ToolProtocol::Deepseek,
-            ToolProtocol::Glm,
-            ToolProtocol::Kimi,
-            ToolProtocol::Minimax,
-            ToolProtocol::Harmony,
-        ] {
+        for protocol in protocols() {
             let chat = family_chat(protocol, ChatOptions::default()).unwrap();
             let (tools, syntax) = (tools(), chat.format.syntax());
             let any = chat.must_call(&tools, false).unwrap().lark;

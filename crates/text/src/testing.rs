@@ -5,7 +5,7 @@
 
 mod families;
 
-pub use families::family_chat;
+pub use families::{family_chat, protocols};
 use levade_model::{GgufTokenizer, TokenType};
 
 use crate::{Chat, ChatOptions, TextError, Tokenizer, TokenizerSource, alphabet};

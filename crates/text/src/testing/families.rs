@@ -218,6 +218,11 @@ pub fn family_chat(protocol: ToolProtocol, options: ChatOptions) -> Result<Chat,
     Chat::new(Tokenizer::new(&source)?, Some(&template), options)
 }
 
+/// Returns the protocols that have a family here.
+pub fn protocols() -> impl Iterator<Item = ToolProtocol> {
+    FAMILIES.iter().map(|family| family.protocol).chain([ToolProtocol::Harmony])
+}
+
 /// The special tokens of a family, and its template.
 fn family(protocol: ToolProtocol) -> (&'static [&'static str], String) {
     const CHANNELS: [&str; 7] =
