@@ -330,7 +330,7 @@ async fn streams_can_be_opened_again_but_input_cannot_be_changed() {
     assert_eq!((outcome.stdout.text(), outcome.stderr.text().as_str()), (expected, "error\n"));
     let bash = "n=$(head -n 1 </dev/stdin); echo $((n + 1)) | tee /dev/stderr > /dev/stdout";
     let outcome =
-        sandbox.run(&Run { stdin, limits: limits(), ..Run::new(Language::Bash, bash) }).await.unwrap();
+        sandbox.run(&Run { stdin, limits: limits(), ..Run::new(Language::Shell, bash) }).await.unwrap();
     assert_eq!((outcome.stdout.text().as_str(), outcome.stderr.text().as_str()), ("4\n", "4\n"));
 }
 
