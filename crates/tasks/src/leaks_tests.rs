@@ -166,11 +166,7 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
             "What is the *capital* of Peru?",
             "What is the \\textbf{capital} of Peru?",
         ],
-        &[
-            "What is the <capital> of Peru?",
-            "What is the capital of Peru*?",
-            "What is the capital of <b>Chile</b>?",
-        ],
+        &["What is the <capital> of Peru?", "What is the capital of <b>Chile</b>?"],
     ),
     (
         "Compute $\\frac{1}{2} + 1$.",
