@@ -14,7 +14,7 @@ use levade_process::{Launch, Run, Supervisor, Tail, exit_status};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::scorer::{expected, of_answer, shown};
+use crate::scorer::{expected_value, of_answer, shown};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
 /// Maximum number of bytes that are kept of the beginning and of the end of a program's output.
@@ -57,7 +57,7 @@ fn printed(text: &str) -> Option<Score> {
 #[async_trait]
 impl Scorer for CommandScorer {
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
-        self.grade("", expected(task)).await.map(drop)
+        self.grade("", expected_value(task)).await.map(drop)
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
@@ -65,7 +65,7 @@ impl Scorer for CommandScorer {
             // There is nothing to ask about.
             return Ok(vec![Component::score(0.0)]);
         }
-        of_answer(evidence, self.grade(evidence.text(), evidence.expected()).await)
+        of_answer(evidence, self.grade(evidence.text(), evidence.expected_value()).await)
     }
 }
 
@@ -141,6 +141,7 @@ impl CommandScorer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
 
     fn shell(script: &str) -> CommandScorer {
         let command = vec!["sh".into(), "-c".into(), script.into()];
@@ -160,6 +161,9 @@ mod tests {
         let score = scorer.grade("it is 72", &"72".into()).await.unwrap();
         assert_eq!(score, Score { value: 0.5, extracted: None });
         assert_eq!(scorer.grade("it is 72", &"73".into()).await.unwrap().value, 0.0);
+        let evidence = testing::evidence("x", json!({ "answer": "1E5", "answer_number": 1e5 }));
+        let number = shell(r#"read line; case "$line" in *'"expected":"'*) echo 0;; *) echo 1;; esac"#);
+        assert_eq!(number.score(&evidence).await.unwrap(), [Component::score(1.0)]);
         let whole = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).grade("", &Value::Null).await.unwrap();
         assert_eq!(whole, Score { value: 1.0, extracted: Some("72".into()) });
         for number in ["0.50", "5e-1", r#"{"value": 0.50}"#, r#"{"extracted": null, "value": 5E-1}"#] {

@@ -99,7 +99,7 @@ fn question(evidence: &Evidence) -> Value {
         "task": evidence.task,
         "text": evidence.text(),
         "thought": evidence.thought(),
-        "expected": evidence.expected(),
+        "expected": evidence.expected_value(),
         "finish": evidence.outcome.finish,
         "turns": evidence.outcome.turns,
         "evidence": evidence.handed(),

@@ -57,11 +57,22 @@ impl Evidence {
     pub fn expected(&self) -> &Value {
         expected(&self.task)
     }
+
+    /// The expected answer for programs and functions: a number that its task has as the text of its digits is
+    /// the number.
+    pub fn expected_value(&self) -> &Value {
+        expected_value(&self.task)
+    }
 }
 
 /// The expected answer of a task.
 pub(crate) fn expected(task: &Value) -> &Value {
     task.get("answer").unwrap_or(&Value::Null)
+}
+
+/// The expected answer of a task, for programs and functions.
+pub(crate) fn expected_value(task: &Value) -> &Value {
+    task.get("answer_number").filter(|number| number.is_number()).unwrap_or(expected(task))
 }
 
 /// A field of a task, or else of the row that it was read from.

@@ -117,6 +117,7 @@ impl Arithmetic {
                 answer: format!("The answer is {answer}."),
             }),
             answer: Value::String(answer),
+            answer_number: None,
             row: TaskRow::default(),
         }
     }

@@ -29,7 +29,7 @@ fn leaks(held: &[Task], other: &Task) -> bool {
 }
 
 /// Spellings of one question, and questions that look alike and are others.
-const SPELLINGS: [(&str, &[&str], &[&str]); 35] = [
+const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
     (
         "What is 2+2?",
         &[
@@ -146,6 +146,57 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 35] = [
         ],
         &["Who's the [king]?", "Who's the <king>?", "Who's the &#king;?", "Who's the &king;?"],
     ),
+    (
+        "What is the capital of Peru?",
+        &[
+            "<start_of_turn>user\nWhat is the capital of Peru?<end_of_turn>\n<start_of_turn>model\n",
+            "<bos><start_of_turn>user\nWhat is the capital of Peru?<end_of_turn>",
+            "<｜User｜>What is the capital of Peru?<｜Assistant｜>",
+            "<｜begin▁of▁sentence｜><｜User｜>What is the capital of Peru?<｜Assistant｜><think>\n",
+            "<b>What is the capital of Peru?</b>",
+            "<p class=\"q\">What is the capital of Peru?</p>",
+            "<div>What is the <em>capital</em> of Peru?</div>",
+            "<h1>What is the capital of Peru?</h1>",
+            "<turn>What is the capital of Peru?</turn>",
+            "What is the capital of Peru?<br/>",
+            "What is the capital of Peru?<eos>",
+            "What is the capital of Peru?<image>",
+            "What is the capital of Peru? /no_think",
+            "What is the capital of Peru? <think>",
+            "What is the *capital* of Peru?",
+            "What is the \\textbf{capital} of Peru?",
+        ],
+        &["What is the <capital> of Peru?", "What is the capital of <b>Chile</b>?"],
+    ),
+    (
+        "Compute $\\frac{1}{2} + 1$.",
+        &["Compute $\\frac12 + 1$.", "Compute 1/2 + 1.", "Compute \\dfrac{1}{2}+1", "Compute ½ + 1."],
+        &["Compute 12 + 1.", "Compute $\\frac{1}{2+1}$.", "Compute $\\frac{1}{21}$."],
+    ),
+    (
+        "Simplify $3\\frac{1}{2} + \\frac{x+1}{2y}$.",
+        &["Simplify 3 1/2 + (x+1)/(2y)."],
+        &["Simplify 31/2 + (x+1)/(2y).", "Simplify 3 1/2 + x+1/2y."],
+    ),
+    ("What is $\\frac{x}{2}$ at 3?", &["What is x/2 at 3?"], &["What is x2 at 3?", "What is 2/x at 3?"]),
+    ("What is $\\frac{1}{2}x$?", &["What is 1/2 x?"], &["What is $\\frac{1}{2x}$?", "What is 1/2x?"]),
+    (
+        "What is $90^\\circ$ in radians?",
+        &["What is 90° in radians?", "What is $90^{\\circ}$ in radians?", "What is $90\\degree$ in radians?"],
+        &["What is 90 in radians?"],
+    ),
+    (
+        "What is $\\sqrt{16}$ by 2\\pi?",
+        &["What is √16 by 2π?", "What is $\\sqrt{16}$ by $2 \\pi$?"],
+        &["What is $\\sqrt{1}6$ by 2\\pi?", "What is 16 by 2π?", "What is $\\sqrt{16}$ by 2?"],
+    ),
+    ("What is 50% of 8?", &["What is $50\\%$ of 8?", "What is 50\\% of 8?"], &["What is 50 of 8?"]),
+    ("Who was king — and when?", &["Who was king--and when?"], &["Who was kingand when?"]),
+    (
+        "What is x<sup>2</sup> for x<sub>1</sub>?",
+        &["What is x^2 for x_1?", "What is x² for x₁?"],
+        &["What is x2 for x1?"],
+    ),
 ];
 
 #[test]
@@ -165,6 +216,12 @@ fn held_out_questions_are_found_in_every_spelling() {
 fn questions_shown_in_other_rows_leak() {
     let held = [task("What is 5+1?", "6"), task("What is the capital of France?", "Paris")];
     let (user, says) = (Message::user, Message::assistant);
+    let asking = |question: &str| {
+        let arguments = json!({ "q": [question] });
+        let arguments = arguments.as_object().unwrap().clone().into();
+        let call = levade_text::ToolCall { id: "c".into(), name: "ask".into(), arguments };
+        Message::calls("", vec![call])
+    };
     for shown in [
         chat(&[user("What is 900+1?"), says("901"), user("What is 5 + 1?")], "6"),
         chat(&[user("What is 5+1?"), says("6"), user("What is 705+1?")], "706"),
@@ -180,6 +237,14 @@ fn questions_shown_in_other_rows_leak() {
         task("| question | answer |\n| What is the capital of France? | Paris |\nAnd of Spain?", "Madrid"),
         task("[INST] What is the capital of France? [/INST] Paris [INST] And of Spain? [/INST]", "Madrid"),
         task("Example 1: What is the capital of France?\nAnswer: Paris\nAnd of Spain?", "Madrid"),
+        task("What is the capital of France? = Paris; And of Spain? =", "Madrid"),
+        task("What is the capital of France? // Paris\nAnd of Spain? //", "Madrid"),
+        task("What is the capital of France? [5 points]", "Paris"),
+        task("What is the capital of France? + explain", "Paris"),
+        task("What is the capital of France? * Note: briefly", "Paris"),
+        task("What is the capital of France? ->", "Paris"),
+        task("Be brief.\nWhat is the capital of France? /think", "Paris"),
+        chat(&[user("x"), asking("What is the capital of France?"), user("And of Spain?")], "Madrid"),
     ] {
         assert!(leaks(&held, &shown), "{shown:?}");
     }
@@ -187,6 +252,8 @@ fn questions_shown_in_other_rows_leak() {
         chat(&[user("What is 900+1?"), says("901"), user("What is 15+1?")], "16"),
         task("Q: What is 15+1?\nA: 16\n\nQ: What is 7+1?\nA:", "8"),
         task("What is 5+1+2?", "8"),
+        task("What is 5+1 + 2?", "8"),
+        task("What is the capital of France in 1800?", "Paris"),
         task("Paris", "France"),
     ] {
         assert!(!leaks(&held, &other), "{other:?}");
@@ -273,6 +340,29 @@ fn questions_about_contexts_leak_with_their_context() {
     assert!(leaks(&[document("Be brief.", "A")], &document("Be kind.", "A")));
     // Neither does a note beside a row, nor another answer without a context.
     assert!(leaks(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
+}
+
+/// Fields that hold sentences in some data sets, and only describe a row in others.
+#[test]
+fn fields_with_sentences_are_contexts() {
+    let of = |name: &str, text: &str, answer: &str| row("How many singers?", answer, json!({ name: text }));
+    for name in ["conversation", "source", "sql_schema", "reference", "notes", "table_id"] {
+        let rows = [
+            of(name, "There are three singers.", "3"),
+            of(name, "We have eight singers here.", "8"),
+            of(name, "Quite another text about five singers.", "5"),
+        ];
+        let found = HeldOutQuestions::new(
+            Matching::ExactRows,
+            &[&rows[0], &rows[1]],
+            [rows[..2].iter().collect(), rows[2..].iter().collect()],
+        );
+        assert!(!found.leak(&rows[2]) && found.leak(&of(name, "there are three singers", "3")), "{name}");
+    }
+    // The name of a data set is no context.
+    let rows = [of("source", "web", "3"), of("source", "books", "8"), of("source", "tv", "5")];
+    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    assert!(found.leak(&rows[2]));
 }
 
 /// The letter of an option says nothing without the options.

@@ -77,6 +77,10 @@ pub struct Task {
     pub messages: Vec<Message>,
     /// The expected answer, for the scorer; a list where several answers are right.
     pub answer: Value,
+    /// The number that the expected answer is in its row, if `answer` has its digits as a text. Programs and
+    /// functions get the number, scorers of text the digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_number: Option<serde_json::Number>,
     /// Where it comes from: the name of a file or a generator.
     pub source: String,
     /// The wording it is an instance of, where it is generated.

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
-use super::spelling::{Part, blocks, is_unseen, parts, spelled};
+use super::spelling::{Part, blocks, cut_behind_sentences, is_unseen, parts, spelled};
 
 /// A question up to what does not change it.
 ///
@@ -18,7 +18,7 @@ use super::spelling::{Part, blocks, is_unseen, parts, spelled};
 pub struct QuestionKey([u8; 16]);
 
 /// Fields that hold what a question is about: the same question about another value of one is another task.
-const CONTEXTS: [&str; 69] = [
+const CONTEXTS: [&str; 72] = [
     "context",
     "contexts",
     "ctx",
@@ -88,7 +88,17 @@ const CONTEXTS: [&str; 69] = [
     "game",
     "env",
     "observation",
+    "sql_schema",
+    "table_id",
+    "table_name",
 ];
+
+/// Fields that hold a context if they hold sentences or messages, and otherwise only describe a row: the name
+/// of a data set, a mark.
+const CONTEXTS_OF_SENTENCES: [&str; 5] = ["source", "reference", "references", "notes", "conversation"];
+
+/// Minimum number of words of such a text.
+const MIN_CONTEXT: usize = 4;
 
 /// Fields with the options of a question: their order says nothing, but for the letters of answers.
 const OPTIONS: [&str; 3] = ["choices", "options", "endings"];
@@ -205,8 +215,8 @@ impl Task {
         }
     }
 
-    /// Returns everything in the task that could be a held-out question: its conversation, each turn, and
-    /// each line and labelled part of a turn.
+    /// Returns everything in the task that could be a held-out question: its conversation, each turn, each
+    /// line and labelled part of a turn, and the texts that calls of tools have.
     pub fn shows(&self) -> Vec<QuestionKey> {
         let question = self.question_key();
         let mut shown = vec![question];
@@ -216,13 +226,14 @@ impl Task {
         }
         let turns = self.messages.iter().map(|turn| &*turn.content);
         for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
-            let parts = parts(text);
-            // A text of one part is compared as a whole.
-            if parts.len() > 1 {
-                let blocks = blocks(&parts);
-                let parts = parts.iter().map(|(_, part)| part).chain(&blocks).map(|part| spelled(part));
-                let long = parts.filter(|part| part.chars().count() >= MIN_PART);
-                shown.extend(long.map(|part| QuestionKey::new(&format!("spelled {part}"))));
+            shown.extend(keys_of_parts(text));
+        }
+        for call in self.messages.iter().flat_map(|turn| &turn.tool_calls) {
+            let mut texts = Vec::new();
+            call.arguments.values().for_each(|value| collect_texts(value, &mut texts));
+            for text in texts {
+                shown.extend(key_of_part(text));
+                shown.extend(keys_of_parts(text));
             }
         }
         shown.sort_unstable();
@@ -243,8 +254,14 @@ impl Task {
         let asked = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
         context.extend(turns[..asked].iter().map(|turn| spelled(&turn.content)));
         let question = spelled(self.asked_text());
-        for name in CONTEXTS {
-            let found = self.field(name);
+        let is_sentence = |value: &Value| match value {
+            Value::String(text) => text.split_whitespace().count() >= MIN_CONTEXT,
+            // Messages that the task itself was read from say nothing more.
+            value => value.is_array() && self.messages.is_empty(),
+        };
+        let names = CONTEXTS.into_iter().map(|name| (name, false));
+        for (name, of_sentences) in names.chain(CONTEXTS_OF_SENTENCES.map(|name| (name, true))) {
+            let found = self.field(name).filter(|value| !of_sentences || is_sentence(value));
             // A field that holds the question itself is none.
             let is_question = |value: &&Value| value.as_str().is_some_and(|text| spelled(text) == question);
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
@@ -305,6 +322,45 @@ impl Task {
 
     fn instructions(&self) -> impl Iterator<Item = &str> {
         self.messages.iter().filter(|turn| turn.role.instructs()).map(|turn| &*turn.content)
+    }
+}
+
+/// Returns the keys of the parts of a text, if it has several.
+fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
+    let parts = parts(text);
+    let mut texts: Vec<String> = Vec::new();
+    // A text of one part is compared as a whole.
+    if parts.len() > 1 {
+        texts.extend(blocks(&parts));
+        texts.extend(parts.iter().map(|(_, part)| part.clone()));
+    }
+    for (_, part) in &parts {
+        texts.extend(cut_behind_sentences(part).into_iter().map(str::to_owned));
+    }
+    // All but what follows the last sentence.
+    if let [before @ .., (_, last)] = &parts[..]
+        && let [start, ..] = cut_behind_sentences(last)[..]
+        && !before.is_empty()
+    {
+        let lines = before.iter().map(|(_, part)| &**part).chain([start]);
+        texts.push(lines.collect::<Vec<_>>().join("\n"));
+    }
+    texts.iter().filter_map(|text| key_of_part(text)).collect()
+}
+
+/// Returns the key of a part of a text, unless the part is too short to tell a question.
+fn key_of_part(text: &str) -> Option<QuestionKey> {
+    let part = spelled(text);
+    (part.chars().count() >= MIN_PART).then(|| QuestionKey::new(&format!("spelled {part}")))
+}
+
+/// Collects the texts within a value.
+fn collect_texts<'v>(value: &'v Value, texts: &mut Vec<&'v str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(items) => items.iter().for_each(|item| collect_texts(item, texts)),
+        Value::Object(fields) => fields.values().for_each(|item| collect_texts(item, texts)),
+        _ => {}
     }
 }
 

@@ -2,14 +2,17 @@
 //!
 //! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes,
 //! signs of operators, white space beside anything but letters and digits, separators of thousands, marks of
-//! emphasis and mathematics, digits of other scripts, references of HTML, tags of turns and questions, a mark
-//! of an item or a label before or after them (`Question:`, `Answer:`, also in other languages) and
+//! emphasis and mathematics, commands of LaTeX that have a sign, digits of other scripts, references of HTML,
+//! tags of HTML, turns and questions, a mark of an item or a label before or after them (`Question:`, `Answer:`, also in other languages) and
 //! punctuation at their end.
 //! Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
 
-use std::borrow::Cow;
+mod latex;
+mod markup;
 
 use unicode_normalization::UnicodeNormalization;
+
+use self::markup::without_markup;
 
 /// Words that name a question in a label before it, such as `Question 3:`.
 const QUESTION_NAMES: &str = "calculate compute evaluate solve question questions q problem prompt query \
@@ -22,79 +25,15 @@ const ANSWER_NAMES: &str = "answer a ans solution response output assistant resu
     答 答案 回答 解答 답 답변 정답 جواب الجواب उत्तर উত্তর";
 /// Words that may stand in a label besides a name.
 const FILLERS: &str = "of the this following please here is new now your next to so";
+/// Names of the turn that a chat template opens last.
+const TURNS: [&str; 2] = ["assistant", "model"];
 /// Zeros of other scripts, each followed by the other digits.
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
-/// Names of HTML character references, each with the character.
-const REFERENCES: [(&str, char); 38] = [
-    ("quot", '"'),
-    ("apos", '\''),
-    ("lt", '<'),
-    ("gt", '>'),
-    ("nbsp", ' '),
-    ("amp", '&'),
-    ("lsquo", '‘'),
-    ("rsquo", '’'),
-    ("ldquo", '“'),
-    ("rdquo", '”'),
-    ("laquo", '«'),
-    ("raquo", '»'),
-    ("ndash", '–'),
-    ("mdash", '—'),
-    ("minus", '−'),
-    ("hellip", '…'),
-    ("times", '×'),
-    ("divide", '÷'),
-    ("middot", '·'),
-    ("le", '≤'),
-    ("ge", '≥'),
-    ("ne", '≠'),
-    ("frac12", '½'),
-    ("frac14", '¼'),
-    ("sup2", '²'),
-    ("sup3", '³'),
-    ("deg", '°'),
-    ("pi", 'π'),
-    ("auml", 'ä'),
-    ("ouml", 'ö'),
-    ("uuml", 'ü'),
-    ("szlig", 'ß'),
-    ("eacute", 'é'),
-    ("egrave", 'è'),
-    ("agrave", 'à'),
-    ("ccedil", 'ç'),
-    ("ntilde", 'ñ'),
-    ("shy", '\u{AD}'),
-];
-/// Commands of LaTeX, with what they stand for.
-const LATEX: [(&str, &str); 21] = [
-    ("\\times", "*"),
-    ("\\cdot", "*"),
-    ("\\div", "/"),
-    ("\\dfrac", "\\frac"),
-    ("\\tfrac", "\\frac"),
-    ("\\left", ""),
-    ("\\right", ""),
-    ("\\(", ""),
-    ("\\)", ""),
-    ("\\[", ""),
-    ("\\]", ""),
-    ("\\leq", "<="),
-    ("\\geq", ">="),
-    ("\\le", "<="),
-    ("\\ge", ">="),
-    ("\\,", ""),
-    ("\\;", ""),
-    ("\\!", ""),
-    ("\\ ", " "),
-    ("{,}", ","),
-    ("\\$", "$"),
-];
-
 /// Returns a text without what its spelling leaves open; empty if nothing else is in it.
 pub(super) fn spelled(text: &str) -> String {
     let lines: Vec<String> = compatible(text).lines().map(|line| line.trim().to_owned()).collect();
     let mut lines: Vec<&str> = lines.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
-    while lines.last().is_some_and(|line| is_label(line, ANSWER_NAMES) || *line == "assistant") {
+    while lines.last().is_some_and(|line| is_label(line, ANSWER_NAMES) || TURNS.contains(line)) {
         lines.pop();
     }
     if let Some(last) = lines.last_mut() {
@@ -305,77 +244,6 @@ fn grouped(text: &str) -> String {
     (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
 }
 
-/// Returns a text with line breaks in place of tags that mark turns, questions and answers, and with
-/// characters in place of references of HTML.
-fn without_markup(text: &str) -> Cow<'_, str> {
-    if !text.contains(['<', '[', '&']) {
-        return Cow::Borrowed(text);
-    }
-    let mut found = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find(['<', '[']) {
-        let (before, tag) = rest.split_at(at);
-        found.push_str(before);
-        let end = if tag.starts_with('<') { '>' } else { ']' };
-        let inside = tag[1..].split_once(end).map(|(inside, _)| inside).filter(|inside| inside.len() <= 40);
-        let is_tag = |inside: &str| {
-            let name = inside.trim_start_matches('/').to_lowercase();
-            let is_turn = inside.len() > 2 && inside.starts_with('|') && inside.ends_with('|');
-            let names = ["inst", "examples", "s"];
-            is_turn
-                || names.contains(&&*name)
-                || is_label_text(&name, QUESTION_NAMES) && name.len() > 1
-                || is_label_text(&name, ANSWER_NAMES) && name.len() > 1
-        };
-        match inside.filter(|inside| is_tag(inside)) {
-            Some(inside) => {
-                found.push('\n');
-                rest = &tag[inside.len() + 2..];
-            }
-            None => {
-                found.push_str(&tag[..1]);
-                rest = &tag[1..];
-            }
-        }
-    }
-    found.push_str(rest);
-    Cow::Owned(without_references(&found))
-}
-
-/// Returns a text with characters in place of references of HTML: `&#39;`, `&#x27;`, `&eacute;`.
-fn without_references(text: &str) -> String {
-    let mut found = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find('&') {
-        let (before, reference) = rest.split_at(at);
-        found.push_str(before);
-        let named = reference[1..].split_once(';').and_then(|(name, after)| Some((referred(name)?, after)));
-        match named {
-            Some((character, after)) => {
-                found.push(character);
-                rest = after;
-            }
-            None => {
-                found.push('&');
-                rest = &reference[1..];
-            }
-        }
-    }
-    found + rest
-}
-
-/// Returns the character of a reference, by its name or number.
-fn referred(name: &str) -> Option<char> {
-    let Some(number) = name.strip_prefix('#') else {
-        return REFERENCES.iter().find(|(known, _)| *known == name).map(|(_, character)| *character);
-    };
-    let code = match number.strip_prefix(['x', 'X']) {
-        Some(digits) => u32::from_str_radix(digits, 16),
-        None => number.parse(),
-    };
-    char::from_u32(code.ok()?)
-}
-
 /// Returns a text with one sign for each quote, dash and operator.
 fn signs(folded: &str) -> String {
     let mut found = String::with_capacity(folded.len());
@@ -403,9 +271,7 @@ fn signs(folded: &str) -> String {
         }
     }
     if found.contains(['\\', '{']) {
-        for (command, sign) in LATEX {
-            found = found.replace(command, sign);
-        }
+        found = latex::plain(&found);
     }
     if found.contains(['^', '_']) {
         found = without_braces(&found);
@@ -441,7 +307,9 @@ fn tight(text: &str) -> String {
     // Pairs of dollars are marks of mathematics.
     let is_paired = text.matches('$').count().is_multiple_of(2);
     let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
-    let word = char::is_alphanumeric;
+    let chars = without_emphasis(&chars);
+    // LaTeX has a space behind the name of π that says nothing.
+    let word = |c: char| c.is_alphanumeric() && c != 'π';
     let mut kept: Vec<char> = Vec::with_capacity(chars.len());
     let mut space = false;
     // The quotation mark that is open.
@@ -515,7 +383,69 @@ fn tight(text: &str) -> String {
         }
         kept.pop();
     }
-    kept.into_iter().collect()
+    without_long_dashes(&kept)
+}
+
+/// Returns characters without single stars around words: `*first*`.
+fn without_emphasis(chars: &[char]) -> Vec<char> {
+    let is_star = |at: usize| chars.get(at) == Some(&'*');
+    let is_single = |at: usize| is_star(at) && !is_star(at + 1) && !(at > 0 && is_star(at - 1));
+    let is_letter = |at: usize| chars.get(at).is_some_and(|c| c.is_alphabetic());
+    let is_outside = |c: char| c.is_whitespace() || ".,;:!?()[]\"'-".contains(c);
+    let mut left_out = vec![false; chars.len()];
+    let mut open: Option<usize> = None;
+    for at in (0..chars.len()).filter(|at| is_single(*at)) {
+        let closes =
+            at > 0 && !chars[at - 1].is_whitespace() && chars.get(at + 1).is_none_or(|c| is_outside(*c));
+        match open {
+            // One letter is a factor.
+            Some(start) if closes && (start + 1..at).any(|at| is_letter(at) && is_letter(at + 1)) => {
+                (left_out[start], left_out[at], open) = (true, true, None);
+            }
+            _ => {
+                let opens = (at == 0 || is_outside(chars[at - 1])) && is_letter(at + 1);
+                open = opens.then_some(at);
+            }
+        }
+    }
+    chars.iter().zip(left_out).filter(|(_, is_out)| !is_out).map(|(c, _)| *c).collect()
+}
+
+/// Returns a text with one dash in place of several between words: `king--and`.
+fn without_long_dashes(chars: &[char]) -> String {
+    let is_word = |pair: Option<&[char]>| pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()));
+    let mut found = String::with_capacity(chars.len());
+    let mut at = 0;
+    while at < chars.len() {
+        let dashes = chars[at..].iter().take_while(|c| **c == '-').count();
+        let before = at.checked_sub(2).and_then(|start| chars.get(start..at));
+        let is_long =
+            (2..=3).contains(&dashes) && is_word(before) && is_word(chars.get(at + dashes..at + dashes + 2));
+        found.push(chars[at]);
+        at += if is_long { dashes } else { 1 };
+    }
+    found
+}
+
+/// Returns the parts of a line that a mark behind the end of a sentence cuts it into: `Who was it? = Ivanhoe`,
+/// `Who was it? [5 points]`; none if there is no such mark.
+pub(super) fn cut_behind_sentences(line: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut start = 0;
+    for (at, end) in line.match_indices(['?', '!', '.', '。']) {
+        let rest = &line[at + end.len()..];
+        let behind = rest.trim_start();
+        // What a word or a formula follows goes on.
+        let goes_on = |c: char| c.is_alphanumeric() || "$\\\"'¿¡".contains(c);
+        if behind.len() < rest.len() && behind.starts_with(|c: char| !goes_on(c)) {
+            found.push(&line[start..at + end.len()]);
+            start = line.len() - behind.len();
+        }
+    }
+    if !found.is_empty() {
+        found.push(&line[start..]);
+    }
+    found
 }
 
 /// Digits and separators of one kind that follow each other.

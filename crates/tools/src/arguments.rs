@@ -70,8 +70,9 @@ impl Arguments {
     /// Names the first one that does not fit, is missing or is none, and says which there are.
     pub fn check(&self, arguments: &Map<String, Value>) -> Result<(), String> {
         let arguments = Value::Object(arguments.clone());
-        let Some(error) = self.validator.iter_errors(&arguments).next() else { return Ok(()) };
-        let mut why = match described(&error) {
+        let errors: Vec<ValidationError<'_>> = self.validator.iter_errors(&arguments).collect();
+        let Some(error) = first(&errors) else { return Ok(()) };
+        let mut why = match described(error) {
             why if error.instance_path().as_str().is_empty() => {
                 let there = match &self.names[..] {
                     [] => "there are no arguments".to_owned(),
@@ -89,6 +90,17 @@ impl Arguments {
     }
 }
 
+/// Returns the first error; if that is a type, and the value has choices, the error that names these.
+fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationError<'i>> {
+    let first = errors.first()?;
+    let is_type = matches!(first.kind(), ValidationErrorKind::Type { .. });
+    let names_choices = |error: &&ValidationError<'_>| {
+        matches!(error.kind(), ValidationErrorKind::Enum { .. })
+            && error.instance_path() == first.instance_path()
+    };
+    errors.iter().find(names_choices).filter(|_| is_type).or(Some(first))
+}
+
 /// Returns what is wrong with a value, with its path and all that it could be.
 fn described(error: &ValidationError<'_>) -> String {
     let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
@@ -104,7 +116,7 @@ fn described(error: &ValidationError<'_>) -> String {
                 matches!(error.kind(), ValidationErrorKind::Type { kind: TypeKind::Single(JsonType::Null) })
             };
             let mut whys: Vec<String> = Vec::new();
-            for error in context.iter().filter_map(|errors| errors.first()).filter(|error| !is_null(error)) {
+            for error in context.iter().filter_map(|errors| first(errors)).filter(|error| !is_null(error)) {
                 let why = described(error);
                 if !whys.contains(&why) {
                     whys.push(why);
@@ -165,6 +177,11 @@ mod tests {
             "size": { "enum": sizes },
             "many": { "type": "array", "items": { "anyOf": [{ "type": "null" }, { "enum": ["a"] }] } },
             "either": { "oneOf": [{ "enum": ["a"] }, { "type": "integer", "maximum": 3 }] },
+            "number": { "type": "integer", "enum": [1, 2] },
+            "mixed": { "anyOf": [
+                { "type": "string", "enum": ["C", "F"] },
+                { "type": "integer", "enum": [1, 2] },
+            ] },
             "tree": { "anyOf": [{ "anyOf": [{ "enum": [1] }, { "enum": [2] }] }, { "type": "null" }] },
         } });
         let arguments = Arguments::new(&schema).unwrap();
@@ -175,6 +192,11 @@ mod tests {
         assert_eq!(check(json!({ "many": ["a", "b"] })), "many.1: \"b\" is not one of \"a\"");
         let found = check(json!({ "either": 7 }));
         assert_eq!(found, "either: 7 is not one of \"a\", or either: 7 is greater than the maximum of 3");
+        assert_eq!(check(json!({ "number": "RED" })), "number: \"RED\" is not one of 1, 2");
+        assert_eq!(
+            check(json!({ "mixed": "K" })),
+            "mixed: \"K\" is not one of \"C\", \"F\", or mixed: \"K\" is not one of 1, 2"
+        );
         assert_eq!(check(json!({ "tree": 3 })), "tree: 3 is not one of 1, or tree: 3 is not one of 2");
         assert!(check(json!({ "unit": "K".repeat(10_000) })).ends_with("\"C\", \"F\""));
     }

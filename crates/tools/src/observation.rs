@@ -72,9 +72,11 @@ impl ObservationKind {
 }
 
 impl Observation {
-    /// One that is nothing but a text, `Error: ` before it unless the call was answered.
+    /// One that is nothing but a text, `Error: ` before it once unless the call was answered.
     pub(super) fn new(kind: ObservationKind, text: String) -> Self {
-        let text = if kind == ObservationKind::Ok { text } else { format!("Error: {text}") };
+        // A server may have written the word itself.
+        let is_marked = kind == ObservationKind::Ok || text.trim_start().starts_with("Error:");
+        let text = if is_marked { text } else { format!("Error: {text}") };
         Observation {
             call: None,
             toolbox: None,
@@ -160,6 +162,14 @@ mod tests {
         let read = Observation::of(ToolOutput::text(flood)).text;
         assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MOST + 100);
         assert!(read.contains("[… 4000002 characters are left out here …]"));
+    }
+
+    #[test]
+    fn errors_are_marked_once() {
+        for text in ["no city", "Error: no city"] {
+            let of = Observation::of(ToolOutput::error(CallError::Failed, text));
+            assert_eq!(of.text, "Error: no city");
+        }
     }
 
     #[test]

@@ -199,8 +199,8 @@ fn expected_text(text: &str) -> Expected {
     }
 }
 
-/// Returns whether a text without words is a formula: `3/7`, `(1, 3)`, `x+2`, `5%`. A date or the number of a
-/// telephone is none.
+/// Returns whether a text without words is a formula: `3/7`, `(1, 3)`, `x+2`, `5%`. A date, the number of a
+/// telephone and two integers with a hyphen (`2-1`) are none.
 fn is_formula(text: &str) -> bool {
     let chars: Vec<char> = text.chars().collect();
     let is_known = |c: char| c.is_ascii_alphanumeric() || " ()[]{},.+-*/=<>|!%:$√π∞≤≥±".contains(c);
@@ -208,9 +208,12 @@ fn is_formula(text: &str) -> bool {
     let has_gap = chars.windows(3).any(|at| at[0].is_ascii_digit() && at[1] == ' ' && at[2].is_ascii_digit());
     let groups: Vec<&str> = text.split(['-', '/', '.']).collect();
     let is_dated = groups.len() > 2 && groups.iter().all(|group| group.parse::<u32>().is_ok());
+    // The score of a match, a range of years.
+    let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_joined = text.split_once('-').is_some_and(|(a, b)| is_integer(a) && is_integer(b));
     chars.iter().all(|c| is_known(*c))
         && chars.iter().any(char::is_ascii_digit)
-        && !(has_word || has_gap || is_dated || text.starts_with('+'))
+        && !(has_word || has_gap || is_dated || is_joined || text.starts_with('+'))
 }
 
 #[cfg(test)]
@@ -246,6 +249,8 @@ mod tests {
                 Scorer::Answer,
             ),
             (vec![json!("2026-01-02"), json!("1/2/2026")], Scorer::Answer),
+            (vec![json!("2-1"), json!("3–0"), json!("1914-1918"), json!("555-1234")], Scorer::Answer),
+            (vec![json!("2-x"), json!("$2-1$"), json!("2 - 1"), json!("-3")], Scorer::Maths),
             (vec![json!("A"), json!("B")], Scorer::Answer),
             (vec![json!(["assert f() == 1"])], Scorer::Code),
             (vec![json!("{\"inputs\": [\"1\"], \"outputs\": [\"2\"]}")], Scorer::Code),

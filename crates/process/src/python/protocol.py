@@ -6,7 +6,11 @@ import threading
 
 
 class Line:
-    """Reads requests and writes answers. `key` is the key of a request's id; a request with `stop` cancels another."""
+    """Reads requests and writes answers. `key` is the key of a request's id; a request with `stop` cancels another.
+
+    `parse` makes a request of a line."""
+
+    parse = staticmethod(json.loads)
 
     def __init__(self, requests, out, key):
         self.requests, self.out, self.key = requests, out, key
@@ -16,7 +20,7 @@ class Line:
         os.register_at_fork(after_in_child=lambda: os.close(out.fileno()))
 
     def __iter__(self):
-        return map(json.loads, self.requests)
+        return map(self.parse, self.requests)
 
     def write(self, value):
         """Writes a line. A process that the user's code has forked ends here."""

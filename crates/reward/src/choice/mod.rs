@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod metamorphic_tests;
 mod named;
+mod options;
 mod plain;
 mod words;
 
@@ -13,8 +14,9 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::options::Options;
 use crate::pattern::pattern;
-use crate::scorer::{expected, of_answer, task_field};
+use crate::scorer::{expected, of_answer};
 use crate::short::normalise;
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 
@@ -39,74 +41,12 @@ const LETTERS: usize = 26;
 impl Scorer for ChoiceScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
         let options = Options::of(task);
-        self.grade("", &options.numbered(expected(task)), &options).map(drop)
+        self.grade("", expected(task), &options).map(drop)
     }
 
     async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
         let options = Options::of(&evidence.task);
-        of_answer(evidence, self.grade(evidence.text(), &options.numbered(evidence.expected()), &options))
-    }
-}
-
-/// The options of a task.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// Texts of all; empty where the task does not list its own.
-    pub texts: Vec<String>,
-    /// Names of all, where these are not A, B, C….
-    pub labels: Vec<String>,
-    /// Whether the question asks for the option that is wrong ("all of these EXCEPT").
-    pub asks_for_wrong: bool,
-    /// Whether it asks for the statement that is false: then "A is correct" is no answer.
-    pub asks_for_false: bool,
-}
-
-impl Options {
-    /// Those in the field `choices` or `options` of a task: a list of texts, or a table by letter. As data
-    /// sets have them, either may be in a table `choices` with `text` and `label`.
-    fn of(task: &Value) -> Self {
-        let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
-        let texts: Vec<String> = match found {
-            Some(Value::Array(list)) => list.iter().map(plain).collect(),
-            Some(Value::Object(table)) => match table.get("text").and_then(Value::as_array) {
-                Some(list) => list.iter().map(plain).collect(),
-                None => {
-                    let mut by_letter: Vec<_> = table.iter().collect();
-                    by_letter.sort_by(|a, b| a.0.cmp(b.0));
-                    by_letter.into_iter().map(|(_, text)| plain(text)).collect()
-                }
-            },
-            _ => Vec::new(),
-        };
-        let is_lettered = |(number, text): (usize, &String)| {
-            LETTERED.captures(text).is_some_and(|found| letter(&found[1]) == Some(number))
-        };
-        let texts = match texts.iter().enumerate().all(is_lettered) {
-            true => texts.iter().map(|text| LETTERED.replace(text, "").into_owned()).collect(),
-            false => texts,
-        };
-        let labels = found.and_then(|choices| choices.get("label")?.as_array());
-        let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
-        let asks_for_wrong = ASKS_FOR_WRONG.is_match(question);
-        let asks_for_false = ASKS_FOR_FALSE.is_match(question);
-        Options {
-            asks_for_wrong,
-            asks_for_false,
-            texts,
-            labels: labels.into_iter().flatten().map(plain).collect(),
-        }
-    }
-
-    /// An expected option: its number where it is one of the labels, or else what it was.
-    fn numbered(&self, expected: &Value) -> Value {
-        let at = self.labels.iter().position(|label| *label == plain(expected));
-        at.map_or_else(|| expected.clone(), Value::from)
-    }
-
-    /// The number of the option that is called so, where that is no letter: ARC has questions with options
-    /// from 1 to 4.
-    fn labelled(&self, name: &str) -> Option<usize> {
-        self.labels.iter().position(|label| label == name && letter(label).is_none())
+        of_answer(evidence, self.grade(evidence.text(), evidence.expected(), &options))
     }
 }
 
@@ -126,27 +66,33 @@ impl ChoiceScorer {
         }
     }
 
-    /// Grades a final text against the expected option: its letter, its number from 0 on, or its text, where
-    /// the texts of `options` are known.
+    /// Grades a final text against the expected option: its letter, its number from 0 on, or its text, if the
+    /// texts of `options` are known. If the options have labels, their letters are among these alone.
     ///
     /// # Errors
     /// When the expected answer names no option.
     pub(crate) fn grade(&self, text: &str, expected: &Value, options: &Options) -> Result<Score, ScoreError> {
         self.check()?;
-        let count = if options.texts.is_empty() { self.options } else { options.texts.len().min(LETTERS) };
+        let count = options.count(self.options);
         let want = match expected {
-            Value::Number(number) => number.as_u64().map(|at| at as usize),
+            Value::Number(number) => {
+                let is_numbered = options.labels.iter().any(|label| label.parse::<f64>().is_ok());
+                let position = || number.as_u64().filter(|_| !is_numbered).map(|at| at as usize);
+                options.of_label(number.as_str()).or_else(position)
+            }
             Value::String(text) => {
                 let alone = text.trim().trim_matches(['(', ')', '.']).trim();
                 // Tables have numbers as texts.
-                let number = || alone.parse::<usize>().ok();
-                letter(alone).or_else(|| option_of(alone, &options.texts)).or_else(number)
+                let number = || alone.parse::<usize>().ok().filter(|_| options.labels.is_empty());
+                let label = options.of_label(alone).or_else(|| options.letter(alone));
+                label.or_else(|| option_of(alone, &options.texts)).or_else(number)
             }
             _ => None,
         };
         let want = want.filter(|want| *want < count).ok_or_else(|| {
             ScoreError::Unusable(format!(
-                "the expected answer {expected} is none of {count} options: give its letter"
+                "the expected answer {expected} is none of {count} options: give its {}",
+                if options.labels.is_empty() { "letter" } else { "label" }
             ))
         })?;
         let Some((found, extracted)) = named::named(text, count, options) else {
@@ -198,14 +144,7 @@ fn with_signs(text: &str) -> String {
     kept.map(|(_, c)| c).collect()
 }
 
-static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b")
-});
-static ASKS_FOR_FALSE: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid)\b"));
 static THOUSANDS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b\d{1,3}(?:,\d{3})+\b"));
-/// The letter that some data sets write before the text of an option, "B) cheesecake".
-static LETTERED: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\(?([A-Z])[).:]\s+"));
 
 #[cfg(test)]
 mod tests {
@@ -494,22 +433,19 @@ mod tests {
     #[test]
     fn labels_say_which_option_is_expected() {
         let choices = json!({ "text": ["10 g", "2 kg", "3"], "label": ["1", "2", "3"] });
-        for (expected, want) in [(json!("1"), json!(0)), (json!(3), json!(2)), (json!("B"), json!("B"))] {
-            let task = json!({ "answer": expected, "row": { "choices": choices } });
-            assert_eq!(Options::of(&task).numbered(super::expected(&task)), want);
-        }
         let options = Options::of(&json!({ "row": { "choices": choices } }));
         for (text, want) in [
             ("The answer is (2)", 1.0),
             ("The answer is 2.", 1.0),
-            ("The answer is B", 1.0),
+            // The labels alone name options.
+            ("The answer is B", 0.0),
             // The text of the second option, and no label.
             ("The answer is 2 kg", 1.0),
             ("The answer is 1", 0.0),
             ("The answer is 4", 0.0),
         ] {
             assert_eq!(
-                ChoiceScorer::default().grade(text, &json!(1), &options).unwrap().value,
+                ChoiceScorer::default().grade(text, &json!(2), &options).unwrap().value,
                 want,
                 "{text}"
             );

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::Options;
+use super::options::{LETTERED, Options};
 use super::plain::plain;
 use super::words::{
     AFTER_ANOTHER, ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, BEFORE_OPTION, CALLED_WRONG, CHOSEN,
@@ -92,7 +92,7 @@ impl Reader<'_> {
                 || names_other(&ANOTHER, sentence)
                 || (!asks_for_wrong && CALLED_WRONG.is_match(text))
         });
-        let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| super::letter(&found[1]));
+        let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| self.options.letter(&found[1]));
         let closed = rest.trim_start_matches(|c: char| CLOSES.contains(&c));
         let is_denied_here = closed.trim_start().starts_with(char::is_alphabetic)
             && closed.starts_with(' ')
@@ -296,7 +296,7 @@ impl Reader<'_> {
         let is_last = !after.contains(char::is_alphanumeric) && before.ends_with(char::is_whitespace);
         let is_denied =
             RULED_OUT.is_match(before) || UNDONE.is_match(clause(before)) || NUMBERED.is_match(before);
-        let (before, own) = (before.trim_end().to_lowercase(), super::letter(letter.as_str()));
+        let (before, own) = (before.trim_end().to_lowercase(), self.options.letter(letter.as_str()));
         let mut texts = self.options.texts.iter().enumerate().filter(|(number, _)| Some(*number) != own);
         let is_of_another =
             texts.any(|(_, text)| !text.is_empty() && before.ends_with(&format!(" {}", text.to_lowercase())));
@@ -306,7 +306,7 @@ impl Reader<'_> {
 
     /// Returns the option of a letter.
     fn letter(&self, letter: &str) -> Option<Named> {
-        let number = super::letter(letter).filter(|number| *number < self.count)?;
+        let number = self.options.letter(letter).filter(|number| *number < self.count)?;
         Some((number, letter.to_ascii_uppercase()))
     }
 
@@ -332,8 +332,7 @@ impl Reader<'_> {
         if let Some(found) = whole().filter(|(_, how)| how.chars().filter(|c| !c.is_whitespace()).count() > 1)
         {
             // "A. carbon dioxide" where this is the text of B.
-            let label =
-                |text: &str| super::LETTERED.captures(text).and_then(|label| super::letter(&label[1]));
+            let label = |text: &str| LETTERED.captures(text).and_then(|label| self.options.letter(&label[1]));
             let own = self.options.texts.get(found.0).and_then(|text| label(text));
             return Some(found)
                 .filter(|(number, how)| own.is_some() || label(how).is_none_or(|of| of == *number));

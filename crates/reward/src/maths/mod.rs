@@ -129,7 +129,9 @@ impl MathsScorer {
         self.check()?;
         let golds = golds(expected)?;
         let Some(found) = self.place.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
-        let right = golds.iter().any(|gold| self.is_same(gold, &found));
+        let right = golds.iter().any(|gold| {
+            if is_score_or_range(gold) { written_alike(gold, &found) } else { self.is_same(gold, &found) }
+        });
         Ok(Score { value: f64::from(u8::from(right)), extracted: Some(found) })
     }
 
@@ -148,6 +150,19 @@ impl MathsScorer {
         let (expected, answer) = (readings(&expected), readings(&answer));
         expected.iter().any(|expected| answer.iter().any(|answer| rules.same(expected, answer)))
     }
+}
+
+/// Returns whether a text is two integers with nothing but a hyphen or a dash between: the score of a match, a
+/// range of years, a number of a telephone. As an expected answer it is no difference.
+fn is_score_or_range(text: &str) -> bool {
+    let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.trim().split_once(['-', '–']).is_some_and(|(first, last)| is_integer(first) && is_integer(last))
+}
+
+/// Returns whether two texts are written alike, with whichever dash.
+fn written_alike(expected: &str, answer: &str) -> bool {
+    let dashed = |text: &str| plain(&without_marks(&spelled(text))).replace(['–', '−'], "-");
+    dashed(expected) == dashed(answer)
 }
 
 /// An answer as it is written, without spaces and marks of formulas and of words within them.

@@ -13,6 +13,31 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 #[test]
+fn expected_scores_and_ranges_are_no_differences() {
+    for (expected, says, due) in [
+        ("2-1", "1", 0.0),
+        ("3-0", "3", 0.0),
+        ("2-1", "3-2", 0.0),
+        ("2-1", "1-2", 0.0),
+        ("1-1", "0", 0.0),
+        ("2–1", "1", 0.0),
+        ("1914-1918", "-4", 0.0),
+        ("555-1234", "-679", 0.0),
+        ("2-1", "2-1", 1.0),
+        ("2-1", "2–1", 1.0),
+        ("2–1", "\\boxed{2-1}", 1.0),
+        ("$2-1$", "1", 1.0),
+        ("2 - 1", "1", 1.0),
+        ("-3", "-3", 1.0),
+        ("3", "5-2", 1.0),
+    ] {
+        let said = format!("The answer is {says}.");
+        let score = MathsScorer::default().grade(&said, &json!(expected)).unwrap();
+        assert_eq!(score.value, due, "{expected}: {said}");
+    }
+}
+
+#[test]
 fn answers_that_mean_the_same() {
     for (a, b) in [
         ("\\frac{1}{2}", "0.5"),

@@ -19,7 +19,7 @@ use levade_process::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::scorer::task_field;
+use crate::scorer::{expected_value, task_field};
 use crate::{Component, Evidence, ScoreError, Scorer};
 
 /// The file of a worker.
@@ -177,7 +177,7 @@ impl PythonKeys {
 /// The expected answer as verl hands it over: where it was taken from within `reward_model.ground_truth`, as
 /// Search-R1's `target` is, all of that.
 fn ground_truth(evidence: &Evidence) -> &Value {
-    let expected = evidence.expected();
+    let expected = evidence.expected_value();
     let whole = task_field(&evidence.task, "reward_model").and_then(|model| model.get("ground_truth"));
     whole.filter(|whole| whole.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
 }
@@ -187,8 +187,9 @@ fn ground_truth(evidence: &Evidence) -> &Value {
 fn columns(task: &Value) -> Map<String, Value> {
     let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
     columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
-    for name in ["question", "answer"] {
-        if let (false, Some(value)) = (columns.contains_key(name), task.get(name)) {
+    let answer = task.get("answer").map(|_| expected_value(task));
+    for (name, value) in [("question", task.get("question")), ("answer", answer)] {
+        if let (false, Some(value)) = (columns.contains_key(name), value) {
             columns.insert(name.to_owned(), value.clone());
         }
     }

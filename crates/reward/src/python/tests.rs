@@ -176,6 +176,23 @@ async fn function_that_cannot_be_called_is_refused_at_check() {
     assert!(error.await.unwrap_err().contains("does not take `scale` of `arguments`"));
 }
 
+/// A task has digits that a number would lose as a text beside the number.
+#[tokio::test]
+async fn numbers_are_expected_as_numbers() {
+    // Python compares a float and an integer to the last digit.
+    let text = format!(
+        "{HEAD}    assert type(ground_truth) in (int, float)\n    return float(type(ground_truth)(solution_str) == ground_truth)\n"
+    );
+    let scorer = script(&text, |_| ());
+    for number in ["1e-05", "2.50", "18446744073709551617", "1e+5"] {
+        let mut attempt = evidence(number, number.into());
+        attempt.task["answer_number"] = serde_json::from_str(number).unwrap();
+        let score = scorer.scorer.score(&attempt).await.unwrap();
+        assert_eq!(score, [Component::score(1.0)], "{number}");
+        assert_eq!(columns(&attempt.task)["answer"].to_string(), number);
+    }
+}
+
 #[tokio::test]
 async fn the_ground_truth_is_the_one_of_the_row() {
     let text = format!("{HEAD}    return int(solution_str in ground_truth['target'])\n");

@@ -159,15 +159,13 @@ impl FileOptions {
         let nothing = Value::Null;
         let field = match layout.answer.as_str() {
             "" => &nothing,
-            path => {
-                let field = row.field("answer", path)?;
-                let spelled = row.spelled.as_ref().and_then(Value::as_object);
-                spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(field)
-            }
+            path => row.field("answer", path)?,
         };
+        let spelled = row.spelled.as_ref().and_then(Value::as_object);
+        let spelled = spelled.and_then(|fields| fields::find(fields, &layout.answer)).unwrap_or(field);
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
-            AnswerFrom::Whole => whole(field, blanks).ok_or_else(|| {
+            AnswerFrom::Whole => whole(field, spelled, blanks).ok_or_else(|| {
                 row.wrong(
                     &layout.answer,
                     field,
@@ -180,6 +178,10 @@ impl FileOptions {
                 .and_then(after_hashes)
                 .map(Value::from)
                 .ok_or_else(|| row.wrong(&layout.answer, field, "a text with an answer after ####"))?,
+        };
+        let answer_number = match (field, &answer) {
+            (Value::Number(number), Value::String(_)) => Some(number.clone()),
+            _ => None,
         };
         let demonstration = match (field, self.annotated_calls) {
             (Value::String(solution), Some(max_calls)) => {
@@ -194,7 +196,7 @@ impl FileOptions {
             Some(Value::String(name)) => Some(name.clone()),
             Some(other) => return Err(row.wrong(AGENT, other, "the name of an agent")),
         };
-        Ok(Task { question, messages, answer, agent, demonstration, ..Task::default() })
+        Ok(Task { question, messages, answer, answer_number, agent, demonstration, ..Task::default() })
     }
 }
 
@@ -293,8 +295,10 @@ fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
     Ok(question)
 }
 
-/// The answer that a whole field is; `None` where it is empty. Counts `blanks`, the lists with empty items.
-fn whole(field: &Value, blanks: &mut usize) -> Option<Value> {
+/// The answer that a whole field is; `None` if the field is empty. A number that an f64 or an integer of 64
+/// bits would print with other digits is a text in its own digits, as `spelled` has them; within lists and
+/// tables all numbers are numbers. Counts `blanks`, the lists with empty items.
+fn whole(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
     let is_blank =
         |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty());
     let is_one = |value: &Value| !value.is_array() && !value.is_object();
@@ -302,25 +306,15 @@ fn whole(field: &Value, blanks: &mut usize) -> Option<Value> {
         value if is_blank(value) => None,
         // An empty text among the right answers would make silence right.
         Value::Array(items) if items.iter().all(is_one) => {
-            let answers: Vec<Value> = items.iter().filter(|item| !is_blank(item)).map(as_written).collect();
+            let answers: Vec<Value> = items.iter().filter(|item| !is_blank(item)).cloned().collect();
             *blanks += usize::from(answers.len() < items.len() && !answers.is_empty());
             (!answers.is_empty()).then_some(Value::Array(answers))
         }
-        Value::Object(fields) => (!fields.is_empty()).then(|| as_written(field)),
-        value => Some(as_written(value)),
-    }
-}
-
-/// Returns an expected answer in which each number that an f64 or an integer of 64 bits would print with
-/// other digits is a text in its own digits.
-fn as_written(value: &Value) -> Value {
-    match value {
-        Value::Number(number) if !prints_alike(number) => Value::from(number.as_str()),
-        Value::Array(items) => items.iter().map(as_written).collect(),
-        Value::Object(fields) => {
-            Value::Object(fields.iter().map(|(name, field)| (name.clone(), as_written(field))).collect())
+        Value::Object(fields) => (!fields.is_empty()).then(|| field.clone()),
+        Value::Number(number) if !prints_alike(number) => {
+            Some(Value::from(spelled.as_str().unwrap_or(number.as_str())))
         }
-        other => other.clone(),
+        value => Some(value.clone()),
     }
 }
 

@@ -1,8 +1,10 @@
 //! Questions that are made of several fields: `"{Body} {Question}"`.
 //!
 //! `{PATH}` stands for a field of the row, `{{` and `}}` for braces. A list becomes lettered lines (`A. …`),
-//! as the scorer `choice` counts its options; a table with `text` and `label` has the names of its labels,
-//! and any other table those of its fields.
+//! as the scorer `choice` counts its options; a table with `text` and `label` has the names of its labels, a
+//! list of tables with a label and a text those of theirs, and any other table those of its fields.
+
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
@@ -11,6 +13,11 @@ use crate::Task;
 
 /// Fields that list the options of a question, as the scorer `choice` knows them.
 pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
+
+/// Fields of an option that is a table of its own, as the scorer knows them: its label,
+const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
+/// and its text.
+const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
 
 /// Part of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +92,18 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
         Ok(if has_name { text } else { format!("{name}. {text}") })
     };
     let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
-        list.iter().enumerate().map(|(at, item)| line(&letter(at), option_text(item))).collect()
+        let texts: Vec<String> =
+            list.iter().map(|item| scalar(option_text(item)).ok_or(NEEDED)).collect::<Result<_, _>>()?;
+        if own_letters(&texts) {
+            return Ok(texts);
+        }
+        let labels: Option<Vec<String>> = list.iter().map(option_label).collect();
+        match labels {
+            Some(labels) => {
+                labels.iter().zip(list).map(|(label, item)| line(label, option_text(item))).collect()
+            }
+            None => list.iter().enumerate().map(|(at, item)| line(&letter(at), option_text(item))).collect(),
+        }
     };
     const NO_MESSAGES: &str =
         "a text, where a question is made of it: a list of messages is a question of its own";
@@ -135,8 +153,28 @@ pub(super) fn name_of_choices<'r>(mut rows: impl Iterator<Item = &'r Map<String,
 
 /// The text of an option that comes as a table of its own.
 fn option_text(item: &Value) -> &Value {
-    let field = |name: &str| item.get(name).filter(|value| !value.is_null());
-    field("text").or_else(|| field("content")).unwrap_or(item)
+    let field = |name: &&str| item.get(*name).filter(|value| !value.is_null());
+    OPTION_TEXTS.iter().find_map(field).unwrap_or(item)
+}
+
+/// Returns the label of an option that comes as a table of its own, with its text.
+fn option_label(item: &Value) -> Option<String> {
+    OPTION_LABELS.iter().find_map(|name| scalar(item.get(*name)?))
+}
+
+/// Returns whether each text brings a letter along, `B) 21` or `(A)22`, and each another one.
+fn own_letters(texts: &[String]) -> bool {
+    let own = |text: &String| {
+        let mut chars = text.strip_prefix('(').unwrap_or(text).chars();
+        let letter = chars.next().filter(char::is_ascii_uppercase)?;
+        match chars.next()? {
+            ')' => Some(letter),
+            '.' | ':' => chars.next()?.is_whitespace().then_some(letter),
+            _ => None,
+        }
+    };
+    let letters: Option<BTreeSet<char>> = texts.iter().map(own).collect();
+    !texts.is_empty() && letters.is_some_and(|letters| letters.len() == texts.len())
 }
 
 fn scalar(value: &Value) -> Option<String> {
@@ -191,6 +229,10 @@ mod tests {
             (json!({"text": ["x", "y"]}), "A. x\nB. y"),
             (json!({"B": "y", "A": "x"}), "A. x\nB. y"),
             (json!([{"label": "A", "text": "x"}, {"label": "B", "text": "y"}]), "A. x\nB. y"),
+            (json!([{"key": "2", "value": "x"}, {"key": "1", "value": "y"}]), "2. x\n1. y"),
+            (json!([{"text": "x"}, {"label": "B", "text": "y"}]), "A. x\nB. y"),
+            (json!(["B) 21", "A)22"]), "B) 21\nA)22"),
+            (json!(["A) 21", "A) 22"]), "A) 21\nB. A) 22"),
             (json!(["A)21", "B)21.5", "(C) 7"]), "A)21\nB)21.5\n(C) 7"),
             (json!(["A dog", "Both"]), "A. A dog\nB. Both"),
             (json!("plain"), "plain"),

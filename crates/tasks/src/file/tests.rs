@@ -79,7 +79,18 @@ fn numbers_are_expected_as_they_are_written() {
     ];
     let got = answers(&options.load(0).unwrap());
     assert_eq!(got[..6], want);
-    assert_eq!(got[6], json!(["1.10", 2, " x "]));
+    // Within lists and tables numbers are numbers.
+    assert_eq!(got[6].to_string(), "[1.10,2,\" x \"]");
+    let of = |number: &str| {
+        let (_folder, options) = file(&format!("{{\"question\": \"?\", \"answer\": {number}}}\n"));
+        let task = options.load(0).unwrap().rest.remove(0);
+        (task.answer.to_string(), task.answer_number.map(|number| number.to_string()))
+    };
+    assert_eq!(of("1e-05"), ("\"1e-05\"".into(), Some("1e-05".into())));
+    assert_eq!(of("1E5"), ("\"1E5\"".into(), Some("1e+5".into())));
+    assert_eq!(of("0.5"), ("0.5".into(), None));
+    assert_eq!(of("\"1.10\""), ("\"1.10\"".into(), None));
+    assert_eq!(of("{\"v\": [1e-05, 2.50]}"), ("{\"v\":[1e-05,2.50]}".into(), None));
 }
 
 #[test]

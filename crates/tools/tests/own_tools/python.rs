@@ -236,23 +236,31 @@ async fn keys_and_numbers_become_values_of_their_types() {
     let folder = tempfile::tempdir().unwrap();
     let text = "
 import datetime, decimal, enum
-from typing import Dict
+from typing import Dict, Optional
 class Unit(enum.Enum):
     C = 'c'
 def keys(x: Dict[int, str], y: Dict[Unit, float] = {}) -> str: return repr((x, y))
 def money(x: decimal.Decimal) -> str: return repr(x)
 def when(x: datetime.datetime) -> str: return repr(x)
 def real(x: float) -> str: return repr(x)
+def maybe(x: Optional[decimal.Decimal]) -> str: return repr(x)
+def kinds(x) -> str: return str([type(x).__name__, type(x['a'][0]).__name__])
 def fresh(x: list = []) -> list:
     x.append(1)
     return x
 ";
     let set = python(folder.path(), text, LONG);
     let mut open = open(&set, "a").await;
+    let of = |number: &str| serde_json::from_str(&format!("{{\"x\": {number}}}")).unwrap();
     for (tool, arguments, want) in [
         ("keys", json!({ "x": { "1": "a" }, "y": { "c": 2 } }), "({1: 'a'}, {<Unit.C: 'c'>: 2.0})"),
         ("money", json!({ "x": 1.5 }), "Decimal('1.5')"),
         ("money", json!({ "x": "1.50" }), "Decimal('1.50')"),
+        ("money", of("123456789.123456789123456789"), "Decimal('123456789.123456789123456789')"),
+        ("money", of("1.10"), "Decimal('1.10')"),
+        ("maybe", of("1.10"), "Decimal('1.10')"),
+        ("real", of("1.10"), "1.1"),
+        ("kinds", of("{\"a\": [1.10]}"), "['dict', 'float']"),
         (
             "when",
             json!({ "x": "2024-02-03T04:05:06Z" }),

@@ -86,6 +86,34 @@ MUTABLE = (list, dict, set, bytearray, collections.deque, tuple)
 UNIONS = tuple(filter(None, [typing.Union, getattr(__import__("types"), "UnionType", None)]))
 
 
+class Written(float):
+    """A number of JSON with the digits that it was written with."""
+
+    def __new__(cls, text):
+        self = super().__new__(cls, text)
+        self.text = text
+        return self
+
+
+def order(text):
+    """An order of a line, with the digits of its arguments."""
+    found = json.loads(text)
+    if "arguments" in found:
+        found["arguments"] = json.loads(text, parse_float=Written)["arguments"]
+    return found
+
+
+def plain(value):
+    """A value with plain numbers."""
+    if isinstance(value, Written):
+        return float(value)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return value
+
+
 class Unfit(Exception):
     """A value that is none of its type."""
 
@@ -410,7 +438,12 @@ def convert(hint, value):
 
     Raises Unfit where it is none after all."""
     if hint is inspect.Parameter.empty or hint is typing.Any or hint is None:
-        return value
+        return plain(value)
+    if isinstance(value, Written):
+        if hint is decimal.Decimal:
+            return decimal.Decimal(value.text)
+        if not is_around(hint):
+            value = float(value)
     if hint is float and type(value) is int:
         return made(float, value)
     if hint is int and type(value) is float and value.is_integer():
@@ -430,8 +463,8 @@ def convert(hint, value):
         return one_of(parts, value)
     if origin is typing.Literal:
         for part in parts:
-            plain = value_of(part) if isinstance(part, enum.Enum) else part
-            if value == plain and type(value) is type(plain):
+            known = value_of(part) if isinstance(part, enum.Enum) else part
+            if value == known and type(value) is type(known):
                 return part
         raise Unfit(f"{value!r} is none of {', '.join(map(repr, parts))}")
     if hasattr(hint, "__supertype__"):
@@ -440,7 +473,7 @@ def convert(hint, value):
         return convert(hint.__value__, value)
     base = origin or hint
     if is_pydantic(base):
-        return made(base.model_validate, value)
+        return made(base.model_validate, plain(value))
     if inspect.isclass(base) and issubclass(base, enum.Enum):
         for member in base:
             if value_of(member) == value:
@@ -465,7 +498,15 @@ def convert(hint, value):
         if len(converted) < len(value):
             raise Unfit(f"two of the keys {', '.join(map(repr, value))} are the same")
         return converted
-    return value
+    return plain(value)
+
+
+def is_around(hint):
+    """Whether a type is one or several others under another name."""
+    origin = typing.get_origin(hint)
+    names = ("__metadata__", "__supertype__", "__value__")
+    is_marked = origin is not None and str(origin).endswith(("Required", "ReadOnly"))
+    return is_marked or origin in UNIONS or any(hasattr(hint, name) for name in names)
 
 
 def convert_key(hint, name):
@@ -494,7 +535,8 @@ def need(value, kind, name):
 
 def one_of(parts, value):
     """The value as one of several types, of which that which is exactly its own comes first."""
-    for part in sorted(parts, key=lambda part: type(value) is not part):
+    own = float if isinstance(value, Written) else type(value)
+    for part in sorted(parts, key=lambda part: own is not part):
         try:
             return convert(part, value)
         except Unfit as unfit:

@@ -254,6 +254,7 @@ def main(first, line):
             why = f"the schema of {tool.name} cannot be written as JSON: {error}"
             return line.failed(answers.sound(why))
         described.append(about)
+    line.parse = schema.order
     line.ready({"tools": described})
     asyncio.run(serve(server))
     if os.getpid() == own:

@@ -169,8 +169,8 @@ class Stateful:
     def call(self, instance, arguments, given, told):
         named = {**told_of(self.tool.execute, told), **kwargs_of(given, "execute_kwargs")}
         if not self.takes_instance:
-            return self.tool.execute(arguments, **named)
-        return self.tool.execute(instance, arguments, **named)
+            return self.tool.execute(schema.plain(arguments), **named)
+        return self.tool.execute(instance, schema.plain(arguments), **named)
 
     def reward(self, instance, given):
         if not hasattr(self.tool, "calc_reward"):

@@ -1,0 +1,195 @@
+//! Options as tasks list them: their texts, and the names that a model reads beside these.
+//!
+//! If options bring labels, these alone name the options.
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+use regex::Regex;
+use serde_json::Value;
+
+use super::{LETTERS, letter, plain};
+use crate::pattern::pattern;
+use crate::scorer::task_field;
+
+/// Fields of an option that is a table of its own: its label,
+const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
+/// and its text.
+const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
+
+/// The options of a task.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// Texts of all; empty where the task does not list its own.
+    pub texts: Vec<String>,
+    /// Names of all, if these are not A, B, C… in this order. Then no other name counts.
+    pub labels: Vec<String>,
+    /// Whether the question asks for the option that is wrong ("all of these EXCEPT").
+    pub asks_for_wrong: bool,
+    /// Whether it asks for the statement that is false: then "A is correct" is no answer.
+    pub asks_for_false: bool,
+}
+
+impl Options {
+    /// Those in the field `choices` or `options` of a task: a list of texts, of tables with a label and a text,
+    /// or a table by label. As data sets have them, either may be in a table `choices` with `text` and `label`.
+    pub fn of(task: &Value) -> Self {
+        let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
+        let (mut texts, mut labels) = listed(found.unwrap_or(&Value::Null));
+        if labels.is_empty()
+            && let Some((own, rest)) = lettered(&texts)
+        {
+            (texts, labels) = (rest, own);
+        }
+        // Labels that are A, B, C… in this order are none.
+        if labels.iter().enumerate().all(|(at, label)| in_order(at).as_ref() == Some(label)) {
+            labels.clear();
+        }
+        let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
+        let asks_for_wrong = ASKS_FOR_WRONG.is_match(question);
+        let asks_for_false = ASKS_FOR_FALSE.is_match(question);
+        Options { asks_for_wrong, asks_for_false, texts, labels }
+    }
+
+    /// Returns how many options there are; `unlisted` if the task does not list its own.
+    pub fn count(&self, unlisted: usize) -> usize {
+        match self.texts.len() {
+            0 => unlisted,
+            count if self.labels.is_empty() => count.min(LETTERS),
+            count => count,
+        }
+    }
+
+    /// Returns the number of the option that a letter alone names: by the labels if there are any, else by its
+    /// position in the alphabet.
+    pub fn letter(&self, text: &str) -> Option<usize> {
+        let position = letter(text)?;
+        if self.labels.is_empty() { Some(position) } else { self.of_label(text) }
+    }
+
+    /// Returns the number of the one option with this label, in whatever case.
+    pub fn of_label(&self, name: &str) -> Option<usize> {
+        let only = |is_it: &dyn Fn(&str) -> bool| {
+            let mut found =
+                self.labels.iter().enumerate().filter(|(_, label)| is_it(label)).map(|(at, _)| at);
+            found.next().filter(|_| found.next().is_none())
+        };
+        only(&|label| label == name).or_else(|| only(&|label| label.to_lowercase() == name.to_lowercase()))
+    }
+
+    /// Returns the number of the option with this label, if that is no letter: ARC has questions with options
+    /// from 1 to 4.
+    pub fn labelled(&self, name: &str) -> Option<usize> {
+        self.of_label(name).filter(|_| letter(name).is_none())
+    }
+}
+
+/// Returns the texts of options, and their labels if they bring any.
+fn listed(options: &Value) -> (Vec<String>, Vec<String>) {
+    let texts = |list: &[Value]| -> Vec<String> { list.iter().map(plain).collect() };
+    match options {
+        Value::Array(list) => {
+            let field = |item: &Value, names: &[&str]| {
+                let scalar = |value: &&Value| value.is_string() || value.is_number();
+                names.iter().find_map(|name| item.get(*name).filter(scalar)).map(plain)
+            };
+            let shown = list.iter().map(|item| field(item, &OPTION_TEXTS).unwrap_or_else(|| plain(item)));
+            let labels: Option<Vec<String>> = list.iter().map(|item| field(item, &OPTION_LABELS)).collect();
+            (shown.collect(), labels.unwrap_or_default())
+        }
+        Value::Object(table) => match (table.get("text"), table.get("label")) {
+            (Some(Value::Array(list)), Some(Value::Array(labels))) => (texts(list), texts(labels)),
+            (Some(Value::Array(list)), _) => (texts(list), Vec::new()),
+            _ => {
+                let mut by_label: Vec<_> = table.iter().filter(|(_, text)| !text.is_null()).collect();
+                by_label.sort_by(|a, b| a.0.cmp(b.0));
+                by_label.into_iter().map(|(label, text)| (plain(text), label.trim().to_owned())).unzip()
+            }
+        },
+        _ => (Vec::new(), Vec::new()),
+    }
+}
+
+/// Returns the letters that all texts begin with, each another one, and the texts behind them.
+fn lettered(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
+    let label = |text: &String| Some(LETTERED.captures(text)?[1].to_owned());
+    let labels: Vec<String> = texts.iter().map(label).collect::<Option<_>>()?;
+    let is_distinct = labels.iter().collect::<HashSet<_>>().len() == labels.len();
+    let rest = texts.iter().map(|text| LETTERED.replace(text, "").into_owned());
+    is_distinct.then(|| (labels, rest.collect()))
+}
+
+/// Returns the letter at a position of the alphabet.
+fn in_order(at: usize) -> Option<String> {
+    u8::try_from(at).ok().filter(|at| usize::from(*at) < LETTERS).map(|at| char::from(b'A' + at).to_string())
+}
+
+static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b")
+});
+static ASKS_FOR_FALSE: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid)\b"));
+/// The letter that some data sets write before the text of an option, "B) cheesecake".
+pub(super) static LETTERED: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\(?([A-Z])(?:\)\s*|[.:]\s+)"));
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::ChoiceScorer;
+
+    /// Names of options that the model reads beside them, in whatever order and script.
+    #[test]
+    fn labels_of_a_row_alone_name_its_options() {
+        let listed = |labels: &[&str]| {
+            let texts = ["red", "green", "blue", "grey"];
+            json!({ "text": &texts[..labels.len()], "label": labels })
+        };
+        for (choices, expected, says, due) in [
+            (listed(&["C", "A", "B", "D"]), "C", "A", Some(0.0)),
+            (listed(&["C", "A", "B", "D"]), "C", "C", Some(1.0)),
+            (listed(&["C", "A", "B", "D"]), "C", "red", Some(1.0)),
+            (listed(&["B", "C", "D", "E"]), "D", "C", Some(0.0)),
+            (listed(&["B", "C", "D", "E"]), "D", "D", Some(1.0)),
+            (listed(&["B", "C", "D", "E"]), "D", "E", Some(0.0)),
+            (listed(&["B", "C", "D", "E"]), "A", "A", None),
+            (listed(&["F", "G", "H", "J"]), "H", "H", Some(1.0)),
+            (listed(&["F", "G", "H", "J"]), "H", "C", Some(0.0)),
+            (listed(&["F", "G", "H", "J"]), "(h)", "\\boxed{H}", Some(1.0)),
+            (listed(&["i", "ii", "iii", "iv"]), "i", "i", Some(1.0)),
+            (listed(&["i", "ii", "iii", "iv"]), "i", "I", Some(1.0)),
+            (listed(&["i", "ii", "iii", "iv"]), "ii", "ii", Some(1.0)),
+            (listed(&["i", "ii", "iii", "iv"]), "i", "A", Some(0.0)),
+            (listed(&["1", "2", "3", "4"]), "2", "B", Some(0.0)),
+            (listed(&["1", "2", "3", "4"]), "B", "B", None),
+            (listed(&["0", "1"]), "1", "1", Some(1.0)),
+            (listed(&["A", "B", "A"]), "A", "A", None),
+            (json!({"1": "red", "2": "green"}), "1", "green", Some(0.0)),
+            (json!({"1": "red", "2": "green"}), "1", "1", Some(1.0)),
+            (json!({"0": "red", "1": "green"}), "0", "0", Some(1.0)),
+            (json!({"0": "red", "1": "green"}), "0", "1", Some(0.0)),
+            (json!({"B": "red", "C": "green", "E": null}), "C", "C", Some(1.0)),
+            (json!({"B": "red", "C": "green", "E": null}), "E", "E", None),
+            (json!([{"key": "2", "value": "red"}, {"key": "1", "value": "green"}]), "1", "1", Some(1.0)),
+            (json!([{"label": "B", "text": "red"}, {"label": "A", "text": "green"}]), "A", "B", Some(0.0)),
+            (json!(["A)21", "B)22", "C)23"]), "B", "22", Some(1.0)),
+            (json!(["A)21", "B)22", "C)23"]), "B", "B)22", Some(1.0)),
+            (json!(["B) 21", "A) 22"]), "B", "B", Some(1.0)),
+            (json!(["B) 21", "A) 22"]), "B", "22", Some(0.0)),
+            (json!({"A": "red", "B": "green"}), "B", "B", Some(1.0)),
+        ] {
+            let options = Options::of(&json!({ "row": { "choices": &choices } }));
+            let said = format!("The answer is {says}.");
+            let score = ChoiceScorer::default().grade(&said, &json!(expected), &options);
+            assert_eq!(score.ok().map(|score| score.value), due, "{choices} expects {expected}: {said}");
+        }
+        // A number is a label if labels are numbers, else a position.
+        let number = |choices: Value| {
+            let options = Options::of(&json!({ "choices": choices }));
+            ChoiceScorer::default().grade("green", &json!(1), &options).unwrap().value
+        };
+        assert_eq!(number(json!({"1": "red", "2": "green"})), 0.0);
+        assert_eq!(number(listed(&["F", "G"])), 1.0);
+    }
+}

@@ -1,0 +1,231 @@
+//! Commands of LaTeX in the signs that plain text has for them: `\frac{1}{2}` is `1/2`, `90^\circ` is `90°`,
+//! `\sqrt{2}` is `√2`, `2\pi` is `2π`. Other commands stay.
+
+/// Signs by the names of commands, in small letters.
+const SIGNS: [(&str, &str); 52] = [
+    ("times", "*"),
+    ("cdot", "*"),
+    ("ast", "*"),
+    ("div", "/"),
+    ("left", ""),
+    ("right", ""),
+    ("bigl", ""),
+    ("bigr", ""),
+    ("displaystyle", ""),
+    ("quad", " "),
+    ("qquad", " "),
+    ("leq", "<="),
+    ("geq", ">="),
+    ("le", "<="),
+    ("ge", ">="),
+    ("lt", "<"),
+    ("gt", ">"),
+    ("ne", "!="),
+    ("neq", "!="),
+    ("pm", "±"),
+    ("approx", "≈"),
+    ("infty", "∞"),
+    ("circ", "∘"),
+    ("degree", "°"),
+    ("dots", "..."),
+    ("ldots", "..."),
+    ("cdots", "..."),
+    ("to", "→"),
+    ("rightarrow", "→"),
+    ("in", "∈"),
+    ("cup", "∪"),
+    ("cap", "∩"),
+    ("angle", "∠"),
+    ("triangle", "△"),
+    ("dfrac", FRACTION),
+    ("tfrac", FRACTION),
+    ("cfrac", FRACTION),
+    ("pi", "π"),
+    ("alpha", "α"),
+    ("beta", "β"),
+    ("gamma", "γ"),
+    ("delta", "δ"),
+    ("epsilon", "ε"),
+    ("theta", "θ"),
+    ("lambda", "λ"),
+    ("mu", "μ"),
+    ("rho", "ρ"),
+    ("sigma", "σ"),
+    ("tau", "τ"),
+    ("phi", "φ"),
+    ("omega", "ω"),
+    ("textdegree", "°"),
+];
+/// Names of commands that only change how their argument looks.
+const FONTS: [&str; 18] = [
+    "text",
+    "textbf",
+    "textit",
+    "textrm",
+    "textsf",
+    "texttt",
+    "textup",
+    "emph",
+    "underline",
+    "mathrm",
+    "mathbf",
+    "mathit",
+    "mathsf",
+    "operatorname",
+    "mbox",
+    "boldsymbol",
+    "bm",
+    "mathop",
+];
+const FRACTION: &str = "\\frac";
+const ROOT: &str = "\\sqrt";
+
+/// Returns a text in small letters with signs in place of commands.
+pub(super) fn plain(text: &str) -> String {
+    let commands: Vec<char> = without_commands(text).chars().collect();
+    let mut found = without_arguments(&commands).replace("{,}", ",");
+    for degrees in ["^{∘}", "^∘", "{}^°", "^{°}", "^°"] {
+        found = found.replace(degrees, "°");
+    }
+    found
+}
+
+/// Returns a text with signs in place of commands that have no argument, and with the arguments of those that
+/// only change how these look.
+fn without_commands(text: &str) -> String {
+    let mut found = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        let (before, command) = rest.split_at(at);
+        found.push_str(before);
+        let command = &command[1..];
+        let end = command.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(command.len());
+        let (name, after) = command.split_at(end);
+        if name.is_empty() {
+            let Some(mark) = command.chars().next() else {
+                found.push('\\');
+                break;
+            };
+            match mark {
+                '(' | ')' | '[' | ']' | ',' | ';' | '!' => {}
+                ' ' | '$' | '%' | '#' | '&' | '_' | '*' => found.push(mark),
+                mark => found.extend(['\\', mark]),
+            }
+            rest = &command[mark.len_utf8()..];
+            continue;
+        }
+        rest = after;
+        let argument = || braced(after.trim_start()).filter(|_| FONTS.contains(&name));
+        if let Some((_, sign)) = SIGNS.iter().find(|(known, _)| *known == name) {
+            found.push_str(sign);
+        } else if let Some((inside, after)) = argument() {
+            found.push_str(&without_commands(inside));
+            rest = after;
+        } else {
+            found.push('\\');
+            found.push_str(name);
+        }
+    }
+    found.push_str(rest);
+    found
+}
+
+/// Splits a text that begins with braces into what they hold and what follows.
+fn braced(text: &str) -> Option<(&str, &str)> {
+    let mut depth = 0;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ if depth == 0 => return None,
+            _ => {}
+        }
+        if depth == 0 {
+            return (c == '}').then(|| (&text[1..at], &text[at + 1..]));
+        }
+    }
+    None
+}
+
+/// Returns a text with fractions and roots as plain text has them.
+fn without_arguments(chars: &[char]) -> String {
+    let mut found = String::with_capacity(chars.len());
+    let mut at = 0;
+    while at < chars.len() {
+        let made = match (behind(chars, at, FRACTION), behind(chars, at, ROOT)) {
+            (Some(arguments), _) => fraction(chars, arguments),
+            (None, Some(arguments)) => root(chars, arguments),
+            (None, None) => None,
+        };
+        let Some((written, end)) = made else {
+            found.push(chars[at]);
+            at += 1;
+            continue;
+        };
+        // Neither digits nor letters beside it are a part of it.
+        let is_word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+        let is_power = found.ends_with('^') || chars.get(end) == Some(&'^');
+        if is_word(found.chars().last()) && is_word(written.chars().next()) {
+            found.push(' ');
+        }
+        found.push_str(&grouped(&written, !is_power));
+        if is_word(chars.get(end).copied()) && is_word(written.chars().last()) {
+            found.push(' ');
+        }
+        at = end;
+    }
+    found
+}
+
+/// Returns where the arguments of a command begin that stands at a place.
+fn behind(chars: &[char], at: usize, command: &str) -> Option<usize> {
+    if chars[at] != '\\' {
+        return None;
+    }
+    let end = at + command.chars().count();
+    let is_it = command.chars().eq(chars.get(at..end)?.iter().copied());
+    is_it.then_some(end)
+}
+
+fn fraction(chars: &[char], arguments: usize) -> Option<(String, usize)> {
+    let (above, end) = argument(chars, arguments)?;
+    let (below, end) = argument(chars, end)?;
+    let is_simple = above.chars().all(char::is_alphanumeric);
+    Some((format!("{}/{}", grouped(&above, is_simple), grouped(&below, is_factor(&below))), end))
+}
+
+fn root(chars: &[char], arguments: usize) -> Option<(String, usize)> {
+    let (radicand, end) = argument(chars, arguments)?;
+    Some((format!("√{}", grouped(&radicand, is_factor(&radicand))), end))
+}
+
+/// Whether a text is one number or one letter.
+fn is_factor(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_digit()) || text.chars().count() == 1
+}
+
+fn grouped(text: &str, is_simple: bool) -> String {
+    if is_simple { text.to_owned() } else { format!("({text})") }
+}
+
+/// Returns the argument of a command and where it ends: what braces hold, or one character.
+fn argument(chars: &[char], mut at: usize) -> Option<(String, usize)> {
+    while chars.get(at)?.is_whitespace() {
+        at += 1;
+    }
+    if chars[at] != '{' {
+        return chars[at].is_alphanumeric().then(|| (chars[at].to_string(), at + 1));
+    }
+    let mut depth = 0;
+    let end = chars[at..].iter().position(|c| {
+        depth += match c {
+            '{' => 1,
+            '}' => -1,
+            _ => 0,
+        };
+        depth == 0
+    })?;
+    let inside = without_arguments(&chars[at + 1..at + end]);
+    let inside = inside.trim();
+    (!inside.is_empty()).then(|| (inside.to_owned(), at + end + 1))
+}

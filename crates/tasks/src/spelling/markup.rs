@@ -1,0 +1,226 @@
+//! Marks of turns, tags and references of HTML in a text.
+//!
+//! Tags of turns and blocks break a line; those that only change how words look are left out. `<` and `[` that
+//! begin no tag stay.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use super::{ANSWER_NAMES, QUESTION_NAMES, is_label_text};
+
+/// Maximum length of a tag, in bytes.
+const MAX_TAG: usize = 200;
+/// Names of tags that break a line without being closed: turns and ends of chat templates, and HTML.
+const ALONE: [&str; 19] = [
+    "bos",
+    "eos",
+    "pad",
+    "unk",
+    "br",
+    "hr",
+    "p",
+    "think",
+    "no_think",
+    "nothink",
+    "image",
+    "img",
+    "audio",
+    "video",
+    "start_of_turn",
+    "end_of_turn",
+    "start_of_image",
+    "end_of_text",
+    "endoftext",
+];
+/// Names of tags, also in square brackets, that do so.
+const ALONE_IN_BRACKETS: [&str; 3] = ["inst", "examples", "s"];
+/// Names of tags that only change how the words between them look.
+const INLINE: [&str; 20] = [
+    "b", "i", "u", "em", "strong", "span", "font", "a", "mark", "small", "big", "tt", "code", "del", "ins",
+    "center", "cite", "kbd", "var", "abbr",
+];
+/// Words that switch the reasoning of a model on or off.
+const SWITCHES: [&str; 3] = ["/no_think", "/nothink", "/think"];
+
+/// Names of HTML character references, each with the character.
+const REFERENCES: [(&str, char); 38] = [
+    ("quot", '"'),
+    ("apos", '\''),
+    ("lt", '<'),
+    ("gt", '>'),
+    ("nbsp", ' '),
+    ("amp", '&'),
+    ("lsquo", '‘'),
+    ("rsquo", '’'),
+    ("ldquo", '“'),
+    ("rdquo", '”'),
+    ("laquo", '«'),
+    ("raquo", '»'),
+    ("ndash", '–'),
+    ("mdash", '—'),
+    ("minus", '−'),
+    ("hellip", '…'),
+    ("times", '×'),
+    ("divide", '÷'),
+    ("middot", '·'),
+    ("le", '≤'),
+    ("ge", '≥'),
+    ("ne", '≠'),
+    ("frac12", '½'),
+    ("frac14", '¼'),
+    ("sup2", '²'),
+    ("sup3", '³'),
+    ("deg", '°'),
+    ("pi", 'π'),
+    ("auml", 'ä'),
+    ("ouml", 'ö'),
+    ("uuml", 'ü'),
+    ("szlig", 'ß'),
+    ("eacute", 'é'),
+    ("egrave", 'è'),
+    ("agrave", 'à'),
+    ("ccedil", 'ç'),
+    ("ntilde", 'ñ'),
+    ("shy", '\u{AD}'),
+];
+
+/// Returns a text with line breaks in place of tags that mark turns, questions, answers and blocks, and with
+/// characters in place of references of HTML.
+pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
+    let text = without_switches(text);
+    if !text.contains(['<', '[', '&']) {
+        return text;
+    }
+    let (opened, closed) = names(&text);
+    let mut found = String::with_capacity(text.len());
+    let mut rest = &*text;
+    while let Some(at) = rest.find(['<', '[']) {
+        let (before, tag) = rest.split_at(at);
+        found.push_str(before);
+        let replaced = inside(tag).and_then(|inside| Some((mark(inside, tag, &opened, &closed)?, inside)));
+        match replaced {
+            Some((mark, inside)) => {
+                found.push_str(mark);
+                rest = &tag[inside.len() + 2..];
+            }
+            None => {
+                found.push_str(&tag[..1]);
+                rest = &tag[1..];
+            }
+        }
+    }
+    found.push_str(rest);
+    Cow::Owned(without_references(&found))
+}
+
+/// Returns what a tag holds, if it is one.
+fn inside(tag: &str) -> Option<&str> {
+    let end = if tag.starts_with('<') { '>' } else { ']' };
+    let at = tag.char_indices().take(MAX_TAG).find(|(_, c)| *c == end)?.0;
+    Some(&tag[1..at])
+}
+
+/// Returns the name of a tag in small letters, and whether the tag closes another.
+fn name(inside: &str) -> Option<(String, bool)> {
+    let (name, closes) = inside.strip_prefix('/').map_or((inside, false), |name| (name, true));
+    let end = name.find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c))).unwrap_or(name.len());
+    let (name, attributes) = name.split_at(end);
+    let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic());
+    let is_tag = attributes.is_empty() || attributes == "/" || attributes.starts_with(' ');
+    (is_name && is_tag).then(|| (name.to_lowercase(), closes))
+}
+
+/// Returns the names of all tags that open, and of all that close.
+fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
+    let (mut opened, mut closed) = (HashSet::new(), HashSet::new());
+    for (at, _) in text.match_indices(['<', '[']) {
+        if let Some((name, closes)) = inside(&text[at..]).and_then(name) {
+            if closes {
+                closed.insert(name)
+            } else {
+                opened.insert(name)
+            };
+        }
+    }
+    (opened, closed)
+}
+
+/// Returns what stands in place of a tag; `None` if it is none.
+fn mark(inside: &str, tag: &str, opened: &HashSet<String>, closed: &HashSet<String>) -> Option<&'static str> {
+    let is_bar = |c: char| c == '|' || c == '｜';
+    if inside.chars().count() > 2 && inside.starts_with(is_bar) && inside.ends_with(is_bar) {
+        return Some("\n");
+    }
+    let lower = inside.trim_start_matches('/').to_lowercase();
+    let is_label = |names: &str| inside.len() <= 40 && lower.len() > 1 && is_label_text(&lower, names);
+    if is_label(QUESTION_NAMES) || is_label(ANSWER_NAMES) {
+        return Some("\n");
+    }
+    let (name, _) = name(inside)?;
+    let is_pair = opened.contains(&name) && closed.contains(&name);
+    match &*name {
+        "sup" if is_pair && tag.starts_with('<') => Some(if inside.starts_with('/') { "" } else { "^" }),
+        "sub" if is_pair && tag.starts_with('<') => Some(if inside.starts_with('/') { "" } else { "_" }),
+        name if is_pair && INLINE.contains(&name) => Some(""),
+        name => {
+            let is_alone = ALONE_IN_BRACKETS.contains(&name) || tag.starts_with('<') && ALONE.contains(&name);
+            (is_pair || is_alone).then_some("\n")
+        }
+    }
+}
+
+/// Returns a text with line breaks in place of words that switch reasoning.
+fn without_switches(text: &str) -> Cow<'_, str> {
+    if !text.contains("think") {
+        return Cow::Borrowed(text);
+    }
+    let mut found = text.to_owned();
+    for switch in SWITCHES {
+        let mut from = 0;
+        while let Some(at) = found[from..].find(switch).map(|at| from + at) {
+            let end = at + switch.len();
+            let is_blank = |c: char| c.is_whitespace();
+            let is_word = (at == 0 || found[..at].ends_with(is_blank))
+                && (end == found.len() || found[end..].starts_with(is_blank));
+            if is_word {
+                found.replace_range(at..end, "\n");
+            }
+            from = if is_word { at + 1 } else { end };
+        }
+    }
+    Cow::Owned(found)
+}
+
+/// Returns a text with characters in place of references of HTML: `&#39;`, `&#x27;`, `&eacute;`.
+fn without_references(text: &str) -> String {
+    let mut found = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('&') {
+        let (before, reference) = rest.split_at(at);
+        found.push_str(before);
+        let named = reference[1..].split_once(';').and_then(|(name, after)| Some((referred(name)?, after)));
+        match named {
+            Some((character, after)) => {
+                found.push(character);
+                rest = after;
+            }
+            None => {
+                found.push('&');
+                rest = &reference[1..];
+            }
+        }
+    }
+    found + rest
+}
+
+/// Returns the character of a reference, by its name or number.
+fn referred(name: &str) -> Option<char> {
+    let Some(number) = name.strip_prefix('#') else {
+        return REFERENCES.iter().find(|(known, _)| *known == name).map(|(_, character)| *character);
+    };
+    let code = match number.strip_prefix(['x', 'X']) {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => number.parse(),
+    };
+    char::from_u32(code.ok()?)
+}
