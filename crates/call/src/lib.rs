@@ -41,7 +41,8 @@
 //!
 //! # Guarantees
 //! - **Sampled tokens are recorded**, also those of a call that is aborted or that fails.
-//! - **A call is admitted once.** A rejected call changes no random stream and no limit.
+//! - **A call is admitted once.** A rejected call changes no random stream. If it is rejected after its
+//!   admission, for example because its prompt is too long, it has used one of the attempt's calls.
 //! - **Every wait has a timeout**, which does not count the time in which the sampler's device trains.
 //! - **An error has a kind, the wrong value and a way out** ([`ApiError`]).
 //!
