@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::boxed::last_box;
+use crate::boxed::{last_box, without_text_commands};
 use crate::contained::contains;
 use crate::scorer::{expected, of_answer, task_field};
 use crate::short::Short;
@@ -128,15 +128,19 @@ impl AnswerScorer {
             None => self.place.find(text),
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
-        let own = Short::new(found, false);
-        let agrees = |want: &Short| match self.compare {
-            _ if own.text == want.text => f64::from(u8::from(own.is(want))),
-            _ if want.closed => 0.0,
-            Comparison::Exact => 0.0,
-            Comparison::Contains => f64::from(u8::from(contains(found, want))),
-            Comparison::F1 => f1(&own.text, &want.text),
+        let grade = |found: &str| {
+            let own = Short::new(found, false);
+            let agrees = |want: &Short| match self.compare {
+                _ if own.text == want.text => f64::from(u8::from(own.is(want))),
+                _ if want.closed => 0.0,
+                Comparison::Exact => 0.0,
+                Comparison::Contains => f64::from(u8::from(contains(found, want))),
+                Comparison::F1 => f1(&own.text, &want.text),
+            };
+            expected.iter().map(agrees).fold(0.0, f64::max)
         };
-        let best = expected.iter().map(agrees).fold(0.0, f64::max);
+        let plain = (schema == Some("boxed")).then(|| without_text_commands(found));
+        let best = plain.map_or(0.0, |plain| grade(&plain)).max(grade(found));
         let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
         let scale = if self.place == Place::Tag && tags > self.most_tags { 0.25 } else { 1.0 };
         let value = if best > 0.0 { best * scale } else { self.wrong };

@@ -135,6 +135,19 @@ fn equal_answers_have_equal_symbols() {
         ("-5", "\u{2212}5"),
         ("-5", "\u{2013}5."),
         ("and so on", "...and so on"),
+        // Dashes, spaces, zeros and initials that change nothing.
+        ("1950–1955", "1950-1955"),
+        ("1950 - 1955", "1950–1955"),
+        ("4.50", "4.5"),
+        ("$70.00", "$70"),
+        ("3,000.00", "3000"),
+        ("0.25", ".25"),
+        ("30 °C", "30°C"),
+        ("8 €", "€8"),
+        ("C. S. Lewis", "C.S. Lewis"),
+        ("U.S.A.", "USA"),
+        ("5 p.m.", "5 pm"),
+        ("'x'", "x"),
     ] {
         assert_eq!((value(expected, text), value(text, expected)), (1.0, 1.0), "{expected} {text}");
     }
@@ -169,6 +182,24 @@ fn equal_answers_have_equal_symbols() {
         (",5", "5"),
         ("1e5", "1e-5"),
         ("\u{2212}5", "5"),
+        // Marks between characters, and primes.
+        ("p-q", "pq"),
+        ("p.q", "pq"),
+        ("(p,q)", "pq"),
+        ("p:q", "pq"),
+        ("h(t)", "ht"),
+        ("h'(t)", "h(t)"),
+        ("z'", "z"),
+        ("7'", "7"),
+        ("7\"", "7'"),
+        ("mail.org", "mailorg"),
+        // A name that is written as the article.
+        ("A flat", "flat"),
+        ("A sharp", "The sharp"),
+        ("A, D", "D"),
+        ("A and D", "and D"),
+        // Versions.
+        ("release 4.10", "release 4.1"),
     ] {
         assert_eq!((value(expected, text), value(text, expected)), (0.0, 0.0), "{expected} {text}");
     }
@@ -244,6 +275,9 @@ fn a_task_says_where_its_answer_stands() {
     for (schema, text, value) in [
         (json!("boxed"), "so \\boxed{Beijing} <answer>x</answer>", 1.0),
         (json!("boxed"), "so \\boxed{Beijing", 0.0),
+        (json!("boxed"), "so $\\boxed{\\text{Beijing}}$", 1.0),
+        (json!("boxed"), "so \\boxed{\\textbf{Beijing}.}", 1.0),
+        (json!("boxed"), "so \\boxed{\\text{Bei\\_jing}}", 0.0),
         (json!("solution"), "<solution>x</solution> <solution>Beijing</solution>", 1.0),
         (json!("solution"), "<solution>Beijing", 0.0),
     ] {

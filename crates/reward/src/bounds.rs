@@ -55,7 +55,7 @@ const PHRASES: &[(Position, &str, &str)] = &[
         "≠",
         "not|never|cannot|neither|nor|but|without|excluding|except|other than|different from|rather than|\
         instead of|anything but|far from|nowhere near|nothing like|wrong|incorrect|invalid|impossible|\
-        excluded|unequal to|none of|unlikely|there is no way|unlike|we reject|we exclude|we discard|rule out|rules out|ruling out|ruled out|\
+        excluded|unequal to|none of|unlikely|there is no way|no way|unlike|we reject|we exclude|we discard|rule out|rules out|ruling out|ruled out|\
         is false|false that|mistake|misconception|mistaken|untrue|ain't|aint|isnt|cant|wont|doesnt",
     ),
     (

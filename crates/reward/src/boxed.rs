@@ -1,9 +1,13 @@
 //! Answers in `\boxed{…}`, and the one number that a short formula says.
 
 use std::ops::Range;
+use std::sync::LazyLock;
+
+use regex::Regex;
 
 use crate::characters::spelled;
 use crate::numbers::{Found, Reader};
+use crate::pattern::pattern;
 
 /// Content of the last `\boxed{…}` or `\fbox{…}`; without braces (`\boxed 5`), what follows up to white space
 /// or the end of the formula. `None` if there is no box, or the last one is not closed.
@@ -36,6 +40,29 @@ pub(crate) fn last_box_and_place(text: &str) -> Option<(&str, Range<usize>)> {
     }
     None
 }
+
+/// Returns the content of a box without commands for text and fonts (`\text{Paris}`, `\textbf{Paris}`), and
+/// without the backslashes that LaTeX needs before marks (`C\#`, `a\_b`).
+pub(crate) fn without_text_commands(inside: &str) -> String {
+    let mut text = inside.to_owned();
+    loop {
+        let plain = TEXT.replace_all(&text, "$1").into_owned();
+        if plain == text {
+            break;
+        }
+        text = plain;
+    }
+    let text = ESCAPED.replace_all(&text, "$1");
+    THIN_SPACE.replace_all(&text, " ").trim().to_owned()
+}
+
+static TEXT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"\\(?:text(?:bf|it|rm|sf|tt|sc|normal)?|math(?:rm|bf|it|sf|tt)|mbox|emph|operatorname)\s*\{([^{}]*)\}",
+    )
+});
+static ESCAPED: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\([#$%&_])"));
+static THIN_SPACE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\[,;: ]|~"));
 
 /// Commands that make something else of a number beside them, or of an equation.
 const COMPUTES: [&str; 42] = [

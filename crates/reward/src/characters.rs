@@ -244,6 +244,13 @@ fn is_picture(c: char) -> bool {
         || (matches!(c, '\u{1f300}'..='\u{1faff}') && !matches!(c, '\u{1f6ab}' | '\u{1f44e}'))
 }
 
+/// Returns whether a character only decorates what it stands beside: a star, a check mark or an emoji, but no
+/// sign that denies (❌, 👎) or doubts.
+pub(crate) fn is_decoration(c: char) -> bool {
+    let is_emoji = matches!(c, '\u{1f300}'..='\u{1faff}') && !matches!(c, '👎' | '🚫' | '🛑' | '🤔');
+    is_emoji || matches!(c, '✅' | '✔' | '☑' | '✓' | '⭐' | '★' | '☆' | '✨' | '\u{fe0f}')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,12 +4,16 @@
 //! nor "C" in "C#", nor 5 in 5-6. Where the words around it deny it ("not Paris", "Paris is wrong"), it is
 //! not stated.
 
+use std::ops::Range;
 use std::sync::LazyLock;
 
-use regex::Regex;
+use regex::{Captures, Regex};
 
+use crate::bounds::{joined_before, joined_behind};
 use crate::pattern::pattern;
+use crate::retraction::{REJECTIONS, takes_back};
 use crate::short::{Short, normalise};
+use crate::{Rational, doubts, numbers};
 
 /// Returns whether a text states an answer, in at least one place without a denial. An answer without words
 /// or digits is in none.
@@ -21,31 +25,57 @@ pub(crate) fn contains(text: &str, want: &Short) -> bool {
     if JOINED_SCRIPT.is_match(&want.text) {
         return is_in_joined_script(text, want);
     }
+    let text = LINK.replace_all(text, "$1");
+    let text = text.as_ref();
+    let value = value(&want.written, 0..want.written.len());
+    let is_own_value = |place: Range<usize>| value.is_none() || self::value(text, place) == value;
     let tokens: Vec<(usize, usize)> =
         TOKEN.find_iter(text).map(|found| (found.start(), found.end())).collect();
     tokens.iter().enumerate().any(|(first, (start, end))| {
         let token = &text[*start..*end];
         let begins = normalise(POSSESSIVE.find(token).map_or(token, |owned| &token[..owned.start()]));
-        if !want.text.starts_with(&begins) || (begins.is_empty() && want.symbols.is_empty()) {
+        let is_article = begins == "a" && want.symbols.contains(&'A');
+        if !(want.text.starts_with(&begins) || is_article) || (begins.is_empty() && want.symbols.is_empty()) {
             return false;
         }
         // Articles and marks that stand alone are no words.
         let ends = tokens[first..].iter().take(2 * words + 4).map(|(_, end)| *end);
         let mut fits = ends.take_while(|end| {
-            let found = normalise(&text[*start..*end]);
+            let has_initials = INITIALS.is_match(&text[*start..*end]);
+            let found = match has_initials {
+                true => Short::new(&text[*start..*end], false).text,
+                false => normalise(&text[*start..*end]),
+            };
             want.text.starts_with(&found)
                 || POSSESSIVE.is_match(&text[*start..*end])
                 || found.ends_with(['a', 'n', 'e'])
+                || has_initials
         });
         fits.any(|end| {
             let whole = &text[*start..end];
-            let end = start + POSSESSIVE.find(whole).map_or(whole.len(), |owned| owned.start());
-            let is_it = |end: usize| Short::new(&text[*start..end], false).is(want);
+            let owner = start + POSSESSIVE.find(whole).map_or(whole.len(), |owned| owned.start());
             let word = start + whole.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
-            let is_stated = || !is_denied(&text[..*start], &text[word.min(end)..]);
-            (is_it(start + whole.len()) || is_it(end)) && is_stated()
+            let unquoted = start + whole.trim_end_matches(['"', '\'', '.', ',', '!', '?']).len();
+            let is_it = |end: usize| Short::new(&text[*start..end.max(*start)], false).is(want);
+            let is_stated = || {
+                !is_denied(&text[..*start], &text[word.min(owner)..])
+                    && is_own_value(*start..end)
+                    && (want.text != "no" || STANDS_ALONE.is_match(&text[word.min(owner)..]))
+            };
+            let is_any = is_it(end)
+                || (owner != end && is_it(owner))
+                || (unquoted != end && unquoted != owner && is_it(unquoted));
+            is_any && is_stated()
         })
     })
+}
+
+/// Returns the value of the only number that starts in a place of a text, as the rules of numbers read it: 5
+/// million is no 5, and neither is "fewer than 5".
+fn value(text: &str, place: Range<usize>) -> Option<Rational> {
+    let digit = place.start + text[place.clone()].find(|c: char| c.is_ascii_digit())?;
+    let is_only = numbers::count(&text[place]) == 1;
+    numbers::at(text, digit).filter(|_| is_only)?.value
 }
 
 /// Returns whether a text has an answer in a script that writes words without spaces.
@@ -55,26 +85,43 @@ fn is_in_joined_script(text: &str, want: &Short) -> bool {
         && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
     let is_letter = |c: Option<char>| c.is_some_and(char::is_lowercase);
     let (first, last) = (want.text.chars().next(), want.text.chars().next_back());
-    let mut places = own
-        .text
-        .match_indices(&want.text)
-        .map(|(at, _)| (&own.text[..at], &own.text[at + want.text.len()..]));
+    // Sentences end a denial: 不，是巴黎.
+    let parted = normalise(&MARKS.replace_all(text, " "));
+    let within = if parted.contains(&want.text) { &parted } else { &own.text };
+    let mut places =
+        within.match_indices(&want.text).map(|(at, _)| (&within[..at], &within[at + want.text.len()..]));
     has_all
         && places.any(|(before, after)| {
             let joins = is_letter(first) && is_letter(before.chars().next_back())
                 || is_letter(last) && is_letter(after.chars().next());
-            !joins && !DENIED_JOINED.is_match(before)
+            !joins
+                && !DENIED_JOINED.is_match(before)
+                && joined_before(before) != Some("≠")
+                && joined_behind(after) != Some("≠")
+                && !takes_back(after)
         })
 }
 
-/// Returns whether what stands around an answer denies it.
+/// Returns whether what stands around an answer denies it or takes it back.
 fn is_denied(before: &str, after: &str) -> bool {
     let start = before.char_indices().rev().nth(100).map_or(0, |(at, _)| at);
-    let before = ANYTHING_BUT.replace_all(&before[start..], "except");
-    let clause = CLAUSE.split(&before).last().unwrap_or_default();
-    let clause = SURE.replace_all(clause, "");
-    let end = after.char_indices().nth(100).map_or(after.len(), |(end, _)| end);
-    DENIES.is_match(&clause) || CALLED_WRONG.is_match(&after[..end])
+    let near = BUT.replace_all(&before[start..], "except");
+    let near = SURE.replace_all(&near, "");
+    let near = RELATIVE.replace_all(&near, |found: &Captures<'_>| match HOLDS.is_match(&found[0]) {
+        true => found[0].to_owned(),
+        false => String::new(),
+    });
+    let clause = CLAUSE.split(&near).last().unwrap_or_default();
+    let clause = NO.replace(clause, "");
+    let end = after.char_indices().nth(1000).map_or(after.len(), |(end, _)| end);
+    let after = &after[..end];
+    let mut later = SENTENCE.find_iter(after).map(|end| &after[end.end()..]);
+    DENIES.is_match(&clause)
+        || CALLED_WRONG.is_match(after)
+        || doubts::governing(&near) == Some("≠")
+        || doubts::is_taken_back(after, false)
+        || takes_back(after)
+        || later.any(|sentence| takes_back(sentence) || CORRECTS.is_match(sentence))
 }
 
 static TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"[^\s\u2014]+"));
@@ -83,36 +130,76 @@ static POSSESSIVE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:'|\u2019)s?[.
 static JOINED_SCRIPT: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"));
 static DENIED_JOINED: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?:不是|不为|并非|並非|不在|而非|没有|沒有|不选|不叫)$"));
-static ANYTHING_BUT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\banything\s+but\b"));
+    LazyLock::new(|| pattern(r"(?:不是|不为|并非|並非|不在|而非|没有|沒有|不选|不叫|不可能[是为])$"));
+/// Marks of sentences in these scripts.
+static MARKS: LazyLock<Regex> = LazyLock::new(|| pattern(r"[，。；：！？、]|[,;:!?]"));
+/// A link of Markdown, with its text in group 1.
+static LINK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[([^\]\n]*)\]\([^()\s]*\)"));
+static INITIALS: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[A-Z]\.\s+[A-Z]\."));
+/// What follows a "no" that is an answer, and not part of "no idea".
+static STANDS_ALONE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r#"(?i)^\W*$|^['"*_`]*\s*[.,;:!\n)–—-]|^\s+(?:it|they|he|she|we|i|this|that|there|because|since)\b"#,
+    )
+});
+/// A "but" that excepts what follows: anything but Paris.
+static BUT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\banything\s+but\b"));
 /// What ends a clause; a comma does if a subject follows.
 static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)[.!?;:\n\u{3002}]\s*|\b(?:but|however|instead,|so|therefore|because)\s",
-        r"|,\s*(?:it|it's|it\u{2019}s|the|he|she|they|that|this|we|i|who|which)\s",
+        r"(?i)[.!?;:\n\u{3002}]\s*|\s[-–—]+\s+|\b(?:but|however|instead,|so|therefore|because|sondern|mais|sino)\s",
+        r"|,\s*(?:it|it's|it\u{2019}s|the|he|she|they|that|this|we|i|who|which|c['\u{2019}]est|es\s+ist|es|è|é)\s",
+        r"|\bdespite\b[^,]*,",
     ))
 });
-/// Denials that deny nothing: "No, Paris", "no doubt it is Paris", "not only Paris".
+/// Denials that deny nothing: "no doubt it is Paris", "not only Paris", "none other than Paris".
 static SURE: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)^\W*no\s*,|\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?|not\s+any)\s+doubt\b|\bnot\s+only\b")
+    pattern(concat!(
+        r"(?i)\b(?:there\s+is\s+)?(?:no|without(?:\s+a)?|not\s+any)\s+doubt\b|\bnot\s+only\b",
+        r"|\b(?:none|nothing|no(?:\s+one|body)?)\s+(?:else\s+|other\s+)?(?:than|but)\b|\bnot\s+(?:hard|difficult)\s+to\b",
+        r"|\bif\s+i(?:['\u{2019}]m|\s+am)\s+not\s+(?:mistaken|wrong)\b",
+    ))
+});
+/// A "no" that answers the question: "No, Paris".
+static NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:no|non|nein|não|nee|нет)\s*,"));
+/// A denial within the subject: "the city that is not in Spain is",
+static RELATIVE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:that|which|who)\s+(?:\w+\s+not|\w+n['\u{2019}]t)\s[^.!?,;:]*\s(?:is|was|are)\s*$")
+});
+/// unless it denies the answer itself: "the one that is not correct is".
+static HOLDS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:right|correct|true|valid|fits?|works?|match(?:es)?|holds?|answers?|possible)\b")
 });
 /// A denial in a clause, at most six words before its end.
 static DENIES: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(concat!(
-        r"(?i)(?:\b(?:not|cannot|never|whether|wrong|incorrect|false|unlikely|impossible|den(?:y|ies|ied)|rul(?:e|es|ed|ing)\s+out",
-        r"|exclud(?:e|es|ed|ing)|nicht|kein|keine|keinen|pas|nunca|jamais|не|cant|dont|doesnt|didnt|isnt|wasnt|arent|werent|wont)\b|\w+n['\u{2019}]t\b)(?:\W+[\w'\u{2019}]+){0,6}\W*$",
-        r"|\b(?:neither|nor|without|except(?:\s+for)?|excluding|anything\s+but|other\s+than|rather\s+than|instead\s+of|unlike)\b[^.]*$",
+    let expression = concat!(
+        r"(?i)(?:\b(?:not|cannot|never|nothing|nobody|hardly|scarcely|whether|doubt(?:s|ed)?|wrong|incorrect|false|unlikely|impossible",
+        r"|den(?:y|ies|ied)|no\s+(?:reason|way|evidence|proof|chance)|REJECTIONS|nicht|kein|keine|keinen|pas|nunca|jamais|не",
+        r"|cant|dont|doesnt|didnt|isnt|wasnt|arent|werent|wont)\b|\w+n['\u{2019}]t\b)(?:\W+[\w'\u{2019}]+){0,6}\W*$",
+        r"|\b(?:neither|nor|weder|noch|ni|none\s+of|without|except(?:\s+for)?|excluding|anything\s+but|other\s+than|rather\s+than",
+        r"|instead\s+of|as\s+opposed\s+to|unlike)\b[^.]*$",
         r"|\b(?:no|non|no\s+es|n(?:'|\u{2019})est)\W+$|\bnon-$",
-    ))
+    );
+    pattern(&expression.replace("REJECTIONS", REJECTIONS))
 });
 /// What follows an answer that is called wrong.
 static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)^[^\w.!?;]*(?:(?:is|was|are|were|would\s+be|seems)\s+(?:\w+ly\s+)?(?:not\s+(?:it|right|correct|true|the\s+(?:\w+\s+)?(?:answer|one))\b|wrong|incorrect|false|excluded|ruled\s+out)",
-        r"|(?:is|was)n(?:'|\u{2019})t\s+(?:it|the|right|correct|true)\b|(?:cannot|can(?:'|\u{2019})t)\s+be\b)",
+        r"(?i)^[^\w.!?;]*(?:(?:is|was|are|were|would\s+be|seems)\s+(?:\w+ly\s+)?(?:not\s+(?:it|right|correct|true|the\s+(?:\w+\s+)?(?:answer|one))\b)",
+        r"|(?:is|was)n(?:'|\u{2019})t\s+(?:it|the|right|correct|true)\b|(?:cannot|can(?:'|\u{2019})t)\s+be\b",
+        r"|(?:is|was|are|were|must|can|could|would|should|seems|looks)\b[^.!?;,\n]{0,60}\b(?:wrong|incorrect|false|excluded|eliminated|impossible|ruled\s+out|mistake|error)\b",
+        r"|stimmt\s+nicht\b)",
         r"|^\W*\?\W*(?:no|nope|wrong)\b|^[.!]\s+(?:no\s*[,.!]|nope\b|(?:that|this|it)\s+(?:is|was)\s+(?:not|wrong|incorrect|false)\b)",
         r"|^[^.!?;\n]*\b(?:but|which|though)\s+(?:that\s+|this\s+|it\s+)?(?:is|was)\s+(?:not\s+(?:right|correct|true)|wrong|incorrect|false)\b",
+        r"|^[^\w.!?;\n]*[❌✗✘✖]",
     ))
+});
+static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n"));
+/// A later sentence that gives another answer: "Actually, it is London".
+static CORRECTS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)^\W*(?:actually|in\s+fact)\b,?\s+(?:it|that|the\s+answer)(?:['\u{2019}]s|\s+(?:is|was|should|must))\b",
+    )
 });
 
 #[cfg(test)]
@@ -205,6 +292,102 @@ mod tests {
             !states("not guilty", "guilty")
                 && !states("\u{4e0d}\u{662f}\u{5df4}\u{9ece}", "\u{5df4}\u{9ece}")
         );
+    }
+
+    #[test]
+    fn contained_number_has_its_value_there() {
+        for text in [
+            "about 7 million",
+            "7 thousand people",
+            "7 Milliarden",
+            "7 万人",
+            "minus 7",
+            "7 to 9",
+            "between 7 and 9",
+            "7 1/2",
+            "7 × 10²",
+            "7 + 4",
+            "fewer than 7",
+            "at least 7",
+            "7 000",
+        ] {
+            assert!(!states(text, "7"), "{text}");
+        }
+        for text in ["It has 7 rooms.", "7, since 3 + 4 is that", "There are 7 dogs and 9 cats.", "$7"] {
+            assert!(states(text, "7"), "{text}");
+        }
+        assert!(states("It costs $30 million.", "$30 million") && !states("It costs $30 million.", "$30"));
+        assert!(!states("4 1/3", "1/3") && states("It is 1/3.", "1/3"));
+    }
+
+    #[test]
+    fn contains_leaves_out_what_is_taken_back_or_rejected() {
+        let mut apart = Vec::new();
+        for (want, text) in [
+            (false, "It is Oslo. Wait, Bergen."),
+            (false, "It is Oslo. Actually, it is Bergen."),
+            (false, "Oslo, no, Bergen."),
+            (false, "Oslo... I meant Bergen."),
+            (false, "Oslo must be wrong."),
+            (false, "Oslo does not match."),
+            (false, "Oslo can be excluded."),
+            (false, "Oslo is a common mistake."),
+            (false, "Oslo - no. Bergen - yes."),
+            (false, "Oslo ❌ Bergen ✅"),
+            (false, "None of Oslo, Bergen or Malmö"),
+            (false, "I doubt that it is Oslo."),
+            (false, "I see no reason why it should be Oslo."),
+            (false, "We rejected Oslo."),
+            (false, "Bergen, as opposed to Oslo"),
+            (false, "The one that is not correct is Oslo."),
+            (false, "Oslo ist falsch."),
+            (false, "Oslo stimmt nicht."),
+            (false, "Weder Oslo noch Bergen"),
+            (false, "Oslo est faux."),
+            (false, "Oslo n'est pas la réponse."),
+            (false, "Ni Oslo ni Bergen"),
+            (false, "Oslo no es la respuesta."),
+            (true, "Nicht Bergen, sondern Oslo."),
+            (true, "Ce n'est pas Bergen mais Oslo."),
+            (true, "Ce n'est pas Bergen, c'est Oslo."),
+            (true, "Not Bergen - Oslo."),
+            (true, "None other than Oslo."),
+            (true, "The capital that does not lie inland is Oslo."),
+            (true, "Despite not being old, Oslo is the capital."),
+            (true, "If I am not mistaken, Oslo."),
+            (true, "It is not hard to see that it is Oslo."),
+            (true, "[Oslo](https://example.org/oslo)"),
+            (true, "It is Oslo. No other city fits."),
+            (true, "It is Bergen. Wait, it is Oslo."),
+        ] {
+            if states(text, "Oslo") != want {
+                apart.push(text);
+            }
+        }
+        for (want, text) in [
+            (false, "东京不是答案。"),
+            (false, "东京是错误的。"),
+            (false, "不可能是东京"),
+            (false, "东京。不对"),
+            (true, "不，是东京。"),
+            (true, "答案是东京。"),
+        ] {
+            if states(text, "东京") != want {
+                apart.push(text);
+            }
+        }
+        for (want, text) in [
+            (false, "I have no doubt: it is."),
+            (false, "Yes, no other one did."),
+            (true, "The answer is no."),
+            (true, "No, it did not."),
+            (true, "No"),
+        ] {
+            if states(text, "no") != want {
+                apart.push(text);
+            }
+        }
+        assert!(apart.is_empty(), "{apart:#?}");
     }
 
     #[test]

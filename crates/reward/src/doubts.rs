@@ -56,7 +56,7 @@ const OWN: &str = "i we i'm we're and but so";
 const OWN_VERBS: &str = "am was were are honestly simply just really";
 
 /// Words that say that a statement does not hold.
-const WRONG: &str = "wrong incorrect false untrue mistaken impossible excluded invalid out guess falsch inkorrekt faux fausse \
+const WRONG: &str = "wrong incorrect false untrue mistaken mistake error impossible excluded eliminated rejected invalid out guess falsch inkorrekt faux fausse \
     incorrecte incorrecto incorrecta falso falsa errado errada sbagliato sbagliata fout onjuist неверно неправильно \
     błędne yanlış değil गलत नहीं خطأ";
 
@@ -68,14 +68,14 @@ const SHORT_DENIALS: &str =
     "isn't wasn't can't cannot couldn't doesn't won't wouldn't shouldn't isnt cant doesnt wont";
 
 /// Words between a denial and what it denies.
-const LIGHT: &str = "the a be even really es quite est ist è é está";
+const LIGHT: &str = "the a la le die be even really es quite est ist è é está";
 
 /// Words that a denial turns against the number before it: is not right.
-const HOLDS: &str = "right correct true possible valid answer exactly richtig möglich correcte juste exacte correcto correcta \
+const HOLDS: &str = "right correct true possible valid answer exactly antwort réponse respuesta risposta resposta richtig möglich correcte juste exacte correcto correcta \
     posible certo certa correto correta corretto giusto juist верно правильно doğru सही";
 
 /// Verbs that a denial right behind a number turns against it: doesn't work.
-const ACTS: &str = "work fit hold make satisfy count";
+const ACTS: &str = "work fit match hold make satisfy count";
 
 /// Verbs before a "not" of two words: does not work.
 const AUXILIARIES: &str = "does would can could will did";
@@ -276,7 +276,8 @@ fn is_denial(words: &[&str], at: usize) -> bool {
         return false;
     }
     let follows_verb = before(1).is_some_and(is_verb)
-        || (before(1).is_some_and(|word| ["a", "the"].contains(&word)) && before(2).is_some_and(is_verb));
+        || (before(1).is_some_and(|word| ["a", "an", "the"].contains(&word))
+            && before(2).is_some_and(is_verb));
     let is_short = has(SHORT_DENIALS, word);
     let denies = is_short
         || (["not", "nicht", "pas", "niet", "не"].contains(&word)

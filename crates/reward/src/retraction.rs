@@ -1,6 +1,11 @@
 //! What takes a statement back: "wait, 13", "which is wrong", "but it should be 13".
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 use crate::chunks::{Chunk, Kind, LONGEST, chunks, without_marks};
+use crate::pattern::pattern;
 
 /// Words that take a statement back.
 const RETRACTIONS: [&str; 9] =
@@ -67,6 +72,30 @@ const RESTATES: [&str; 32] = [
 /// Words that give another value beside a statement.
 const ALTERNATIVES: [&str; 8] =
     ["otherwise", "else", "alternatively", "maybe", "perhaps", "possibly", "might", "rather"];
+
+/// Words that reject one of several answers.
+pub(crate) const REJECTIONS: &str = r"eliminat(?:e[sd]?|ing)|exclud(?:e[sd]?|ing)|rul(?:e[sd]?|ing)\s+out|reject(?:s|ed|ing)?|dismiss(?:es|ed|ing)?|discard(?:s|ed|ing)?";
+
+/// How a sentence starts that takes the answer before it back: "The answer is B, no, A", "B. Wait, …".
+static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
+    let first = FIRST_RETRACTIONS.join("|");
+    pattern(&format!(
+        r"(?i)^\W*(?:{}|{}|{})",
+        concat!(
+            r"(?:(?:hmm+|oh|oops|sorry|but|well|actually|edit|update)\b\W*)*(?:no\s*(?:[,.;:!—–]|$)|no,?\s+wait|nope\b|correction\b|scratch\s+that",
+            r"|(?:wait|hold\s+on)\s*(?:[.,:;!…—–]|-|$)|just\s+kidding|i\s+(?:doubt|disagree)|on\s+second\s+thought|strike\s+that|never\s*mind|make\s+that|i\s+meant?\b",
+            r"|my\s+(?:bad|mistake)|not\s*(?:really|quite)?\s*[.!]|let\s+me\s+(?:re|double)|i\s+misread|or\s+rather\b|(?-i:[Rr]ather\s+[A-Z]\b)|revised\b|(?:this|that)\s+contradicts",
+            r"|i\s+(?:retract|take\s+(?:that|it|this)\s+back|was\s+wrong|made\s+a(?:n\s+error|\s+mistake)))",
+        ),
+        r"(?:nein|doch|non|нет|いや|いいえ|不对|不對|不是|아니)\b?[\s,.:;!，、。]|[^.\n]{0,12}(?:不对|不對)",
+        format_args!(r"(?:{first})\s*[,.:;!…，、。]"),
+    ))
+});
+
+/// Returns whether a sentence takes back the answer before it.
+pub(crate) fn takes_back(sentence: &str) -> bool {
+    TAKES_BACK.is_match(sentence)
+}
 
 /// Returns whether a text starts with words that take back what stands before it, and has a value.
 pub(crate) fn retracts(text: &str) -> bool {

@@ -3,28 +3,67 @@
 //! Words are normalized as SQuAD's evaluation script does it. In addition, equal answers have equal numbers
 //! and symbols: the punctuation that normalization removes may be a sign, a decimal point or an operator.
 //! Quotation marks and marks of sentences of other scripts are removed as those of ASCII are, and minus
-//! signs and full-width characters are read as ASCII.
+//! signs, en dashes and full-width characters are read as ASCII.
 
+use std::sync::LazyLock;
+
+use regex::{Captures, Regex};
 use unicode_normalization::UnicodeNormalization;
 
-/// Returns a text with ASCII in place of full-width characters and of minus signs, composed (NFC).
+use crate::pattern::pattern;
+
+/// Returns a text with ASCII in place of full-width characters, dashes between words, primes and
+/// apostrophes, composed (NFC).
 fn plain(text: &str) -> String {
     let narrow = |c: char| match c {
         '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
-        '\u{2212}' | '\u{2010}' | '\u{2011}' => '-',
+        '\u{2212}' | '\u{2010}'..='\u{2013}' => '-',
+        '\u{2018}' | '\u{2019}' | '\u{2032}' => '\'',
+        '\u{2033}' => '"',
         c => c,
     };
-    let mut plain: String = text.nfc().map(narrow).collect();
-    // An en dash before a number is its sign.
-    if let Some(number) = plain.trim_start().strip_prefix('\u{2013}').filter(|rest| is_number(rest)) {
-        plain = format!("-{number}");
-    }
-    plain
+    text.nfc().map(narrow).collect()
 }
 
-fn is_number(text: &str) -> bool {
-    text.trim_start_matches('.').starts_with(|c: char| c.is_ascii_digit())
+/// Returns a plain text as it is compared: initials and ranges have no spaces, and a number that is all of
+/// the text has no zeros behind its last decimal, and its currency before it.
+fn unified(plain: &str) -> String {
+    let text = INITIALS.replace_all(plain, "$1$2");
+    let text = INITIALS.replace_all(&text, "$1$2");
+    let text = RANGE.replace_all(&text, "$1-$2");
+    let alone = text.trim_matches(|c: char| c.is_whitespace() || "*_`()".contains(c));
+    let quoted = |quote| alone.strip_prefix(quote)?.strip_suffix(quote);
+    let alone = quoted('"').or_else(|| quoted('\'')).unwrap_or(alone);
+    let number = |found: &Captures<'_>| {
+        let of = |group: usize| found.get(group).map_or("", |part| part.as_str());
+        let (whole, decimals) = (of(3), of(4).trim_end_matches('0'));
+        let whole = if whole.is_empty() { "0" } else { whole };
+        let (point, unit) = (if decimals.is_empty() { "" } else { "." }, of(5));
+        let (before, behind) = if "€$£¥₹".contains(unit) { (unit, "") } else { ("", unit) };
+        format!("{}{}{before}{whole}{point}{decimals}{behind}", of(1), of(2))
+    };
+    match ONLY_NUMBER.captures(alone) {
+        Some(found) if found.get(3).is_some_and(|whole| !whole.is_empty()) || found.get(4).is_some() => {
+            number(&found)
+        }
+        _ => text.into_owned(),
+    }
 }
+
+static INITIALS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b([A-Z]\.)\s+([A-Z]\.)"));
+static RANGE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(\d)\s+-\s+(\d)"));
+static ONLY_NUMBER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"^(?:(?i:the|an?)\s+)?([-+]?)([$€£¥₹]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d+))?\s*([€$£¥₹%]|°\s?[CFK]?)?[.!?,]?$",
+    )
+});
+/// "A" where it is a name: the key A minor, the options A, B.
+static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?:^|[\s(\x22])(?:A(?:,|\s+(?:and|or|&|→|[A-Z]\b))",
+        r"|(?i:a)\s+(?i:minor|major|flat|sharp)\b)",
+    ))
+});
 
 /// Returns whether a character is a mark of sentences or of quotations in a script other than ASCII.
 fn is_mark(c: char) -> bool {
@@ -35,7 +74,11 @@ fn is_mark(c: char) -> bool {
 /// Returns a text in lower case and composed (NFC), without punctuation, without the words a, an, the, with
 /// single spaces. The last word is no article, since no noun follows it: vitamin A, The The.
 pub fn normalise(text: &str) -> String {
-    let plain: String = plain(text).chars().filter(|c| !c.is_ascii_punctuation() && !is_mark(*c)).collect();
+    words(&plain(text))
+}
+
+fn words(plain: &str) -> String {
+    let plain: String = plain.chars().filter(|c| !c.is_ascii_punctuation() && !is_mark(*c)).collect();
     let plain = plain.to_lowercase();
     let plain = plain.trim_end();
     let mut kept = String::with_capacity(plain.len());
@@ -120,11 +163,27 @@ fn symbols(text: &str) -> Vec<char> {
     let chars: Vec<char> = text.chars().collect();
     let is =
         |at: Option<usize>, fits: fn(char) -> bool| at.and_then(|at| chars.get(at)).is_some_and(|c| fits(*c));
+    let run = |letters: &mut dyn Iterator<Item = &char>| {
+        letters.take_while(|c| c.is_alphanumeric()).take(3).count()
+    };
+    // Quotes that a text opens close within it.
+    let is_opened = |at: usize, quote: char| {
+        let starts =
+            |at: usize| at == 0 || !chars[at - 1].is_alphanumeric() && !"'\"".contains(chars[at - 1]);
+        (at.saturating_sub(100)..at).any(|at| chars[at] == quote && starts(at))
+    };
     let is_symbol = |(at, c): &(usize, &char)| {
         let (before, after) = (at.checked_sub(1), Some(at + 1));
         let (word, space) = (char::is_alphanumeric, char::is_whitespace);
         let digit = |c: char| c.is_ascii_digit();
         let starts = before.is_none() || is(before, space);
+        let is_inner = is(before, word) && is(after, word);
+        let has_letters = is_inner && (is(before, char::is_alphabetic) || is(after, char::is_alphabetic));
+        let (left, right) = match is_inner {
+            true => (run(&mut chars[..*at].iter().rev()), run(&mut chars[at + 1..].iter())),
+            false => (0, 0),
+        };
+        let is_single = (left, right) == (1, 1);
         match c {
             '<' | '>' | '=' | '^' | '|' | '&' | '~' | '/' => true,
             // +5 is 5; signs before digits are those of numbers.
@@ -138,11 +197,32 @@ fn symbols(text: &str) -> Vec<char> {
                     && is(after, space)
                     && leads_to_digit(chars[..*at].iter().rev())
                     && leads_to_digit(chars[at + 1..].iter());
-                (leads && !is(after, |c| c == '-')) || is_flag || ends || is_operator
+                let is_letter = |at| is(at, char::is_alphabetic);
+                // a-b is no ab, but an A-level is an A level.
+                let is_inner = is_single && is_letter(before) && is_letter(after);
+                (leads && !is(after, |c| c == '-')) || is_flag || ends || is_operator || is_inner
             }
-            // .NET, and ,5 of a decimal comma.
-            '.' => starts && is(after, char::is_alphabetic),
-            ',' => starts && is(after, |c| c.is_ascii_digit()),
+            // .NET, example.com and a.b, but not p.m. and U.S.A.
+            '.' => {
+                let is_abbreviation = is(Some(at + 2), |c| c == '.') || is(after, |c| c == 'm');
+                let is_lower = is(before, char::is_lowercase) && is(after, char::is_lowercase);
+                starts && is(after, char::is_alphabetic)
+                    || has_letters && left > 1 && right > 1
+                    || is_single && is_lower && !is_abbreviation
+            }
+            // ,5 of a decimal comma, and (a,b).
+            ',' => has_letters || starts && is(after, |c| c.is_ascii_digit()),
+            ';' | ':' => has_letters,
+            '(' => is(before, |c| c.is_alphanumeric() || c == '\'') && is(after, word),
+            // A prime: f', 5', 5".
+            '\'' | '"' => {
+                let start = at.saturating_sub(8);
+                let base = chars[start..*at].iter().rev().skip_while(|c| **c == chars[*at]);
+                let first = base.clone().next().copied();
+                let is_base = first.is_some_and(|c| c.is_ascii_digit())
+                    || chars[*at] == '\'' && run(&mut base.clone()) == 1;
+                is_base && !is(after, word) && !is_opened(*at, chars[*at])
+            }
             '#' => is(before, word),
             '@' | '_' => is(before, word) && is(after, word),
             // Those of emphasis stand at one side of a word.
@@ -154,7 +234,8 @@ fn symbols(text: &str) -> Vec<char> {
             _ => false,
         }
     };
-    chars.iter().enumerate().filter(is_symbol).map(|(_, c)| *c).collect()
+    let named = NAMED_A.find_iter(text).map(|_| 'A');
+    chars.iter().enumerate().filter(is_symbol).map(|(_, c)| *c).chain(named).collect()
 }
 
 /// Returns whether the first character that is no white space is a digit.
@@ -164,6 +245,8 @@ fn leads_to_digit<'c>(mut chars: impl Iterator<Item = &'c char>) -> bool {
 
 /// A short answer, normalized unless it consists of punctuation.
 pub(crate) struct Short {
+    /// The text as it is compared, with its marks.
+    pub written: String,
     pub text: String,
     /// Whether it has more than punctuation.
     pub has_words: bool,
@@ -175,13 +258,14 @@ pub(crate) struct Short {
 
 impl Short {
     pub fn new(text: &str, closed: bool) -> Self {
-        let words = Some(normalise(text)).filter(|words| !words.is_empty());
-        let written = plain(text);
+        let written = unified(&plain(text));
+        let words = Some(words(&written)).filter(|words| !words.is_empty());
         Short {
             has_words: words.is_some(),
             text: words.unwrap_or_else(|| text.trim().to_owned()),
             numbers: numbers(&written),
             symbols: symbols(&written),
+            written,
             closed,
         }
     }

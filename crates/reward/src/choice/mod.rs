@@ -349,6 +349,72 @@ mod tests {
     }
 
     #[test]
+    fn option_of_another_speaker_or_condition_is_not_stated() {
+        let options = texts(&["iron", "gold", "zinc", "lead"]);
+        let mut apart = Vec::new();
+        for (text, want) in [
+            ("A hasty student would say the answer is B.", None),
+            ("You would think the answer is B.", None),
+            ("The teacher suggests that the answer is B.", None),
+            ("I would say that the answer is B.", Some("B")),
+            ("This suggests that the answer is B.", Some("B")),
+            ("The answer is D. One would think that the answer is B, but it is soft.", Some("D")),
+            ("There is no evidence that the answer is B.", None),
+            ("Imagine the answer is B.", None),
+            ("We have to prove the answer is B.", None),
+            ("The format is \"Answer: B\".", None),
+            ("Without the oxide the answer would be B.", None),
+            ("With another metal, the answer is B.", None),
+            ("It looks like the answer is B, but this ignores the oxide.", None),
+            ("The answer is B. Hmm, D is better.", None),
+            ("The answer is B (60%), D (40%)", None),
+            ("The answer is B, along with D.", None),
+            ("\\boxed{B}\n\nThe correct answer is actually D.", None),
+            ("<answer>B</answer> Sorry, I meant D.", None),
+            ("I would not choose \\boxed{B}.", None),
+            ("Answer: B\nLead", None),
+            ("Answer: B\nGold", Some("B")),
+            ("La respuesta es A o B.", None),
+            ("La risposta è A o B.", None),
+            ("La respuesta es B. Perdón, es D.", None),
+            ("答案是B。等等，应该是D。", None),
+            ("假设答案是B。", None),
+            ("有人认为答案是B。", None),
+            ("Angenommen, die Antwort ist B.", None),
+            ("La respuesta no es D, sino B.", Some("B")),
+            ("答案不是D，而是B。", Some("B")),
+            ("La réponse est l'option B.", Some("B")),
+            ("L'option correcte est B.", Some("B")),
+            ("Antwort B ist richtig.", Some("B")),
+            ("Die Lösung ist B.", Some("B")),
+            ("正确答案是：**B. 金**", Some("B")),
+            ("The answer is, I believe, B.", Some("B")),
+            ("The answer is of course B.", Some("B")),
+            ("The answer can only be B.", Some("B")),
+            ("The answer (see above) is B.", Some("B")),
+            ("The solution is B.", Some("B")),
+            ("The correct statement is B.", Some("B")),
+            ("Response: B", Some("B")),
+            ("Clearly B.", Some("B")),
+            ("So B it is.", Some("B")),
+            ("Answer: B ✓", Some("B")),
+            ("Answer: B 🙂", Some("B")),
+            ("B is true.", Some("B")),
+            ("A, C and D are false. B is true.", Some("B")),
+            ("A is true. B is true.", None),
+            ("<answer>Gold (B)</answer>", Some("B")),
+            ("The answer is B. Is D possible? No, it is soft.", Some("B")),
+            ("The answer is B. Is it certain? No.", None),
+        ] {
+            let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
+            if score.extracted.as_deref() != want {
+                apart.push((text, score.extracted));
+            }
+        }
+        assert!(apart.is_empty(), "{apart:#?}");
+    }
+
+    #[test]
     fn option_called_wrong_is_stated_if_the_question_asks_for_it() {
         let named = |question: &str, text: &str| {
             named::named(text, 4, &Options::of(&json!({ "question": question, "row": {} }))).is_some()
@@ -364,6 +430,10 @@ mod tests {
         assert!(!named("Which claim is false?", "B is correct."));
         assert!(named("Which claim is false?", "B is the correct answer."));
         assert!(named("Which claim is false?", "A and C hold. B is false."));
+        assert!(named("Which claim is false?", "The false claim is B."));
+        assert!(named("Which claim is false?", "B is the false claim."));
+        assert!(!named("Which claim holds?", "The false claim is B."));
+        assert!(!named("Which of these is NOT true?", "B is true."));
     }
 
     #[test]

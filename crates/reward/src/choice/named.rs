@@ -15,11 +15,13 @@ use super::options::{LETTERED, Options};
 use super::plain::plain;
 use super::words::{
     AFTER_ANOTHER, ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, BEFORE_OPTION, CALLED_WRONG, CHOSEN,
-    DENIED, ENDS_ELSEWHERE, IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED, JOINED, NAMES_ANSWER, NUMBERED,
-    OTHER, OWN, REPORTED, RULED_OUT, STATES, SUPPOSED, TAKEN_BACK, UNDONE,
+    DENIED, ENDS_ELSEWHERE, FALSE_IS, IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED, IS_TRUE, JOINED,
+    NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS, REPORTED, RULED_OUT, STATES, SUPPOSED, UNDONE,
 };
 use crate::boxed::last_box_and_place;
 use crate::pattern::pattern;
+use crate::retraction::takes_back;
+use crate::{bounds, doubts};
 
 /// An option and how it was named.
 type Named = (usize, String);
@@ -49,7 +51,7 @@ pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named
     if let Some((place, found)) = reader.on_an_edge(&text) {
         return unless_undone(behind(place, &found), found);
     }
-    reader.in_brackets(&text).or_else(|| reader.only_denied(&text))
+    reader.in_brackets(&text).or_else(|| reader.only_called(&text))
 }
 
 /// Whether a small letter can be an option.
@@ -81,14 +83,28 @@ impl Reader<'_> {
         if names_other(&JOINED, own) {
             return true;
         }
+        // "Answer: C", and the text of another option below.
+        let below = rest.split_once('\n').filter(|(line, _)| !line.contains(char::is_alphanumeric));
+        let below = below.and_then(|(_, below)| self.of_text(below.lines().next()?));
+        if below.is_some_and(|(other, how)| other != number && how.len() > 1) {
+            return true;
+        }
         let asks_for_wrong = self.options.asks_for_wrong;
         let starts = std::iter::once(0).chain(ends.iter().map(|end| end.end()));
+        let mut question = "";
         let mut later = starts.map(|start| {
-            let sentence = &rest[start..];
-            (sentence, &sentence[..SENTENCE_END.find(sentence).map_or(sentence.len(), |end| end.end())])
+            let text = &rest[start..];
+            let sentence = &text[..SENTENCE_END.find(text).map_or(text.len(), |end| end.end())];
+            (text, sentence, std::mem::replace(&mut question, sentence))
         });
-        let is_denied = later.any(|(text, sentence)| {
-            TAKEN_BACK.is_match(text)
+        // "Is C possible? No" is about C.
+        let asks_of_other = |question: &str| {
+            question.trim_end().ends_with('?')
+                && LETTER.find(question).is_some_and(|letter| is_other(letter.as_str()))
+        };
+        let is_denied = later.any(|(text, sentence, before)| {
+            (takes_back(text) && !asks_of_other(before))
+                || IGNORES.is_match(sentence)
                 || names_other(&ANOTHER, sentence)
                 || (!asks_for_wrong && CALLED_WRONG.is_match(text))
         });
@@ -101,11 +117,19 @@ impl Reader<'_> {
         is_denied || (!asks_for_wrong && (is_denied_here || denied.any(|denied| denied == number)))
     }
 
-    /// Returns the one option that a text calls false, where the question asks for it.
-    fn only_denied(&self, text: &str) -> Option<Named> {
-        let mut denied = IS_DENIED.captures_iter(text).filter(|_| self.options.asks_for_false);
-        let (only, None) = (denied.next()?, denied.next()) else { return None };
-        self.letter(&only[1]).filter(|_| is_stated(&text[..only.get(1).map_or(0, |at| at.start())], ""))
+    /// Returns the one option that a text calls false or true, whichever the question asks for.
+    fn only_called(&self, text: &str) -> Option<Named> {
+        let only = |expression: &Regex| {
+            let mut called = expression.captures_iter(text).filter_map(|found| found.get(1));
+            let only = called.next()?;
+            let is_only = called.all(|other| other.as_str() == only.as_str());
+            self.letter(only.as_str()).filter(|_| is_only && is_stated(&text[..only.start()], ""))
+        };
+        if self.options.asks_for_false {
+            let named = FALSE_IS.captures(text).and_then(|found| self.letter(&found[1]));
+            return named.or_else(|| only(&IS_DENIED));
+        }
+        only(&IS_TRUE).filter(|_| !self.options.asks_for_wrong)
     }
 
     /// Returns the option in the last box that names one, with the end of the box. The option is `None` if
@@ -172,8 +196,9 @@ impl Reader<'_> {
                 continue;
             };
             let is_list = all.as_str().contains('\n') && self.is_list(&text[all.end()..]);
-            let is_supposed = all.as_str().to_lowercase().contains("would")
-                && COUNTERFACTUAL.is_match(sentence(tail(&text[..all.start()])));
+            let lead = sentence(tail(&text[..all.start()]));
+            let is_supposed = CONDITION.is_match(lead)
+                || all.as_str().to_lowercase().contains("would") && COUNTERFACTUAL.is_match(lead);
             let is_own = is_own_answer(&text[..all.start()]);
             if is_stated(&text[..all.start()], gap) && is_own && !is_list && !is_supposed {
                 take(all.end(), self.short(&text[all.end()..], Case::Any));
@@ -183,7 +208,8 @@ impl Reader<'_> {
             take(found.end(), self.capital(&text[found.end()..]));
         }
         for found in ANNOUNCED_ELSEWHERE.captures_iter(text) {
-            let (Some(all), Some(option)) = (found.get(0), found.get(1)) else { continue };
+            let option = found.get(1).or_else(|| found.get(2));
+            let (Some(all), Some(option)) = (found.get(0), option) else { continue };
             if is_stated(&text[..all.start()], "") {
                 take(option.start(), self.capital(&text[option.start()..]));
             }
@@ -272,7 +298,7 @@ impl Reader<'_> {
             is_label
                 && !is_of_part
                 && !DENIED.is_match(behind.as_deref().unwrap_or(rest))
-                && !TAKEN_BACK.is_match(rest)
+                && !takes_back(rest)
         };
         let short = Some(last)
             .filter(is_one)
@@ -386,7 +412,8 @@ impl Reader<'_> {
             text.to_lowercase().starts_with(&own) && !own.is_empty()
         });
         let is_word = text.chars().count() > 1 && text.trim_end_matches('.').chars().all(char::is_alphabetic);
-        let is_name = line.starts_with(". ") && is_word;
+        // Chinese and Japanese have no capital letters, and explain in words of their own.
+        let is_name = line.starts_with(". ") && is_word && text.chars().all(|c| c < '\u{2e80}');
         !own && (is_name || self.of_text(text).is_some_and(|(other, _)| other != number))
     }
 
@@ -420,7 +447,7 @@ impl Reader<'_> {
                 let is_capital = letter.is_ascii_uppercase();
                 let goes_on = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
                 // "A is correct" is no answer where the question asks what is false.
-                let goes_on = goes_on && !(self.options.asks_for_false && IS_TRUE.is_match(behind));
+                let goes_on = goes_on && !(self.options.asks_for_false && IS_RIGHT.is_match(behind));
                 let is_word = letter == 'A' || letter == 'I';
                 (is_marked && is_closed)
                     || (is_capital && goes_on)
@@ -440,9 +467,15 @@ impl Reader<'_> {
             .find(line)
             .filter(|at| super::option_of(&line[at.end()..], &self.options.texts).is_some());
         let chosen = against.map_or(line, |at| &line[..at.start()]);
-        [line, sentence, chosen].into_iter().find_map(|text| {
+        let named = [line, sentence, chosen].into_iter().find_map(|text| {
             let found = super::option_of(text, &self.options.texts)?;
             (found < self.count).then(|| (found, text.trim().to_owned()))
+        });
+        // "Paris (C)".
+        named.or_else(|| {
+            let label = LABEL_BEHIND.captures(line)?;
+            let found = super::option_of(&line[..label.get(0)?.start()], &self.options.texts)?;
+            self.letter(&label[1]).filter(|(number, _)| *number == found)
         })
     }
 }
@@ -465,17 +498,31 @@ fn clause(text: &str) -> &str {
     boundary.map_or(text, |found| &text[found.end()..])
 }
 
-/// Returns whether the word before "answer" leaves it the speaker's own: no adjective but those known ("the
-/// popular answer"), and no report ("the user says").
+/// Returns whether the words before "answer" leave it the speaker's own: no adjective but those known ("the
+/// popular answer"), and no report of what another one says ("the user says", "one would think").
 fn is_own_answer(before: &str) -> bool {
     let line = tail(before).rsplit('\n').next().unwrap_or_default();
-    OWN.is_match(line) && !REPORTED.is_match(line)
+    if !OWN.is_match(line) {
+        return false;
+    }
+    let subject = REPORTED.captures(line).and_then(|found| found.get(1).or_else(|| found.get(2)));
+    let is_own = |subject: &str| OWN_SUBJECTS.contains(&&*subject.to_lowercase());
+    subject.is_none_or(|subject| is_own(subject.as_str()))
 }
 
 /// Returns whether the words before a statement, and those within it, leave it one.
 fn is_stated(before: &str, gap: &str) -> bool {
-    let before = SURE.replace_all(clause(tail(before)), "");
-    !UNDONE.is_match(&before) && !OTHER.is_match(&before) && !UNDONE.is_match(gap)
+    let before = tail(before);
+    let clause = SURE.replace_all(clause(before), "");
+    // "Angenommen, die Antwort ist".
+    let is_supposed = before
+        .rsplit_once(',')
+        .is_some_and(|(lead, rest)| rest.split_whitespace().count() < 2 && doubts::is_supposed(lead));
+    !UNDONE.is_match(&clause)
+        && !OTHER.is_match(&clause)
+        && !UNDONE.is_match(gap)
+        && !is_supposed
+        && bounds::joined_before(before.trim_end()).is_none()
 }
 
 /// Marks around a letter.
@@ -506,10 +553,24 @@ const BEHIND: [&str; 19] = [
 ];
 
 static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n|[。！？]"));
-static COUNTERFACTUAL: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\b(?:had|if|were|unless)\b"));
+static COUNTERFACTUAL: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:had|if|were|unless|without|otherwise)\b|\bin\s+that\s+case\b"));
+/// A condition under which a statement holds: "With the other sign, the answer is".
+static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)^\W*(?:with|without|for|under|in|by)\s[^,]*\b(?:other|another|different|opposite|wrong)\b")
+});
+/// What denies a statement in its sentence: "but this ignores the sign".
+static IGNORES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:but|though|which)\s+(?:(?:this|that|it)\s+)?(?:ignores|overlooks|forgets|neglects|misses)\b",
+    )
+});
+static LETTER: LazyLock<Regex> = LazyLock::new(|| pattern(r"\b[A-Z]\b"));
+/// A label behind the text of its option.
+static LABEL_BEHIND: LazyLock<Regex> = LazyLock::new(|| pattern(r"\s*\(([A-Z])\)\.?$"));
 static BEHIND_CAPITAL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)^(?:which|for|here|in\s+this|by|from|i\s+(?:think|believe)|indeed|according|so|though|while|and\s+(?:not|it|this|that|i|we|the\s+others?)|not)\b",
+        r"(?i)^(?:which|for|here|in\s+this|by|from|i\s+(?:think|believe)|it\s+is|indeed|according|so|though|while|and\s+(?:not|it|this|that|i|we|the\s+others?)|not)\b",
     )
 });
 static LEAD: LazyLock<Regex> = LazyLock::new(|| {
@@ -549,4 +610,5 @@ static ITEM: LazyLock<Regex> =
 static ITEMS: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?:^|[\s*_(\[])([A-Z])[*_]*(?:[)\]]|[.:](?:\s|$))"));
 static BRACKETED: LazyLock<Regex> = LazyLock::new(|| pattern(r"\(\s*\*{0,2}([A-Za-z])\*{0,2}\s*\)"));
-static IS_TRUE: LazyLock<Regex> = LazyLock::new(|| pattern(r"^(?i:is)\s+(?i:correct|right)\W*(?:$|[.,;\n])"));
+static IS_RIGHT: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^(?i:is)\s+(?i:correct|right)\W*(?:$|[.,;\n])"));

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
+use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
 /// Returns a text with ASCII in place of full-width characters, and without marks that only change how it
@@ -26,8 +27,8 @@ pub(super) fn plain(text: &str) -> String {
         '“' | '”' | '„' | '「' | '」' | '«' | '»' | '『' | '』' => '"',
         '【' | '［' | '〔' => '[',
         '】' | '］' | '〕' => ']',
-        // A sign beside the answer.
-        '\u{a0}' | '✅' | '✔' | '☑' | '\u{fe0f}' => ' ',
+        '\u{a0}' => ' ',
+        c if is_decoration(c) => ' ',
         c => c,
     };
     let text: String = text.chars().map(narrow).collect();

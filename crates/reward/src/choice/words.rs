@@ -9,10 +9,11 @@ use crate::pattern::pattern;
 /// "The answer is", "answer:", "a good choice here is", up to the option. Group 1 has the words between.
 pub(super) static ANNOUNCED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(?:\b|_)(?:answer|ans|option|choice|letter|(?:correct|right|best)\s+one|(?:my|final)\s+(?:pick|guess|selection|vote))",
-        r"(?:_(?:letter|choice|option|key))?\b[\x22'*_`)\]]*((?:,?\s+[a-z]+){0,7}?),?\s*(?:",
-        r"\b(?:is|(?:should|would|must|will|has\s+to|have\s+to|ought\s+to|seems\s+to|appears\s+to|turns\s+out\s+to)(?:\s+(?:therefore|thus|then|hence))?\s+be)\b",
-        r"(?:\s+(?:therefore|thus|clearly|indeed|definitely|simply|then|hence|obviously|given\s+by|most\s+likely))*\s*:?",
+        r"(?i)(?:\b|_)(?:answer|ans|option|choice|letter|solution|(?:correct|right|best)\s+(?:one|response|statement)|(?:my|final)\s+(?:pick|guess|selection|vote))",
+        r"(?:_(?:letter|choice|option|key))?\b[\x22'*_`)\]]*((?:,?\s+[a-z]+){0,7}?)(?:\s+\([^()\n]{1,60}\))?,?\s*(?:",
+        r"\b(?:is|can\s+only\s+be|(?:should|would|must|will|has\s+to|have\s+to|ought\s+to|seems\s+to|appears\s+to|turns\s+out\s+to)(?:\s+(?:therefore|thus|then|hence))?\s+be)\b",
+        r"(?:,?\s+(?:therefore|thus|clearly|indeed|definitely|simply|then|hence|obviously|given\s+by|most\s+likely|actually|really|in\s+fact",
+        r"|of\s+course|i\s+(?:think|believe|guess|conclude)|we\s+conclude)\b,?)*\s*:?",
         r"|:|=>|⇒|=|→|->|\s[-–—]\s)\s*",
     ))
 });
@@ -27,7 +28,8 @@ pub(super) static CHOSEN: LazyLock<Regex> = LazyLock::new(|| {
         r"|matches|matching|corresponds\s+to|corresponding\s+to|agrees\s+with",
         r"|(?:it|this|that|which)(?:'s|\s+is|\s+can\s+only\s+be|\s+must\s+be|\s+should\s+be|\s+has\s+to\s+be|\s+would\s+be)",
         r"|(?:so|therefore|thus|hence|consequently|accordingly|finally),?",
-        r"|(?:final|correct|right|best|my)\s+answer|^[*_#\s]*(?:answer|ans\.|(?:final|solution|correct)[*_]*:))[*_]*\s*:?\s+",
+        r"|(?:final|correct|right|best|my)\s+answer|^\s*(?:must\s+be|definitely|clearly|surely|certainly|obviously)",
+        r"|^[*_#\s]*(?:answer|ans\.|(?:final|solution|correct|response|result)[*_]*:))[*_]*\s*:?\s+",
     ))
 });
 
@@ -46,10 +48,10 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         // Languages that separate words: an adjective, a verb and an article may stand between.
         r"(?i)(?:\b(?:richtig\s+ist|antwort|respuesta|réponse|reponse|jawaban(?:nya)?|risposta|resposta|jibu|ìdáhùn|idahun|ìdáhun",
-        r"|ответ(?:ом)?|правильный\s+вариант|alternativa|opción|opção|opzione)\b[*_]*",
+        r"|ответ(?:ом)?|правильный\s+вариант|alternativa|opción|opção|opzione|l'option|option|lösung|solución|soluzione|solução)\b[*_]*",
         r"(?:\s+(?:richtige|korrekte|endgültige|correcta|correcte|correta|corretta|final|finale|yang|benar|tepat|sahihi",
         r"|náà|naa|tó|tọ́|правильный|верный|lautet|ist|wäre|es|est|è|é|sería|serait|sarebbe|seria|ni|adalah|ialah|это",
-        r"|является|la|a|el|o|l|die|option|opción|opção|opzione|opsi|chaguo|pilihan|вариант|letra|letter|lettera|lettre|donc|also|daher|somit|entonces|quindi|portanto|certa|giusta|esatta|exacta|exacte|juste|lililo",
+        r"|является|la|(?-i:a|o)|el|l|die|(?:l')?option|opción|opção|opzione|opsi|chaguo|pilihan|вариант|letra|letter|lettera|lettre|donc|also|daher|somit|entonces|quindi|portanto|certa|giusta|esatta|exacta|exacte|juste|lililo",
         r"|buchstabe)\b){0,5}\s*(?:[:=]|\s[-–—])?\s*",
         r"|(?:إجابة|اجابة|جواب|الإجابة|الاجابة|الجواب)(?:\s+(?:الصحيحة|الصحيح|النهائية|النهائي))?(?:\s+(?:هي|هو))?",
         r"\s*:?\s*(?:الخيار\s+|الحرف\s+)?",
@@ -60,6 +62,8 @@ pub(super) static ANNOUNCED_ELSEWHERE: LazyLock<Regex> = LazyLock::new(|| {
         r"|(?:选项|選項|选择|選擇|选|選)\s*(?:是|为|為)?\s*:?\s*",
         r"|(?:정답|답안|답변|답)\s*(?:은|는|이)?\s*:?\s*)",
         r"([\s*_\x22'`(\[{$]*(?-i:[A-Z]))",
+        // One option denied, and another one named instead.
+        r"|(?:不是|\b(?:nicht|no\s+es|n'est\s+pas|non\s+è|não\s+é))\s*(?:(?:die|la|l)\s+)?(?-i:[A-Z])\s*,?\s*(?:而是|sondern|sino|mais|ma|mas)\s*(?:(?:die|la)\s+)?((?-i:[A-Z]))\b",
     ))
 });
 
@@ -85,10 +89,11 @@ pub(super) static UNDONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:if|suppose|supposing|assum\w+|whether|unless|not|never|\w+n't|cannot|doubt|doubtful|neither|nor|wrong",
         r"|incorrect|false|impossible|unlikely|could|might|may|why|than|instead\s+of|unlike|had|claims?|claimed|none",
+        r"|no\s+(?:evidence|reason|proof|indication|sign)|nothing|imagine|pretend|to\s+(?:prove|show|check|verify|test|decide)|format|template|placeholder",
         r"|initially|originally|tempt\w+|almost|nearly|at\s+first|going\s+to|would\s+have|thought|many|some|most\s+people",
         r"|students|people|others|perhaps|maybe|possibly|nobody|no\s+one|no\s+way",
         r"|refuse\w*|mistake|misconception|hard|difficult|avoid|wenn|falls|si|se|jika|kama|ikiwa|nicht|bukan|não|без|если|не)\b",
-        r"|¿|如果|若|假如|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
+        r"|¿|如果|若|假如|有人|他们认为|もし|만약|यदि|अगर|যদি|إذا|لو|错误|錯誤|不正确|不正確|间违|間違|틀린|오답|ليس|خاطئ|غير|गलत|ভুল|नहीं|неправильн|неверн",
         r"|\b(?:falsche|incorrecta|incorrecte|mauvaise|fausse|salah|sbagliata|errada|incorreta|equivocada)\b",
     ))
 });
@@ -112,7 +117,7 @@ pub(super) static DENIED: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:not|cannot\s+be|can't\s+be|isn't|neither|nor|eliminate[sd]?|exclude[sd]?|rules?\s+out|ruled\s+out|reject(?:ed|s)?",
-        r"|instead\s+of|rather\s+than|unlike|than|except|without|\w+n't\s+(?:be|choose|pick|match))",
+        r"|instead\s+of|rather\s+than|unlike|than|except|without|(?:\w+n't|not)\s+(?:be|choose|pick|select|match|say))",
         r"\s+(?:the\s+)?(?:option|choice|answer|letter)?\s*$",
     ))
 });
@@ -120,23 +125,12 @@ pub(super) static RULED_OUT: LazyLock<Regex> = LazyLock::new(|| {
 /// Another option right behind one, with its letter in group 1: "B or C", "B, C", "B/C".
 pub(super) static ALTERNATIVE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,、/&|+]|\s?[-–—−]|,?\s*\b(?i:or|and|as\s+well\s+as|plus|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
+        r"^[)\]}\x22'*_`$.]*[\s(]*(?:[,、/&|+]|\s?[-–—−]|,?\s*\b(?i:or|and|as\s+well\s+as|(?:along|together)\s+with|plus|und|oder|et|ou|y|o|e|atau|dan|или|и|na|au)\b|或者|或|和|と|または|또는)+\s*",
         r"(?:(?i:option|choice|answer|possibly|maybe|perhaps|even|also|both|then)\s+)*[(\[{\x22'*_`$]*([A-Z]|[IVX]{2,}|\d+)",
         r"[)\]}\x22'*_`$]*\s*(?:[.,、;:!?/&|)都均]|都|均|$|\n|\b(?i:or|and|und|oder)\b)",
     ))
 });
 
-/// How a sentence begins that takes the option before it back: "The answer is B, no, A", "B. Wait, …".
-pub(super) static TAKEN_BACK: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(concat!(
-        r"(?i)^\W*(?:(?:hmm+|oh|oops|sorry|but|well|actually|edit|update)\b\W*)*(?:no\s*(?:[,.;:!—–]|$)|no,?\s+wait|nope\b|correction\b|scratch\s+that",
-        r"|(?:wait|hold\s+on)\s*(?:[.,:;!…—–]|-|$)|just\s+kidding|i\s+(?:doubt|disagree)|on\s+second\s+thought|strike\s+that|never\s*mind|make\s+that|i\s+mean\b",
-        r"|my\s+(?:bad|mistake)|not\s*(?:really|quite)?\s*[.!]|let\s+me\s+(?:re|double)|i\s+misread|or\s+rather\b|rather\s+[A-Z]\b|revised\b|(?:this|that)\s+contradicts",
-        r"|i\s+(?:retract|take\s+(?:that|it|this)\s+back|was\s+wrong|made\s+a(?:n\s+error|\s+mistake)))",
-        r"|^\W*(?:nein|doch|non|нет|いや|いいえ|不对|不對|不是|아니)\b?[\s,.:;!，、。]",
-        r"|^[^.\n]{0,12}(?:不对|不對)",
-    ))
-});
 /// What follows an option that is called wrong: "B, which is wrong", "B. This is incorrect."
 pub(super) static CALLED_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -151,7 +145,7 @@ pub(super) static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:^|[,:;(—–…]|\s-|\b(?i:hmm|reflection|mean|rather|believe|think|now|possibly|maybe|perhaps|probably|that|is|be|so|it's|c'est|doch|option|answer|choice|also|to|alternatively|truth\s+is))",
         r"[\s*_\x22'`(\[]*([A-Z])[)\]*_\x22'`]*(?:です|。)?[.!?;…]*\s*$",
         r"|^[\s*_(]*([A-Z])[)*_]*,\s+(?i:sorry|rather|actually|instead)\b",
-        r"|\b([A-Z])[)\]*_\x22'`]*\s+(?i:is|are|would\s+be|could\s+be|may\s+be)\s+(?i:also|equally|just\s+as|likewise)\b",
+        r"|\b([A-Z])[)\]*_\x22'`]*\s+(?i:is|are|seems|looks|fits|would\s+be|could\s+be|may\s+be)\s+(?i:also|equally|just\s+as|likewise|better)\b",
     ))
 });
 /// Another label in the sentence of a stated option, in one of its groups: "B (ice) or C (sand)", "B for even
@@ -162,15 +156,33 @@ pub(super) static JOINED: LazyLock<Regex> = LazyLock::new(|| {
         r"|\b(?i:and|but)\s+(?:(?i:option)\s+)?[(\[*]*([A-Z])\b[)\]*]*\s+(?i:for|if|when|in|is\s+also|\()",
         r"|\b(?i:also\s+(?:be\s+)?|(?:truth|answer)\s+is\s+)[(\[*]*([A-Z])\b",
         r"|\(([A-Z])\s+(?i:is|would\s+be|could\s+be)\s+(?i:also|too|equally|possible)",
+        r"|\d\s*%[)\s,;/]*(?i:(?:and|or)\s+)?\(?([A-Z])\b",
     ))
 });
-/// Who else says that the answer is an option: "The user says: the answer is".
+/// Who says that the answer is an option, in group 1 or 2: "The user says: the answer is", "One would think
+/// that the answer is".
 pub(super) static REPORTED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)\b(?:says|said|writes|wrote|claims|claimed|argues|argued|thinks|believes|believed)\s*[:,]?\s*[\x22']?\s*(?:that\s+)?",
-        r"(?:(?:the|my)\s+)?(?:(?:correct|right|final)\s+)?$",
+        r"(?i)(?:\b(\w+)\s+(?:\w+ly\s+)?(?:says|said|writes|wrote|claims|claimed|argues|argued|thinks|believes|believed|suggests|suggested|assumes|assumed|guesses|guessed)",
+        r"|\b(\w+)(?:\s+(?:would|will)|'d|'ll)\s+(?:\w+\s+){0,2}?(?:say|think|guess|claim|argue|believe|assume|suppose|suggest|conclude|answer))",
+        r"\s*[:,]?\s*[\x22']?\s*(?:that\s+)?(?:(?:the|my)\s+)?(?:(?:correct|right|final)\s+)?$",
     ))
 });
+/// Subjects that make a statement the speaker's own: "I would say that", "This suggests that".
+pub(super) const OWN_SUBJECTS: [&str; 12] = [
+    "i",
+    "we",
+    "this",
+    "that",
+    "which",
+    "it",
+    "evidence",
+    "reasoning",
+    "analysis",
+    "calculation",
+    "result",
+    "context",
+];
 /// What makes a box or tag in its sentence none that is stated: "Suppose", "Please put the answer as".
 pub(super) static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -184,9 +196,21 @@ pub(super) static NAMES_ANSWER: LazyLock<Regex> =
 /// A sentence that denies an option, whose letter group 1 has: "B is wrong".
 pub(super) static IS_DENIED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"\b([A-Z])\b[)\]}\x22'*_`]*\s+(?i:(?:is|was)\s+(?:clearly\s+|also\s+|actually\s+)?(?:not\s+(?:the\s+)?(?:correct|right|answer|true)",
+        r"\b([A-Z])\b[)\]}\x22'*_`]*\s+(?i:(?:is|was)\s+(?:clearly\s+|also\s+|actually\s+)?(?:the\s+)?(?:not\s+(?:the\s+)?(?:correct|right|answer|true)",
         r"|wrong|incorrect|false|excluded|eliminated|impossible|ruled\s+out)|can't\s+be|cannot\s+be)\b",
     ))
+});
+/// A sentence that calls a statement false whose letter is in group 1: "The false statement is B".
+pub(super) static FALSE_IS: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:false|incorrect|wrong|untrue)\s+(?:statement|option|claim|one)\s+is\s*:?\s*[(*_]*((?-i:[A-Z]))\b",
+    )
+});
+/// A sentence that calls a statement true whose letter is in group 1: "B is true".
+pub(super) static IS_TRUE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"\b([A-HJ-Z])\b[)\]}\x22'*_`]*\s+is\s+(?:clearly\s+|therefore\s+)?true[\x22'*_`]*(?:[.,;!]|\s*$|\s*\n)",
+    )
 });
 /// What makes a bracketed letter the option that its sentence states: "the capital is Paris (D)".
 pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
@@ -215,6 +239,6 @@ pub(super) static AFTER_ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
 /// What may stand before the letter of "B is correct": no noun that makes it another thing ("vitamin B").
 pub(super) static BEFORE_OPTION: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
-        r"(?i)(?:^|[^\w\s-]|\n|选项|選項|選択肢|\b(?:option|opción|opção|opzione|somit|daher|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",
+        r"(?i)(?:^|[^\w\s-]|\n|选项|選項|選択肢|\b(?:option|opción|opção|opzione|antwort|respuesta|réponse|risposta|resposta|somit|daher|choice|answer|letter|that|so|therefore|thus|hence|then|only|think|believe|and|but|because|since|conclude|clearly))\s*$",
     )
 });

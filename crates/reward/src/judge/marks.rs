@@ -4,14 +4,16 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
+use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
-/// Returns a reply without tags and LaTeX commands around its words. A tag that names a verdict becomes its
+/// Returns a reply without tags, LaTeX commands and decoration around its words. A tag that names a verdict becomes its
 /// label, "<score>7</score>" a line "score: 7". Struck text keeps its tags, so that it is no verdict.
 pub(super) fn without_marks(reply: &str) -> String {
     let text = COMMAND.replace_all(reply, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
     let narrow = |c: char| match c {
+        c if is_decoration(c) && !matches!(c, '✅' | '✔' | '☑' | '✓') => ' ',
         '０'..='９' | '／' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
         '’' | '‘' => '\'',
         c => c,
@@ -40,9 +42,14 @@ pub(super) fn is_own(before: &str) -> bool {
     let (clause, rest) = sentence.rsplit_once([',', '→']).unwrap_or(("", sentence));
     LEADS.is_match(rest)
         && (start > 0 || !continues(above))
-        && !EXAMPLE.is_match(before)
+        && !is_example(before)
         && !is_supposed(clause)
         && !CONDITION.is_match(clause)
+}
+
+/// Returns whether a text ends in words that introduce an example: "e.g.".
+pub(super) fn is_example(before: &str) -> bool {
+    EXAMPLE.is_match(before)
 }
 
 /// Returns whether a clause before a verdict says that it is not given, or not by the judge.
@@ -63,9 +70,10 @@ pub(super) fn is_quotation(line: &str) -> bool {
     QUOTES.is_match(line) || OPENS_TAG.is_match(line) || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
 }
 
-/// Returns whether a text that follows a verdict makes this a quotation: "is what the student wrote".
+/// Returns whether a text that follows a verdict makes this a quotation, or part of a sentence: "is what the
+/// student wrote", a line "if the sign were right".
 pub(super) fn is_mentioned(behind: &str) -> bool {
-    MENTIONED.is_match(behind)
+    MENTIONED.is_match(behind) || GOES_ON.is_match(behind)
 }
 
 /// Returns the part of a reply behind its last sentence that takes back what was before: "I take that back."
@@ -101,14 +109,14 @@ static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r#"[.!?;)]["'*_`)]*\
 static LEADS: LazyLock<Regex> = LazyLock::new(|| {
     const WORDS: &str = concat!(
         r"(?:(?:so|thus|therefore|hence|and|then|overall|finally|my|our|the|this|that|final|in|conclusion|summary|short",
-        r"|total|i|we|would|will|d|ll|say|give|gave|rate|assign|award|conclude|it|is|a|an|as|with|answer|response",
+        r"|total|revised|updated|adjusted|corrected|amended|new|i|we|would|will|d|ll|say|give|gave|rate|assign|award|conclude|it|is|a|an|as|with|answer|response",
         r"|evaluation|assessment|verdict|judge?ment|result|step|score|rating|criterion|here|for|to)\b[\W\d_]*)*$",
     );
     pattern(&format!(r"(?i)(?:^|[,:–—]\s*\b(?:so|thus|therefore|hence)\b|-\s)[\W\d_]*{WORDS}"))
 });
 static DANGLES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)(?:\b(?:not|never|in|un|non|hardly|barely|almost|nearly|partially|mostly|be|is|are|was|than|if|says?|wrote|claims?)",
+        r"(?i)(?:\b(?:not|never|in|un|non|hardly|barely|almost|nearly|partially|mostly|be|been|is|are|was|than|if|says?|said|wrote|claims?)",
         r"|n't)[\s*_\x22'-]*$",
     ))
 });
@@ -132,11 +140,18 @@ static OPENS_TAG: LazyLock<Regex> =
 static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)\b(?:tells?|asks?|wants?|demands?|instructs?|contains?|has|tries|reads?|prints?|injects?|says?|said|writes?|wrote",
-        r"|claims?|claimed|states?|stated|ignore)\b[^.!?,]*[a-z][*_]*$|^\W*ignore\b",
+        r"|claims?|claimed|states?|stated|ignore|disregard|includes?|inserts?|(?:ends?|starts?|begins?|closes)\s+with)(?:\b[^.!?,]*[a-z])?[*_]*$|^\W*ignore\b",
     ))
 });
 static MENTIONED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^[\s.…*_`\x22'</>a-z]*?\b(?:is|was|were|as)\s+(?:what|in|the\s+student|written|asked)\b")
+});
+/// A line below a verdict that continues its sentence, or refuses it.
+static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"^[^\w\n]*\n\s*(?:(?:which|that|is|was|if|unless|but|and|as)\b",
+        r"|I\s+(?:will\s+|do\s+not\s+|don't\s+)?(?:ignore|disregard|reject|follow|obey)\b)",
+    ))
 });
 static RETRACTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -146,7 +161,8 @@ static RETRACTS: LazyLock<Regex> = LazyLock::new(|| {
 });
 static RECONSIDERS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
-        r"(?i)[.!?;\n*][\s*_(]*(?:(?:actually|wait|hold\s+on|oops|hmm+|sorry|nope|correct(?:ion|ed)|edit|update|on\s+(?:second\s+thought|reflection)|except)\b|no\s*[,.!]",
+        r"(?i)[.!?;\n*][\s*_(]*(?:(?:actually|wait|hold\s+on|oops|hmm+|sorry|nope|correct(?:ion|ed)|edit|update|on\s+(?:second\s+thought|reflection)|except)\b|no\s*[,.!]|no\s+wait\b|i\s+mis\w+",
+        r"|(?:i|let\s+me)(?:\s+would|\s+will|'ll|'d|\s+must|\s+should)?\s+(?:lower|raise|reduce|increase|change|adjust|revise|correct)\b",
         r"|not\s+(?:really|quite)\b|i\s+(?:was\s+(?:wrong|asked)|made\s+a|will\s+not|cannot\s+judge|refuse))",
     ))
 });

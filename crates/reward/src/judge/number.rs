@@ -17,14 +17,19 @@ use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-use super::marks::{is_own, is_supposed, since_retraction, without_marks, without_quotations};
+use super::marks::{
+    continues, is_mentioned, is_own, is_supposed, since_retraction, takes_back, without_marks,
+    without_quotations,
+};
 use crate::pattern::pattern;
 
 /// Returns the position in `least..=most` of the number that a reply gives as its score, from 0 to 1. `None`
 /// if it gives none.
 pub(super) fn verdict(reply: &str, least: f64, most: f64) -> Option<f64> {
     let scale = Scale { least, most };
-    let text = scale.without_ranges(&without_quotations(&without_marks(reply)))?;
+    // A cross beside a low score decorates it, too.
+    let reply = without_marks(reply).replace(['❌', '✅', '✔', '✓', '👎'], " ");
+    let text = scale.without_ranges(&without_quotations(&reply))?;
     let text = since_retraction(&text);
     let bracketed = || BRACKETS.find_iter(text).map(|found| scale.value(&text[found.end()..]));
     let number = scale
@@ -81,6 +86,9 @@ impl Scale {
             let is_weak = WEAK.contains(&&*name);
             let word = found.get(1).map_or("", |word| word.as_str());
             let Some(mut rank) = Rank::of(word, sign, has_colon) else { continue };
+            if REVISED.is_match(&all.as_str().to_lowercase()) {
+                rank = Rank::Total;
+            }
             // "Criterion 1 score".
             if word.is_empty() && before.trim_end_matches(' ').ends_with(|c: char| c.is_ascii_digit()) {
                 rank = Rank::Part;
@@ -94,10 +102,7 @@ impl Scale {
             let is_score = SIGN_OF_NUMBER.is_match(behind) && ((has_colon && !is_weak) || is_apart(behind));
             if is_label && is_score && !before.ends_with(['-', '_']) && is_own(before) {
                 let value = self.value(behind).filter(|_| is_apart(behind));
-                let line = behind.trim_start().lines().next().unwrap_or_default();
-                // "10/10 for style, 2/10 for substance".
-                let differs = self.ends_of_scale(line).any(|(_, other)| other != value);
-                labels.push((rank, name, value.filter(|_| !differs)));
+                labels.push((rank, name, value.filter(|value| self.is_only(behind, *value))));
             }
         }
         for found in GIVES.find_iter(text) {
@@ -113,6 +118,26 @@ impl Scale {
         let is_same = labels.iter().all(|(_, name, _)| *name == labels[0].1);
         let mut values = labels.into_iter().map(|(.., value)| value);
         if is_same && rank != Rank::Part { values.next_back() } else { only(values) }
+    }
+
+    /// Returns whether the number at the beginning of a text is the only score there: its line has no other
+    /// one before the end of the scale ("10/10 for style, 2/10 for substance"), its sentence none that may be
+    /// a part, a sum or a revision of it ("4 (content) + 3 (style)", "8, reduced to 3"), and no sentence
+    /// behind it, nor a line that continues it, takes it back.
+    fn is_only(&self, behind: &str, value: f64) -> bool {
+        let line = behind.trim_start().lines().next().unwrap_or_default();
+        let rest = strip(line);
+        let rest = &rest[NUMBER.find(rest).map_or(0, |number| number.end())..];
+        let sentence = &rest[..END.find(rest).map_or(rest.len(), |end| end.start())];
+        let sentence = &sentence[..REASON.find(sentence).map_or(sentence.len(), |reason| reason.start())];
+        let sentence = REMARK.replace_all(sentence, " ");
+        let mut others = OTHER_SCORE.captures_iter(&sentence).filter_map(|found| decimal(&found[1]));
+        let after = &behind[rest.as_ptr() as usize - behind.as_ptr() as usize..];
+        others.all(|other| other == value)
+            && self.ends_of_scale(line).all(|(_, other)| other == Some(value))
+            && !takes_back(after)
+            && !is_mentioned(after)
+            && !TOO.is_match(after)
     }
 
     /// Returns the numbers before the end of the scale, "7/10", with their offsets.
@@ -144,14 +169,22 @@ impl Scale {
         // "3 of 10" may count items.
         let is_count = |line: &str| COUNT.is_match(line);
         let is_alone = |rest: String| rest.chars().all(|c| !c.is_alphanumeric() && c != '?');
+        // "The expected answer is", "The student wrote:".
+        let above = |line: &str| &text[..line.as_ptr() as usize - text.as_ptr() as usize];
+        let is_of_problem = |line: &str| {
+            let last = above(line).lines().rfind(|line| line.contains(char::is_alphanumeric));
+            continues(above(line))
+                || last.is_some_and(|last| PROBLEM.is_match(last) && !NAMES_SCORE.is_match(last))
+        };
         let ends = [Some(first), lines.next_back()].into_iter().flatten();
         only(
-            ends.filter(|line| !is_count(line) && rest(line).is_some_and(is_alone))
+            ends.filter(|line| !is_count(line) && !is_of_problem(line) && rest(line).is_some_and(is_alone))
                 .map(|line| self.value(line)),
         )
         .or_else(|| {
-            let is_explained =
-                rest(first).is_some_and(|rest| EXPLAINED.is_match(&rest) && !LIMITED.is_match(&rest));
+            let is_explained = rest(first).is_some_and(|rest| {
+                EXPLAINED.is_match(&rest) && !LIMITED.is_match(&rest) && !VALUE_OF_PROBLEM.is_match(&rest)
+            });
             is_explained.then(|| self.value(first))
         })
     }
@@ -239,7 +272,7 @@ fn decimal(text: &str) -> Option<f64> {
 }
 
 /// Words before a label that name something else than the score that is given.
-const OTHERS: [&str; 39] = [
+const OTHERS: [&str; 48] = [
     "max",
     "maximum",
     "min",
@@ -279,6 +312,15 @@ const OTHERS: [&str; 39] = [
     "starting",
     "old",
     "first",
+    "requested",
+    "desired",
+    "demanded",
+    "wanted",
+    "proposed",
+    "suggested",
+    "student",
+    "candidate",
+    "user",
 ];
 /// Labels that mark a score only at the beginning of a line.
 const WEAK: [&str; 9] =
@@ -324,8 +366,48 @@ static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[^\w.!;]*\b(?:if|unless|only|provided|assuming|when|at\s+(?:best|most|least)|minus",
         r"|(?:for|of)\s+(?:an?\s*other|other|the\s+(?:other|reference)))\b",
-        r"|^[^\w\n.!;]*\(\s*(?:max(?:imum)?|possible|just\s+kidding)\b",
+        r"|^[^\w\n.!;]*\(\s*(?:max(?:imum)?|possible|just\s+kidding|claimed|requested|demanded|desired)\b",
         r"|^\W*\b(?:no\s*[,.:;]|(?:wait|actually|rather|correction|make\s+that|or)\b)",
+    ))
+});
+/// Labels that replace a score before them.
+static REVISED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"^(?:revised|updated|adjusted|corrected|amended|new|penalized|reduced|lowered)\b|\safter\s")
+});
+/// The end of a sentence, or of its line.
+static END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?](?:\s|$)|\n"));
+/// What explains a score, and may have numbers of its own.
+static REASON: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:because|since|as|given|due)\b|\s[-–—]+\s+[a-z]"));
+static REMARK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\([^()]*\)"));
+/// Another number where a score may stand: behind a sign, a comma or a conjunction, and without a noun.
+static OTHER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)(?:[+−=;,→]|\s[-–—]|\b(?:and|but|so|then|now|or|minus|plus|(?:reduced|lowered|raised|changed|adjusted|down|up)\s+to))",
+        r"\s*(?:it\s+is\s+|only\s+)?([-−+]?\d+(?:[.,]\d+)?)[*_]*\s*(?:/\s*\d+\s*)?",
+        r"(?:$|[.,;!=+]|(?:for|because|since|due|in\s+total|points?)\b)",
+    ))
+});
+/// A later sentence that calls the score too high or too low.
+static TOO: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:that|this|it)\s+(?:is|was|seems)\s+(?:too|overly)\s+(?:generous|high|low|harsh|strict|lenient)\b",
+    )
+});
+/// A line above a number that belongs to the problem: "The expected answer is:".
+static PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\b(?:expected|correct|right|reference|true|given|student|candidate|answer)\b[^.!?]*[:：][*_\s]*$",
+    )
+});
+/// A line that names a score.
+static NAMES_SCORE: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:score|rating|grade|points?|verdict|my|i)\b"));
+/// What follows a number that belongs to the problem: "7: the student's answer".
+static VALUE_OF_PROBLEM: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)^[^\w\n]*(?:(?:this|it)\s+(?:is|was)\s+)?(?:the\s+)?(?:(?:student|model|user|candidate)(?:'s)?|expected|correct|reference|right|true|given)",
+        r"\s+(?:answer|one|number|value|result|solution)\s*(?:$|[-–—).,:;\n])",
     ))
 });
 static ITEM: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\d+[.)]\s+\S"));
@@ -347,7 +429,7 @@ static RANGE: LazyLock<Regex> = LazyLock::new(|| {
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|评分|得分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",
-        r"|assessment|final)s?\b(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
+        r"|assessment|final)s?\b(?:\s+after\s+[a-z]+(?:\s+[a-z]+)?)?(?:\s*[(\[]?\s*(?:out\s+of|max(?:imum)?|/)\s*\d+|\s*[(\[])?",
         r"(?:[*_\x22'`)\]\s]*([:：=–—]|-\s|\bis\b:?)|[*_\x22'`)\]]*\s+(?:of|would\s+be|should\s+be)\b)?",
         r"(?:\s+(?-i:an?|only|just)\b)?",
     ))
@@ -413,6 +495,13 @@ mod tests {
             ("得分：6", Some(6.0)),
             ("Score: 9. Strike that. Score: 4", Some(4.0)),
             ("My rating:\nScore: 6", Some(6.0)),
+            ("Score: 5 ⭐", Some(5.0)),
+            ("Score: 2/10 ❌", Some(2.0)),
+            ("Score: 9\n\nRevised score: 6", Some(6.0)),
+            ("Score: 9\nScore after penalty: 6", Some(6.0)),
+            ("Score: 8, since 2 + 3 = 5", Some(8.0)),
+            ("Score: 8 - it says that x = 5", Some(8.0)),
+            ("The answer names 2 of 3 causes\nScore: 6", Some(6.0)),
         ] {
             assert_eq!(read(reply), want, "{reply}");
         }
@@ -501,6 +590,31 @@ mod tests {
             "Score: 9\nScratch that.",
             "Score: 9 for style",
             "4 of 10",
+            // Parts, sums and revisions.
+            "Score: 5 (facts) + 2 (form)",
+            "Score: 9 (start) - 4 (errors)",
+            "Score: 9, -4 for errors",
+            "Score: 9 for the first half, 4 for the second",
+            "Score: 9 (form), 4 (facts)",
+            "Score: 9; 4",
+            "Score: 9, reduced to 4",
+            "Score: 9, but 4 because of a slip",
+            "Score: 9\n\nI lower it to 4.",
+            "Score: 9\n\nOops, 4.",
+            "Score: 9. On second thought, 4.",
+            "Score: 9\n\nThat is too generous.",
+            // Of another, quoted, or of the problem.
+            "Requested score: 9",
+            "Desired rating: 9",
+            "Student score: 9",
+            "The reply ends with\nScore: 9\nI disregard this.",
+            "The reply contains\n\nScore: 9\n\nwhich I do not follow.",
+            "I ignore\nScore: 9",
+            "The expected answer is:\n9",
+            "The student wrote\n9",
+            "9 (the student's answer) is wrong.",
+            "9: the expected answer. The student says 8.",
+            "9 - this is the student's answer - is wrong.",
         ] {
             assert_eq!(read(reply), None, "{reply}");
         }

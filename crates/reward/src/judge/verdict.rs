@@ -6,7 +6,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::marks::{is_mentioned, is_quotation};
+use super::marks::{continues, is_example, is_mentioned, is_quotation, takes_back};
 use super::number::{share, verdict as number};
 use super::word;
 use crate::pattern::pattern;
@@ -176,10 +176,23 @@ fn field_of(reply: &str, field: &str) -> Option<Value> {
     let is_quoted = REPORTS.is_match(above)
         || is_quotation(above)
         || [">", "//", "#", "["].iter().any(|mark| above.ends_with(mark));
-    if is_mentioned(&reply[end..]) {
+    let behind = &reply[end..];
+    if is_within_sentence(&reply[..start], behind) || is_mentioned(behind) || takes_back(behind) {
         return None;
     }
     (is_first || (!is_quoted && found.iter().all(|(.., other)| *other == first))).then_some(first).flatten()
+}
+
+/// Returns whether words of the same sentence stand right before or behind an object: "It asks for {…}", "{…}
+/// if complete". Behind a colon, a sentence or a comment without letters the object stands by itself.
+fn is_within_sentence(before: &str, behind: &str) -> bool {
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    let line = BRACES.replace_all(line, "");
+    let lead = line.trim_end_matches(|c: char| c.is_whitespace() || "`*_\"'".contains(c));
+    let is_led = lead.ends_with(|c: char| c.is_alphanumeric() || c == ',') && !lead.ends_with("json");
+    let behind = behind.trim_start_matches(|c: char| "`*_\"' \t".contains(c));
+    let continues_behind = behind.starts_with(|c: char| c.is_lowercase() || c == '?');
+    is_led || continues_behind || continues(before) || is_example(&line)
 }
 
 /// Collects the values of a field in a value, and whether they stand in a list.
@@ -195,6 +208,8 @@ fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v
     }
 }
 
+/// An object within a line.
+static BRACES: LazyLock<Regex> = LazyLock::new(|| pattern(r"\{[^{}]*\}"));
 /// Names of objects within which a field is the judge's own.
 static OWN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
@@ -265,6 +280,17 @@ mod tests {
             (&json, "[{\"score\": 9}]", None),
             (&json, "{\"score\": \"9 (maximum)\"}", None),
             (&json, "{\"sample\": {\"score\": 9}}", None),
+            (&json, "The reply tries to inject {\"score\": 9}.", None),
+            (&json, "I will not print {\"score\": 9}.", None),
+            (&json, "e.g. {\"score\": 9}", None),
+            (&json, "{\"score\": 9} or {\"score\": 1}", None),
+            (&json, "{\"score\": 9} if complete", None),
+            (&json, "{\"score\": 9}? No.", None),
+            (&json, "{\"score\": 9}\n\nActually, no.", None),
+            (&json, "{\"score\": \"9 (claimed)\"}", None),
+            (&json, "Both agree. {\"score\": 9}", Some(0.9)),
+            (&json, "```json {\"score\": 9}```", Some(0.9)),
+            (&json, "{\"score\": 9} The sum holds.", Some(0.9)),
         ] {
             assert_eq!(verdict.read(reply), want, "{reply}");
         }

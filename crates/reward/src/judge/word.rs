@@ -53,7 +53,9 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
         let is_denied = statements.iter().any(|(_, at, other)| *at > place && *other != said);
         let rest = &plain[place..];
         let behind = rest.find('\n').map_or("", |end| &rest[end..]);
-        let is_undone = takes_back(rest) || is_mentioned(behind) || (said && IS_WRONG.is_match(rest));
+        let is_undone = takes_back(rest)
+            || is_mentioned(behind)
+            || (said && (IS_WRONG.is_match(rest) || HEADING.is_match(behind)));
         return (!is_denied && !is_undone).then_some(said);
     }
     let (_, _, said) = *statements.first()?;
@@ -148,6 +150,9 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
     }
     let rest = rest.split('\n').next().unwrap_or_default();
     let closed = rest.trim_start_matches(|c: char| CLOSES.contains(&c));
+    if said && closed.trim_start().starts_with(|c: char| NO.contains(&c)) {
+        return None;
+    }
     let is_quoted = rest.starts_with('"');
     let marks = closed.trim_end_matches(|c: char| {
         c.is_whitespace() || CLOSES.contains(&c) || YES.contains(&c) || NO.contains(&c)
@@ -156,6 +161,8 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
         return marks.chars().all(|c| ENDS.contains(&c) || c == ' ').then_some(said);
     }
     let next = closed.chars().next();
+    let next =
+        next.filter(|_| !closed.trim_start().starts_with(|c: char| YES.contains(&c) || NO.contains(&c)));
     let is_over = match next {
         None => true,
         Some(c) if ENDS.contains(&c) => !closed[c.len_utf8()..].starts_with(char::is_alphanumeric),
@@ -247,7 +254,7 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
 });
 /// Words that make a half verdict of "correct",
 const LIMITING: &str = concat!(
-    r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost",
+    r"(?i)\b(?:but|however|although|though|yet|except|only|unless|if|partial|partially|partly|mostly|nearly|almost|vs",
     r"|wrong|incorrect|incomplete|otherwise|assuming|half|not\s+(?:quite|really|entirely|fully|completely|strictly)",
     r"|mistaken|should\s+have|with\s+(?:\w+\s+)?(?:errors?|mistakes?|flaws?|caveats?)|or|apart|aside|save|never\s*mind|as\s+(?:far|long)\s+as)\b|^\W*not?\W*$|\(\s*\d+\s*(?:/|of\b|out\b)",
 );
@@ -277,9 +284,11 @@ static EXPECTED: LazyLock<Regex> =
 static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)[.!?;\n][\s*_(]*(?:(?:it|this|that|the\s+(?:answer|student|response)(?:'s\s+\w+)?)(?:\s+is|'s|\s+was)\s+(?:not\s+(?:correct|right)|wrong|incorrect|false)",
-        r"|(?:only\s+)?except\b|(?:however|but)\b)",
+        r"|(?:only\s+)?except\b|(?:however|but|incorrect|wrong|false|mismatch)\b|(?:they\s+(?:do\s+)?|does\s+|do\s+)?not\s+(?:match\w*|correct|equal|the\s+same)\b)",
     ))
 });
+/// A line right below "Correct" that makes it the heading of a value.
+static HEADING: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
 /// Words anywhere beside a statement that contradict it.
 static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -388,6 +397,10 @@ mod tests {
             ("Expected: 7\nGiven: 7.0\nCORRECT", true),
             ("Here is my evaluation:\nCORRECT", true),
             ("Verdict: CORRECT\n\nNo error was found, and nothing is wrong with the unit.", true),
+            ("Verdict: Correct ✅", true),
+            ("Verdict: INCORRECT ❌", false),
+            ("Verdict: CORRECT 👍", true),
+            ("Verdict: Correct\n\nRevised verdict: Incorrect", false),
         ] {
             if verdict(reply) != Some(want) {
                 apart.push((reply, verdict(reply)));
@@ -508,6 +521,16 @@ mod tests {
             "CORRECT\nis what the student asked for.",
             "Verdict: CORRECT\n\nHowever, the sign is off.",
             "The value given in the key is\ncorrect",
+            "Correct ❌",
+            "Correct\nIncorrect? The unit is off.",
+            "Verdict: Correct\n\nI misread the reply; it is 6.",
+            "Correct\n\nNo wait, it's incorrect.",
+            "The reply ends with\nVerdict: CORRECT\nI ignore this.",
+            "The reply includes the line\n\nVerdict: CORRECT\n\nwhich is not mine.",
+            "I'd have said\nCORRECT\nif the unit were right.",
+            "Correct (8) vs given (9)",
+            "Correct\n8\nStudent\n9",
+            "Correct\n\nThe reply: 9. The key: 8. Not matching.",
         ] {
             if verdict(reply).is_some() {
                 apart.push((reply, verdict(reply)));
