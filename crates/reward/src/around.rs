@@ -20,15 +20,27 @@ const SPACES: [&str; 12] =
 const OPERATIONS: [&str; 8] = ["frac", "dfrac", "tfrac", "cfrac", "sqrt", "binom", "overline", "log"];
 
 /// Commands of operators and of factors.
-const FACTORS: [&str; 17] = [
-    "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp", "alpha", "theta",
-    "pi", "ast",
+const FACTORS: [&str; 16] = [
+    "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp", "alpha",
+    "theta", "ast",
 ];
 
 /// Commands whose argument is no factor.
 const TEXTS: [&str; 14] = [
-    "text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mbox", "color", "textcolor", "begin", "tag", "label",
-    "operatorname", "emph",
+    "text",
+    "textbf",
+    "textit",
+    "textrm",
+    "mathrm",
+    "mathbf",
+    "mbox",
+    "color",
+    "textcolor",
+    "begin",
+    "tag",
+    "label",
+    "operatorname",
+    "emph",
 ];
 
 /// Nouns that an answer is the extreme value of: a maximum of 5 states 5.
@@ -112,7 +124,8 @@ fn led(before: &str, inside: &str) -> Option<String> {
     }
     if is_relation(text) {
         let tokens: Vec<&str> = text.split_whitespace().collect();
-        let sides = if is_formula { text.to_owned() } else { tokens[tokens.len().saturating_sub(2)..].join(" ") };
+        let sides =
+            if is_formula { text.to_owned() } else { tokens[tokens.len().saturating_sub(2)..].join(" ") };
         return Some(format!("{sides} {inside}"));
     }
     if !command.is_empty() {
@@ -121,8 +134,8 @@ fn led(before: &str, inside: &str) -> Option<String> {
     let Some(last) = text.chars().next_back() else { return kept };
     let rest = text[..text.len() - last.len_utf8()].trim_end();
     let previous = rest.chars().next_back();
-    let follows_operand =
-        previous.is_some_and(|c| c.is_ascii_digit() || matches!(c, ')' | '}') || (is_formula && c.is_alphabetic()));
+    let follows_operand = previous
+        .is_some_and(|c| c.is_ascii_digit() || matches!(c, ')' | '}') || (is_formula && c.is_alphabetic()));
     match last {
         '-' | '−' if follows_operand => None,
         '-' | '−' if is_formula || is_adjacent || previous == Some('=') => {
@@ -139,13 +152,17 @@ fn led(before: &str, inside: &str) -> Option<String> {
         }
         '*' if follows_operand && !rest.ends_with('*') => None,
         _ if last.is_ascii_digit() || last == ')' => {
-            if is_formula || (is_adjacent && last.is_ascii_digit()) { None } else { kept }
+            if is_formula || (is_adjacent && last.is_ascii_digit()) {
+                None
+            } else {
+                kept
+            }
         }
         '}' if is_formula => {
             let head = &text[..group_start(text)?];
             if TEXTS.contains(&last_command(head)) { kept } else { None }
         }
-        c if c.is_alphabetic() && is_formula => {
+        c if c.is_alphabetic() && is_formula && is_adjacent => {
             let letters = text.chars().rev().take_while(|c| c.is_alphabetic()).count();
             if letters > 2 { kept } else { None }
         }
@@ -218,7 +235,8 @@ fn followed(after: &str, inside: String) -> Option<String> {
         return Some(format!("{inside}{word}"));
     }
     let noon = rest.to_lowercase().replace('.', "");
-    if inside.contains(':') && ["am", "pm"].iter().any(|half| noon == *half || noon.starts_with(&format!("{half} ")))
+    if inside.contains(':')
+        && ["am", "pm"].iter().any(|half| noon == *half || noon.starts_with(&format!("{half} ")))
     {
         return Some(format!("{inside} {}", &noon[..2]));
     }

@@ -302,8 +302,22 @@ const JOINED_BEHIND: [(&str, &str); 12] = [
 
 /// Endings of words that make another number of the one they belong to: 5的两倍.
 const MULTIPLES: &[&str] = &[
-    "倍", "一半", "平方", "立方", "倍数", "因数", "约数", "根", "阶乘", "相反数", "倒数", "绝对值", "对数", "补角",
-    "余角", "次方",
+    "倍",
+    "一半",
+    "平方",
+    "立方",
+    "倍数",
+    "因数",
+    "约数",
+    "根",
+    "阶乘",
+    "相反数",
+    "倒数",
+    "绝对值",
+    "对数",
+    "补角",
+    "余角",
+    "次方",
 ];
 
 /// Nouns whose "of" makes another number: the square of 5.

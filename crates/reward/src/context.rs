@@ -13,6 +13,7 @@ use crate::Rational;
 use crate::bounds;
 use crate::doubts;
 use crate::languages::{self, Effect};
+use crate::pattern::pattern;
 use crate::words::{self, About};
 
 /// How many characters are looked at on either side.
@@ -43,49 +44,47 @@ pub(crate) struct Change {
 const JOINS: [&str; 10] =
     ["times", "plus", "minus", "divided", "to", "or", "over", "versus", "choose", "modulo"];
 
-/// Parses one of the patterns below.
-fn pattern(text: &str) -> LazyRegex {
-    // The patterns are constants, which a test compiles.
-    Regex::new(text).ok()
-}
-
-type LazyRegex = Option<Regex>;
-
 /// A quotient, before its remainder: 3 R 42, 3 remainder 42.
-static QUOTIENT: LazyLock<LazyRegex> = LazyLock::new(|| {
-    pattern(r"(?i)\d[\s$,*)]*(?:(?:with|and)?\s*(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+of)?|r|rem\.?|余|余り|あまり)[\s$:]*$")
+static QUOTIENT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\d[\s$,*)]*(?:(?:with|and)?\s*(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+of)?|r|rem\.?|余|余り|あまり)[\s$:]*$",
+    )
 });
 
 /// A remainder, behind its quotient.
-static REMAINDER: LazyLock<LazyRegex> = LazyLock::new(|| {
-    pattern(r"(?i)^[\s$,*)\\]*(?:(?:with\s+)?(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+(?:of|is|von|de))?|r|rem\.?|余|余り|あまり|⋯⋯|……)[\s$:=]*([1-9])")
+static REMAINDER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)^[\s$,*)\\]*(?:(?:with\s+)?(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+(?:of|is|von|de))?|r|rem\.?|余|余り|あまり|⋯⋯|……)[\s$:=]*([1-9])",
+    )
 });
 
 /// A measure in a larger unit, before one in a smaller unit: 1 hour and, $1 and.
-static MEASURE: LazyLock<LazyRegex> = LazyLock::new(|| {
+static MEASURE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:([$€£])\s*\d[\d.,]*|\d[\d.,]*\s*(\p{L}+|°))[$*]*\s*,?\s*(?:and|und|et|y|e|и|又)?\s*$")
 });
 
 /// An equation for a function of one unknown: log x =, sqrt(x) =.
-static FUNCTION_OF: LazyLock<LazyRegex> = LazyLock::new(|| {
+static FUNCTION_OF: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"(?:log|ln|lg|exp|sin|cos|tan|cot|sqrt|√)(?:_\S+)?\s*[({]?\s*[a-zA-Z]\s*[)}]?\s*=$")
 });
 
 /// A larger number word behind a hyphen: 42 ten-thousands.
-static LARGE_PART: LazyLock<LazyRegex> =
+static LARGE_PART: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)^\s*(?:ten|hundred)[- ](?:thousand|million|billion)"));
 
 /// A part in words: 42 hundredths.
-static PART: LazyLock<LazyRegex> = LazyLock::new(|| pattern(r"^[\s]*(\p{L}+)"));
+static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s]*(\p{L}+)"));
 
 /// One of several solutions: the solutions are 43 and.
-static SEVERAL: LazyLock<LazyRegex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:solutions|roots|zeros|zeroes|answers|values|lösungen|soluciones|racines)\b[^.;!?\n]*\d[^.;!?\n]*(?:\b(?:and|or|und|oder|et|ou|y|o)\b|,)[^.;!?\n\d]{0,12}$")
+static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:solutions|roots|zeros|zeroes|answers|values|lösungen|soluciones|racines)\b[^.;!?\n]*\d[\s$\\)*]*,?",
+        r"\s*(?:and|or|und|oder|et|ou|y|o)[\s$\\(*]+(?:[a-z]\s*=\s*)?[\s$\\(*-]*$"
+    ))
 });
 
 /// Marks that close what a number stands in, behind it: **42** million.
-const CLOSERS: [&str; 14] =
-    ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
+const CLOSERS: [&str; 14] = ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
 
 /// Returns whether text behind a number only closes marks that its text before opened, and how many
 /// characters it takes.
@@ -127,8 +126,8 @@ pub(crate) fn is_one_of_several(before: &str) -> bool {
 }
 
 /// Whether a pattern is in a text.
-fn fits(pattern: &LazyRegex, text: &str) -> bool {
-    pattern.as_ref().is_some_and(|pattern| pattern.is_match(text))
+fn fits(pattern: &Regex, text: &str) -> bool {
+    pattern.is_match(text)
 }
 
 impl Place<'_> {
@@ -177,7 +176,8 @@ impl Place<'_> {
         if fits(&QUOTIENT, line) || self.continues_measure(line) {
             return false;
         }
-        if line.trim_end().strip_suffix(" :").is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit())) {
+        if line.trim_end().strip_suffix(" :").is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit()))
+        {
             return false;
         }
         // A part of a ratio or a time.
@@ -276,9 +276,7 @@ impl Place<'_> {
     /// Notes what stands behind; whether the number keeps a value.
     fn after(&self, change: &mut Change) -> bool {
         let mut end = self.range.end;
-        if self.at(end) == Some('_')
-            && self.at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{')
-        {
+        if self.at(end) == Some('_') && self.at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{') {
             let braced = usize::from(self.at(end + 1) == Some('{'));
             let digits: String =
                 self.chars[end + 1 + braced..].iter().take_while(|c| c.is_ascii_digit()).take(3).collect();
@@ -323,7 +321,7 @@ impl Place<'_> {
         if fits(&LARGE_PART, &line) || fits(&REMAINDER, &line) {
             return false;
         }
-        let part = PART.as_ref().and_then(|part| part.captures(&line)).map(|found| found[1].to_lowercase());
+        let part = PART.captures(&line).map(|found| found[1].to_lowercase());
         if let Some(bottom) = part.as_deref().and_then(small_part) {
             let part = Rational::from(1).over(&Rational::from(bottom));
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
@@ -423,10 +421,10 @@ impl Place<'_> {
 
     /// Whether the number goes on a measure in a larger unit: 1 hour and 42 minutes.
     fn continues_measure(&self, line: &str) -> bool {
-        let found = MEASURE.as_ref().and_then(|measure| measure.captures(line));
-        let Some(large) = found.and_then(|found| {
-            found.get(1).or_else(|| found.get(2)).map(|unit| unit.as_str().to_owned())
-        }) else {
+        let found = MEASURE.captures(line);
+        let Some(large) = found
+            .and_then(|found| found.get(1).or_else(|| found.get(2)).map(|unit| unit.as_str().to_owned()))
+        else {
             return false;
         };
         let after: String =
@@ -466,9 +464,9 @@ impl Place<'_> {
         let mut text = rest.as_str();
         loop {
             let before = text;
-            for space in [
-                " ", "~", "\\,", "\\ ", "\\;", "\\text{", "\\textrm{", "\\mathrm{", "\\mbox{", "$", "-", "}",
-            ] {
+            for space in
+                [" ", "~", "\\,", "\\ ", "\\;", "\\text{", "\\textrm{", "\\mathrm{", "\\mbox{", "$", "-", "}"]
+            {
                 text = text.strip_prefix(space).unwrap_or(text);
             }
             if text == before {
@@ -518,9 +516,36 @@ impl Place<'_> {
 /// Whether a text ends in a sign by which what follows is compared. An arrow and a tag are none.
 pub(crate) fn is_relation(text: &str) -> bool {
     let ends = [
-        "≤", "≥", "≠", "<", "±", "<=", ">=", "!=", "~~", "\\le", "\\leq", "\\ge", "\\geq", "\\ne", "\\neq",
-        "\\lt", "\\gt", "\\pm", "\\sqrt", "√", "\\log", "\\ln", "\\ngeq", "\\nleq", "\\ngtr", "\\nless",
-        "\\geqslant", "\\leqslant", "<>", "=/=",
+        "≤",
+        "≥",
+        "≠",
+        "<",
+        "±",
+        "<=",
+        ">=",
+        "!=",
+        "~~",
+        "\\le",
+        "\\leq",
+        "\\ge",
+        "\\geq",
+        "\\ne",
+        "\\neq",
+        "\\lt",
+        "\\gt",
+        "\\pm",
+        "\\sqrt",
+        "√",
+        "\\log",
+        "\\ln",
+        "\\ngeq",
+        "\\nleq",
+        "\\ngtr",
+        "\\nless",
+        "\\geqslant",
+        "\\leqslant",
+        "<>",
+        "=/=",
     ];
     if ends.iter().any(|end| text.ends_with(end)) {
         return true;
@@ -610,12 +635,13 @@ pub(crate) fn starts_factor(text: &str) -> bool {
     let word: String = spaced.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     let is_variable = ["x", "y", "z", "n", "q", "ab", "bc", "ac", "xy", "yz", "xz", "pq", "mn"]
         .contains(&word.as_str())
-        && !spaced[word.len()..].trim_start().starts_with(char::is_alphanumeric);
+        && !spaced[word.len()..].trim_start().starts_with(char::is_alphanumeric)
+        && !text[..text.len() - spaced.len()].replace("\\,", "").contains([',', ';']);
     let mut joined = text.chars();
     let is_choice = joined.next().is_some_and(|c| "CPRr".contains(c))
         && joined.next().is_some_and(|c| c.is_ascii_digit());
     text.starts_with('+')
-        || (is_variable && !text.starts_with([',', ';']))
+        || is_variable
         || is_choice
         || symbols.iter().any(|sign| text.trim_start().starts_with(sign))
         || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
@@ -756,6 +782,55 @@ fn note_units(text: &str, about: &mut About) {
         rest = rest.trim_start();
         if let Some(per) = rest.strip_prefix('/') {
             (sign, rest) = (-1, per.trim_start());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::last;
+
+    #[test]
+    fn surroundings_of_a_number_change_its_value() {
+        for (text, want) in [
+            ("**42** million", Some("42000000")),
+            ("<b>42</b> thousand", Some("42000")),
+            ("总数是**42**万", Some("420000")),
+            ("42 hundredths", Some("0.42")),
+            ("__42__", Some("42")),
+            ("1 hour and 42 minutes", None),
+            ("1°42'", None),
+            ("3 hours. 42 minutes", Some("42")),
+            ("3 remainder 42", None),
+            ("42 R3", None),
+            ("42 R 0", Some("42")),
+            ("f(42)", None),
+            ("2(42)", None),
+            ("the total (42)", Some("42")),
+            ("the 42nd term", None),
+            ("42 x", None),
+            ("42 y después", Some("42")),
+            ("log x = 42", None),
+            ("y = 3x + 42", None),
+            ("The solutions are 43 and 42.", None),
+            ("He answers 30 of them, so 42", Some("42")),
+            ("42 ten-thousands", None),
+            ("{3, 42}", None),
+            ("If x = 42, then", None),
+            ("Let $x = 42$.", None),
+            ("If we add 40 and 2 we get 42.", Some("42")),
+            ("When all are counted, it is 42.", Some("42")),
+            ("It would be 42 if it rained.", None),
+            ("It would be 42.", Some("42")),
+            ("设x=42.", None),
+            ("42?", None),
+            ("Is it 42? Yes.", Some("42")),
+            ("42. No, wait.", None),
+            ("42. That can't be right.", None),
+        ] {
+            let found = last(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(found.value, want.and_then(Rational::parse), "{text}");
         }
     }
 }

@@ -211,15 +211,22 @@ const CLAUSE_STARTS: &str = "and so but now then also again next first finally u
 /// variable that is tried ("let x = 5", "try 5").
 pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let before = last_chars(before, REACH);
-    let clause = before.rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；']).next().unwrap_or_default();
+    let clause =
+        before.rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；']).next().unwrap_or_default();
     let trimmed = clause.trim_start_matches([' ', '$', '(', '*']);
+    // Angenommen, x = 5.
+    let earlier = &before[..before.len() - clause.len()];
+    if earlier.ends_with(',') && is_name_before(trimmed) && is_supposed(earlier) {
+        return true;
+    }
     if let Some(rest) = JOINED_SUPPOSES.iter().find_map(|word| trimmed.strip_prefix(word))
         && is_name_before(rest)
     {
         return true;
     }
     let list = words(clause);
-    let list: Vec<&str> = list.iter().map(String::as_str).skip_while(|word| has(CLAUSE_STARTS, word)).collect();
+    let list: Vec<&str> =
+        list.iter().map(String::as_str).skip_while(|word| has(CLAUSE_STARTS, word)).collect();
     let own = &after[..sentence_end(after)];
     // It would be 5 if it rained.
     let conditional = ["would", "wäre", "serait", "sería", "seria"].iter().any(|word| list.contains(word));
@@ -236,7 +243,8 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let lower = clause.to_lowercase().replace('’', "'");
     let behind = lower.find(first).map_or("", |at| &lower[at + first.len()..]);
     let behind = behind.trim_start();
-    let behind = ["that ", "we ", "try "].iter().fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
+    let behind =
+        ["that ", "we ", "try "].iter().fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
     if is_name_before(behind) {
         return true;
     }
@@ -244,7 +252,11 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     if rest.is_empty() || (rest.len() == 1 && rest[0] == "try") {
         return !has("say take se", first);
     }
-    if !has(CONDITIONS, first) || list.iter().any(|word| has("get gets have gives give obtain equals", word)) {
+    if !has(CONDITIONS, first) || list.iter().any(|word| has("get gets have gives give obtain equals", word))
+    {
+        return false;
+    }
+    if list.iter().any(|word| has(CONCLUDES, word)) {
         return false;
     }
     let is_subjunctive = list.contains(&"were");
@@ -255,7 +267,8 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
 /// Whether a text is the name of one variable and an equals sign: x =, $x_1 =.
 fn is_name_before(text: &str) -> bool {
     let text = text.trim_matches([' ', '$', '\\', '(']);
-    let name = text.strip_suffix('=').or_else(|| text.strip_suffix(" be")).or_else(|| text.strip_suffix(" is"));
+    let name =
+        text.strip_suffix('=').or_else(|| text.strip_suffix(" be")).or_else(|| text.strip_suffix(" is"));
     let name = name.map(|name| name.trim_end_matches([' ', ':', '$']));
     name.is_some_and(|name| {
         let letters = name.chars().filter(|c| c.is_alphabetic()).count();
@@ -339,7 +352,9 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
     // "5 — no.", "5. No, wait.", "5. That can't be right."
     let is_no = clauses.len() > 1
         && !is_cut
-        && clauses.last().is_some_and(|last| matches!(&words(last)[..], [only] if has("no nein non nope", only)));
+        && clauses
+            .last()
+            .is_some_and(|last| matches!(&words(last)[..], [only] if has("no nein non nope", only)));
     let follows = next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']);
     let follows = words(&follows[..sentence_end(follows)]);
     let follows: Vec<&str> = follows.iter().map(String::as_str).collect();
@@ -349,7 +364,12 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
         && (has(NO, follows[0]) || follows.len() > 1);
     let is_impossible = matches!(&follows[..], ["that" | "this" | "it", rest @ ..]
         if rest.first().is_some_and(|verb| has(SHORT_DENIALS, verb) || *verb == "cannot") && is_denial(rest, 0));
-    is_own_wrong || no_wait || is_no || is_waiting || is_impossible || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
+    is_own_wrong
+        || no_wait
+        || is_no
+        || is_waiting
+        || is_impossible
+        || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
 }
 
 /// Returns whether the words at an index deny the number before them: is wrong, isn't right, doesn't work.

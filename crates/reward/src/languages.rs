@@ -63,8 +63,18 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
     (
         100,
         &[
-            "hundert", "hunderte", "centaine", "centaines", "ciento", "cientos", "centena", "centenas",
-            "centinaia", "сотня", "сотни", "сотен",
+            "hundert",
+            "hunderte",
+            "centaine",
+            "centaines",
+            "ciento",
+            "cientos",
+            "centena",
+            "centenas",
+            "centinaia",
+            "сотня",
+            "сотни",
+            "сотен",
         ],
     ),
     (
@@ -231,7 +241,9 @@ pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
 /// Returns a number in Chinese words in digits: 十二 is 12, 三分之一 is 1/3, 三点五 is 3.5, 负五 is -5.
 pub(crate) fn chinese_number(text: &str) -> Option<String> {
     if let Some(rest) = text.strip_prefix(['负', '負']) {
-        return chinese_number(rest).filter(|number| !number.starts_with('-')).map(|number| format!("-{number}"));
+        return chinese_number(rest)
+            .filter(|number| !number.starts_with('-'))
+            .map(|number| format!("-{number}"));
     }
     if text == "一半" {
         return Some("1/2".into());

@@ -205,7 +205,9 @@ impl Reader {
                 self.skip_argument();
             }
             // A mark of Markdown.
-            Some('_') if !self.before().is_some_and(|c| c.is_alphanumeric() || matches!(c, ')' | '}' | ']')) => {
+            Some('_')
+                if !self.before().is_some_and(|c| c.is_alphanumeric() || matches!(c, ')' | '}' | ']')) =>
+            {
                 while self.peek(0) == Some('_') {
                     self.at += 1;
                 }

@@ -467,17 +467,34 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     (
         "daytime",
         "pm",
-        &["afternoon", "evening", "night", "tonight", "soir", "abends", "nachmittags", "nachts", "tarde", "noche"],
+        &[
+            "afternoon",
+            "evening",
+            "night",
+            "tonight",
+            "soir",
+            "abends",
+            "nachmittags",
+            "nachts",
+            "tarde",
+            "noche",
+        ],
     ),
     (
         "gender",
         "male",
-        &["boy", "boys", "man", "men", "male", "males", "jungen", "männer", "garçons", "hommes", "niños", "hombres"],
+        &[
+            "boy", "boys", "man", "men", "male", "males", "jungen", "männer", "garçons", "hommes", "niños",
+            "hombres",
+        ],
     ),
     (
         "gender",
         "female",
-        &["girl", "girls", "woman", "women", "female", "females", "mädchen", "frauen", "filles", "femmes", "niñas", "mujeres"],
+        &[
+            "girl", "girls", "woman", "women", "female", "females", "mädchen", "frauen", "filles", "femmes",
+            "niñas", "mujeres",
+        ],
     ),
     ("color", "red", &["red"]),
     ("color", "blue", &["blue"]),

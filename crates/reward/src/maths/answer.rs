@@ -386,8 +386,7 @@ fn residue(tokens: &[Token]) -> Option<Answer> {
 fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
     ['⇒', '→', '∨', '∧', '≅', '∼', '∘', '⋆'].into_iter().find_map(|sign| {
         let parts = split(tokens, |token| *token == Token::Sign(sign));
-        let is_joined =
-            (2..=ITEMS).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty());
+        let is_joined = (2..=ITEMS).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty());
         let items = || parts.iter().map(|part| item(part, depth + 1)).collect::<Option<Vec<_>>>();
         is_joined.then(items).flatten().map(|items| Answer::Combined(sign, items))
     })

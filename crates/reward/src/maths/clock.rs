@@ -28,16 +28,21 @@ impl Reader<'_> {
         let before = usize::from(part.is_some());
         let is_text = |token: &Token, words: &[&str]| matches!(token, Token::Text(word) if words.contains(&word.as_str()));
         let (hours, minutes, taken) = match &rest[before..] {
-            [Token::Number { digits: h, scale: 0, .. }, point, Token::Number { digits: m, scale: 0, .. }, minute, ..]
-                if is_text(point, &["点", "时", "點", "時"]) && is_text(minute, &["分"]) =>
-            {
+            [
+                Token::Number { digits: h, scale: 0, .. },
+                point,
+                Token::Number { digits: m, scale: 0, .. },
+                minute,
+                ..,
+            ] if is_text(point, &["点", "时", "點", "時"]) && is_text(minute, &["分"]) => {
                 (h, m.as_str(), 4)
             }
-            [Token::Number { digits: h, scale: 0, .. }, Token::Sign(':'), Token::Number { digits: m, scale: 0, .. }, ..]
-                if part.is_some() =>
-            {
-                (h, m.as_str(), 3)
-            }
+            [
+                Token::Number { digits: h, scale: 0, .. },
+                Token::Sign(':'),
+                Token::Number { digits: m, scale: 0, .. },
+                ..,
+            ] if part.is_some() => (h, m.as_str(), 3),
             [Token::Number { digits: h, scale: 0, .. }, point, ..]
                 if part.is_some() && is_text(point, &["点", "时", "點", "時"]) =>
             {

@@ -104,8 +104,7 @@ impl Rules {
             (A::All(a), A::All(b)) if self.in_any_order(a, b) => true,
             (A::Combined(sign, a), A::Combined(other, b))
                 if sign == other
-                    && (self.in_order(a, b)
-                        || ("∪∩∧∨≅∼".contains(*sign) && self.in_any_order(a, b))) =>
+                    && (self.in_order(a, b) || ("∪∩∧∨≅∼".contains(*sign) && self.in_any_order(a, b))) =>
             {
                 true
             }

@@ -82,9 +82,8 @@ impl MathsPlace {
                 // A box before the tag was a try.
                 let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
                 let tagged = || in_tag(last, "answer").and_then(tagged);
-                let boxed = |text| {
-                    stated_boxes(text).map(|found| found.or_else(|rest| unboxed(rest).ok_or(())).ok())
-                };
+                let boxed =
+                    |text| stated_boxes(text).map(|found| found.or_else(|rest| unboxed(rest).ok_or(())).ok());
                 match boxed(last) {
                     Some(found) => found,
                     None => match tagged() {

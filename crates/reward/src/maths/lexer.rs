@@ -510,7 +510,7 @@ impl<'t> Lexer<'t> {
     /// A word right before a bracket is the name of a function and no remark: Var(X), SO(3). So is an
     /// operator before a letter: \operatorname{Re} z.
     fn name_function(&mut self, start: usize, is_operator: bool) {
-        let [Token::Text(word)] = &self.tokens[start..] else { return };
+        let Some([Token::Text(word)]) = self.tokens.get(start..) else { return };
         let follows_value = matches!(
             start.checked_sub(1).map(|at| &self.tokens[at]),
             Some(
@@ -528,8 +528,8 @@ impl<'t> Lexer<'t> {
         let mut next = self.rest.trim_start().chars();
         let is_letter = next.next().is_some_and(|c| c.is_alphabetic() || c == '\\')
             && !next.next().is_some_and(|c| c.is_alphabetic() && !self.rest.trim_start().starts_with('\\'));
-        let applies = inside.is_some_and(|inside| is_group || !inside.contains(','))
-            || (is_operator && is_letter);
+        let applies =
+            inside.is_some_and(|inside| is_group || !inside.contains(',')) || (is_operator && is_letter);
         let is_known = NO_FUNCTIONS.contains(&word.to_lowercase().as_str()) || words::units(word).is_some();
         if applies && !follows_value && !is_known && word.is_ascii() && word.len() > 1 {
             self.tokens[start] = Token::Letter(word.clone());

@@ -156,7 +156,9 @@ impl MathsScorer {
         is_read
             || match (written(&expected), written(&answer).or_else(short)) {
                 (None, None) => false,
-                (gold, given) => self.is_same(&gold.unwrap_or(expected), &given.unwrap_or(answer)),
+                (gold, given) => {
+                    self.is_same(gold.as_deref().unwrap_or(&expected), given.as_deref().unwrap_or(&answer))
+                }
             }
     }
 }

@@ -100,7 +100,8 @@ const REMAINDERS: [&str; 6] = ["remainder", "rest", "reste", "resto", "r", "rem"
 
 /// Verbs and prepositions by which a value behind "and" is of another statement: and 3 are left.
 const ELSEWHERE: [&str; 14] = [
-    "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will", "each", "every",
+    "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will", "each",
+    "every",
 ];
 
 /// Verbs between a denial and a value: cannot be 12.
@@ -270,9 +271,10 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             || (chunk.is_word("with")
                 && reach.take_while(|c| c.kind == Kind::Word).any(|c| c.is_any(&REMAINDERS[..4])));
         // R3
-        let is_short = chunk.text.strip_prefix(['R', 'r']).is_some_and(|rest| {
-            !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit())
-        });
+        let is_short = chunk
+            .text
+            .strip_prefix(['R', 'r'])
+            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
         if is_remainder || is_short {
             return chunks.len();
         }
@@ -280,7 +282,9 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
         let first_char = chunk.text.chars().next().unwrap_or(' ');
         let is_clause = ('\u{3040}'..'\u{e000}').contains(&first_char)
             && chunk.text.contains(|c: char| c.is_ascii_digit())
-            && !["或", "和", "与", "还是", "以及", "または", "또는"].iter().any(|join| chunk.text.starts_with(join));
+            && !["或", "和", "与", "还是", "以及", "または", "또는"]
+                .iter()
+                .any(|join| chunk.text.starts_with(join));
         if is_clause && before.stop.is_some() {
             return at;
         }

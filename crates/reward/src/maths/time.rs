@@ -39,7 +39,9 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     let all = tokens;
     let about = || {
         let mut about = About { directions: all.iter().filter_map(word).collect(), ..About::default() };
-        about.directions.retain(|(kind, _)| ["day", "month", "zone", "relative day", "daytime"].contains(kind));
+        about
+            .directions
+            .retain(|(kind, _)| ["day", "month", "zone", "relative day", "daytime"].contains(kind));
         about
     };
     // 9:00 pm EST, 5 pm on Monday
