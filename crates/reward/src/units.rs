@@ -1,7 +1,7 @@
 //! Units of measurement, by their names and signs.
 
 /// Known units by their names and signs, which are in lower case but for single letters.
-const UNITS: [(&str, &[&str]); 88] = [
+const UNITS: [(&str, &[&str]); 87] = [
     (
         "second",
         &[
