@@ -633,7 +633,7 @@ pub(crate) fn starts_factor(text: &str) -> bool {
     // 42 x, 42\,n, 42 ab, 42C2
     let spaced = text.trim_start_matches([' ', '~', '\\', ',', ';', '$']);
     let word: String = spaced.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-    let is_variable = ["x", "y", "z", "n", "q", "ab", "bc", "ac", "xy", "yz", "xz", "pq", "mn"]
+    let is_variable = ["x", "y", "z", "n", "q", "ab", "bc", "ac", "xy", "yz", "xz", "pq"]
         .contains(&word.as_str())
         && !spaced[word.len()..].trim_start().starts_with(char::is_alphanumeric)
         && !text[..text.len() - spaced.len()].replace("\\,", "").contains([',', ';']);
@@ -661,7 +661,10 @@ fn small_part(word: &str) -> Option<i64> {
 /// Whether a text starts with the ending of an ordinal and a word that it counts: the 42nd term.
 fn is_ordinal(text: &str) -> bool {
     ["st", "nd", "rd", "th"].iter().any(|ending| {
-        text.strip_prefix(ending).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()))
+        // "The 42nd" alone may be a day of the month.
+        text.strip_prefix(ending)
+            .and_then(|rest| rest.strip_prefix(' '))
+            .is_some_and(|rest| rest.starts_with(char::is_alphabetic))
     })
 }
 

@@ -463,7 +463,7 @@ fn without_words(tokens: &[Token]) -> Option<&[Token]> {
     let before = tokens.iter().take_while(is_word).count();
     let name = match tokens.get(before..) {
         Some([Token::Letter(name), Token::Open('('), ..]) => {
-            usize::from(("A"..="Z").contains(&name.as_str()))
+            usize::from(name.len() == 1 && ("A"..="Z").contains(&name.as_str()))
         }
         _ => 0,
     };

@@ -167,7 +167,8 @@ impl MathsScorer {
 fn amount(text: &str) -> Option<String> {
     let power = match text.chars().next_back()? {
         'k' | 'K' => 3,
-        'M' => 6,
+        // 1M may be something else.
+        'M' if text.contains('.') => 6,
         _ => return None,
     };
     let digits = &text[..text.len() - 1];
