@@ -250,7 +250,7 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     }
     // A number alone is tried, but "check: 5" was parted at the colon.
     if rest.is_empty() || (rest.len() == 1 && rest[0] == "try") {
-        return !has("say take se", first);
+        return !has("say take se", first) && !clause.contains('{');
     }
     if !has(CONDITIONS, first) || list.iter().any(|word| has("get gets have gives give obtain equals", word))
     {
