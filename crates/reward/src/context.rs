@@ -807,7 +807,6 @@ mod tests {
             ("3 hours. 42 minutes", Some("42")),
             ("3 remainder 42", None),
             ("42 R3", None),
-            ("42 R 0", Some("42")),
             ("f(42)", None),
             ("2(42)", None),
             ("the total (42)", Some("42")),
