@@ -765,7 +765,9 @@ fn note_units(text: &str, about: &mut About) {
                     }
                     None => match words::units(&word) {
                         Some(units) => units,
-                        None => match words::letter(&word) {
+                        None => match words::letter(&word)
+                            .filter(|_| !rest.trim_start().starts_with(char::is_alphabetic))
+                        {
                             Some(unit) => vec![(unit, 1)],
                             None => return,
                         },
