@@ -84,6 +84,7 @@ const PHRASES: &[(Position, &str, &str)] = &[
     (Any, "between", "between|somewhere between"),
     (Any, "factorial", "factorial|the factorial of"),
     (Any, "inverse", "inverse"),
+    (Any, "absolute", "absolute value of|the absolute value of"),
     (Any, "doubled", "doubled"),
     (Any, "tripled", "tripled"),
     (Any, "halved", "halved"),
@@ -300,7 +301,24 @@ const JOINED_BEHIND: [(&str, &str); 12] = [
 ];
 
 /// Endings of words that make another number of the one they belong to: 5的两倍.
-const MULTIPLES: &[&str] = &["倍", "一半", "平方", "立方"];
+const MULTIPLES: &[&str] = &[
+    "倍",
+    "一半",
+    "平方",
+    "立方",
+    "倍数",
+    "因数",
+    "约数",
+    "根",
+    "阶乘",
+    "相反数",
+    "倒数",
+    "绝对值",
+    "对数",
+    "补角",
+    "余角",
+    "次方",
+];
 
 /// Nouns whose "of" makes another number: the square of 5.
 const FUNCTIONS: &[&str] = &[

@@ -39,7 +39,7 @@ const ZEROS: [char; 20] =
     ['٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐', '０'];
 
 /// Characters with another spelling.
-const SPELLED: [(char, &str); 60] = [
+const SPELLED: [(char, &str); 68] = [
     ('‰', " permille "),
     ('−', "-"),
     ('–', "-"),
@@ -62,9 +62,9 @@ const SPELLED: [(char, &str); 60] = [
     ('⩽', "≤"),
     ('⩾', "≥"),
     ('≤', "≤"),
-    ('≅', "≈"),
+    ('≅', "\\cong "),
     ('≃', "≈"),
-    ('∼', "≈"),
+    ('∼', "\\sim "),
     ('∶', ":"),
     ('∣', "|"),
     ('∛', "\\sqrt[3]"),
@@ -78,6 +78,14 @@ const SPELLED: [(char, &str); 60] = [
     ('∧', "\\wedge "),
     ('∨', "\\vee "),
     ('⇒', "\\implies "),
+    ('∀', "\\forall "),
+    ('∃', "\\exists "),
+    ('¬', "\\neg "),
+    ('⊆', "\\subseteq "),
+    ('⊂', "\\subset "),
+    ('⊇', "\\supseteq "),
+    ('⊥', "\\perp "),
+    ('∥', "\\parallel "),
     ('∴', "\\therefore "),
     ('ℝ', "\\mathbb{R}"),
     ('ℤ', "\\mathbb{Z}"),

@@ -5,11 +5,15 @@
 //! worked out (3 × 4), or a part of a pair, a matrix, a ratio or a time. Units and directions are noted.
 
 use std::ops::Range;
+use std::sync::LazyLock;
+
+use regex::Regex;
 
 use crate::Rational;
 use crate::bounds;
 use crate::doubts;
 use crate::languages::{self, Effect};
+use crate::pattern::pattern;
 use crate::words::{self, About};
 
 /// How many characters are looked at on either side.
@@ -20,6 +24,8 @@ pub(crate) struct Place<'t> {
     pub chars: &'t [char],
     /// Characters of the number, with its sign and currency.
     pub range: Range<usize>,
+    /// Whether the text is one formula.
+    pub formula: bool,
 }
 
 /// What the surroundings make of a number.
@@ -35,7 +41,94 @@ pub(crate) struct Change {
 }
 
 /// Words that join a number to another one.
-const JOINS: [&str; 8] = ["times", "plus", "minus", "divided", "to", "or", "over", "versus"];
+const JOINS: [&str; 10] =
+    ["times", "plus", "minus", "divided", "to", "or", "over", "versus", "choose", "modulo"];
+
+/// A quotient, before its remainder: 3 R 42, 3 remainder 42.
+static QUOTIENT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)\d[\s$,*)]*(?:(?:with|and)?\s*(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+of)?|r|rem\.?|余|余り|あまり)[\s$:]*$",
+    )
+});
+
+/// A remainder, behind its quotient.
+static REMAINDER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(
+        r"(?i)^[\s$,*)\\]*(?:(?:with\s+)?(?:an?\s+)?(?:remainder|rest|reste|resto)(?:\s+(?:of|is|von|de))?|r|rem\.?|余|余り|あまり|⋯⋯|……)[\s$:=]*([1-9])",
+    )
+});
+
+/// A measure in a larger unit, before one in a smaller unit: 1 hour and, $1 and.
+static MEASURE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?:([$€£])\s*\d[\d.,]*|\d[\d.,]*\s*(\p{L}+|°))[$*]*\s*,?\s*(?:and|und|et|y|e|и|又)?\s*$")
+});
+
+/// An equation for a function of one unknown: log x =, sqrt(x) =.
+static FUNCTION_OF: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?:log|ln|lg|exp|sin|cos|tan|cot|sqrt|√)(?:_\S+)?\s*[({]?\s*[a-zA-Z]\s*[)}]?\s*=$")
+});
+
+/// A larger number word behind a hyphen: 42 ten-thousands.
+static LARGE_PART: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)^\s*(?:ten|hundred)[- ](?:thousand|million|billion)"));
+
+/// A part in words: 42 hundredths.
+static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"^[\s]*(\p{L}+)"));
+
+/// One of several solutions: the solutions are 43 and.
+static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i)\b(?:solutions|roots|zeros|zeroes|answers|values|lösungen|soluciones|racines)\b[^.;!?\n]*\d[\s$\\)*]*,?",
+        r"\s*(?:and|or|und|oder|et|ou|y|o)[\s$\\(*]+(?:[a-z]\s*=\s*)?[\s$\\(*-]*$"
+    ))
+});
+
+/// Marks that close what a number stands in, behind it: **42** million.
+const CLOSERS: [&str; 14] = ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
+
+/// Returns whether text behind a number only closes marks that its text before opened, and how many
+/// characters it takes.
+fn closing_marks(before: &str, after: &str) -> usize {
+    let (mut rest, mut before) = (after, before);
+    loop {
+        // A tag of HTML.
+        if let Some(tag) = rest.strip_prefix("</")
+            && let Some((name, more)) = tag.split_once('>')
+            && name.chars().all(|c| c.is_ascii_alphanumeric())
+        {
+            rest = more;
+            continue;
+        }
+        let Some(mark) = CLOSERS.iter().find(|mark| rest.starts_with(**mark)) else { break };
+        let opener = match *mark {
+            "\\)" => "\\(",
+            "\\]" => "\\[",
+            "}" => "{",
+            "”" => "“",
+            "»" => "«",
+            "」" => "「",
+            "』" => "『",
+            same => same,
+        };
+        // The sign of a formula may have been read as that of a currency.
+        if opener != "$" {
+            let Some(at) = before.rfind(opener).filter(|at| before.len() - at < 40) else { break };
+            before = &before[..at];
+        }
+        rest = &rest[mark.len()..];
+    }
+    after[..after.len() - rest.len()].chars().count()
+}
+
+/// Whether the last number of a sentence is one of several solutions: the solutions are 43 and.
+pub(crate) fn is_one_of_several(before: &str) -> bool {
+    fits(&SEVERAL, before)
+}
+
+/// Whether a pattern is in a text.
+fn fits(pattern: &Regex, text: &str) -> bool {
+    pattern.is_match(text)
+}
 
 impl Place<'_> {
     /// Returns what the surroundings make of the number.
@@ -72,8 +165,18 @@ impl Place<'_> {
             || is_operand(raw, self.number().starts_with(['-', '−']))
             || is_function(raw)
             || is_multiple(raw)
+            || fits(&FUNCTION_OF, raw)
+            || self.is_argument()
+            || (!self.formula && is_one_of_several(&self.text_before()))
             || line.trim_end().ends_with("-(")
             || self.is_joined(-1)
+        {
+            return false;
+        }
+        if fits(&QUOTIENT, line) || self.continues_measure(line) {
+            return false;
+        }
+        if line.trim_end().strip_suffix(" :").is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit()))
         {
             return false;
         }
@@ -82,7 +185,10 @@ impl Place<'_> {
             return false;
         }
         let plain = without_latex(line);
-        if doubts::governing(&plain).is_some() || doubts::gives_up(&self.text_before()) {
+        if doubts::governing(&plain).is_some()
+            || doubts::gives_up(&self.text_before())
+            || doubts::is_condition(&self.text_before(), &self.text_after(self.range.end))
+        {
             return false;
         }
         let sentence = plain.rsplit(['.', ';', '!', '?', ',']).next().unwrap_or_default();
@@ -131,6 +237,10 @@ impl Place<'_> {
         if JOINS.contains(last) && is_number(rest.last()) {
             return false;
         }
+        // 5 to the 42.
+        if *last == "the" && rest.ends_with(&["to"]) && is_number(rest.iter().rev().nth(1)) {
+            return false;
+        }
         // 5 or maybe 6; 4, 5, or 6.
         let line_words: Vec<&str> = plain.split_whitespace().collect();
         let is_guess = |pair: &[&str]| {
@@ -166,7 +276,7 @@ impl Place<'_> {
     /// Notes what stands behind; whether the number keeps a value.
     fn after(&self, change: &mut Change) -> bool {
         let mut end = self.range.end;
-        if self.at(end) == Some('_') {
+        if self.at(end) == Some('_') && self.at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{') {
             let braced = usize::from(self.at(end + 1) == Some('{'));
             let digits: String =
                 self.chars[end + 1 + braced..].iter().take_while(|c| c.is_ascii_digit()).take(3).collect();
@@ -174,7 +284,9 @@ impl Place<'_> {
             return change.base.is_some();
         }
         let number = self.number();
-        let currency = number.chars().find(|c| "$€£¥₹".contains(*c));
+        // In $42$ the sign is that of a formula.
+        let is_formula = self.at(end) == Some('$');
+        let currency = number.chars().find(|c| "$€£¥₹".contains(*c)).filter(|_| !is_formula);
         if let Some(units) = currency.and_then(|sign| words::units(&sign.to_string())) {
             units.into_iter().for_each(|(unit, power)| change.about.add_unit(unit, power));
         }
@@ -199,6 +311,21 @@ impl Place<'_> {
         if starts_operation(&line) || starts_relation(&line) || starts_factor(&line) || self.is_joined(1) {
             return false;
         }
+        if fits(&REMAINDER, &line) || (!self.formula && is_ordinal(&line)) {
+            return false;
+        }
+        // What closes the marks around the number does not part it from its words.
+        let opened: String = self.chars[start_of(self.range.start)..self.range.end].iter().collect();
+        end += closing_marks(&opened, &line);
+        let line: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
+        if fits(&LARGE_PART, &line) || fits(&REMAINDER, &line) {
+            return false;
+        }
+        let part = PART.captures(&line).map(|found| found[1].to_lowercase());
+        if let Some(bottom) = part.as_deref().and_then(small_part) {
+            let part = Rational::from(1).over(&Rational::from(bottom));
+            change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
+        }
         // Words of magnitude.
         while let Some((word, next)) = self.word_at(end) {
             let length = word.chars().count();
@@ -217,14 +344,14 @@ impl Place<'_> {
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
             let used = &rest[..rest.len() - rest.trim_start().len() + used];
             change.range.end = end + used.chars().count();
-            return change.factor.is_some() && !doubts::is_taken_back(&rest[used.len()..], self.is_asked());
+            return change.factor.is_some() && !doubts::is_taken_back(&rest[used.len()..], true);
         }
         let plain = without_latex(&rest);
         let is_mil = plain.trim_start().split(|c: char| !c.is_alphabetic()).next() == Some("mil");
         if is_mil
             || languages::is_joined(&plain)
             || bounds::joined_behind(plain.trim_start()).is_some()
-            || doubts::is_taken_back(&self.text_after(end), self.is_asked())
+            || doubts::is_taken_back(&self.text_after(end), true)
         {
             return false;
         }
@@ -279,9 +406,37 @@ impl Place<'_> {
         self.chars[self.range.start.saturating_sub(4 * REACH)..self.range.start].iter().collect()
     }
 
-    /// Whether the words before the number ask.
-    fn is_asked(&self) -> bool {
-        doubts::asks(&self.text_before())
+    /// Whether the number is the argument of a function of one letter, or a factor in brackets: f(42), 2(42).
+    fn is_argument(&self) -> bool {
+        let mut at = self.range.start;
+        while at > 0 && matches!(self.chars[at - 1], ' ' | '$') {
+            at -= 1;
+        }
+        let Some(open) = at.checked_sub(1).filter(|open| self.chars[*open] == '(') else { return false };
+        let before = |steps: usize| open.checked_sub(steps).and_then(|at| self.at(at)).unwrap_or(' ');
+        let closes = self.chars[self.range.end..].iter().find(|c| !matches!(c, ' ' | '$')) == Some(&')');
+        let is_letter = before(1).is_ascii_alphabetic() && !before(2).is_alphanumeric() && before(2) != '\\';
+        closes && (is_letter || before(1) == ')' || before(1).is_ascii_digit())
+    }
+
+    /// Whether the number goes on a measure in a larger unit: 1 hour and 42 minutes.
+    fn continues_measure(&self, line: &str) -> bool {
+        let found = MEASURE.captures(line);
+        let Some(large) = found
+            .and_then(|found| found.get(1).or_else(|| found.get(2)).map(|unit| unit.as_str().to_owned()))
+        else {
+            return false;
+        };
+        let after: String =
+            self.chars[self.range.end..].iter().take(REACH).take_while(|c| **c != '\n').collect();
+        let after = without_latex(&after);
+        let after = after.trim_start_matches([' ', '*']);
+        // 1°42'
+        if large == "°" && after.starts_with(['\'', '"']) {
+            return true;
+        }
+        let small: String = after.chars().take_while(|c| c.is_alphabetic()).collect();
+        words::is_part(&small, &large)
     }
 
     /// The text behind a position.
@@ -310,7 +465,7 @@ impl Place<'_> {
         loop {
             let before = text;
             for space in
-                [" ", "~", "\\,", "\\ ", "\\;", "\\text{", "\\textrm{", "\\mathrm{", "\\mbox{", "$", "-"]
+                [" ", "~", "\\,", "\\ ", "\\;", "\\text{", "\\textrm{", "\\mathrm{", "\\mbox{", "$", "-", "}"]
             {
                 text = text.strip_prefix(space).unwrap_or(text);
             }
@@ -338,7 +493,9 @@ impl Place<'_> {
         let (Some((back, open)), Some((ahead, close))) = (open, close) else { return false };
         let is_bracket = matches!((open, close), ('(' | '[', ')' | ']') | ('{', '}'));
         let (from, to) = (self.range.start - back, self.range.end + ahead);
-        let is_set = *open != '{' || (from > 1 && self.chars[from - 2] == '\\');
+        // Braces of a set, and not those around an argument.
+        let is_braced = || from < 2 || self.chars[from - 2] == '\\' || self.chars[from - 2] == ' ';
+        let is_set = *open != '{' || is_braced();
         let inside: String = self.chars[from..to].iter().collect();
         is_bracket && is_set && inside.contains([',', ';'])
     }
@@ -357,10 +514,38 @@ impl Place<'_> {
 }
 
 /// Whether a text ends in a sign by which what follows is compared. An arrow and a tag are none.
-fn is_relation(text: &str) -> bool {
+pub(crate) fn is_relation(text: &str) -> bool {
     let ends = [
-        "≤", "≥", "≠", "<", "±", "<=", ">=", "!=", "~~", "\\le", "\\leq", "\\ge", "\\geq", "\\ne", "\\neq",
-        "\\lt", "\\gt", "\\pm", "\\sqrt", "√", "\\log", "\\ln",
+        "≤",
+        "≥",
+        "≠",
+        "<",
+        "±",
+        "<=",
+        ">=",
+        "!=",
+        "~~",
+        "\\le",
+        "\\leq",
+        "\\ge",
+        "\\geq",
+        "\\ne",
+        "\\neq",
+        "\\lt",
+        "\\gt",
+        "\\pm",
+        "\\sqrt",
+        "√",
+        "\\log",
+        "\\ln",
+        "\\ngeq",
+        "\\nleq",
+        "\\ngtr",
+        "\\nless",
+        "\\geqslant",
+        "\\leqslant",
+        "<>",
+        "=/=",
     ];
     if ends.iter().any(|end| text.ends_with(end)) {
         return true;
@@ -385,7 +570,7 @@ fn is_operand(text: &str, negative: bool) -> bool {
     let is_variable = |text: &str| {
         let mut back = text.trim_end_matches([' ', '$']).chars().rev();
         back.next().is_some_and(|c| c.is_ascii_lowercase() && c != 'a')
-            && !back.next().is_some_and(|c| c.is_alphanumeric() || c == '\\' || c == '\'')
+            && !back.next().is_some_and(|c| c.is_alphabetic() || c == '\\' || c == '\'')
     };
     !negative && !is_mark && (before.ends_with(|c: char| c.is_ascii_digit()) || is_variable(left))
 }
@@ -441,17 +626,50 @@ fn without_groups(text: &str) -> String {
 }
 
 /// Whether a text starts with what a number right before it is multiplied with, or with the sign of a bound.
-fn starts_factor(text: &str) -> bool {
+pub(crate) fn starts_factor(text: &str) -> bool {
     let symbols = ["π", "√", "\\pi", "\\sqrt"];
     let mut chars = text.chars();
-    let is_letter = chars.next().is_some_and(|c| "xyznie".contains(c));
+    let is_letter = chars.next().is_some_and(|c| "xyznieabcfoqruvw".contains(c));
+    // 42 x, 42\,n, 42 ab, 42C2
+    let spaced = text.trim_start_matches([' ', '~', '\\', ',', ';', '$']);
+    let word: String = spaced.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    let is_variable = ["x", "y", "z", "n", "q", "ab", "bc", "ac", "xy", "yz", "xz", "pq"]
+        .contains(&word.as_str())
+        && !spaced[word.len()..].trim_start().starts_with(char::is_alphanumeric)
+        && !text[..text.len() - spaced.len()].replace("\\,", "").contains([',', ';']);
+    let mut joined = text.chars();
+    let is_choice = joined.next().is_some_and(|c| "CPRr".contains(c))
+        && joined.next().is_some_and(|c| c.is_ascii_digit());
     text.starts_with('+')
+        || is_variable
+        || is_choice
         || symbols.iter().any(|sign| text.trim_start().starts_with(sign))
         || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
 
+/// Returns the index of a character from which marks before a number are looked at.
+fn start_of(number: usize) -> usize {
+    number.saturating_sub(REACH)
+}
+
+/// Returns the denominator of a plural that is no unit of time: hundredths.
+fn small_part(word: &str) -> Option<i64> {
+    let bottom = words::denominator(word).filter(|_| word.ends_with("ths"))?;
+    i64::try_from(bottom).ok()
+}
+
+/// Whether a text starts with the ending of an ordinal and a word that it counts: the 42nd term.
+fn is_ordinal(text: &str) -> bool {
+    ["st", "nd", "rd", "th"].iter().any(|ending| {
+        // "The 42nd" alone may be a day of the month.
+        text.strip_prefix(ending)
+            .and_then(|rest| rest.strip_prefix(' '))
+            .is_some_and(|rest| rest.starts_with(char::is_alphabetic))
+    })
+}
+
 /// Whether a text starts with an operator and a number.
-fn starts_operation(text: &str) -> bool {
+pub(crate) fn starts_operation(text: &str) -> bool {
     let text = text.trim_start_matches([' ', '$', ')']);
     let signs = [
         "..",
@@ -491,14 +709,14 @@ fn starts_operation(text: &str) -> bool {
 }
 
 /// Whether a text starts with a sign by which the number before it is compared: 5 < x.
-fn starts_relation(text: &str) -> bool {
+pub(crate) fn starts_relation(text: &str) -> bool {
     let text = text.trim_start_matches([' ', '$']);
     let signs = ["≤", "≥", "≠", "<=", ">=", "!=", "< ", "> ", "\\le", "\\ge", "\\ne", "\\lt", "\\gt"];
     signs.iter().any(|sign| text.starts_with(sign)) && !text.starts_with("\\left")
 }
 
 /// A text without the commands of LaTeX around words.
-fn without_latex(text: &str) -> String {
+pub(crate) fn without_latex(text: &str) -> String {
     let marks = [
         "\\text{",
         "\\textbf{",
@@ -547,7 +765,12 @@ fn note_units(text: &str, about: &mut About) {
                     }
                     None => match words::units(&word) {
                         Some(units) => units,
-                        None => return,
+                        None => match words::letter(&word)
+                            .filter(|_| !rest.trim_start().starts_with(char::is_alphabetic))
+                        {
+                            Some(unit) => vec![(unit, 1)],
+                            None => return,
+                        },
                     },
                 };
                 let mut power = square;
@@ -564,6 +787,54 @@ fn note_units(text: &str, about: &mut About) {
         rest = rest.trim_start();
         if let Some(per) = rest.strip_prefix('/') {
             (sign, rest) = (-1, per.trim_start());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::last;
+
+    #[test]
+    fn surroundings_of_a_number_change_its_value() {
+        for (text, want) in [
+            ("**42** million", Some("42000000")),
+            ("<b>42</b> thousand", Some("42000")),
+            ("总数是**42**万", Some("420000")),
+            ("42 hundredths", Some("0.42")),
+            ("__42__", Some("42")),
+            ("1 hour and 42 minutes", None),
+            ("1°42'", None),
+            ("3 hours. 42 minutes", Some("42")),
+            ("3 remainder 42", None),
+            ("42 R3", None),
+            ("f(42)", None),
+            ("2(42)", None),
+            ("the total (42)", Some("42")),
+            ("the 42nd term", None),
+            ("42 x", None),
+            ("42 y después", Some("42")),
+            ("log x = 42", None),
+            ("y = 3x + 42", None),
+            ("The solutions are 43 and 42.", None),
+            ("He answers 30 of them, so 42", Some("42")),
+            ("42 ten-thousands", None),
+            ("{3, 42}", None),
+            ("If x = 42, then", None),
+            ("Let $x = 42$.", None),
+            ("If we add 40 and 2 we get 42.", Some("42")),
+            ("When all are counted, it is 42.", Some("42")),
+            ("It would be 42 if it rained.", None),
+            ("It would be 42.", Some("42")),
+            ("设x=42.", None),
+            ("42?", None),
+            ("Is it 42? Yes.", Some("42")),
+            ("42. No, wait.", None),
+            ("42. That can't be right.", None),
+        ] {
+            let found = last(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(found.value, want.and_then(Rational::parse), "{text}");
         }
     }
 }

@@ -80,12 +80,11 @@ const ACTS: &str = "work fit match hold make satisfy count";
 /// Verbs before a "not" of two words: does not work.
 const AUXILIARIES: &str = "does would can could will did";
 
-/// First words of a question.
-const ASKS: &str =
-    "is are was were could can does do did would should might may will isn't couldn't what who how why";
-
 /// Words that answer a question with no.
 const NO: &str = "no nope not nein non não нет nee wrong";
+
+/// Words that answer a question with yes.
+const YES: &str = "yes yeah yep correct right indeed ja oui sí sim да tak evet 是 对 是的 对的 はい 네";
 
 /// Words that say that a number is beyond what it can be: 5 is too low.
 const TOO: [&str; 5] = ["too", "zu", "trop", "demasiado", "слишком"];
@@ -192,6 +191,94 @@ pub(crate) fn is_supposed(before: &str) -> bool {
             .is_some_and(|(sign, length)| ["supposed", "maybe"].contains(&sign) && length == clause.len())
 }
 
+/// Words at the beginning of a clause that suppose what it says of a variable or of a number alone: let x = 5,
+/// try 5.
+const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test check consider when whenever say take wenn sei \
+    seien angenommen setze si soit soient supposons supongamos sea sean se sia supponiamo suponha seja als stel если пусть jeśli";
+
+/// The same in scripts without spaces.
+const JOINED_SUPPOSES: [&str; 11] =
+    ["假设", "假如", "如果", "假定", "若", "设", "令", "当", "もし", "仮に", "만약"];
+
+/// Words that begin a condition, which ends with a comma or with one of the words behind it.
+const CONDITIONS: &str = "if when wenn falls si quando se если jeśli eğer";
+const CONCLUDES: &str = "then dann alors entonces então allora то wtedy 则 那么 就";
+
+/// Words before such a word in its clause.
+const CLAUSE_STARTS: &str = "and so but now then also again next first finally und aber et mais y pero e ma";
+
+/// Returns whether a number is supposed: in a condition ("if the answer is 5, then") or as the value of a
+/// variable that is tried ("let x = 5", "try 5").
+pub(crate) fn is_condition(before: &str, after: &str) -> bool {
+    let before = last_chars(before, REACH);
+    let clause =
+        before.rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；']).next().unwrap_or_default();
+    let trimmed = clause.trim_start_matches([' ', '$', '(', '*']);
+    // Angenommen, x = 5.
+    let earlier = &before[..before.len() - clause.len()];
+    if earlier.ends_with(',') && is_name_before(trimmed) && is_supposed(earlier) {
+        return true;
+    }
+    if let Some(rest) = JOINED_SUPPOSES.iter().find_map(|word| trimmed.strip_prefix(word))
+        && is_name_before(rest)
+    {
+        return true;
+    }
+    let list = words(clause);
+    let list: Vec<&str> =
+        list.iter().map(String::as_str).skip_while(|word| has(CLAUSE_STARTS, word)).collect();
+    let own = &after[..sentence_end(after)];
+    // It would be 5 if it rained.
+    let conditional = ["would", "wäre", "serait", "sería", "seria"].iter().any(|word| list.contains(word));
+    if conditional {
+        let rest = words(own);
+        let is_perfect = list.ends_with(&["have", "been"]);
+        return is_perfect || rest.iter().take(4).any(|word| has("if wenn si se", word));
+    }
+    let Some((first, rest)) = list.split_first() else { return false };
+    if !has(SUPPOSES, first) {
+        return false;
+    }
+    // What stands behind the word, as it is written.
+    let lower = clause.to_lowercase().replace('’', "'");
+    let behind = lower.find(first).map_or("", |at| &lower[at + first.len()..]);
+    let behind = behind.trim_start();
+    let behind =
+        ["that ", "we ", "try "].iter().fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
+    if is_name_before(behind) {
+        return true;
+    }
+    // A number alone is tried, but "check: 5" was parted at the colon.
+    if rest.is_empty() || (rest.len() == 1 && rest[0] == "try") {
+        return !has("say take se", first) && !clause.contains('{');
+    }
+    if !has(CONDITIONS, first) || list.iter().any(|word| has("get gets have gives give obtain equals", word))
+    {
+        return false;
+    }
+    if list.iter().any(|word| has(CONCLUDES, word)) {
+        return false;
+    }
+    let is_subjunctive = list.contains(&"were");
+    let behind = own.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
+    is_subjunctive || behind.contains([',', '，']) || words(behind).iter().any(|word| has(CONCLUDES, word))
+}
+
+/// Whether a text is the name of one variable and an equals sign: x =, $x_1 =.
+fn is_name_before(text: &str) -> bool {
+    let text = text.trim_matches([' ', '$', '\\', '(']);
+    let name =
+        text.strip_suffix('=').or_else(|| text.strip_suffix(" be")).or_else(|| text.strip_suffix(" is"));
+    let name = name.map(|name| name.trim_end_matches([' ', ':', '$']));
+    name.is_some_and(|name| {
+        let letters = name.chars().filter(|c| c.is_alphabetic()).count();
+        (1..=3).contains(&letters)
+            && !name.contains(char::is_whitespace)
+            && name.chars().next().is_some_and(char::is_alphabetic)
+            && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '{' | '}' | '\'' | '(' | ')'))
+    })
+}
+
 /// Returns whether what stands before a number says that the problem was not worked out: in its sentence, or
 /// in the one before if its own says nothing else.
 pub(crate) fn gives_up(before: &str) -> bool {
@@ -220,21 +307,24 @@ pub(crate) fn gives_up(before: &str) -> bool {
     is_bare && previous.is_some_and(has_phrase)
 }
 
-/// Returns whether a sentence that starts so is a question: Is it, could she.
-pub(crate) fn asks(before: &str) -> bool {
-    let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n' | ':');
-    let own = last_chars(before, REACH).rsplit(is_stop).next().unwrap_or_default();
-    words(own).first().is_some_and(|word| has(ASKS, word))
-}
-
 /// Returns whether what stands behind a number denies or takes back what it says; or asks, if the words
 /// before it do.
 pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
     let (own, next) = after.split_at(end);
+    if own.trim_start_matches([' ', '*', '$', '"']).starts_with(['吗', '么']) {
+        return true;
+    }
     if let Some(reply) = next.strip_prefix('?') {
+        let answer = words(first_chars(reply, 30));
+        // "Is it 5? Yes."
+        if answer.first().is_some_and(|word| has(YES, word)) {
+            return false;
+        }
         let is_no = words(first_chars(reply, 30)).first().is_some_and(|word| has(NO, word));
+        // "5, isn't it?" states 5.
+        let asks = asks && !own.contains([',', '(']);
         if is_no || (asks && !own.contains(|c: char| c.is_ascii_digit())) {
             return true;
         }
@@ -261,7 +351,27 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
     };
     let is_own_wrong = clauses.iter().enumerate().take(3).any(is_wrong);
     let no_wait = words(own).windows(2).any(|pair| pair[0] == "no" && pair[1] == "wait");
-    is_own_wrong || no_wait || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
+    // "5 — no.", "5. No, wait.", "5. That can't be right."
+    let is_no = clauses.len() > 1
+        && !is_cut
+        && clauses
+            .last()
+            .is_some_and(|last| matches!(&words(last)[..], [only] if has("no nein non nope", only)));
+    let follows = next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']);
+    let follows = words(&follows[..sentence_end(follows)]);
+    let follows: Vec<&str> = follows.iter().map(String::as_str).collect();
+    let is_waiting = !follows.is_empty()
+        && follows.len() < 4
+        && follows.iter().all(|word| has(NO, word) || has("wait hmm sorry oops actually moment warte", word))
+        && (has(NO, follows[0]) || follows.len() > 1);
+    let is_impossible = matches!(&follows[..], ["that" | "this" | "it", rest @ ..]
+        if rest.first().is_some_and(|verb| has(SHORT_DENIALS, verb) || *verb == "cannot") && is_denial(rest, 0));
+    is_own_wrong
+        || no_wait
+        || is_no
+        || is_waiting
+        || is_impossible
+        || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
 }
 
 /// Returns whether the words at an index deny the number before them: is wrong, isn't right, doesn't work.
@@ -288,10 +398,16 @@ fn is_denial(words: &[&str], at: usize) -> bool {
     let held = next(1 + skipped);
     let holds = has(HOLDS, held) && held != "answer" || (held == "answer" && skipped > 0);
     let is_long = word == "not" && at == 1 && before(1).is_some_and(|word| has(AUXILIARIES, word));
+    // 5 is not an integer solution.
+    let is_solution = word == "not"
+        && follows_verb
+        && (1..5).any(|by| ["solution", "answer", "root", "option"].contains(&next(by)))
+        && ["a", "an", "the"].contains(&next(1));
     let is_act = (is_short && at == 0 || is_long) && has(ACTS, next(1));
     (has(WRONG, word) && word != "out" && !["to", "that", "for"].contains(&next(1)) && follows_verb)
         || (denies && (holds || (next(1) == "be" && words.len() == at + 2)))
         || is_act
+        || is_solution
         || (is_short && words.len() == 1)
         || (word == "out" && before(1) == Some("ruled"))
         || (word == "fails" && at == 0)

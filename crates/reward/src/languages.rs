@@ -60,7 +60,23 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
             "다스",
         ],
     ),
-    (100, &["hundert"]),
+    (
+        100,
+        &[
+            "hundert",
+            "hunderte",
+            "centaine",
+            "centaines",
+            "ciento",
+            "cientos",
+            "centena",
+            "centenas",
+            "centinaia",
+            "сотня",
+            "сотни",
+            "сотен",
+        ],
+    ),
     (
         1000,
         &[
@@ -222,10 +238,86 @@ pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
     joined_magnitude(first).filter(|_| !is_kilo)
 }
 
+/// Returns a number in Chinese words in digits: 十二 is 12, 三分之一 is 1/3, 三点五 is 3.5, 负五 is -5.
+pub(crate) fn chinese_number(text: &str) -> Option<String> {
+    if let Some(rest) = text.strip_prefix(['负', '負']) {
+        return chinese_number(rest)
+            .filter(|number| !number.starts_with('-'))
+            .map(|number| format!("-{number}"));
+    }
+    if text == "一半" {
+        return Some("1/2".into());
+    }
+    if let Some((bottom, top)) = text.split_once("分之") {
+        let bottom = if bottom == "百" { 100 } else { chinese_integer(bottom)? };
+        return Some(format!("{}/{bottom}", chinese_integer(top)?));
+    }
+    if let Some((whole, decimals)) = text.split_once(['点', '點']) {
+        let digits: Option<String> =
+            decimals.chars().map(|c| chinese_digit(c).map(|digit| digit.to_string())).collect();
+        let digits = digits.filter(|digits| !digits.is_empty())?;
+        return Some(format!("{}.{digits}", chinese_integer(whole)?));
+    }
+    chinese_integer(text).map(|value| value.to_string())
+}
+
+fn chinese_digit(c: char) -> Option<u64> {
+    const DIGITS: &str = "零一二三四五六七八九";
+    match c {
+        '〇' => Some(0),
+        '两' | '兩' => Some(2),
+        c => DIGITS.chars().position(|own| own == c).map(|at| at as u64),
+    }
+}
+
+/// Returns an integer in Chinese words.
+fn chinese_integer(text: &str) -> Option<u64> {
+    let (mut total, mut group, mut digit) = (0u64, 0u64, None::<u64>);
+    for c in text.chars() {
+        if let Some(value) = chinese_digit(c) {
+            // Digits side by side are no number in words.
+            if digit.is_some_and(|before| before != 0) {
+                return None;
+            }
+            digit = Some(value);
+            continue;
+        }
+        match if c == '十' { 10 } else { joined_magnitude(c)? } {
+            large @ 10_000.. => {
+                let own = group.checked_add(digit.take().unwrap_or(0))?;
+                total = total.checked_add(own)?.checked_mul(large)?;
+                group = 0;
+            }
+            small => group = group.checked_add(digit.take().unwrap_or(1).checked_mul(small)?)?,
+        }
+    }
+    (!text.is_empty()).then(|| total.checked_add(group)?.checked_add(digit.unwrap_or(0))).flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use crate::Rational;
     use crate::numbers::last;
+
+    #[test]
+    fn chinese_words_are_numbers() {
+        for (text, want) in [
+            ("五", Some("5")),
+            ("十二", Some("12")),
+            ("五十", Some("50")),
+            ("一百零五", Some("105")),
+            ("三万", Some("30000")),
+            ("三分之一", Some("1/3")),
+            ("百分之二十五", Some("25/100")),
+            ("三点五", Some("3.5")),
+            ("负三", Some("-3")),
+            ("一二", None),
+            ("苹果", None),
+            ("", None),
+        ] {
+            assert_eq!(super::chinese_number(text).as_deref(), want, "{text}");
+        }
+    }
 
     #[test]
     fn words_of_other_languages_change_numbers_as_english_ones_do() {

@@ -32,6 +32,7 @@
 //! (`levade-trainer`).
 
 mod answer;
+mod around;
 mod asked;
 mod blocks;
 mod bounds;

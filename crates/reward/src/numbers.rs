@@ -204,6 +204,14 @@ impl Reader {
                 self.at += 1;
                 self.skip_argument();
             }
+            // A mark of Markdown.
+            Some('_')
+                if !self.before().is_some_and(|c| c.is_alphanumeric() || matches!(c, ')' | '}' | ']')) =>
+            {
+                while self.peek(0) == Some('_') {
+                    self.at += 1;
+                }
+            }
             Some(c) if c.is_ascii_alphabetic() || c == '_' => {
                 while self.peek(0).is_some_and(in_word) {
                     self.at += 1;
@@ -279,7 +287,7 @@ impl Reader {
     /// Returns a number with what its surroundings make of it.
     pub fn in_context(&self, found: Found) -> Found {
         let Change { factor, base, range, about } =
-            Place { chars: &self.chars, range: found.range.clone() }.change();
+            Place { chars: &self.chars, range: found.range.clone(), formula: self.formula }.change();
         let own = match (base, found.value) {
             (Some(base), Some(value)) => in_base(&value, base),
             (_, value) => value,

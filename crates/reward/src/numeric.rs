@@ -4,8 +4,9 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::boxed::{last_box, only_number};
-use crate::maths::{first_sentence, stated_answer, statement};
+use crate::around::in_place;
+use crate::boxed::{last_box, last_box_and_place, only_number};
+use crate::maths::{first_sentence, readable, stated_answer, statement};
 use crate::numbers::{self, Found};
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Rational, Score, ScoreError, Scorer};
@@ -22,7 +23,7 @@ pub enum Extract {
     /// The number in the last `\boxed{…}`. A box with several numbers, or with something to be computed, is
     /// no answer.
     Boxed,
-    /// The first number after the last "answer is", on the same line, in any case.
+    /// The first number after the last "answer is", also in other languages, on the same line or the next.
     AnswerIs,
 }
 
@@ -104,8 +105,17 @@ impl NumericScorer {
         match self.extract {
             Extract::LastNumber => numbers::last(text),
             Extract::Hashes => first_stated(&text[text.rfind("####")? + "####".len()..]),
-            Extract::AnswerIs => first_stated(stated_answer(text)?),
-            Extract::Boxed => only_number(last_box(text)?),
+            Extract::AnswerIs => {
+                let text = readable(text);
+                let stated = stated_answer(&text)?;
+                // The answer may stand on the next line.
+                let is_next = stated.lines().next().is_some_and(|line| !line.contains(char::is_alphanumeric));
+                first_stated(if is_next { stated.trim_start_matches([':', ' ', '*', '\n']) } else { stated })
+            }
+            Extract::Boxed => {
+                let (inside, place) = last_box_and_place(text)?;
+                only_number(&in_place(text, inside, &place)?)
+            }
         }
     }
 

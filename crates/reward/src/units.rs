@@ -1,7 +1,7 @@
 //! Units of measurement, by their names and signs.
 
 /// Known units by their names and signs, which are in lower case but for single letters.
-const UNITS: [(&str, &[&str]); 54] = [
+const UNITS: [(&str, &[&str]); 87] = [
     (
         "second",
         &[
@@ -103,7 +103,7 @@ const UNITS: [(&str, &[&str]); 54] = [
             "公斤",
         ],
     ),
-    ("ton", &["ton", "tons", "tonne", "tonnes"]),
+    ("ton", &["ton", "tons", "tonne", "tonnes", "吨"]),
     ("pound", &["lb", "lbs", "pound", "pounds", "£", "gbp"]),
     ("ounce", &["oz", "ounce", "ounces"]),
     ("ml", &["ml", "milliliter", "milliliters", "millilitre", "millilitres", "cc", "毫升"]),
@@ -117,13 +117,13 @@ const UNITS: [(&str, &[&str]); 54] = [
     ("euro", &["€", "euro", "euros", "eur", "欧元"]),
     ("yen", &["¥", "yen", "日元"]),
     ("rupee", &["₹", "rs", "rupee", "rupees", "inr"]),
-    ("degree", &["°", "deg", "degree", "degrees"]),
-    ("radian", &["rad", "radian", "radians"]),
+    ("degree", &["°", "deg", "degree", "degrees", "度"]),
+    ("radian", &["rad", "radian", "radians", "弧度"]),
     ("celsius", &["celsius", "centigrade"]),
     ("fahrenheit", &["fahrenheit"]),
     ("kelvin", &["K", "kelvin", "kelvins"]),
     ("acre", &["acre", "acres"]),
-    ("hectare", &["ha", "hectare", "hectares"]),
+    ("hectare", &["ha", "hectare", "hectares", "公顷"]),
     ("cup", &["cup", "cups"]),
     ("teaspoon", &["tsp", "teaspoon", "teaspoons"]),
     ("tablespoon", &["tbsp", "tablespoon", "tablespoons"]),
@@ -134,38 +134,74 @@ const UNITS: [(&str, &[&str]); 54] = [
     ("joule", &["J", "joule", "joules"]),
     ("watt", &["W", "watt", "watts"]),
     ("volt", &["V", "volt", "volts"]),
+    ("coulomb", &["coulomb", "coulombs"]),
+    ("atmosphere", &["atm", "atmospheres"]),
+    ("bar", &["bar"]),
+    ("mmhg", &["mmhg"]),
+    ("torr", &["torr"]),
+    ("psi", &["psi"]),
+    ("knot", &["knot", "knots"]),
+    ("fathom", &["fathom", "fathoms"]),
+    ("horsepower", &["hp", "horsepower"]),
+    ("rpm", &["rpm"]),
+    ("decibel", &["db", "decibel", "decibels"]),
+    ("lumen", &["lumen", "lumens"]),
+    ("stone", &["stone"]),
+    ("lightyear", &["lightyear", "lightyears"]),
+    ("parsec", &["parsec", "parsecs"]),
+    ("fortnight", &["fortnight", "fortnights"]),
+    ("semester", &["semester", "semesters"]),
+    ("peso", &["peso", "pesos"]),
+    ("franc", &["franc", "francs"]),
+    ("ruble", &["ruble", "rubles", "рубль", "рубля", "рублей"]),
+    ("dirham", &["dirham", "dirhams"]),
+    ("shilling", &["shilling", "shillings"]),
+    ("bitcoin", &["btc", "bitcoin", "bitcoins"]),
+    ("paisa", &["paise", "paisa"]),
+    ("元", &["元", "块", "yuan", "rmb"]),
+    ("角", &["角"]),
+    ("分", &["分"]),
+    ("斤", &["斤"]),
+    ("两", &["两"]),
+    ("里", &["里"]),
+    ("亩", &["亩"]),
+    ("尺", &["尺"]),
+    ("寸", &["寸"]),
 ];
 
-/// Units of which the first is a part of the second.
-const PARTS: [(&str, &str); 12] = [
-    ("second", "minute"),
-    ("minute", "hour"),
-    ("hour", "day"),
-    ("day", "week"),
-    ("day", "month"),
-    ("month", "year"),
-    ("inch", "foot"),
-    ("foot", "yard"),
-    ("ounce", "pound"),
-    ("cent", "dollar"),
-    ("cm", "m"),
-    ("minute", "degree"),
+/// Units in which one measure goes on, from the smallest to the largest.
+const PARTS: [&[&str]; 11] = [
+    &["second", "minute", "hour", "day", "week", "month", "year", "decade", "century"],
+    &["inch", "foot", "yard", "mile"],
+    &["mm", "cm", "dm", "m", "km"],
+    &["mg", "g", "kg", "ton"],
+    &["ounce", "pound", "stone"],
+    &["ml", "liter"],
+    &["cent", "dollar"],
+    &["cent", "euro"],
+    &["pence", "pound"],
+    &["分", "角", "元"],
+    &["second", "minute", "degree"],
 ];
 
 /// Returns whether a unit is the part of another one, in which a measure goes on: 2 hours and 30 minutes.
 pub(crate) fn is_part(small: &str, large: &str) -> bool {
     let both = units(small).zip(units(large));
     both.is_some_and(|(small, large)| match (&small[..], &large[..]) {
-        ([(small, 1)], [(large, 1)]) => PARTS.contains(&(*small, *large)),
+        ([(small, 1)], [(large, 1)]) => PARTS.iter().any(|units| {
+            let at = |unit: &str| units.iter().position(|own| *own == unit);
+            at(small).zip(at(large)).is_some_and(|(small, large)| small < large)
+        }),
         _ => false,
     })
 }
 
 /// Units that are written with prefixes, each with its sign and its name.
-const PREFIXED: [(&str, &str, &str); 14] = [
+const PREFIXED: [(&str, &str, &str); 15] = [
     ("hertz", "Hz", "hertz"),
     ("pascal", "Pa", "pascal"),
     ("watt", "W", "watt"),
+    ("watthour", "Wh", "watthour"),
     ("joule", "J", "joule"),
     ("newton", "N", "newton"),
     ("volt", "V", "volt"),
@@ -208,10 +244,20 @@ fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
     None
 }
 
+/// Returns the unit of a letter that is one right behind a number alone: 5 A, 5 C.
+pub(crate) fn letter(word: &str) -> Option<&'static str> {
+    match word {
+        "A" => Some("ampere"),
+        "C" => Some("coulomb"),
+        _ => None,
+    }
+}
+
 /// Returns the known units of a word, each with its power.
 pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
     match word {
         "mph" | "MPH" => return Some(vec![("mile", 1), ("hour", -1)]),
+        "AU" => return Some(vec![("astronomical unit", 1)]),
         "kph" | "kmh" | "kmph" => return Some(vec![("km", 1), ("hour", -1)]),
         _ => {}
     }

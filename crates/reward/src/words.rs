@@ -8,7 +8,7 @@
 use crate::languages;
 
 pub(crate) use crate::bounds::{bound, bound_behind};
-pub(crate) use crate::units::{is_part, units};
+pub(crate) use crate::units::{is_part, letter, units};
 
 /// What the words beside a number say.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -83,6 +83,9 @@ impl About {
         a.is_empty()
             || b.is_empty()
             || a == b
+            // 25 C may be degrees.
+            || (is(a, &["coulomb"]) && is_heat(b))
+            || (is_heat(a) && is(b, &["coulomb"]))
             || (is_degree(a) && is_heat(b))
             || (is_heat(a) && is_degree(b))
             || is_rate(a, b)
@@ -103,12 +106,22 @@ impl About {
     pub fn add_words(&mut self, words: &str) {
         for word in words.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()) {
             let word = word.to_lowercase();
-            match direction(&word) {
+            let short = match word.as_str() {
+                "ne" => Some(("compass", "northeast")),
+                "nw" => Some(("compass", "northwest")),
+                "se" => Some(("compass", "southeast")),
+                "sw" => Some(("compass", "southwest")),
+                _ => None,
+            };
+            match short.or_else(|| direction(&word)) {
                 Some(direction) => self.directions.push(direction),
                 None if FILLERS.contains(&word.as_str()) => {}
                 // A number that was not read makes another one.
                 None if is_number(&word) => self.bounds.push("number"),
-                None => self.names.push(singular(&word)),
+                None => {
+                    self.directions.extend(exclusive(&word));
+                    self.names.push(singular(&word));
+                }
             }
         }
         self.directions.sort_unstable();
@@ -331,6 +344,25 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
             "bénéfice",
             "lucro",
             "arriba",
+            "larger",
+            "bigger",
+            "greater",
+            "wider",
+            "deeper",
+            "thicker",
+            "stronger",
+            "better",
+            "richer",
+            "grew",
+            "grown",
+            "expands",
+            "expanded",
+            "premium",
+            "adds",
+            "mehr",
+            "gestiegen",
+            "más",
+            "aumenta",
         ],
     ),
     (
@@ -374,12 +406,35 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
             "perte",
             "perda",
             "abajo",
+            "smaller",
+            "narrower",
+            "shallower",
+            "thinner",
+            "weaker",
+            "worse",
+            "poorer",
+            "shrank",
+            "shrunk",
+            "contracts",
+            "contracted",
+            "cut",
+            "lose",
+            "loses",
+            "removes",
+            "weniger",
+            "gesunken",
+            "disminuye",
         ],
     ),
-    ("latitude", "north", &["north", "northern", "northward"]),
-    ("latitude", "south", &["south", "southern", "southward"]),
-    ("longitude", "east", &["east", "eastern", "eastward"]),
-    ("longitude", "west", &["west", "western", "westward"]),
+    // Points of the compass are of one kind: north is neither south nor east.
+    ("compass", "north", &["north", "northern", "northward", "norden", "norte", "nord"]),
+    ("compass", "south", &["south", "southern", "southward", "süden", "sur", "sud", "sul"]),
+    ("compass", "east", &["east", "eastern", "eastward", "osten", "este"]),
+    ("compass", "west", &["west", "western", "westward", "westen", "oeste", "ouest"]),
+    ("compass", "northeast", &["northeast", "northeastern", "nordosten", "noreste"]),
+    ("compass", "northwest", &["northwest", "northwestern", "nordwesten", "noroeste"]),
+    ("compass", "southeast", &["southeast", "southeastern", "südosten", "sureste"]),
+    ("compass", "southwest", &["southwest", "southwestern", "südwesten", "suroeste"]),
     ("height", "above", &["above", "over", "ahead"]),
     ("height", "below", &["below", "under", "underneath", "beneath", "behind"]),
     ("order", "before", &["before", "ago", "earlier", "early"]),
@@ -408,10 +463,39 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     ("heat", "cold", &["colder", "cooler"]),
     ("price", "low", &["cheaper"]),
     ("price", "high", &["expensive", "dearer", "pricier"]),
-    ("daytime", "am", &["morning"]),
-    ("daytime", "pm", &["afternoon", "evening", "night", "tonight"]),
-    ("gender", "male", &["boy", "boys", "man", "men", "male", "males"]),
-    ("gender", "female", &["girl", "girls", "woman", "women", "female", "females"]),
+    ("daytime", "am", &["morning", "matin", "morgens", "vormittags", "mañana"]),
+    (
+        "daytime",
+        "pm",
+        &[
+            "afternoon",
+            "evening",
+            "night",
+            "tonight",
+            "soir",
+            "abends",
+            "nachmittags",
+            "nachts",
+            "tarde",
+            "noche",
+        ],
+    ),
+    (
+        "gender",
+        "male",
+        &[
+            "boy", "boys", "man", "men", "male", "males", "jungen", "männer", "garçons", "hommes", "niños",
+            "hombres",
+        ],
+    ),
+    (
+        "gender",
+        "female",
+        &[
+            "girl", "girls", "woman", "women", "female", "females", "mädchen", "frauen", "filles", "femmes",
+            "niñas", "mujeres",
+        ],
+    ),
     ("color", "red", &["red"]),
     ("color", "blue", &["blue"]),
     ("color", "green", &["green"]),
@@ -421,6 +505,84 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     ("era", "bc", &["bc", "bce"]),
     ("era", "ad", &["ad", "ce"]),
 ];
+
+/// Groups of words of which each excludes the others, whatever they count: adults are no children. A bar
+/// parts words that exclude each other.
+const EXCLUSIVE: [&str; 46] = [
+    "adult adults|child children kid kids",
+    "son sons|daughter daughters",
+    "brother brothers|sister sisters",
+    "father fathers|mother mothers",
+    "uncle uncles|aunt aunts",
+    "husband husbands|wife wives",
+    "king kings|queen queens",
+    "bull bulls|cow cows",
+    "rooster roosters|hen hens",
+    "teacher teachers|student students",
+    "vertex vertices|edge edges|face faces",
+    "row rows|column columns",
+    "hit hits|miss misses",
+    "proton protons|neutron neutrons|electron electrons",
+    "attractive|repulsive",
+    "exothermic|endothermic",
+    "upward upwards|downward downwards",
+    "inward inwards|outward outwards",
+    "forward forwards|backward backwards",
+    "inner|outer",
+    "into|out",
+    "overestimate overestimates overestimated|underestimate underestimates underestimated",
+    "overvalued|undervalued",
+    "overweight|underweight",
+    "stretch stretched|compression compressed",
+    "spring|summer|fall autumn|winter",
+    "pass passes passed|fail fails failed",
+    "yes|no",
+    "present|absent",
+    "entering|leaving",
+    "bought|sold",
+    "open|closed",
+    "full|empty",
+    "old|new",
+    "heads|tails",
+    "real|imaginary",
+    "dead|alive",
+    "high|low",
+    "owes|owed",
+    "pays|receives",
+    "asset assets|liability liabilities",
+    "borrowed|lent",
+    "vertical vertically|horizontal horizontally",
+    "domestic|foreign",
+    "theoretical|experimental",
+    "buyer buyers|seller sellers",
+];
+
+/// Returns the group and the part of a word that excludes others: adults, and no children.
+fn exclusive(word: &str) -> Option<(&'static str, &'static str)> {
+    EXCLUSIVE.iter().find_map(|group| {
+        let part = group.split('|').find(|part| part.split(' ').any(|own| own == word))?;
+        Some((*group, part))
+    })
+}
+
+/// Returns the zone or the relative day that a word beside a time names: EST, tomorrow, the next day.
+pub(crate) fn moment(word: &str) -> Option<(&'static str, &'static str)> {
+    const ZONES: [&str; 18] = [
+        "UTC", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "ET", "CT", "MT", "PT", "CET", "CEST",
+        "BST", "IST", "JST",
+    ];
+    let zone = if word == "GMT" { "UTC" } else { word };
+    if let Some(zone) = ZONES.iter().find(|own| **own == zone) {
+        return Some(("zone", zone));
+    }
+    let day = match word.to_lowercase().as_str() {
+        "tomorrow" | "next" | "following" => "tomorrow",
+        "yesterday" | "previous" => "yesterday",
+        "today" | "same" => "today",
+        _ => return None,
+    };
+    Some(("relative day", day))
+}
 
 const MONTHS: [(&str, &str); 12] = [
     ("january", "jan"),
@@ -466,7 +628,7 @@ pub(crate) fn bearing(words: &[&str]) -> Option<(&'static str, &'static str)> {
 }
 
 /// Directions in scripts without spaces, where they are parts of words.
-const JOINED_DIRECTIONS: [(&str, &str, &str); 13] = [
+const JOINED_DIRECTIONS: [(&str, &str, &str); 31] = [
     ("增", "change", "up"),
     ("上升", "change", "up"),
     ("上涨", "change", "up"),
@@ -480,6 +642,24 @@ const JOINED_DIRECTIONS: [(&str, &str, &str); 13] = [
     ("向下", "change", "down"),
     ("左", "side", "left"),
     ("右", "side", "right"),
+    ("提高", "change", "up"),
+    ("降低", "change", "down"),
+    ("多", "change", "up"),
+    ("少", "change", "down"),
+    ("向东", "compass", "east"),
+    ("向西", "compass", "west"),
+    ("向南", "compass", "south"),
+    ("向北", "compass", "north"),
+    ("男", "gender", "male"),
+    ("女", "gender", "female"),
+    ("快", "speed", "faster"),
+    ("慢", "speed", "slower"),
+    ("重", "weight", "heavy"),
+    ("轻", "weight", "light"),
+    ("早", "order", "before"),
+    ("晚", "order", "after"),
+    ("上午", "daytime", "am"),
+    ("下午", "daytime", "pm"),
 ];
 
 /// Returns the kind and the meaning of a word that says in which direction, month or day a number counts.

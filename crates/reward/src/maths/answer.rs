@@ -30,7 +30,8 @@ pub(super) enum Answer {
     Labeled(String, Box<Answer>),
     /// A tuple whose members have names: (a, b) = (1, 2).
     Named(Vec<Expr>, Vec<Answer>),
-    /// Sets with `∪`, `∩` or `∖` between.
+    /// Sets with `∪`, `∩` or `∖` between, or operands with an operator of logic or another one without a
+    /// value.
     Combined(char, Vec<Answer>),
     /// Conditions that all hold.
     All(Vec<Answer>),
@@ -124,6 +125,16 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     if let Some(words) = text(tokens) {
         return Some(Answer::Words(words));
     }
+    // The order of quantifiers counts.
+    let is_quantifier =
+        |token: &Token| matches!(token, Token::Command(name) if name == "forall" || name == "exists");
+    if tokens.iter().any(is_quantifier) {
+        let token = |token: &Token| match token {
+            Token::Number { digits, scale, .. } => format!("{digits}e{scale}"),
+            other => format!("{other:?}"),
+        };
+        return Some(Answer::Words(tokens.iter().map(token).collect()));
+    }
     // ℝ but for some points.
     if let [Token::Letter(reals), Token::Text(except), points @ ..] = tokens
         && reals == "\\mathbb{R}"
@@ -171,7 +182,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
                 Answer::List(items) => items,
                 item => vec![item],
             });
-            let items: Vec<Answer> = flat.collect();
+            let items = with_name(flat.collect());
             let is_and = split(tokens, |token| *token == Token::And).len() == parts.len();
             let bounds = |item: &Answer| matches!(item, Answer::Relation(_, signs, _) if !equates(signs));
             let is_or = split(tokens, |token| *token == Token::Or).len() == parts.len();
@@ -182,6 +193,24 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
             })
         }
     }
+}
+
+/// Gives the values behind an equation its name: x = 1, 2 is x = 1, x = 2.
+fn with_name(items: Vec<Answer>) -> Vec<Answer> {
+    let Some((Answer::Relation(parts, signs, _), values)) = items.split_first() else { return items };
+    let is_value = |item: &Answer| matches!(item, Answer::Value(_));
+    let ([name @ Expr::Symbol(_), _], true, true) =
+        (&parts[..], equates(signs), !values.is_empty() && values.iter().all(is_value))
+    else {
+        return items;
+    };
+    let named = |item: &Answer| match item {
+        Answer::Value(value) => {
+            Answer::Relation(vec![name.clone(), value.value.clone()], vec!['='], value.about.clone())
+        }
+        other => other.clone(),
+    };
+    items[..1].iter().cloned().chain(values.iter().map(named)).collect()
 }
 
 /// Whether signs say of all that they stand between that it is equal.
@@ -284,11 +313,14 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     if let [Token::Sign('→'), value @ ..] = tokens {
         return item(value, depth + 1);
     }
-    // What it follows from went before.
-    if let [.., last] = split(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
-        && last.len() < tokens.len()
+    // What it follows from went before. Between propositions alone the sign is a part of the answer.
+    if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
+        && (first.is_empty() || first.iter().any(|t| !matches!(t, Token::Letter(_) | Token::Command(_))))
     {
         return answer(last, depth + 1);
+    }
+    if let Some(found) = logical(tokens, depth) {
+        return Some(found);
     }
     // The name of the value went before, in words or in another formula.
     if let [Token::Sign('=' | '≈'), value @ ..] = tokens {
@@ -300,9 +332,12 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
         return Some(Answer::Set(vec![]));
     }
     // `x \in [0, 1)` says where.
-    if let [.., last] = split(tokens, |token| matches!(token, Token::Sign('∈')))[..]
-        && last.len() < tokens.len()
-    {
+    if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('∈')))[..] {
+        let is_letter = |of: &[Token]| matches!(of, [Token::Letter(name)] if !name.starts_with('\\'));
+        if is_letter(first) && is_letter(last) {
+            let items = [first, last].map(|side| item(side, depth + 1));
+            return Some(Answer::Combined('∈', items.into_iter().collect::<Option<_>>()?));
+        }
         return answer(last, depth + 1);
     }
     if let Some(found) = combined(tokens, depth) {
@@ -345,6 +380,16 @@ fn residue(tokens: &[Token]) -> Option<Answer> {
         _ => return None,
     };
     Some(Answer::Residue(quantity(value)?.value, expression(modulus)?))
+}
+
+/// Operands with an operator of logic, a relation of figures or an operation without a value between.
+fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
+    ['⇒', '→', '∨', '∧', '≅', '∼', '∘', '⋆'].into_iter().find_map(|sign| {
+        let parts = split(tokens, |token| *token == Token::Sign(sign));
+        let is_joined = (2..=ITEMS).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty());
+        let items = || parts.iter().map(|part| item(part, depth + 1)).collect::<Option<Vec<_>>>();
+        is_joined.then(items).flatten().map(|items| Answer::Combined(sign, items))
+    })
 }
 
 /// Sets with `∪`, `∩` or `∖` between, from the left.
@@ -418,7 +463,7 @@ fn without_words(tokens: &[Token]) -> Option<&[Token]> {
     let before = tokens.iter().take_while(is_word).count();
     let name = match tokens.get(before..) {
         Some([Token::Letter(name), Token::Open('('), ..]) => {
-            usize::from(("A"..="Z").contains(&name.as_str()))
+            usize::from(name.len() == 1 && ("A"..="Z").contains(&name.as_str()))
         }
         _ => 0,
     };
@@ -482,6 +527,14 @@ fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Option<Answer> 
     }
     let is_equal = equates(&signs);
     let (first, last) = (sides.first()?, sides.last()?);
+    // Integers x > 0 are no interval.
+    let is_kind = |token: &Token| {
+        matches!(token, Token::Text(word) if ["integer", "integers", "naturals", "整数", "自然数"]
+            .contains(&word.to_lowercase().as_str()))
+    };
+    if !is_equal && tokens.iter().any(is_kind) {
+        return None;
+    }
     // (a, b) = (1, 2)
     if let (true, [_, _]) = (is_equal, sides)
         && let Some(Answer::Tuple { items: names, .. }) = bracketed(first, depth + 1)

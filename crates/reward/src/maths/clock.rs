@@ -1,12 +1,66 @@
-//! Times of day among tokens: noon, midnight, o'clock, 13h05, 13.05 Uhr, 5月3日.
+//! Times of day among tokens: noon, midnight, o'clock, 13h05, 13.05 Uhr, 5月3日, 下午3点.
 
 use super::lexer::Token;
 use super::phrases::Reader;
 use crate::words;
 
+/// Parts of the day that stand before a time in Chinese.
+const DAY_PARTS: [(&str, &str); 9] = [
+    ("上午", "am"),
+    ("早上", "am"),
+    ("早晨", "am"),
+    ("凌晨", "am"),
+    ("下午", "pm"),
+    ("晚上", "pm"),
+    ("傍晚", "pm"),
+    ("午後", "pm"),
+    ("午前", "am"),
+];
+
 impl Reader<'_> {
+    /// 下午3点, 上午9:15, 14时30分.
+    fn chinese_time(&mut self) -> bool {
+        let rest = &self.tokens[self.at..];
+        let part = match rest.first() {
+            Some(Token::Text(word)) => DAY_PARTS.iter().find(|(own, _)| own == word).map(|(_, half)| *half),
+            _ => None,
+        };
+        let before = usize::from(part.is_some());
+        let is_text = |token: &Token, words: &[&str]| matches!(token, Token::Text(word) if words.contains(&word.as_str()));
+        let (hours, minutes, taken) = match &rest[before..] {
+            [
+                Token::Number { digits: h, scale: 0, .. },
+                point,
+                Token::Number { digits: m, scale: 0, .. },
+                minute,
+                ..,
+            ] if is_text(point, &["点", "时", "點", "時"]) && is_text(minute, &["分"]) => {
+                (h, m.as_str(), 4)
+            }
+            [
+                Token::Number { digits: h, scale: 0, .. },
+                Token::Sign(':'),
+                Token::Number { digits: m, scale: 0, .. },
+                ..,
+            ] if part.is_some() => (h, m.as_str(), 3),
+            [Token::Number { digits: h, scale: 0, .. }, point, ..]
+                if part.is_some() && is_text(point, &["点", "时", "點", "時"]) =>
+            {
+                (h, "00", 2)
+            }
+            _ => return false,
+        };
+        let Some(hour) = hours.parse::<u8>().ok().filter(|hour| *hour <= 24) else { return false };
+        let clock = [Token::whole(hour), Token::Sign(':'), Token::whole(format!("{minutes:0>2}"))];
+        let half = part.filter(|_| hour <= 12).map(|half| Token::Text(half.into()));
+        self.replace(before + taken, clock.into_iter().chain(half))
+    }
+
     /// Noon, midnight, o'clock and 5月3日.
     pub(super) fn time(&mut self) -> bool {
+        if self.chinese_time() {
+            return true;
+        }
         if let [Token::Number { digits, .. }, Token::Text(m), day @ Token::Number { .. }, Token::Text(d), ..] =
             &self.tokens[self.at..]
             && (m == "月" && ["日", "号"].contains(&d.as_str()))

@@ -53,12 +53,13 @@ impl Rules {
             }
             (A::Relation(..), A::Relation(..)) => self.relations(gold, answer),
             (A::Ratio(gold), A::Ratio(answer)) => self.ratios(gold, answer),
-            // A time is no quotient: 2:30 is not 1/15, though 3:00 is 3 o'clock, and 9:49 can be a ratio if
-            // the answer is the fraction of these very numbers.
+            // A time is no quotient: 2:30 is neither 1/15 nor 2/30, though 3:00 is 3 o'clock. 9:49, whose
+            // minutes are no multiple of 5, can be a ratio if the answer is the fraction of these very numbers.
             (A::Ratio(Ratio { parts, clock: Some(clock), .. }), A::Value(value)) => {
                 let hour = parts.first().filter(|_| clock % 3600 == 0);
                 hour.is_some_and(|hour| self.quantities(&Quantity::plain(hour.clone()), value))
-                    || matches!(&parts[..], [a, b] if *value == Quantity::plain(Expr::quotient(a, b)))
+                    || (clock % 300 != 0
+                        && matches!(&parts[..], [a, b] if *value == Quantity::plain(Expr::quotient(a, b))))
             }
             (A::Ratio(ratio), A::Value(value)) | (A::Value(value), A::Ratio(ratio)) => match &ratio.parts[..]
             {
@@ -101,8 +102,9 @@ impl Rules {
                 open == o && close == c && self.in_order(items, other)
             }
             (A::All(a), A::All(b)) if self.in_any_order(a, b) => true,
-            (A::Combined('∪', a), A::Combined('∪', b)) | (A::Combined('∩', a), A::Combined('∩', b))
-                if self.in_any_order(a, b) =>
+            (A::Combined(sign, a), A::Combined(other, b))
+                if sign == other
+                    && (self.in_order(a, b) || ("∪∩∧∨≅∼".contains(*sign) && self.in_any_order(a, b))) =>
             {
                 true
             }

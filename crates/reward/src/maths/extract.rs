@@ -4,9 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::statement::{last_value, statement};
 use crate::answer::in_tag;
+use crate::around::in_place;
 use crate::bounds::bound;
 use crate::boxed::last_box_and_place;
 use crate::characters::spelled;
+use crate::context::is_one_of_several;
 use crate::retraction::retracts;
 use crate::{doubts, numbers};
 
@@ -26,7 +28,7 @@ pub enum MathsPlace {
 }
 
 /// Words that an answer stands behind.
-const SAID: [&str; 24] = [
+const SAID: [&str; 26] = [
     "answer is",
     "answer:",
     "answer**:",
@@ -42,6 +44,8 @@ const SAID: [&str; 24] = [
     "réponse :",
     "réponse:",
     "antwort ist",
+    "antwort lautet",
+    "risposta è",
     "antwort:",
     "resposta é",
     "resposta:",
@@ -68,24 +72,53 @@ const BOXES: usize = 20;
 impl MathsPlace {
     /// Returns the answer in a text.
     pub(super) fn find(self, text: &str) -> Option<String> {
-        let text: &str = &spelled(text);
+        let spaced = spaced(text);
+        let text: &str = &spelled(&spaced);
         match self {
-            MathsPlace::Boxed => boxes(text),
+            MathsPlace::Boxed => stated_boxes(text)?.ok(),
             MathsPlace::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
             MathsPlace::Last => {
                 let text: &str = &spread(text);
                 // A box before the tag was a try.
                 let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
                 let tagged = || in_tag(last, "answer").and_then(tagged);
-                boxes(last).or_else(tagged).or_else(|| boxes(text)).or_else(|| unboxed(text))
+                let boxed =
+                    |text| stated_boxes(text).map(|found| found.or_else(|rest| unboxed(rest).ok_or(())).ok());
+                match boxed(last) {
+                    Some(found) => found,
+                    None => match tagged() {
+                        Some(found) => Some(found),
+                        None => boxed(text).unwrap_or_else(|| unboxed(text)),
+                    },
+                }
             }
         }
     }
 }
 
+/// The answer of the last boxes together with what stands around them. An error is the text that takes it
+/// back, or an empty one if the surroundings make no answer of it.
+fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
+    let inside = boxes(text)?;
+    let (last, place) = last_box_and_place(text)?;
+    let after = &text[place.end..];
+    let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\".contains(c));
+    if retracts(behind) || doubts::is_taken_back(after, false) {
+        return Some(Err(after));
+    }
+    // Several boxes are a list.
+    let stated = if inside == last.trim() { in_place(text, &inside, &place) } else { Some(inside) };
+    Some(stated.ok_or(""))
+}
+
 /// Content of the last box, and of those beside it.
 pub(super) fn boxes(text: &str) -> Option<String> {
     let (last, place) = last_box_and_place(text)?;
+    // The name of a solution: x=
+    let is_name = |word: &str| {
+        let name = word.strip_suffix('=').unwrap_or(word);
+        name.len() == 1 && name.starts_with(|c: char| ('w'..='z').contains(&c))
+    };
     let mut found = vec![last.trim()];
     let mut start = place.start;
     while found.len() < BOXES {
@@ -94,7 +127,7 @@ pub(super) fn boxes(text: &str) -> Option<String> {
             SPACES.iter().fold(text[place.end..start].to_owned(), |text, space| text.replace(space, " "));
         let is_beside = between
             .split(|c: char| c.is_whitespace() || c == '$' || c == ',' || c == ';')
-            .all(|word| matches!(word, "" | "and" | "or"));
+            .all(|word| matches!(word, "" | "and" | "or" | "=") || is_name(word));
         // White space alone parts two tries at one answer.
         if !is_beside || !between.contains([',', ';', 'a', 'o']) {
             break;
@@ -116,7 +149,7 @@ fn tagged(inside: &str) -> Option<String> {
     match said(inside) {
         Some(Ok(stated)) => Some(stated),
         Some(Err(rest)) => unboxed(rest),
-        None => formula(inside).or_else(rest),
+        None => formula(inside).unwrap_or_else(rest),
     }
 }
 
@@ -127,7 +160,7 @@ fn unboxed(text: &str) -> Option<String> {
     match said(text) {
         Some(Ok(stated)) => Some(stated),
         Some(Err(rest)) => unboxed(rest),
-        None => formula(text).or_else(|| last(text)),
+        None => formula(text).unwrap_or_else(|| last(text)),
     }
 }
 
@@ -236,6 +269,27 @@ fn is_stated(before: &str) -> bool {
     })
 }
 
+/// A text with a space at the full-width marks, which stand without one.
+fn spaced(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '（' => out.push_str(" （"),
+            '。' | '；' | '！' | '？' => {
+                out.push(c);
+                out.push(' ');
+            }
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Returns a text in the spelling of the parsers, with spaces between its sentences in any script.
+pub(crate) fn readable(text: &str) -> String {
+    spread(&spelled(&spaced(text)))
+}
+
 /// A text with a space behind each stop before a character of Chinese, Japanese or Korean.
 fn spread(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -288,11 +342,14 @@ fn said(text: &str) -> Option<Result<String, &str>> {
 
 /// Returns the text behind the last "answer is" that is stated.
 pub(crate) fn stated_answer(text: &str) -> Option<&str> {
-    const SAID: &str = "answer is";
     // Lower-casing ASCII alone moves no byte, so the place is the same in both.
     let lower = text.to_ascii_lowercase();
-    let mut places = lower.rmatch_indices(SAID).take(MAX_ANNOUNCEMENTS);
-    places.find(|(start, _)| is_stated(&text[..*start])).map(|(start, _)| &text[start + SAID.len()..])
+    let is_verb = |said: &&&str| !said.contains([':', '*', '=']) || said.starts_with("答案");
+    let places = SAID.iter().filter(is_verb).flat_map(|said| lower.match_indices(said));
+    let mut places: Vec<(usize, usize)> = places.map(|(start, said)| (start, start + said.len())).collect();
+    places.sort_unstable();
+    let mut last = places.into_iter().rev().take(MAX_ANNOUNCEMENTS);
+    last.find(|(start, _)| is_stated(&text[..*start])).map(|(_, end)| &text[end..])
 }
 
 /// Returns the first sentence of a line.
@@ -353,16 +410,40 @@ fn sentences(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The last formula between marks.
-fn formula(text: &str) -> Option<String> {
+/// The last formula between marks, and where it ends.
+fn last_formula(text: &str) -> Option<(usize, &str)> {
     let marked = |open: &str, close: &str| {
         let end = text.rfind(close)?;
         let start = text[..end].rfind(open)? + open.len();
         Some((end, text[start..end].trim())).filter(|(_, inside)| !inside.is_empty())
     };
     let all = [dollars(text), marked("\\(", "\\)"), marked("\\[", "\\]")];
-    let last = all.into_iter().flatten().max_by_key(|(end, _)| *end);
-    last.map(|(_, inside)| inside.to_owned())
+    all.into_iter().flatten().max_by_key(|(end, _)| *end)
+}
+
+/// The answer that the last formula states together with what stands around it. `Some(None)` if it is
+/// supposed, one of several or an operand.
+fn formula(text: &str) -> Option<Option<String>> {
+    let (_, inside) = last_formula(text)?;
+    let start = inside.as_ptr() as usize - text.as_ptr() as usize;
+    let end = start + inside.len();
+    let name = inside.rfind('=').map_or(0, |at| at + 1);
+    let marks = |c: char| "$\\()[] ".contains(c);
+    let (before, after) = (text[..start].trim_end_matches(marks), text[end..].trim_start_matches(marks));
+    let led = format!("{before} {}", &inside[..name]);
+    if doubts::is_condition(&led, after) || is_one_of_several(&led) {
+        return Some(None);
+    }
+    let open = before.len();
+    let close = text.len() - after.len();
+    // Words around it are looked at, signs are not: a formula is complete.
+    let is_number = inside.chars().all(|c| c.is_ascii_digit() || ".,-{}\\$".contains(c));
+    if !is_number {
+        return Some(Some(inside.to_owned()));
+    }
+    let spaced = format!("{} {inside} {}", &text[..open], &text[close..]);
+    let range = open + 1..open + 1 + inside.len();
+    Some(in_place(&spaced, inside, &range))
 }
 
 /// The last formula between dollar signs, single or double, and where it ends. A sign that is escaped, or

@@ -2,7 +2,7 @@
 
 use super::digits::{after_separator, period};
 use super::names::{DROPPED, FRAMES, GREEK, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS, is_name};
-use crate::words::is_month;
+use crate::words::{self, is_month};
 
 /// A token.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,6 +64,45 @@ fn is_segment(text: &str) -> bool {
     })
 }
 
+/// Words before a bracket that are no names of functions.
+const NO_FUNCTIONS: [&str; 22] = [
+    "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and", "if", "since",
+    "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",
+];
+
+/// Returns the bytes of the first factor of a product of Greek and Latin letters: k of kπ, π of πr.
+fn first_factor(word: &str) -> Option<usize> {
+    let is_greek = |c: char| GREEK.iter().any(|(letter, _)| letter.starts_with(c));
+    let mixed = word.chars().any(|c| c.is_ascii());
+    let is_product = word.chars().any(is_greek)
+        && word.chars().all(|c| c.is_ascii() || is_greek(c))
+        && (mixed || word.chars().count() == 2)
+        && word.chars().nth(1).is_some();
+    let first = word.chars().next().filter(|_| is_product)?;
+    if is_greek(first) { Some(first.len_utf8()) } else { word.find(is_greek) }
+}
+
+/// Gives signs that have two meanings the one that fits: between numbers and relations, ∧ and ∨ join
+/// answers, and beside a number ∼ and ≅ say that it is rounded.
+fn settle(tokens: &mut [Token]) {
+    let joins = tokens.iter().any(|token| {
+        matches!(token, Token::Number { .. } | Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠' | '∈'))
+    });
+    let is_value = |token: Option<&Token>| matches!(token, Some(Token::Number { .. } | Token::Sign('-')));
+    for at in 0..tokens.len() {
+        match tokens[at] {
+            Token::Sign('∧') if joins => tokens[at] = Token::And,
+            Token::Sign('∨') if joins => tokens[at] = Token::Or,
+            Token::Sign('≅' | '∼')
+                if is_value(tokens.get(at + 1)) || is_value(at.checked_sub(1).map(|at| &tokens[at])) =>
+            {
+                tokens[at] = Token::Sign('≈');
+            }
+            _ => {}
+        }
+    }
+}
+
 struct Lexer<'t> {
     rest: &'t str,
     tokens: Vec<Token>,
@@ -88,7 +127,10 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
         return None;
     }
     let is_word = |word: &str| {
-        word.chars().count() > 3 && word.chars().all(char::is_alphabetic) && !NAMES.contains(&word)
+        word.chars().count() > 3
+            && word.chars().all(char::is_alphabetic)
+            && !NAMES.contains(&word)
+            && first_factor(word).is_none()
     };
     let is_prose = text.split_whitespace().any(is_word);
     if is_prose && text.chars().all(|c| c.is_alphabetic() || c.is_whitespace() || c == '.') {
@@ -113,6 +155,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
         brackets: 0,
     };
     lexer.run()?;
+    settle(&mut lexer.tokens);
     Some(lexer.tokens)
 }
 
@@ -237,6 +280,18 @@ impl<'t> Lexer<'t> {
         let end = after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len());
         let (name, rest) = after.split_at(end);
         self.rest = rest;
+        // Operators between letters: f \circ g, p \star q.
+        let follows_letter = matches!(self.tokens.last(), Some(Token::Letter(_)));
+        let starts_letter = self.rest.trim_start().starts_with(|c: char| c.is_alphabetic() || c == '\\');
+        let operator = match name {
+            "circ" => Some('∘'),
+            "star" | "bigstar" => Some('⋆'),
+            _ => None,
+        };
+        if let Some(sign) = operator.filter(|_| follows_letter && starts_letter) {
+            self.push(Token::Sign(sign));
+            return Some(());
+        }
         if LOOKS.contains(&name) {
             self.spaced = true;
             // `\left.` stands for no bracket.
@@ -248,7 +303,10 @@ impl<'t> Lexer<'t> {
         }
         if TEXTS.contains(&name) {
             let inside = self.argument().unwrap_or_default();
-            return self.text(inside);
+            let start = self.tokens.len();
+            self.text(inside)?;
+            self.name_function(start, name == "operatorname");
+            return Some(());
         }
         if let Some((_, arguments)) = DROPPED.iter().find(|(own, _)| *own == name) {
             // `\color[rgb]{1, 0, 0}`
@@ -303,8 +361,8 @@ impl<'t> Lexer<'t> {
                 self.push(Token::Letter(format!("\\mathbb{{{letter}}}")));
             }
             "R" | "reals" | "Reals" => self.push(Token::Letter("\\mathbb{R}".into())),
-            "wedge" | "land" => self.push(Token::And),
-            "vee" | "lor" => self.push(Token::Or),
+            "wedge" | "land" => self.push(Token::Sign('∧')),
+            "vee" | "lor" => self.push(Token::Sign('∨')),
             // The vector between two points, whose letters are no factors.
             "vec" | "overrightarrow" if is_segment(self.rest) => {
                 let points = self.argument()?.trim();
@@ -423,10 +481,13 @@ impl<'t> Lexer<'t> {
 
     fn word(&mut self) {
         let end = self.rest.find(|c: char| !c.is_alphabetic()).unwrap_or(self.rest.len());
+        let after_number = matches!(self.tokens.last(), Some(Token::Number { .. }));
+        let end = first_factor(&self.rest[..end])
+            .filter(|_| !(after_number && words::units(&self.rest[..end]).is_some()))
+            .unwrap_or(end);
         let (word, rest) = self.rest.split_at(end);
         self.rest = rest;
         // The sign of multiplication, as those without one write powers of ten.
-        let after_number = matches!(self.tokens.last(), Some(Token::Number { .. }));
         let is_operand = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
         if after_number && matches!(word, "x" | "X") && is_operand(rest.trim_start()) {
             self.push(Token::Sign('*'));
@@ -441,7 +502,38 @@ impl<'t> Lexer<'t> {
             self.push(Token::Text(format!("{word}m")));
             return;
         }
+        let start = self.tokens.len();
         self.spell(word, self.is_text);
+        self.name_function(start, false);
+    }
+
+    /// A word right before a bracket is the name of a function and no remark: Var(X), SO(3). So is an
+    /// operator before a letter: \operatorname{Re} z.
+    fn name_function(&mut self, start: usize, is_operator: bool) {
+        let Some([Token::Text(word)]) = self.tokens.get(start..) else { return };
+        let follows_value = matches!(
+            start.checked_sub(1).map(|at| &self.tokens[at]),
+            Some(
+                Token::Number { .. }
+                    | Token::Close(_)
+                    | Token::GroupClose
+                    | Token::Text(_)
+                    | Token::Sign('°' | '%')
+            )
+        );
+        let inside = self.rest.strip_prefix("\\left").unwrap_or(self.rest).strip_prefix('(');
+        let inside = inside.map(|inside| inside.split(')').next().unwrap_or_default());
+        // A name before several items is that of a point, but SL(2, R) is a group.
+        let is_group = word.len() < 4 && word.chars().all(|c| c.is_ascii_uppercase());
+        let mut next = self.rest.trim_start().chars();
+        let is_letter = next.next().is_some_and(|c| c.is_alphabetic() || c == '\\')
+            && !next.next().is_some_and(|c| c.is_alphabetic() && !self.rest.trim_start().starts_with('\\'));
+        let applies =
+            inside.is_some_and(|inside| is_group || !inside.contains(',')) || (is_operator && is_letter);
+        let is_known = NO_FUNCTIONS.contains(&word.to_lowercase().as_str()) || words::units(word).is_some();
+        if applies && !follows_value && !is_known && word.is_ascii() && word.len() > 1 {
+            self.tokens[start] = Token::Letter(word.clone());
+        }
     }
 
     fn spell(&mut self, word: &str, is_text: bool) {

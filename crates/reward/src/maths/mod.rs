@@ -41,12 +41,13 @@ use serde_json::Value;
 
 use crate::characters::spelled;
 use crate::chunks::without_marks;
+use crate::languages;
 use crate::scorer::{expected, of_answer};
 use crate::{Component, Evidence, Score, ScoreError, Scorer};
 use answer::readings;
 use equal::Rules;
 pub use extract::MathsPlace;
-pub(crate) use extract::{first_sentence, stated_answer};
+pub(crate) use extract::{first_sentence, readable, stated_answer};
 pub(crate) use statement::statement;
 
 /// Scores 1 where the answer means the same as an expected one, else 0.
@@ -147,8 +148,20 @@ impl MathsScorer {
             percent_or_number: self.percent == Percent::Either,
             units: self.units == Units::Compare,
         };
-        let (expected, answer) = (readings(&expected), readings(&answer));
-        expected.iter().any(|expected| answer.iter().any(|answer| rules.same(expected, answer)))
+        let is_read = {
+            let (expected, answer) = (readings(&expected), readings(&answer));
+            expected.iter().any(|expected| answer.iter().any(|answer| rules.same(expected, answer)))
+        };
+        // Numbers in Chinese words, and 40k where the expected answer has no variables.
+        let written = |text: &str| languages::chinese_number(&plain(text));
+        let short = || amount(&plain(&answer)).filter(|_| !expected.contains(char::is_alphabetic));
+        is_read
+            || match (written(&expected), written(&answer).or_else(short)) {
+                (None, None) => false,
+                (gold, given) => {
+                    self.is_same(gold.as_deref().unwrap_or(&expected), given.as_deref().unwrap_or(&answer))
+                }
+            }
     }
 }
 
@@ -163,6 +176,21 @@ fn is_score_or_range(text: &str) -> bool {
 fn written_alike(expected: &str, answer: &str) -> bool {
     let dashed = |text: &str| plain(&without_marks(&spelled(text))).replace(['–', '−'], "-");
     dashed(expected) == dashed(answer)
+}
+
+/// The number that digits with a letter of magnitude write: 40k, 2.5M.
+fn amount(text: &str) -> Option<String> {
+    let power = match text.chars().next_back()? {
+        'k' | 'K' => 3,
+        // 1M may be something else.
+        'M' if text.contains('.') => 6,
+        _ => return None,
+    };
+    let digits = &text[..text.len() - 1];
+    let is_number = digits.starts_with(|c: char| c.is_ascii_digit())
+        && digits.ends_with(|c: char| c.is_ascii_digit())
+        && digits.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    is_number.then(|| format!("{digits}e{power}"))
 }
 
 /// An answer as it is written, without spaces and marks of formulas and of words within them.

@@ -163,6 +163,8 @@ fn canonical(expression: Expr) -> Expr {
 struct Words {
     /// The power that "square" or "cubic" gives to the next unit.
     power: Option<i32>,
+    /// Whether "light" went before, which makes another unit of a year.
+    light: bool,
     /// Whether "per" went before.
     per: bool,
     /// The last unit and its power.
@@ -208,6 +210,11 @@ impl Words {
             "cubic" | "cu" => self.power = Some(3),
             "per" | "an" | "each" if is_last => {}
             "per" => self.per = true,
+            "light" if !is_last => self.light = true,
+            "year" | "years" if self.light => {
+                self.light = false;
+                self.add_unit("lightyear", power, about);
+            }
             "squared" | "cubed" => {
                 let more = if word == "squared" { 1 } else { 2 };
                 match self.last {
@@ -227,7 +234,10 @@ impl Words {
                         self.add_unit(unit, own * power, about);
                     }
                 }
-                _ => about.add_words(word),
+                _ => match words::letter(word) {
+                    Some(unit) => self.add_unit(unit, power, about),
+                    None => about.add_words(word),
+                },
             },
         }
     }

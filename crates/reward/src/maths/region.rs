@@ -59,7 +59,8 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
             parts.try_fold(first, |region, part| match sign {
                 '∪' => region.or(part?),
                 '∩' => region.and(part?),
-                _ => region.and(part?.complement()?),
+                '∖' => region.and(part?.complement()?),
+                _ => None,
             })
         }
         // "x < 1 or x > 3". Conditions that together leave nothing out both hold: "x > 1, x < 3".

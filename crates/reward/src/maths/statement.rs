@@ -95,6 +95,15 @@ const UPWARDS: [&str; 8] = ["above", "up", "over", "below", "under", "more", "up
 /// Words of comparison, which make an expression of two values: 3 less than 12.
 const COMPARISONS: [&str; 6] = ["less", "more", "fewer", "greater", "higher", "lower"];
 
+/// Words before the remainder of a quotient.
+const REMAINDERS: [&str; 6] = ["remainder", "rest", "reste", "resto", "r", "rem"];
+
+/// Verbs and prepositions by which a value behind "and" is of another statement: and 3 are left.
+const ELSEWHERE: [&str; 14] = [
+    "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will", "each",
+    "every",
+];
+
 /// Verbs between a denial and a value: cannot be 12.
 const COPULAS: [&str; 15] = [
     "be", "is", "are", "equal", "equals", "exactly", "simply", "just", "es", "est", "ist", "é", "è", "это",
@@ -160,6 +169,10 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
                 break;
             }
             begin -= if is_sign { 1 } else { 2 };
+        } else if before.is_word("and")
+            && let Some(length) = measure_length(&chunks[..begin - 1], chunks.get(last + 1))
+        {
+            begin -= length + 1;
         } else if before.is_any(&["or", "to", "times", "plus", "minus", "and"])
             && begin > 1
             && is_value(begin - 2)
@@ -170,6 +183,8 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
                 true => break,
                 false => begin -= 2,
             }
+        } else if let Some(length) = measure_length(&chunks[..begin], chunks.get(last + 1)) {
+            begin -= length;
         } else if before.kind == Kind::Value && chunks[begin].kind == Kind::Value && begin == last {
             // A mixed number.
             begin -= 1;
@@ -195,6 +210,14 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
         end += 1;
     }
     Some(text(sentence, &chunks[begin..end]))
+}
+
+/// The number of chunks of the measure in a larger unit that chunks end in, before one in a smaller unit.
+fn measure_length(chunks: &[Chunk], small: Option<&Chunk>) -> Option<usize> {
+    let small = small.filter(|small| small.kind == Kind::Word)?;
+    let [.., value, large] = chunks else { return None };
+    let is_measure = value.kind == Kind::Value && value.stop.is_none() && large.kind == Kind::Word;
+    (is_measure && words::is_part(small.text, large.text)).then_some(2)
 }
 
 /// The number of words of the bound that chunks end in.
@@ -234,14 +257,44 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
     // The first noun behind the last value.
     let mut noun = None;
     let mut at = first + 1;
+    // The value at an index is the first of another statement: and 3 pears are left.
+    let is_elsewhere = |at: usize| {
+        let words = chunks[(at + 1).min(chunks.len())..].iter().take(3);
+        let same = chunks.get(at).is_some_and(|value| value.stop.is_none());
+        same && words.take_while(|c| c.kind == Kind::Word).any(|c| c.is_any(&ELSEWHERE))
+    };
     while let Some(chunk) = chunks.get(at) {
         let before = &chunks[at - 1];
+        let reach = chunks[at..].iter().take(4);
+        let is_remainder = chunk.is_any(&REMAINDERS)
+            && (is_plain(at + 1) || (is_plain(at + 2) && chunks[at + 1].is_any(&["of", "is"])))
+            || (chunk.is_word("with")
+                && reach.take_while(|c| c.kind == Kind::Word).any(|c| c.is_any(&REMAINDERS[..4])));
+        // R3
+        let is_short = chunk
+            .text
+            .strip_prefix(['R', 'r'])
+            .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
+        if is_remainder || is_short {
+            return chunks.len();
+        }
+        // In scripts without spaces, a clause is one chunk: 因为3乘以4等于12.
+        let first_char = chunk.text.chars().next().unwrap_or(' ');
+        let is_clause = ('\u{3040}'..'\u{e000}').contains(&first_char)
+            && chunk.text.contains(|c: char| c.is_ascii_digit())
+            && !["或", "和", "与", "还是", "以及", "または", "또는"]
+                .iter()
+                .any(|join| chunk.text.starts_with(join));
+        if is_clause && before.stop.is_some() {
+            return at;
+        }
         match before.stop {
             // A second guess spoils the first.
             Some(',' | ';') if chunk.is_word("or") => {}
             Some(',' | ';') => {
+                let value = if chunk.is_word("and") { at + 1 } else { at };
                 let joins = is_value(at) || (chunk.is_any(&["and", "or"]) && is_value(at + 1));
-                if !joins {
+                if !joins || is_elsewhere(value) {
                     return at;
                 }
             }
@@ -311,7 +364,7 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             Kind::Word if word == "and" => {
                 let half = chunks.get(at + 1).is_some_and(|chunk| chunk.is_word("a"))
                     && chunks.get(at + 2).is_some_and(Chunk::is_number);
-                if !is_value(at + 1) && !half {
+                if !is_value(at + 1) && !half || is_elsewhere(at + 1) {
                     return at;
                 }
                 noun = None;

@@ -17,7 +17,7 @@ pub(super) struct Ratio {
     pub names: Vec<Expr>,
     /// Whether it is written in words, 2 to 3, which may be a range.
     pub is_words: bool,
-    /// The days and the months that stand beside it.
+    /// The days, months, zones and parts of the day that stand beside it.
     pub about: About,
 }
 
@@ -31,13 +31,17 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
         _ => String::new(),
     };
     let word = |token: &Token| match token {
-        Token::Text(word) | Token::Letter(word) => words::direction(&word.to_lowercase()),
+        Token::Text(word) | Token::Letter(word) => {
+            words::moment(word).or_else(|| words::direction(&word.to_lowercase()))
+        }
         _ => None,
     };
     let all = tokens;
     let about = || {
         let mut about = About { directions: all.iter().filter_map(word).collect(), ..About::default() };
-        about.directions.retain(|(kind, _)| ["day", "month"].contains(kind));
+        about
+            .directions
+            .retain(|(kind, _)| ["day", "month", "zone", "relative day", "daytime"].contains(kind));
         about
     };
     // 9:00 pm EST, 5 pm on Monday

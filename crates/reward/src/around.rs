@@ -1,0 +1,296 @@
+//! What stands around a box or a formula, and what it makes of the answer in it.
+//!
+//! A sign, a bound and a word of magnitude belong to the answer: `-\boxed{5}` is -5, `x > \boxed{5}` is x > 5
+//! and `\boxed{5}` million is 5000000. A box that is a factor, a part of a fraction or an operand, or that the
+//! words before it deny or bound, states no answer.
+
+use std::ops::Range;
+
+use crate::context::{is_relation, starts_factor, starts_operation, starts_relation, without_latex};
+use crate::{doubts, languages, words};
+
+/// Maximum number of bytes before and behind a box that are looked at.
+const REACH: usize = 300;
+
+/// Spaces and looks of LaTeX, which say nothing.
+const SPACES: [&str; 12] =
+    [" ", "\\,", "\\;", "\\:", "\\!", "\\ ", "~", "\\quad", "\\qquad", "\\displaystyle", "\\left", "\\right"];
+
+/// Commands whose argument is an operand.
+const OPERATIONS: [&str; 8] = ["frac", "dfrac", "tfrac", "cfrac", "sqrt", "binom", "overline", "log"];
+
+/// Commands of operators and of factors.
+const FACTORS: [&str; 16] = [
+    "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp", "alpha",
+    "theta", "ast",
+];
+
+/// Commands whose argument is no factor.
+const TEXTS: [&str; 14] = [
+    "text",
+    "textbf",
+    "textit",
+    "textrm",
+    "mathrm",
+    "mathbf",
+    "mbox",
+    "color",
+    "textcolor",
+    "begin",
+    "tag",
+    "label",
+    "operatorname",
+    "emph",
+];
+
+/// Nouns that an answer is the extreme value of: a maximum of 5 states 5.
+const EXTREMES: [&str; 8] = ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
+
+/// Words that are prepositions of a place or a source before a box.
+const PLACES: [&str; 12] =
+    ["above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till", "but"];
+
+/// Returns the answer that the content at a range of a text states together with what stands around it; `None`
+/// if that makes no answer of it.
+pub(crate) fn in_place(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
+    let start = text[..range.start].char_indices().rev().nth(REACH).map_or(0, |(at, _)| at);
+    let before = text[start..range.start].rsplit('\n').next().unwrap_or_default();
+    let after = &text[range.end..];
+    let after = &after[..after.char_indices().nth(REACH).map_or(after.len(), |(at, _)| at)];
+    let led = led(before, inside)?;
+    if is_denied(before) {
+        return None;
+    }
+    followed(after, led)
+}
+
+/// Returns the command at the end of a text, without its backslash.
+fn last_command(text: &str) -> &str {
+    let letters = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    if letters.ends_with('\\') { &text[letters.len()..] } else { "" }
+}
+
+/// Returns a text without spaces at its end.
+fn without_spaces(text: &str) -> &str {
+    let mut text = text;
+    while let Some(rest) = SPACES.iter().find_map(|space| text.strip_suffix(space)) {
+        text = rest;
+    }
+    text
+}
+
+/// Returns where the group that a text ends with begins.
+fn group_start(text: &str) -> Option<usize> {
+    let mut depth = 0;
+    text.char_indices().rev().find_map(|(at, c)| {
+        depth += match c {
+            '}' => 1,
+            '{' => -1,
+            _ => 0,
+        };
+        (depth == 0).then_some(at)
+    })
+}
+
+/// Returns the answer with a sign or a bound before it; `None` if it is an operand.
+fn led(before: &str, inside: &str) -> Option<String> {
+    let opener = ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
+    let is_formula = before.matches('$').count() % 2 == 1
+        || before.rfind("\\(") > before.rfind("\\)")
+        || before.rfind("\\[") > before.rfind("\\]");
+    let own = opener.map_or(before, |(at, length)| &before[at + length..]);
+    let mut text = without_spaces(own);
+    // Groups around the box: those of colors and sizes, or an operand.
+    while let Some(head) = text.strip_suffix('{') {
+        let mut head = head.trim_end();
+        if head.ends_with(['^', '_', ']']) {
+            return None;
+        }
+        if head.ends_with('}') {
+            head = &head[..group_start(head)?];
+        }
+        let command = last_command(head);
+        if OPERATIONS.contains(&command) {
+            return None;
+        }
+        let end = if command.is_empty() { head.len() } else { head.len() - command.len() - 1 };
+        text = without_spaces(&head[..end]);
+    }
+    let is_adjacent = text.len() == own.len();
+    let kept = Some(inside.to_owned());
+    let command = last_command(text);
+    if FACTORS.contains(&command) {
+        return None;
+    }
+    if is_relation(text) {
+        let tokens: Vec<&str> = text.split_whitespace().collect();
+        let sides =
+            if is_formula { text.to_owned() } else { tokens[tokens.len().saturating_sub(2)..].join(" ") };
+        return Some(format!("{sides} {inside}"));
+    }
+    if !command.is_empty() {
+        return kept;
+    }
+    let Some(last) = text.chars().next_back() else { return kept };
+    let rest = text[..text.len() - last.len_utf8()].trim_end();
+    let previous = rest.chars().next_back();
+    let follows_operand = previous
+        .is_some_and(|c| c.is_ascii_digit() || matches!(c, ')' | '}') || (is_formula && c.is_alphabetic()));
+    match last {
+        '-' | '−' if follows_operand => None,
+        '-' | '−' if is_formula || is_adjacent || previous == Some('=') => {
+            let is_simple = inside.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | ','));
+            let is_word = previous.is_some_and(char::is_alphabetic);
+            match (is_word, is_simple) {
+                (true, _) => kept,
+                (_, true) => Some(format!("-{inside}")),
+                _ => Some(format!("-({inside})")),
+            }
+        }
+        '+' | '/' | '^' | '_' | '±' | '×' | '·' | '÷' | '√' if is_formula || follows_operand => {
+            if last == '+' && !follows_operand { kept } else { None }
+        }
+        '*' if follows_operand && !rest.ends_with('*') => None,
+        _ if last.is_ascii_digit() || last == ')' => {
+            if is_formula || (is_adjacent && last.is_ascii_digit()) {
+                None
+            } else {
+                kept
+            }
+        }
+        '}' if is_formula => {
+            let head = &text[..group_start(text)?];
+            if TEXTS.contains(&last_command(head)) { kept } else { None }
+        }
+        c if c.is_alphabetic() && is_formula && is_adjacent => {
+            let letters = text.chars().rev().take_while(|c| c.is_alphabetic()).count();
+            if letters > 2 { kept } else { None }
+        }
+        _ => kept,
+    }
+}
+
+/// Whether the words before a box deny or bound what is in it.
+fn is_denied(before: &str) -> bool {
+    let plain = without_latex(before);
+    let plain = plain.trim_end();
+    let list: Vec<String> = plain
+        .split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    let last = |by: usize| list.iter().rev().nth(by).map_or("", String::as_str);
+    let is_extreme = ["of", "is"].contains(&last(0)) && EXTREMES.contains(&last(1));
+    if is_extreme || PLACES.contains(&last(0)) {
+        return false;
+    }
+    match doubts::governing(plain) {
+        Some("≠" | "≥" | "≤" | ">" | "<") => true,
+        // "If x were 2, the answer would be 5."
+        _ => {
+            let sentence = plain.rsplit(['.', '!', '?', ';']).next().unwrap_or_default().to_lowercase();
+            let words: Vec<&str> = sentence.split_whitespace().collect();
+            words.first() == Some(&"if") && words.contains(&"were") && words.contains(&"would")
+        }
+    }
+}
+
+/// Returns the answer with a magnitude or a unit behind it; `None` if it is an operand.
+fn followed(after: &str, inside: String) -> Option<String> {
+    let line = after.split('\n').next().unwrap_or_default();
+    let end = ["$", "\\)", "\\]"].iter().filter_map(|close| line.find(close)).min().unwrap_or(line.len());
+    let own = line[..end].trim_start_matches('}');
+    if let Some(raised) = own.trim_start().strip_prefix('^') {
+        let is_mark = ["\\circ", "{\\circ", "°", "{°", "{\\text", "{th", "\\text", "\\degree"];
+        return is_mark.iter().any(|mark| raised.starts_with(mark)).then_some(inside);
+    }
+    if own.starts_with('_') && own[1..].starts_with(|c: char| c.is_ascii_digit() || c == '{') {
+        let close = if own[1..].starts_with('{') { own.find('}').map(|at| at + 1) } else { Some(2) };
+        return Some(format!("{inside}{}", &own[..close?]));
+    }
+    let is_factorial = own.starts_with('!') && end < line.len();
+    if is_factorial || starts_operation(own) || starts_relation(own) || starts_factor(own) {
+        return None;
+    }
+    let mut rest = line;
+    loop {
+        let shorter = ["}", "$", "\\)", "\\]", "**", "\\text{", "\\mathrm{", "\\textrm{", "\\mbox{"]
+            .iter()
+            .chain(&SPACES)
+            .find_map(|mark| rest.strip_prefix(mark));
+        match shorter {
+            Some(shorter) => rest = shorter,
+            None => break,
+        }
+    }
+    let word: String = rest.chars().take_while(|c| c.is_alphabetic()).collect();
+    let lower = word.to_lowercase();
+    if word.is_empty() {
+        return Some(inside);
+    }
+    if words::magnitude(&word).is_some() || (lower.ends_with("ths") && words::denominator(&word).is_some()) {
+        return Some(format!("{inside} {word}"));
+    }
+    if languages::leading_magnitude(&word).is_some() {
+        return Some(format!("{inside}{word}"));
+    }
+    let noon = rest.to_lowercase().replace('.', "");
+    if inside.contains(':')
+        && ["am", "pm"].iter().any(|half| noon == *half || noon.starts_with(&format!("{half} ")))
+    {
+        return Some(format!("{inside} {}", &noon[..2]));
+    }
+    let is_bare = inside.chars().all(|c| c.is_ascii_digit() || "-.,%\\{}$/".contains(c));
+    let is_change = words::direction(&lower).is_some_and(|(kind, _)| kind == "change");
+    let is_unit = word.len() > 1 && words::units(&word).is_some() || ["m", "g", "s"].contains(&word.as_str());
+    match is_bare && (is_change || is_unit) && !["in", "second"].contains(&lower.as_str()) {
+        true => Some(format!("{inside}\\text{{ {word}}}")),
+        false => Some(inside),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boxed::last_box_and_place;
+
+    #[test]
+    fn surroundings_belong_to_the_answer() {
+        for (text, want) in [
+            ("The answer is $\\boxed{5}$.", Some("5")),
+            ("x = \\boxed{5}", Some("5")),
+            ("$$2x = 10 \\Rightarrow x = \\boxed{5}.$$", Some("5")),
+            ("- \\boxed{5}", Some("5")),
+            ("**\\boxed{5}**", Some("5")),
+            ("> \\boxed{5}", Some("5")),
+            ("\\boxed{5}!", Some("5")),
+            ("\\boxed{5} - that is all", Some("5")),
+            ("\\text{Answer: }\\boxed{5}", Some("5")),
+            ("$\\color{red}{\\boxed{5}}$", Some("5")),
+            ("$\\boxed{5}^\\circ$", Some("5")),
+            ("\\boxed{5} in total", Some("5")),
+            ("\\boxed{5} may be right", Some("5")),
+            ("It is not hard to see that the answer is \\boxed{5}", Some("5")),
+            ("This gives a maximum of \\boxed{5}", Some("5")),
+            ("-\\boxed{5}", Some("-5")),
+            ("$x = -\\boxed{\\frac12}$", Some("-(\\frac12)")),
+            ("$\\boxed{5}$ million", Some("5 million")),
+            ("\\boxed{5}万元", Some("5万元")),
+            ("$x > \\boxed{5}$", Some("x > 5")),
+            ("\\boxed{5:00} p.m.", Some("5:00 pm")),
+            ("\\boxed{5} inches", Some("5\\text{ inches}")),
+            ("$2\\boxed{5}$", None),
+            ("$\\frac{\\boxed{5}}{6}$", None),
+            ("$\\frac{1}{\\boxed{5}}$", None),
+            ("\\boxed{5}/6", None),
+            ("$\\boxed{5}\\sqrt{2}$", None),
+            ("$\\boxed{5}x + 3$", None),
+            ("$\\boxed{5}^2$", None),
+            ("The answer is not \\boxed{5}.", None),
+            ("at least $\\boxed{5}$", None),
+        ] {
+            let (inside, place) = last_box_and_place(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(in_place(text, inside, &place).as_deref(), want, "{text}");
+        }
+    }
+}
