@@ -225,9 +225,7 @@ fn appended_text_forks_if_replies_are_strict() {
 
 #[test]
 fn other_text_does_not_extend_a_reply() {
-    for (reply, sent) in
-        [("x = 1", "x = 2</code>"), ("", "x"), ("<think>x</think>", "x = 1"), ("x = 1", "x =")]
-    {
+    for (reply, sent) in [("x = 1", "x = 2</code>"), ("x = 1", "(no content)"), ("x = 1", "x =")] {
         let mut talk = talk(Replies::Lenient);
         talk.say(&[Message::user("1?")], reply);
         let messages = [Message::user("1?"), Message::assistant(sent), Message::user("2?")];
@@ -260,4 +258,21 @@ fn reply_is_repeated_as_its_client_received_it() {
     talk.conversation.told(reply.segment, &first);
     let messages = [Message::user("12*3?"), first.clone(), result(&first.tool_calls[0])];
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+}
+
+#[test]
+fn placeholder_for_empty_reply_continues() {
+    for reply in ["", "<think>Hm.</think>"] {
+        let mut talk = talk(Replies::Lenient);
+        let mut messages = vec![Message::user("1?")];
+        talk.say(&messages, reply);
+        messages.extend([Message::assistant("(no content)"), Message::user("2?")]);
+        let (prepared, second) = talk.say(&messages, "y = 2");
+        assert_eq!((prepared.origin, prepared.repeated.extended), (Origin::Continued, true), "{reply:?}");
+        assert_eq!(prepared.drift, None, "{reply:?}");
+        assert!(talk.text(&prepared.prompt).contains(&format!("{reply}(no content)<|im_end|>")));
+        messages.extend([second.message(), Message::user("3?")]);
+        assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+        assert_eq!(talk.conversation.finish(), []);
+    }
 }
