@@ -334,18 +334,22 @@ impl Index {
         fronts[0].push(start);
         for (at, (message, form)) in asked.iter().enumerate() {
             for hit in std::mem::take(&mut fronts[at]) {
-                let (mut found, mut length) = (self.repeated(&hit, form, 1), 1);
-                if found.is_empty()
-                    && let Some(apart) = Form::taken_apart(message, format.chat(), tools)
-                {
-                    found = self.repeated(&hit, &apart, 1);
-                }
+                let apart = |message: &Message| Form::taken_apart(message, format.chat(), tools);
+                let repeated = |message: &Message, form: &Form, length: usize| {
+                    let found = self.repeated(&hit, form, length);
+                    let apart = if found.is_empty() { apart(message) } else { None };
+                    apart.map_or(found, |apart| self.repeated(&hit, &apart, length))
+                };
+                let (mut found, mut length) = (repeated(message, form, 1), 1);
+                let is_thought = |message: &Message| {
+                    apart(message).is_some_and(|form| !form.has_content && form.calls.is_none())
+                };
                 let joined = match found.is_empty() {
-                    true => Form::joined(asked[at..].iter().map(|(message, _)| *message)),
+                    true => Form::joined(asked[at..].iter().map(|(message, _)| *message), is_thought),
                     false => None,
                 };
-                if let Some((_, joined, pieces)) = &joined {
-                    (found, length) = (self.repeated(&hit, joined, *pieces), *pieces);
+                if let Some((whole, joined, pieces)) = &joined {
+                    (found, length) = (repeated(whole, joined, *pieces), *pieces);
                 }
                 if found.is_empty() && lenient {
                     (found, length) = match &joined {

@@ -276,3 +276,29 @@ fn placeholder_for_empty_reply_continues() {
         assert_eq!(talk.conversation.finish(), []);
     }
 }
+
+#[test]
+fn thought_in_a_message_of_its_own_continues() {
+    let thinks =
+        |thought: &str| Message { reasoning_content: Some(thought.into()), ..Message::assistant("") };
+    for pieces in [
+        vec![thinks("Hm."), Message::assistant("See.")],
+        vec![Message::assistant("<think>Hm.</think>"), Message::assistant("See.")],
+        vec![thinks("H"), thinks("m."), Message::assistant("See.")],
+    ] {
+        let mut talk = talk(Replies::Strict);
+        let question = Message::user("1?");
+        talk.say(std::slice::from_ref(&question), "<think>Hm.</think>See.");
+        let messages = [vec![question], pieces, vec![Message::user("2?")]].concat();
+        let (prepared, second) = talk.say(&messages, "y = 2");
+        assert_eq!((prepared.origin, prepared.repeated.unsaid), (Origin::Continued, 0), "{messages:?}");
+        let messages = [messages, vec![second.message(), Message::user("3?")]].concat();
+        assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+    }
+    // Two texts are two replies.
+    let mut talk = talk(Replies::Strict);
+    talk.say(&[Message::user("1?")], "See.");
+    let messages =
+        [Message::user("1?"), Message::assistant("S"), Message::assistant("ee."), Message::user("2?")];
+    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+}
