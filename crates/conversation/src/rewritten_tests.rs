@@ -302,3 +302,33 @@ fn thought_in_a_message_of_its_own_continues() {
         [Message::user("1?"), Message::assistant("S"), Message::assistant("ee."), Message::user("2?")];
     assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
 }
+
+#[test]
+fn results_between_calls_of_one_reply_continue() {
+    let mut talk = talk(Replies::Strict);
+    let two = [CALL, CALL.strip_prefix("Let me see.").unwrap()].concat();
+    let question = Message::user("12*3?");
+    let (_, reply) = talk.say(std::slice::from_ref(&question), &two);
+    let whole = reply.message();
+    let [one, two] = &whole.tool_calls[..] else { panic!("{whole:?}") };
+    let apart = vec![
+        question,
+        Message::calls(whole.content.as_str(), vec![one.clone()]),
+        result(one),
+        Message::calls("", vec![two.clone()]),
+        result(two),
+    ];
+    let (prepared, second) = talk.say(&apart, "36.");
+    assert_eq!(prepared.origin, Origin::Continued);
+    // The prompt is the same as with both results behind the calls.
+    let together = [apart[0].clone(), whole.clone(), result(one), result(two)];
+    assert_eq!(talk.prepare(&together).prompt, prepared.prompt);
+    let next = [apart.clone(), vec![second.message(), Message::user("Sure?")]].concat();
+    let prepared = talk.prepare(&next);
+    assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5));
+    // Another value of one of the calls is another reply, and so is a call alone.
+    let mut edited = apart.clone();
+    edited[3].tool_calls[0].arguments.insert("a".into(), json!("13 * 3"));
+    assert_eq!(talk.prepare(&edited).origin, forked(1, Reason::CallsEdited));
+    assert_eq!(talk.prepare(&apart[..3]).origin, forked(1, Reason::CallsEdited));
+}
