@@ -306,7 +306,7 @@ async fn tools_of_client_are_shown_or_named() {
         assert!(path.contains(name), "{path}");
     }
     asked["tools"] = json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1}]);
-    let answer = served.post("/v1/messages", &asked).await;
+    let answer = Served::scripted(&[]).post("/v1/messages", &asked).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
     assert!(answer.text.contains("tools.0 (\\\"computer\\\") is of type"), "{}", answer.text);
 }
