@@ -361,9 +361,11 @@ impl Conversation {
         let merged = format.chat().merged_systems(messages);
         let messages = merged.as_deref().unwrap_or(messages);
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned())).copied();
+        let root = party.and_then(|party| self.index.root(party, key));
+        let gathered = root.and_then(|root| self.index.gathered(root, messages));
+        let messages = gathered.as_deref().unwrap_or(messages);
         let asked: Vec<(&Message, Form)> =
             messages.iter().map(|message| (message, Form::of(message))).collect();
-        let root = party.and_then(|party| self.index.root(party, key));
         let hit = root.map(|root| self.index.search(root, &asked));
         let origin = party.map_or(Origin::Began, |party| self.index.origin(party, root, hit, &asked));
         let after = hit.and_then(|hit| {

@@ -310,6 +310,58 @@ impl Index {
         callers
     }
 
+    /// Puts the calls of one recorded reply that a client sends apart, each before its result, into one message
+    /// before all results. `None` if there are none.
+    pub(crate) fn gathered(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
+        let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
+        while let Some(message) = messages.get(at) {
+            if let Some((whole, results, length)) = self.gather(root, message, &messages[at + 1..]) {
+                let gathered = gathered.get_or_insert_with(|| messages[..at].to_vec());
+                gathered.push(whole);
+                gathered.extend(results);
+                at += length;
+            } else {
+                gathered.iter_mut().for_each(|gathered| gathered.push(message.clone()));
+                at += 1;
+            }
+        }
+        gathered
+    }
+
+    /// Returns the message of a reply whose first calls are those of `first`, the results among the messages
+    /// after it, and the number of messages that both were.
+    fn gather(
+        &self,
+        root: usize,
+        first: &Message,
+        rest: &[Message],
+    ) -> Option<(Message, Vec<Message>, usize)> {
+        let caller = |message: &Message| {
+            let ids: Vec<String> = message.tool_calls.iter().map(|call| call.id.clone()).collect();
+            let callers = self.callers(root, &ids);
+            callers.first().copied().filter(|_| message.role == Role::Assistant && callers.len() == 1)
+        };
+        let reply = caller(first)?;
+        let ids = &self.said(reply)?.shown.ids;
+        if first.tool_calls.len() >= ids.len() {
+            return None;
+        }
+        let (mut whole, mut results, mut is_apart, mut length) = (first.clone(), Vec::new(), false, 1);
+        for message in rest {
+            if message.role == Role::Tool {
+                results.push(message);
+            } else if whole.tool_calls.len() < ids.len() && caller(message) == Some(reply) {
+                is_apart |= !results.is_empty();
+                whole.append(message, "\n");
+            } else {
+                break;
+            }
+            length += 1;
+        }
+        let is_whole = whole.tool_calls.iter().map(|call| &call.id).eq(ids);
+        (is_apart && is_whole).then(|| (whole, results.into_iter().cloned().collect(), length))
+    }
+
     /// The longest history below a root that these messages repeat: the one with most messages up to a reply;
     /// among equals the one whose replies have the ids of the calls, then the one with most messages, then
     /// the one that is repeated more exactly, then the latest.
@@ -334,18 +386,22 @@ impl Index {
         fronts[0].push(start);
         for (at, (message, form)) in asked.iter().enumerate() {
             for hit in std::mem::take(&mut fronts[at]) {
-                let (mut found, mut length) = (self.repeated(&hit, form, 1), 1);
-                if found.is_empty()
-                    && let Some(apart) = Form::taken_apart(message, format.chat(), tools)
-                {
-                    found = self.repeated(&hit, &apart, 1);
-                }
+                let apart = |message: &Message| Form::taken_apart(message, format.chat(), tools);
+                let repeated = |message: &Message, form: &Form, length: usize| {
+                    let found = self.repeated(&hit, form, length);
+                    let apart = if found.is_empty() { apart(message) } else { None };
+                    apart.map_or(found, |apart| self.repeated(&hit, &apart, length))
+                };
+                let (mut found, mut length) = (repeated(message, form, 1), 1);
+                let is_thought = |message: &Message| {
+                    apart(message).is_some_and(|form| !form.has_content && form.calls.is_none())
+                };
                 let joined = match found.is_empty() {
-                    true => Form::joined(asked[at..].iter().map(|(message, _)| *message)),
+                    true => Form::joined(asked[at..].iter().map(|(message, _)| *message), is_thought),
                     false => None,
                 };
-                if let Some((_, joined, pieces)) = &joined {
-                    (found, length) = (self.repeated(&hit, joined, *pieces), *pieces);
+                if let Some((whole, joined, pieces)) = &joined {
+                    (found, length) = (repeated(whole, joined, *pieces), *pieces);
                 }
                 if found.is_empty() && lenient {
                     (found, length) = match &joined {
@@ -398,7 +454,8 @@ impl Index {
         let sent = message.content.as_str();
         let extended = |&reply: &NodeId| {
             let said = self.said(reply)?;
-            let written = self.node(reply).message.as_ref()?;
+            // No prompt can fork before the first token of a reply.
+            let written = self.node(reply).message.as_ref().filter(|written| !written.content.is_empty())?;
             let shown = self.shown(reply, said);
             let texts = said.told.iter().filter(|(_, message)| message.tool_calls.is_empty());
             let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();

@@ -225,9 +225,7 @@ fn appended_text_forks_if_replies_are_strict() {
 
 #[test]
 fn other_text_does_not_extend_a_reply() {
-    for (reply, sent) in
-        [("x = 1", "x = 2</code>"), ("", "x"), ("<think>x</think>", "x = 1"), ("x = 1", "x =")]
-    {
+    for (reply, sent) in [("x = 1", "x = 2</code>"), ("x = 1", "(no content)"), ("x = 1", "x =")] {
         let mut talk = talk(Replies::Lenient);
         talk.say(&[Message::user("1?")], reply);
         let messages = [Message::user("1?"), Message::assistant(sent), Message::user("2?")];
@@ -260,4 +258,77 @@ fn reply_is_repeated_as_its_client_received_it() {
     talk.conversation.told(reply.segment, &first);
     let messages = [Message::user("12*3?"), first.clone(), result(&first.tool_calls[0])];
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+}
+
+#[test]
+fn placeholder_for_reply_of_thought_continues() {
+    for reply in ["<think>Hm.</think>"] {
+        let mut talk = talk(Replies::Lenient);
+        let mut messages = vec![Message::user("1?")];
+        talk.say(&messages, reply);
+        messages.extend([Message::assistant("(no content)"), Message::user("2?")]);
+        let (prepared, second) = talk.say(&messages, "y = 2");
+        assert_eq!((prepared.origin, prepared.repeated.extended), (Origin::Continued, true), "{reply:?}");
+        assert_eq!(prepared.drift, None, "{reply:?}");
+        assert!(talk.text(&prepared.prompt).contains(&format!("{reply}(no content)<|im_end|>")));
+        messages.extend([second.message(), Message::user("3?")]);
+        assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+        assert_eq!(talk.conversation.finish(), []);
+    }
+}
+
+#[test]
+fn thought_in_a_message_of_its_own_continues() {
+    let thinks =
+        |thought: &str| Message { reasoning_content: Some(thought.into()), ..Message::assistant("") };
+    for pieces in [
+        vec![thinks("Hm."), Message::assistant("See.")],
+        vec![Message::assistant("<think>Hm.</think>"), Message::assistant("See.")],
+        vec![thinks("H"), thinks("m."), Message::assistant("See.")],
+    ] {
+        let mut talk = talk(Replies::Strict);
+        let question = Message::user("1?");
+        talk.say(std::slice::from_ref(&question), "<think>Hm.</think>See.");
+        let messages = [vec![question], pieces, vec![Message::user("2?")]].concat();
+        let (prepared, second) = talk.say(&messages, "y = 2");
+        assert_eq!((prepared.origin, prepared.repeated.unsaid), (Origin::Continued, 0), "{messages:?}");
+        let messages = [messages, vec![second.message(), Message::user("3?")]].concat();
+        assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
+    }
+    // Two texts are two replies.
+    let mut talk = talk(Replies::Strict);
+    talk.say(&[Message::user("1?")], "See.");
+    let messages =
+        [Message::user("1?"), Message::assistant("S"), Message::assistant("ee."), Message::user("2?")];
+    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+}
+
+#[test]
+fn results_between_calls_of_one_reply_continue() {
+    let mut talk = talk(Replies::Strict);
+    let two = [CALL, CALL.strip_prefix("Let me see.").unwrap()].concat();
+    let question = Message::user("12*3?");
+    let (_, reply) = talk.say(std::slice::from_ref(&question), &two);
+    let whole = reply.message();
+    let [one, two] = &whole.tool_calls[..] else { panic!("{whole:?}") };
+    let apart = vec![
+        question,
+        Message::calls(whole.content.as_str(), vec![one.clone()]),
+        result(one),
+        Message::calls("", vec![two.clone()]),
+        result(two),
+    ];
+    let (prepared, second) = talk.say(&apart, "36.");
+    assert_eq!(prepared.origin, Origin::Continued);
+    // The prompt is the same as with both results behind the calls.
+    let together = [apart[0].clone(), whole.clone(), result(one), result(two)];
+    assert_eq!(talk.prepare(&together).prompt, prepared.prompt);
+    let next = [apart.clone(), vec![second.message(), Message::user("Sure?")]].concat();
+    let prepared = talk.prepare(&next);
+    assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5));
+    // Another value of one of the calls is another reply, and so is a call alone.
+    let mut edited = apart.clone();
+    edited[3].tool_calls[0].arguments.insert("a".into(), json!("13 * 3"));
+    assert_eq!(talk.prepare(&edited).origin, forked(1, Reason::CallsEdited));
+    assert_eq!(talk.prepare(&apart[..3]).origin, forked(1, Reason::CallsEdited));
 }

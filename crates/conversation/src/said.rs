@@ -72,18 +72,25 @@ impl Form {
     }
 
     /// The reply that begins these messages in pieces, its form, and the number of its messages: some clients
-    /// send text and calls apart, or each call in a message of its own. `None` where it is whole.
+    /// send thought, text and calls apart, or each call in a message of its own. `None` where it is whole.
+    /// `is_thought` says whether a text is nothing but a thought.
     pub(crate) fn joined<'a>(
         messages: impl IntoIterator<Item = &'a Message>,
+        is_thought: impl Fn(&Message) -> bool,
     ) -> Option<(Message, Self, usize)> {
         let mut messages = messages.into_iter().take_while(|message| message.role == Role::Assistant);
         let mut whole = messages.next()?.clone();
-        let mut length = 1;
-        for piece in messages.take_while(|piece| piece.content.is_empty() && !piece.tool_calls.is_empty()) {
-            whole.tool_calls.extend(piece.tool_calls.iter().cloned());
-            if whole.reasoning_content.is_none() {
-                whole.reasoning_content.clone_from(&piece.reasoning_content);
+        let is_silent = |message: &Message| {
+            message.tool_calls.is_empty() && (message.content.is_empty() || is_thought(message))
+        };
+        let (mut length, mut silent) = (1, None);
+        for piece in messages {
+            let calls_only = piece.content.is_empty() && !piece.tool_calls.is_empty();
+            if !calls_only && !*silent.get_or_insert_with(|| is_silent(&whole)) {
+                break;
             }
+            silent = silent.map(|silent| silent && is_silent(piece));
+            whole.append(piece, "");
             length += 1;
         }
         (length > 1).then(|| {
@@ -331,13 +338,13 @@ mod tests {
             vec![thinks(Message::calls(" So", vec![one])), second, Message::user("?")],
         ] {
             let length = pieces.len() - 1;
-            let joined = Form::joined(&pieces).map(|(_, form, length)| (form, length));
+            let joined = Form::joined(&pieces, |_| false).map(|(_, form, length)| (form, length));
             assert_eq!(joined, Some((whole.clone(), length)), "{pieces:?}");
         }
-        assert_eq!(Form::joined(&[text.clone(), text.clone()]), None);
-        assert_eq!(Form::joined(&[Message::user(" So"), first.clone()]), None);
-        assert_eq!(Form::joined(&[text, Message::tool("1"), first]), None);
-        assert_eq!(Form::joined(&[]), None);
+        assert_eq!(Form::joined(&[text.clone(), text.clone()], |_| false), None);
+        assert_eq!(Form::joined(&[Message::user(" So"), first.clone()], |_| false), None);
+        assert_eq!(Form::joined(&[text, Message::tool("1"), first], |_| false), None);
+        assert_eq!(Form::joined(&[], |_| false), None);
     }
 
     #[test]

@@ -200,7 +200,7 @@ async fn what_cannot_be_used_is_named_and_leaves_no_trace() {
         (with("top_logprobs", json!(2)), "top_logprobs"),
         (with("logit_bias", json!({ "x": 1 })), "logit_bias"),
         (with("logit_bias", json!({ "1": 1000 })), ""),
-        (with("tools", json!([{ "type": "web_search" }])), "tools"),
+        (with("tools", json!([{ "type": "local_shell" }])), "tools"),
     ] {
         let answer = served.post(CHAT, &Value::Null).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST);

@@ -100,6 +100,7 @@ mod route;
 mod session;
 mod sglang;
 mod tokens;
+mod tool_types;
 mod vllm;
 
 #[cfg(test)]

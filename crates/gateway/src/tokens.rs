@@ -2,7 +2,6 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use levade_text::{Message, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -17,7 +16,7 @@ struct Tokenize {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
     prompt: Option<String>,
-    messages: Option<Vec<Message>>,
+    messages: Option<Vec<Value>>,
     tools: Option<Vec<Value>>,
     add_special_tokens: Option<bool>,
     return_token_strs: Option<bool>,
@@ -50,9 +49,8 @@ fn tokens_of(gateway: &Gateway, incoming: Incoming) -> Result<Value, ApiError> {
         (Some(text), None) if request.add_special_tokens == Some(false) => chat.tokenizer().encode(&text),
         (Some(text), None) => chat.tokenizer().encode_document(&text),
         (None, Some(messages)) => {
-            let tools =
-                request.tools.iter().flatten().map(openai::tool).collect::<Result<Vec<ToolSpec>, _>>()?;
-            chat.prompt(&messages, &tools)?
+            let tools = openai::tools(gateway, "tokenize", request.tools.as_deref().unwrap_or_default())?;
+            chat.prompt(&openai::messages(gateway, messages)?, &tools)?
         }
         _ => return Err(ApiError::field("prompt", "give either a prompt or messages")),
     };

@@ -507,7 +507,9 @@ fn values_between_tags_may_hold_tags_of_parameters() {
             "<function=search>\n<parameter=code>\n1\n<parameter=count>\n2\n</parameter>\n</function>",
             Ok(json!({ "code": "1", "count": 2 })),
         ),
-        ("<function=search>\n<parameter=code>\n1\n</function>", Ok(json!({ "code": "1" }))),
+        // One that is last may be cut.
+        ("<function=search>\n<parameter=code>\n1\n</function>", Err(())),
+        ("<function=search>\n<parameter=code>\n1", Err(())),
         ("<function=search>\n<parameter=code>\n1\n</parameter>", Ok(json!({ "code": "1" }))),
         ("{\"name\": \"search\", \"arguments\": {\"code\": \"1\"}}", Ok(json!({ "code": "1" }))),
         ("<function=search>\n<parameter=code>\n1\n</parameter> junk\n</function>", Err(())),

@@ -153,6 +153,19 @@ impl Message {
         }
     }
 
+    /// Appends what another message of the same turn says, its text after `separator` if both have one.
+    pub fn append(&mut self, piece: &Message, separator: &str) {
+        if self.content.is_empty() {
+            self.content.clone_from(&piece.content);
+        } else if !piece.content.is_empty() {
+            self.content = format!("{}{separator}{}", self.content, piece.content).into();
+        }
+        self.tool_calls.extend(piece.tool_calls.iter().cloned());
+        if let Some(thought) = &piece.reasoning_content {
+            self.reasoning_content.get_or_insert_default().push_str(thought);
+        }
+    }
+
     /// The result of a tool call.
     pub fn tool(content: impl Into<Content>) -> Self {
         Self::new(Role::Tool, content)

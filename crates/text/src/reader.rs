@@ -8,7 +8,8 @@
 use std::ops::Range;
 
 use crate::calls::{
-    Begins, Body, Fault, Json, Malformed, Mark, Next, Parsed, Progress, Syntax, Table, Trailer, Written,
+    Begins, Body, Fault, Holds, Json, Malformed, Mark, Next, Parsed, Progress, Syntax, Table, Trailer,
+    Written,
 };
 use crate::thought::Thoughts;
 use crate::{ToolCall, ToolSpec};
@@ -173,8 +174,10 @@ struct Unit {
     /// End of the JSON, and of the white space after it, where it has ended.
     ended: Option<(usize, usize)>,
     broken: bool,
-    /// The first tag behind the beginning of the body.
+    /// The tag that ends the body.
     tag: Option<(Range<usize>, Mark)>,
+    /// The first tag that ends the body unless a later closing tag does.
+    doubtful: Option<(Range<usize>, Mark)>,
     /// How far such a tag was looked for.
     looked: usize,
     /// How much of its text was given.
@@ -191,6 +194,7 @@ impl Unit {
             ended: None,
             broken: false,
             tag: None,
+            doubtful: None,
             looked: 0,
             given: 0,
             bare,
@@ -529,31 +533,39 @@ impl Unit {
         }
     }
 
-    /// Looks for the first tag behind the beginning of the body; gives how much text stands before it, or
-    /// before what may be one.
+    /// Looks for the tag that ends the body; gives how much text stands before it, or before what may be one.
     fn look(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
         let ends = [Mark::Close, Mark::Call, Mark::SectionEnd];
         self.looked = self.looked.max(from);
         while self.tag.is_none() {
-            match tags.call.next(text, self.looked, ended) {
-                // In a text body, tags of thoughts are text, and so are tags that an argument holds.
-                Next::Tag(tag, mark)
-                    if matches!(self.body, Body::Text(_))
-                        && (!ends.contains(&mark)
-                            || tags.syntax.holds(&text[..tag.start], &text[tag.clone()])) =>
-                {
-                    self.looked = tag.start + text[tag.start..].chars().next().map_or(1, char::len_utf8);
+            let (tag, mark) = match tags.call.next(text, self.looked, ended) {
+                Next::Tag(tag, mark) => (tag, mark),
+                Next::None if ended && self.doubtful.is_some() => {
+                    self.tag = self.doubtful.take();
+                    break;
                 }
-                Next::Tag(tag, mark) => self.tag = Some((tag, mark)),
-                Next::Begun(at) => {
-                    self.looked = at;
-                    return at;
+                found => {
+                    self.looked = if let Next::Begun(at) = found { at } else { text.len() };
+                    return self.doubtful.as_ref().map_or(self.looked, |(tag, _)| tag.start);
                 }
-                Next::None => {
-                    self.looked = text.len();
-                    return text.len();
+            };
+            // In a text body, tags of thoughts are text, and so are tags that an argument holds.
+            let holds = match self.body {
+                Body::Text(_) if !ends.contains(&mark) => Holds::Yes,
+                Body::Text(_) => tags.syntax.holds(&text[..tag.start], &text[tag.clone()]),
+                _ => Holds::No,
+            };
+            let begin = tag.start;
+            match holds {
+                Holds::Yes => {}
+                Holds::IfClosed => {
+                    self.doubtful.get_or_insert((tag, mark));
                 }
+                Holds::No if mark == Mark::Close => self.tag = Some((tag, mark)),
+                // The next call.
+                Holds::No => self.tag = self.doubtful.take().or(Some((tag, mark))),
             }
+            self.looked = begin + text[begin..].chars().next().map_or(1, char::len_utf8);
         }
         self.tag.as_ref().map_or(text.len(), |(tag, _)| tag.start)
     }

@@ -289,15 +289,41 @@ async fn faults_are_told_in_anthropics_shape() {
 }
 
 #[tokio::test]
+async fn tools_of_client_are_shown_or_named() {
+    let called = "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
+    let served = Served::scripted(&[called]);
+    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
+    asked["tools"] = json!([
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {"type": "memory_20250818", "name": "memory"},
+    ]);
+    let answer = served.post("/v1/messages", &asked).await.json();
+    assert_eq!(answer["content"][0]["type"], "tool_use", "{answer}");
+    assert_eq!(answer["content"][0]["input"], json!({"command": "ls"}));
+    let [path] = &served.paths().await[..] else { panic!() };
+    for name in ["\"bash\"", "\"str_replace_based_edit_tool\"", "\"memory\"", "insert_text"] {
+        assert!(path.contains(name), "{path}");
+    }
+    asked["tools"] = json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1}]);
+    let answer = Served::scripted(&[]).post("/v1/messages", &asked).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.text.contains("tools.0 (\\\"computer\\\") is of type"), "{}", answer.text);
+}
+
+#[tokio::test]
 async fn hosted_tools_are_left_out_and_counted() {
     let served = Served::scripted(&["Yes."]);
     let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
     let own = asked["tools"][0].clone();
-    asked["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}, own, {"type": "bash_20250124", "name": "bash"}]);
+    asked["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}, own, {"type": "code_execution_20250825", "name": "code_execution"}]);
     served.post("/v1/messages", &asked).await.json();
     let [path] = &served.paths().await[..] else { panic!() };
-    assert!(path.contains("\"add\"") && !path.contains("web_search") && !path.contains("bash"), "{path}");
-    for kind in ["web_search_20250305", "bash_20250124"] {
+    assert!(
+        path.contains("\"add\"") && !path.contains("web_search") && !path.contains("code_execution"),
+        "{path}"
+    );
+    for kind in ["web_search_20250305", "code_execution_20250825"] {
         let field = format!("messages.tools[type={kind}]");
         assert_eq!(served.gateway.unknown_fields().get(&field), Some(&1), "{field}");
     }

@@ -1,10 +1,10 @@
 //! Messages of content blocks, read into messages of text and calls.
 
-use levade_text::{Arguments, Message, Role, ToolCall};
+use levade_text::{Message, Role};
 use serde_json::Value;
 
 use crate::gateway::Gateway;
-use crate::parts::PartsText;
+use crate::parts::{Parts, refused, text_of};
 use levade_call::ApiError;
 
 /// Name of the API where unknown fields are counted.
@@ -13,9 +13,6 @@ pub(super) const API: &str = "messages";
 /// Beginning of a line that Claude Code puts before its instructions. It is for Anthropic's books, and other
 /// in every request, so no prompt would begin like the one before.
 const BOOKKEEPING: &str = "x-anthropic-billing-header:";
-
-/// Text of a result that says nothing but that the tool failed.
-const FAILED: &str = "The tool failed.";
 
 /// Reads instructions and messages.
 ///
@@ -28,19 +25,19 @@ pub(super) fn read(
     system: Option<&Value>,
     messages: &[Value],
 ) -> Result<Vec<Message>, ApiError> {
+    let parts = Parts { gateway, api: API };
     let mut read = Vec::with_capacity(messages.len() + 1);
     if let Some(system) = system.filter(|system| !system.is_null()) {
-        read.extend(instructions(system, "system")?);
+        read.extend(instructions(parts, system, "system")?);
     }
     for (at, message) in messages.iter().enumerate() {
-        let place = format!("messages.{at}");
-        let content = &message["content"];
+        let (content, place) = (&message["content"], format!("messages.{at}.content"));
         match message["role"].as_str() {
-            Some("user") => user(gateway, content, &place, &mut read)?,
-            Some("assistant") => read.push(assistant(gateway, content, &place)?),
-            Some("system") => read.extend(instructions(content, &format!("{place}.content"))?),
+            Some("user") => parts.user(content, &place, &mut read)?,
+            Some("assistant") => read.push(parts.assistant(content, &place)?),
+            Some("system") => read.extend(instructions(parts, content, &place)?),
             _ => {
-                let param = format!("{place}.role");
+                let param = format!("messages.{at}.role");
                 let message = format!("{param} is {}; it is user, assistant or system", message["role"]);
                 return Err(ApiError::field(&param, message));
             }
@@ -54,192 +51,32 @@ pub(super) fn read(
     Ok(read)
 }
 
-/// A text, or blocks of which every one is such as `each` reads.
-fn blocks(
-    content: &Value,
-    place: &str,
-    mut each: impl FnMut(&str, &Value, &str) -> Result<(), ApiError>,
-) -> Result<Option<String>, ApiError> {
-    match content {
-        Value::String(text) => Ok(Some(text.clone())),
-        Value::Array(found) => {
-            for (at, block) in found.iter().enumerate() {
-                each(block["type"].as_str().unwrap_or_default(), block, &format!("{place}.{at}"))?;
-            }
-            Ok(None)
-        }
-        other => Err(ApiError::field(place, format!("{place} is {other}; it is a text or a list of blocks"))),
-    }
-}
-
-/// A field of a block that must be a text.
-fn text<'a>(block: &'a Value, field: &str, place: &str) -> Result<&'a str, ApiError> {
-    block[field].as_str().ok_or_else(|| {
-        let param = format!("{place}.{field}");
-        let message = format!("{param} is {}, not a text", block[field]);
-        ApiError::field(&param, message)
-    })
-}
-
-fn refused(kind: &str, place: &str, known: &str) -> ApiError {
-    let message = match kind {
-        "" => format!("{place} has no type; it is {known}"),
-        "image" => {
-            format!(
-                "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
-            )
-        }
-        _ => format!("{place} is of type {kind:?}, which is not supported here; it is {known}"),
-    };
-    ApiError::field(place, message)
-}
-
 /// Text of a content that has no other blocks; `kept` says what counts of each.
-fn texts(content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String, ApiError> {
+fn texts(parts: Parts<'_>, content: &Value, place: &str, kept: fn(&str) -> &str) -> Result<String, ApiError> {
     let mut all = String::new();
-    let whole = blocks(content, place, |kind, block, place| match kind {
-        "text" => {
-            all += kept(text(block, "text", place)?);
-            Ok(())
-        }
-        _ => Err(refused(kind, place, "text")),
+    let whole = parts.each(content, place, |kind, block, place| {
+        all += kept(text_of(kind, block, place)?.ok_or_else(|| refused(kind, place, "text"))?);
+        Ok(())
     })?;
     Ok(whole.map_or(all, |text| kept(&text).to_owned()))
 }
 
 /// Instructions, without lines that are none.
-fn instructions(content: &Value, place: &str) -> Result<Option<Message>, ApiError> {
-    let text = texts(content, place, |text| match text.strip_prefix(BOOKKEEPING) {
+fn instructions(parts: Parts<'_>, content: &Value, place: &str) -> Result<Option<Message>, ApiError> {
+    let text = texts(parts, content, place, |text| match text.strip_prefix(BOOKKEEPING) {
         Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
         None => text,
     })?;
     Ok((!text.is_empty()).then(|| Message::system(text)))
 }
 
-/// Adds a block that is a text, a document of text or a search result. Returns whether it is one of these.
-/// Inside a tool's result, for which `hidden` is given, parts that cannot be shown are named and counted.
-fn shown(
-    kind: &str,
-    block: &Value,
-    place: &str,
-    all: &mut PartsText,
-    hidden: Option<&Gateway>,
-) -> Result<bool, ApiError> {
-    let field = |name: &str| block[name].as_str();
-    match (kind, block["source"]["type"].as_str()) {
-        ("text", _) => all.text(text(block, "text", place)?),
-        ("document", Some("text")) => {
-            let data = text(&block["source"], "data", &format!("{place}.source"))?;
-            all.document([field("title"), field("context"), Some(data)]);
-        }
-        ("document", Some("content")) => {
-            let content = inner(&block["source"]["content"], &format!("{place}.source.content"), hidden)?;
-            all.document([field("title"), field("context"), Some(&content)]);
-        }
-        ("search_result", _) => {
-            let content = inner(&block["content"], &format!("{place}.content"), hidden)?;
-            all.document([field("title"), field("source"), Some(&content)]);
-        }
-        _ => return Ok(false),
-    }
-    Ok(true)
-}
-
-/// Returns the text of the content of a document.
-fn inner(content: &Value, place: &str, hidden: Option<&Gateway>) -> Result<String, ApiError> {
-    let mut all = PartsText::default();
-    let whole = blocks(content, place, |kind, block, place| {
-        match (kind, hidden) {
-            ("text", _) => all.text(text(block, "text", place)?),
-            ("", _) | (_, None) => return Err(refused(kind, place, "text")),
-            (kind, Some(gateway)) => all.hidden(gateway, API, kind),
-        }
-        Ok(())
-    })?;
-    Ok(whole.unwrap_or_else(|| all.into_text()))
-}
-
-/// A user's message: results of tools in their order, then what the user says.
-fn user(gateway: &Gateway, content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), ApiError> {
-    let mut said = None::<PartsText>;
-    let place = format!("{place}.content");
-    let whole = blocks(content, &place, |kind, block, place| {
-        match kind {
-            "tool_result" => read.push(result(gateway, block, place)?),
-            _ if shown(kind, block, place, said.get_or_insert_default(), None)? => {}
-            "document" => {
-                let message = format!(
-                    "the source of {place} is of type {}, but this model, which reads text alone, is shown documents \
-                     whose source is of type text or content",
-                    block["source"]["type"]
-                );
-                return Err(ApiError::field(place, message));
-            }
-            _ => return Err(refused(kind, place, "text or tool_result")),
-        }
-        Ok(())
-    })?;
-    read.extend(whole.or(said.map(PartsText::into_text)).map(Message::user));
-    Ok(())
-}
-
-fn result(gateway: &Gateway, block: &Value, place: &str) -> Result<Message, ApiError> {
-    let id = text(block, "tool_use_id", place)?.to_owned();
-    let mut all = PartsText::default();
-    let whole = match &block["content"] {
-        Value::Null => None,
-        content => blocks(content, &format!("{place}.content"), |kind, block, place| {
-            match kind {
-                "" => return Err(refused(kind, place, "text")),
-                _ if shown(kind, block, place, &mut all, Some(gateway))? => {}
-                _ => all.hidden(gateway, API, kind),
-            }
-            Ok(())
-        })?,
-    };
-    let content = whole.unwrap_or_else(|| all.into_text());
-    let failed = content.is_empty() && block["is_error"] == true;
-    let content = if failed { FAILED.to_owned() } else { content };
-    Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
-}
-
-/// Returns whether a block of an assistant's message belongs to a tool that Anthropic runs itself.
-fn is_hosted(kind: &str) -> bool {
-    matches!(kind, "server_tool_use" | "mcp_tool_use" | "container_upload")
-        || kind.ends_with("_tool_result") && kind != "tool_result"
-}
-
-/// An assistant's message: thought, text and calls, however they follow each other.
-fn assistant(gateway: &Gateway, content: &Value, place: &str) -> Result<Message, ApiError> {
-    let (mut thought, mut said, mut calls) = (String::new(), String::new(), Vec::new());
-    let place = format!("{place}.content");
-    let whole = blocks(content, &place, |kind, block, place| {
-        match kind {
-            "text" => said += text(block, "text", place)?,
-            "thinking" => thought += text(block, "thinking", place)?,
-            // Nobody but who wrote it can read it.
-            "redacted_thinking" => {}
-            "tool_use" => calls.push(call(block, place)?),
-            hosted if is_hosted(hosted) => gateway.unknown_field(API, &format!("content[type={hosted}]")),
-            _ => return Err(refused(kind, place, "text, thinking, redacted_thinking or tool_use")),
-        }
-        Ok(())
-    })?;
-    let reasoning_content = (!thought.is_empty()).then_some(thought);
-    Ok(Message { reasoning_content, ..Message::calls(whole.unwrap_or(said), calls) })
-}
-
-fn call(block: &Value, place: &str) -> Result<ToolCall, ApiError> {
-    let arguments = block.get("input").cloned().map(Arguments::from).unwrap_or_default();
-    let [id, name] = ["id", "name"].map(|field| text(block, field, place).map(str::to_owned));
-    Ok(ToolCall { id: id?, name: name?, arguments })
-}
-
 #[cfg(test)]
 mod tests {
+    use levade_text::ToolCall;
     use serde_json::json;
 
     use super::*;
+    use crate::parts::FAILED;
 
     fn gateway() -> Gateway {
         Gateway::new(Vec::new(), crate::Options::default())

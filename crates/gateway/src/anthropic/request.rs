@@ -8,6 +8,7 @@ use super::messages::{self, API};
 use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::openai::structured;
+use crate::tool_types;
 use levade_call::ApiError;
 use levade_call::Request as CallRequest;
 use levade_call::{Constraint, Input, SamplingOptions, ToolChoice};
@@ -151,21 +152,24 @@ fn form(
     }
 }
 
-/// Reads tools. Those that Anthropic runs or describes itself are left out, and counted.
+/// Reads tools. Those that Anthropic hosts are left out, and counted.
 fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
-    let is_custom = |(_, value): &(usize, &Value)| match value["type"].as_str() {
-        None | Some("custom") => true,
-        Some(hosted) => {
-            gateway.unknown_field(API, &format!("tools[type={hosted}]"));
-            false
+    let read = |(at, value): (usize, &Value)| {
+        let place = format!("tools.{at}");
+        match value["type"].as_str() {
+            None | Some("custom") => tool(value, place).map(Some),
+            Some(hosted) if tool_types::is_hosted_tool(value) => {
+                gateway.unknown_field(API, &format!("tools[type={hosted}]"));
+                Ok(None)
+            }
+            _ => tool_types::published(value).ok_or_else(|| tool_types::unknown(value, &place)).map(Some),
         }
     };
-    values.iter().enumerate().filter(is_custom).map(tool).collect()
+    values.iter().enumerate().filter_map(|tool| read(tool).transpose()).collect()
 }
 
 /// A tool in Anthropic's shape.
-fn tool((at, value): (usize, &Value)) -> Result<ToolSpec, ApiError> {
-    let param = format!("tools.{at}");
+fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     let name = value["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| ApiError::field(&param, format!("{param} has no name: {value}")))?;
     let Value::Object(_) = &value["input_schema"] else {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use levade_text::{Chat, Message, Piece, Role, ToolCall, ToolSpec};
+use levade_text::{Chat, Message, Piece, ToolCall, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,8 @@ use crate::call::Call;
 use crate::gateway::Gateway;
 use crate::http::{Dialect, Gathered, Incoming, answer, frame, read};
 use crate::parameters;
-use crate::parts::shown_result;
+use crate::parts::{Parts, is_foreign, thought};
+use crate::tool_types;
 use levade_call::ApiError;
 use levade_call::Backend;
 use levade_call::Request as CallRequest;
@@ -26,7 +27,7 @@ use levade_call::{Input, ToolChoice};
 struct Request {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
-    messages: Vec<Message>,
+    messages: Vec<Value>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
@@ -65,11 +66,7 @@ fn prepare(
 ) -> Result<(crate::gateway::Caller, Call, Writer, bool), ApiError> {
     let (caller, body) = incoming.in_order()?;
     let mut request: Request = read(&body)?;
-    for message in request.messages.iter_mut().filter(|message| message.role == Role::Tool) {
-        if let Some(shown) = shown_result(gateway, "chat", &message.content) {
-            message.content = shown;
-        }
-    }
+    let messages = messages(gateway, std::mem::take(&mut request.messages))?;
     let asked: Asked = split(&mut request.rest)?;
     let constraint = structured::of_request(gateway, None, &mut request.rest)?;
     notice(gateway, "chat", &request.rest)?;
@@ -80,11 +77,16 @@ fn prepare(
         return Err(ApiError::field("top_logprobs", message));
     }
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
-    let mut tools = request.tools.iter().flatten().map(tool).collect::<Result<Vec<ToolSpec>, _>>()?;
+    let given = request.tools.as_deref().unwrap_or_default();
+    let mut tools = tools(gateway, "chat", given)?;
+    let custom = given.iter().filter(|tool| tool["type"] == "custom").filter_map(named).collect();
     let tool_choice = match request.tool_choice.as_ref().filter(|choice| choice["type"] == ALLOWED_TOOLS) {
         Some(choice) => {
-            let name = |tool: &Value| tool["function"]["name"].as_str().map(str::to_owned);
-            allowed(&mut tools, &choice[ALLOWED_TOOLS], name)?
+            let mut choice = choice[ALLOWED_TOOLS].clone();
+            if let Some(listed) = choice["tools"].as_array_mut() {
+                listed.retain(|tool| !tool_types::is_hosted_tool(tool));
+            }
+            allowed(&mut tools, &choice, named)?
         }
         None => tool_choice(request.tool_choice.as_ref())?,
     };
@@ -96,7 +98,7 @@ fn prepare(
         constraint,
         n: asked.replies()?,
         sampling,
-        ..CallRequest::new(Input::Messages(request.messages))
+        ..CallRequest::new(Input::Messages(messages))
     };
     let call = Call { model: request.model, request: asked };
     let tokens = Tokens {
@@ -117,7 +119,8 @@ fn prepare(
         check_variables(chat, &variables)?;
     }
     let (calls, told) = (vec![0; call.request.n], vec![0; call.request.n]);
-    let writer = Writer { chat, tokens, include_usage, prompt_tokens: 0, calls, told, ended: Vec::new() };
+    let ended = Vec::new();
+    let writer = Writer { chat, tokens, include_usage, custom, prompt_tokens: 0, calls, told, ended };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
@@ -150,12 +153,95 @@ pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, ApiError> {
     })
 }
 
+/// Reads messages. Parts, thoughts and calls that clients of other APIs send are read as in those.
+pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Message>, ApiError> {
+    let parts = Parts { gateway, api: "chat" };
+    let mut read = Vec::with_capacity(values.len());
+    for (at, mut value) in values.into_iter().enumerate() {
+        let place = format!("messages[{at}].content");
+        let mut found = None;
+        if let Value::Object(fields) = &mut value {
+            for name in ["reasoning_content", "reasoning"] {
+                if let Some(thoughts) = fields.get_mut(name).filter(|thoughts| thoughts.is_array()) {
+                    let text = thought(thoughts);
+                    *thoughts = text.into();
+                }
+            }
+            for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+                if let (true, Some(input)) = (call["type"] == "custom", call["custom"]["input"].as_str()) {
+                    let arguments = Value::from(tool_types::custom_arguments(input));
+                    call["function"] = json!({ "name": call["custom"]["name"], "arguments": arguments });
+                }
+            }
+            let content = fields.get("content").filter(|content| content.is_array());
+            let list = content.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+            match (fields.get("role").and_then(Value::as_str), content) {
+                (Some("user"), Some(content)) if list.iter().any(is_foreign) => {
+                    parts.user(content, &place, &mut read)?;
+                    continue;
+                }
+                (Some("assistant"), Some(content)) if list.iter().any(is_foreign) => {
+                    let message = parts.assistant(content, &place)?;
+                    fields.insert("content".into(), message.content.as_str().into());
+                    found = Some(message);
+                }
+                (Some("tool" | "function"), Some(content))
+                    if list.iter().any(|part| part["type"] != "text") =>
+                {
+                    let text = parts.result(content, &place)?;
+                    fields.insert("content".into(), text.into());
+                }
+                _ => {}
+            }
+        }
+        let mut message: Message = serde_path_to_error::deserialize(value).map_err(|error| {
+            let path = error.path().to_string();
+            let path = if path == "." { format!("messages[{at}]") } else { format!("messages[{at}].{path}") };
+            ApiError::field(&path, format!("{path}: {}", error.inner()))
+        })?;
+        if let Some(found) = found {
+            message.reasoning_content = message.reasoning_content.or(found.reasoning_content);
+            for call in found.tool_calls {
+                // Clients that have both repeat the calls.
+                if message.tool_calls.iter().all(|known| known.id != call.id) {
+                    message.tool_calls.push(call);
+                }
+            }
+        }
+        read.push(message);
+    }
+    Ok(read)
+}
+
+/// Reads tools. Those that providers host are left out, and counted.
+pub(crate) fn tools(gateway: &Gateway, api: &str, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
+    let is_shown = |tool: &&Value| {
+        let is_hosted = tool_types::is_hosted_tool(tool);
+        if is_hosted {
+            gateway.unknown_field(api, &format!("tools[type={}]", tool["type"].as_str().unwrap_or_default()));
+        }
+        !is_hosted
+    };
+    values.iter().filter(is_shown).map(tool).collect()
+}
+
+/// Returns the name of a function or a custom tool, as a request, a choice or a call has it.
+fn named(tool: &Value) -> Option<String> {
+    let kind = tool["type"].as_str().unwrap_or("function");
+    tool[kind]["name"].as_str().map(str::to_owned)
+}
+
 /// A tool in OpenAI's shape.
-pub(crate) fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
+fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
     let wrong = |why: String| ApiError::field("tools", why);
-    let kind = value["type"].as_str().unwrap_or("function");
-    if kind != "function" {
-        return Err(wrong(format!("a tool is of type {kind:?}, but only functions can be called here")));
+    match value["type"].as_str().unwrap_or("function") {
+        "function" => {}
+        "custom" => {
+            let name = named(value).filter(|name| !name.is_empty());
+            let name = name.ok_or_else(|| wrong(format!("a tool has no custom.name: {value}")))?;
+            return Ok(tool_types::custom(name, &value["custom"]));
+        }
+        _ => return Err(tool_types::unknown(value, "tools")),
     }
     let function = &value["function"];
     let name = function["name"].as_str().filter(|name| !name.is_empty());
@@ -219,8 +305,8 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
                 ),
             )),
         },
-        Some(value) => match value["function"]["name"].as_str() {
-            Some(name) => Ok(ToolChoice::Named(name.to_owned())),
+        Some(value) => match named(value) {
+            Some(name) => Ok(ToolChoice::Named(name)),
             None => Err(ApiError::field(
                 "tool_choice",
                 format!("tool_choice is {value}, which names no function"),
@@ -252,6 +338,8 @@ struct Writer {
     chat: Option<Arc<Chat>>,
     tokens: Tokens,
     include_usage: bool,
+    /// Names of the custom tools.
+    custom: Vec<String>,
     prompt_tokens: usize,
     /// Calls of each reply so far.
     calls: Vec<usize>,
@@ -272,6 +360,17 @@ impl Writer {
         })
     }
 
+    /// Returns a call in OpenAI's shape, which depends on the type of the tool.
+    fn call(&self, call: &ToolCall) -> Value {
+        let input = tool_types::custom_input(&call.arguments);
+        match input.filter(|_| self.custom.contains(&call.name)) {
+            Some(input) => {
+                json!({ "id": call.id, "type": "custom", "custom": { "name": call.name, "input": input } })
+            }
+            None => serde_json::to_value(call).unwrap_or_default(),
+        }
+    }
+
     /// Adds tokens to reply `index`, after those that it was told to have.
     fn add_tokens(&mut self, index: usize, choice: &mut Value, tokens: &[Token]) {
         if let Some(chat) = self.chat.as_ref().filter(|_| self.tokens.logprobs) {
@@ -285,11 +384,6 @@ impl Writer {
         }
         self.told[index] += tokens.len();
     }
-}
-
-/// A call in OpenAI's shape.
-fn call(call: &ToolCall) -> Value {
-    serde_json::to_value(call).unwrap_or_default()
 }
 
 impl Dialect for Writer {
@@ -311,7 +405,7 @@ impl Dialect for Writer {
                 }
                 if end.calls {
                     message["tool_calls"] =
-                        end.message.tool_calls.iter().map(call).collect::<Vec<_>>().into();
+                        end.message.tool_calls.iter().map(|call| self.call(call)).collect::<Vec<_>>().into();
                 }
                 let mut choice = json!({
                     "index": index,
@@ -358,7 +452,7 @@ impl Dialect for Writer {
                         Piece::Speech(text) => content += text,
                         Piece::Thought(text) => thought += text,
                         Piece::Call(Ok(found)) => {
-                            let mut value = call(found);
+                            let mut value = self.call(found);
                             value["index"] = self.calls[*choice].into();
                             self.calls[*choice] += 1;
                             calls.push(value);

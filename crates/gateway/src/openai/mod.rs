@@ -7,7 +7,7 @@ mod sampling;
 pub(crate) mod structured;
 mod write;
 
-pub(crate) use chat::{ALLOWED_TOOLS, allowed, chat, split, tool};
+pub(crate) use chat::{ALLOWED_TOOLS, allowed, chat, messages, split, tools};
 pub(crate) use completions::completions;
 pub(crate) use models::{model, models};
 pub(crate) use sampling::{Asked, notice};

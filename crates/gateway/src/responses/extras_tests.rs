@@ -1,4 +1,4 @@
-//! Log-probabilities, input items and counts of the Responses API, and tools that a choice allows.
+//! Log-probabilities, input items and counts of the Responses API, and tools and parts that several APIs share.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -172,4 +172,157 @@ async fn hosted_items_and_parts_of_results_end_no_attempt() {
     assert_eq!(served.post("/v1/chat/completions", &body).await.status, StatusCode::OK);
     let [prompt] = &served.paths().await[..] else { panic!() };
     assert!(prompt.contains("[a part of type \"image_url\", which cannot be shown]"), "{prompt}");
+}
+
+#[tokio::test]
+async fn calls_of_shell_and_patch_tools_have_their_item_types() {
+    let tools = json!([{ "type": "local_shell" }, { "type": "shell" }, { "type": "apply_patch" }]);
+    for (name, arguments, field, action) in [
+        (
+            "local_shell",
+            json!({ "command": ["ls"] }),
+            "action",
+            json!({ "type": "exec", "env": {}, "command": ["ls"] }),
+        ),
+        (
+            "shell",
+            json!({ "commands": ["ls"] }),
+            "action",
+            json!({ "commands": ["ls"], "timeout_ms": null, "max_output_length": null }),
+        ),
+        (
+            "apply_patch",
+            json!({ "type": "delete_file", "path": "a" }),
+            "operation",
+            json!({ "type": "delete_file", "path": "a" }),
+        ),
+    ] {
+        let call = json!({ "name": name, "arguments": arguments });
+        let text = format!("<tool_call>\n{call}\n</tool_call>");
+        let served = Served::scripted(&[&text, "Yes."]);
+        let answer = served.post("/v1/responses", &asks(json!({ "tools": tools }))).await.json();
+        let item = answer["output"][0].clone();
+        assert_eq!((&item["type"], &item[field]), (&json!(format!("{name}_call")), &action), "{answer}");
+        // The history continues the reply, and the model sees the result.
+        let mut output =
+            json!({ "type": format!("{name}_call_output"), "call_id": item["call_id"], "output": "RESULT" });
+        match name {
+            "local_shell" => {
+                output["id"] = item["id"].clone();
+                output.as_object_mut().unwrap().remove("call_id");
+            }
+            "shell" => {
+                let outcome = json!({ "type": "exit", "exit_code": 2 });
+                output["output"] = json!([{ "stdout": "RESULT\n", "stderr": "", "outcome": outcome }]);
+            }
+            _ => {}
+        }
+        let input = json!([{ "role": "user", "content": "Hi" }, item, output]);
+        let body = asks(json!({ "tools": tools, "input": input }));
+        assert_eq!(served.post("/v1/responses", &body).await.status, StatusCode::OK);
+        let paths = served.paths().await;
+        let [path] = &paths[..] else { panic!("{name} forks: {paths:?}") };
+        assert!(path.contains("RESULT") && path.contains("exit code 2") == (name == "shell"), "{path}");
+
+        let allowed = json!({ "type": "allowed_tools", "mode": "auto", "tools": [{ "type": name }] });
+        let mut streamed = asks(json!({ "tools": tools, "tool_choice": allowed }));
+        streamed["stream"] = true.into();
+        let events = Served::scripted(&[&text]).post("/v1/responses", &streamed).await.events();
+        let last = events.last().unwrap();
+        assert_eq!(last["response"]["output"][0][field], action, "{last}");
+    }
+    // A call that the client could not read is that of a function.
+    let text = "<tool_call>\n{\"name\": \"shell\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
+    let answer =
+        Served::scripted(&[text]).post("/v1/responses", &asks(json!({ "tools": tools }))).await.json();
+    assert_eq!(
+        (&answer["output"][0]["type"], &answer["output"][0]["name"]),
+        (&json!("function_call"), &json!("shell"))
+    );
+    for (field, value) in [
+        ("tools", json!([{ "type": "computer_use_preview", "display_width": 1 }])),
+        ("input", json!([{ "type": "computer_call", "call_id": "c", "action": {} }])),
+    ] {
+        let answer = Served::scripted(&["Yes."]).post("/v1/responses", &asks(json!({ field: value }))).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert!(answer.text.contains("computer_"), "{}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn chat_parts_of_other_apis_are_read() {
+    let call =
+        |id: &str| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": "{}" } });
+    let text = json!({ "type": "text", "text": "x" });
+    let thinking = |thought: Value| json!({ "role": "assistant", "content": [{ "type": "thinking", "thinking": thought }, text] });
+    let used = json!({ "type": "tool_use", "id": "c1", "name": "f", "input": {} });
+    let user = |content: Value| json!({ "role": "user", "content": content });
+    let document = json!({ "type": "document", "source": { "type": "text", "data": "RESULT" } });
+    for (messages, seen, count) in [
+        (json!([thinking(json!("THOUGHT")), user(json!("q"))]), "THOUGHT", 1),
+        (json!([thinking(json!([{ "type": "text", "text": "THOUGHT" }])), user(json!("q"))]), "THOUGHT", 1),
+        (
+            json!([{ "role": "assistant", "content": [{ "type": "reasoning", "text": "THOUGHT" }, text] }, user(json!("q"))]),
+            "THOUGHT",
+            1,
+        ),
+        (
+            json!([{ "role": "assistant", "content": [{ "type": "redacted_thinking", "data": "SECRET" }, text] }, user(json!("q"))]),
+            "SECRET",
+            0,
+        ),
+        (
+            json!([{ "role": "assistant", "content": "x", "reasoning_content": [{ "type": "text", "text": "THOUGHT" }] }, user(json!("q"))]),
+            "THOUGHT",
+            1,
+        ),
+        (
+            json!([{ "role": "assistant", "content": [text, used], "tool_calls": [call("c1")] },
+                   { "role": "tool", "tool_call_id": "c1", "content": "r" }]),
+            "\"name\": \"f\"",
+            1,
+        ),
+        (
+            json!([{ "role": "assistant", "content": [text, used] },
+                   user(json!([{ "type": "tool_result", "tool_use_id": "c1", "content": [document] }, text]))]),
+            "RESULT",
+            1,
+        ),
+        (json!([user(json!([document, text]))]), "RESULT\n\nx", 1),
+        (
+            json!([{ "role": "assistant", "tool_calls": [{ "id": "c1", "type": "custom", "custom": { "name": "f", "input": "INPUT" } }] },
+                   { "role": "tool", "tool_call_id": "c1", "content": [document] }]),
+            "{\"input\": \"INPUT\"}",
+            1,
+        ),
+    ] {
+        let served = Served::scripted(&["Yes."]);
+        let messages = [&[user(json!("Hi"))], messages.as_array().unwrap().as_slice()].concat();
+        let answer =
+            served.post("/v1/chat/completions", &json!({ "model": "tiny", "messages": messages })).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        let [path] = &served.paths().await[..] else { panic!() };
+        assert_eq!(path.matches(seen).count(), count, "{seen}: {path}");
+    }
+}
+
+#[tokio::test]
+async fn custom_and_hosted_tools_of_chat_are_those_of_responses() {
+    let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"input\": \"x\"}}\n</tool_call>";
+    let tools = json!([{ "type": "custom", "custom": { "name": "f", "description": "d" } }, { "type": "web_search" }]);
+    let mut body =
+        json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hi" }], "tools": tools });
+    let served = Served::scripted(&[text]);
+    let answer = served.post("/v1/chat/completions", &body).await.json();
+    let call = &answer["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(
+        (&call["type"], &call["custom"]),
+        (&json!("custom"), &json!({ "name": "f", "input": "x" })),
+        "{answer}"
+    );
+    assert_eq!(served.gateway.unknown_fields().get("chat.tools[type=web_search]"), Some(&1));
+    body["tools"] = json!([{ "type": "local_shell" }]);
+    let answer = served.post("/v1/chat/completions", &body).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert!(answer.text.contains("local_shell"), "{}", answer.text);
 }

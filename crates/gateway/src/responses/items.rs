@@ -8,9 +8,10 @@ use levade_text::{Arguments, Message, ToolCall};
 use serde_json::Value;
 
 use super::memory::response_of;
-use super::tools::{custom_arguments, shown_name};
+use super::tools::{NativeTool, shown_name};
 use crate::gateway::Gateway;
-use crate::parts::PartsText;
+use crate::parts::{Parts, field};
+use crate::tool_types::{self, custom_arguments};
 use levade_call::{ApiError, ErrorKind};
 
 /// Name of the API where unknown fields are counted.
@@ -45,7 +46,7 @@ pub(super) fn read(
             ));
         }
     };
-    let mut reading = Reading { gateway, messages: Vec::new(), turn: None };
+    let mut reading = Reading { gateway, items, find: &find, messages: Vec::new(), turn: None };
     for (at, item) in items.iter().enumerate() {
         let place = format!("input[{at}]");
         let kind = item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
@@ -90,11 +91,27 @@ struct Turn {
 
 struct Reading<'a> {
     gateway: &'a Gateway,
+    items: &'a [Value],
+    find: &'a dyn Fn(&str) -> Option<Value>,
     messages: Vec<Message>,
     turn: Option<Turn>,
 }
 
-impl Reading<'_> {
+impl<'a> Reading<'a> {
+    fn parts(&self) -> Parts<'a> {
+        Parts { gateway: self.gateway, api: API }
+    }
+
+    /// Returns the id of the call whose result an item is. Results of local shells can name the item instead.
+    fn call_of(&self, item: &Value, place: &str) -> Result<String, ApiError> {
+        let (None, Some(id)) = (item["call_id"].as_str(), item["id"].as_str()) else {
+            return field(item, "call_id", place).map(str::to_owned);
+        };
+        let sent = self.items.iter().find(|sent| sent["id"] == id && sent["call_id"].is_string());
+        let call = sent.cloned().or_else(|| (self.find)(id));
+        Ok(call.and_then(|call| call["call_id"].as_str().map(str::to_owned)).unwrap_or_else(|| id.to_owned()))
+    }
+
     fn end_turn(&mut self) {
         let Some(Turn { thought, said, calls, .. }) = self.turn.take() else { return };
         let reasoning_content = (!thought.is_empty()).then_some(thought);
@@ -128,9 +145,24 @@ impl Reading<'_> {
     }
 
     fn item(&mut self, kind: &str, item: &Value, place: &str) -> Result<(), ApiError> {
+        if let Some(tool) = NativeTool::of_item(kind, "_call") {
+            let id = field(item, "call_id", place)?.to_owned();
+            let call = ToolCall { id, name: tool.name().to_owned(), arguments: tool.arguments(item) };
+            self.turn(Part::Call, item).calls.push(call);
+            return Ok(());
+        }
+        if let Some(tool) = NativeTool::of_item(kind, "_call_output") {
+            let id = self.call_of(item, place)?;
+            let output = match tool.output(item) {
+                Some(output) => output,
+                None => self.parts().result(&item["output"], &format!("{place}.output"))?,
+            };
+            self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
+            return Ok(());
+        }
         match kind {
             "message" => {
-                let text = content(&item["content"], &format!("{place}.content"))?;
+                let text = self.parts().text(&item["content"], &format!("{place}.content"))?;
                 match item["role"].as_str() {
                     Some("user") => self.push(Message::user(text)),
                     Some("system") => self.push(Message::system(text)),
@@ -156,22 +188,22 @@ impl Reading<'_> {
                 self.turn(Part::Call, item).calls.push(call);
             }
             "custom_tool_call" => {
-                let call = call(item, place, custom_arguments(text(item, "input", place)?))?;
+                let call = call(item, place, custom_arguments(field(item, "input", place)?))?;
                 self.turn(Part::Call, item).calls.push(call);
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let id = text(item, "call_id", place)?.to_owned();
-                let output = result(self.gateway, &item["output"], &format!("{place}.output"))?;
+                let id = field(item, "call_id", place)?.to_owned();
+                let output = self.parts().result(&item["output"], &format!("{place}.output"))?;
                 self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
             }
-            hosted if is_hosted(hosted) => {
+            hosted if tool_types::is_hosted(hosted) => {
                 self.gateway.unknown_field(API, &format!("input[type={hosted}]"));
             }
             _ => {
                 let kind = if kind.is_empty() { "no type".into() } else { format!("the type {kind:?}") };
                 let message = format!(
-                    "{place} has {kind}; it is message, reasoning, function_call, function_call_output, \
-                     custom_tool_call, custom_tool_call_output or item_reference"
+                    "{place} has {kind}; it is message, reasoning, item_reference, or a call or its output of type \
+                     function_call, custom_tool_call, local_shell_call, shell_call or apply_patch_call"
                 );
                 return Err(ApiError::field(place, message));
             }
@@ -182,67 +214,6 @@ impl Reading<'_> {
 
 fn developer(text: String) -> Message {
     Message { role: levade_text::Role::Developer, ..Message::system(text) }
-}
-
-/// A field of an item that must be a text.
-fn text<'a>(item: &'a Value, field: &str, place: &str) -> Result<&'a str, ApiError> {
-    item[field].as_str().ok_or_else(|| {
-        let param = format!("{place}.{field}");
-        let message = format!("{param} is {}, not a text", item[field]);
-        ApiError::field(&param, message)
-    })
-}
-
-/// The text of a content: as such, or in parts.
-fn content(content: &Value, place: &str) -> Result<String, ApiError> {
-    let parts = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Array(parts) => parts,
-        other => {
-            return Err(ApiError::field(
-                place,
-                format!("{place} is {other}; it is a text or a list of parts"),
-            ));
-        }
-    };
-    let texts = parts.iter().enumerate().map(|(at, one)| part(one, &format!("{place}[{at}]")));
-    texts.collect()
-}
-
-/// The text of a part of a content.
-fn part(part: &Value, place: &str) -> Result<String, ApiError> {
-    let text = match part["type"].as_str() {
-        Some("input_text" | "output_text" | "text" | "summary_text") => text(part, "text", place)?,
-        Some("refusal") => text(part, "refusal", place)?,
-        Some(kind) => {
-            let message = format!(
-                "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
-            );
-            return Err(ApiError::field(place, message));
-        }
-        None => return Err(ApiError::field(place, format!("{place} has no type: {part}"))),
-    };
-    Ok(text.to_owned())
-}
-
-/// Returns whether an item belongs to a tool that OpenAI runs or describes itself.
-fn is_hosted(kind: &str) -> bool {
-    kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
-}
-
-/// Returns the text of a tool's result, with lines in the place of parts that cannot be shown.
-fn result(gateway: &Gateway, output: &Value, place: &str) -> Result<String, ApiError> {
-    let Value::Array(parts) = output else { return content(output, place) };
-    let mut all = PartsText::default();
-    for (at, part) in parts.iter().enumerate() {
-        match part["type"].as_str() {
-            Some(kind @ ("input_image" | "input_file" | "input_audio" | "computer_screenshot")) => {
-                all.hidden(gateway, API, kind);
-            }
-            _ => all.text(&self::part(part, &format!("{place}[{at}]"))?),
-        }
-    }
-    Ok(all.into_text())
 }
 
 /// The thought that an item of reasoning holds, in the first of three places that clients keep.
@@ -258,8 +229,8 @@ fn thought(item: &Value) -> String {
 }
 
 fn call(item: &Value, place: &str, arguments: Arguments) -> Result<ToolCall, ApiError> {
-    let name = shown_name(item["namespace"].as_str(), text(item, "name", place)?);
-    Ok(ToolCall { id: text(item, "call_id", place)?.to_owned(), name, arguments })
+    let name = shown_name(item["namespace"].as_str(), field(item, "name", place)?);
+    Ok(ToolCall { id: field(item, "call_id", place)?.to_owned(), name, arguments })
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Tools in the shapes of the Responses API, shown to the model as functions.
 //!
 //! A tool in a namespace is shown under both names. A custom tool, whose input is a text, is shown as a
-//! function of one argument. Calls are written back in the shape that their tool has.
+//! function of one argument; a [shell or patch tool](NativeTool), whose client runs it, as a function with the
+//! arguments of its action. Calls are written back in the shape that their tool has.
 
 use std::collections::HashMap;
 
@@ -11,11 +12,9 @@ use serde_json::{Map, Value, json};
 use crate::gateway::Gateway;
 use crate::openai;
 use crate::parameters;
+use crate::tool_types::{self, INPUT};
 use levade_call::ApiError;
 use levade_call::ToolChoice;
-
-/// The argument of a custom tool.
-const INPUT: &str = "input";
 
 /// Tools that a request tells of.
 #[derive(Debug, Default)]
@@ -32,7 +31,117 @@ pub(super) struct Tools {
 struct Shape {
     namespace: Option<String>,
     name: String,
-    custom: bool,
+    kind: Kind,
+}
+
+/// Type of a tool that the client runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Function,
+    Custom,
+    Native(NativeTool),
+}
+
+/// A tool that has item types of its own for its calls and their results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NativeTool {
+    LocalShell,
+    Shell,
+    ApplyPatch,
+}
+
+impl NativeTool {
+    const ALL: [Self; 3] = [NativeTool::LocalShell, NativeTool::Shell, NativeTool::ApplyPatch];
+
+    /// Returns the type of the tool, which is the name that the model calls it by.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            NativeTool::LocalShell => "local_shell",
+            NativeTool::Shell => "shell",
+            NativeTool::ApplyPatch => "apply_patch",
+        }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|tool| tool.name() == name)
+    }
+
+    /// Returns the tool whose calls, or with another `suffix` whose results, are items of this type.
+    pub(super) fn of_item(kind: &str, suffix: &str) -> Option<Self> {
+        Self::named(kind.strip_suffix(suffix)?)
+    }
+
+    /// Returns the field of a call's item that holds the arguments.
+    fn field(self) -> &'static str {
+        if self == NativeTool::ApplyPatch { "operation" } else { "action" }
+    }
+
+    /// Reads the arguments of a call's item. Fields that clients add without a value are left out.
+    pub(super) fn arguments(self, item: &Value) -> Arguments {
+        let mut arguments = item[self.field()].clone();
+        if let Value::Object(fields) = &mut arguments {
+            fields.retain(|_, value| !value.is_null());
+            if self == NativeTool::LocalShell {
+                fields.remove("type");
+                fields.retain(|name, value| {
+                    name != "env" || value.as_object().is_none_or(|env| !env.is_empty())
+                });
+            }
+        }
+        arguments.into()
+    }
+
+    /// Returns the field of an item with these arguments, or `None` if the client could not read them.
+    fn action(self, arguments: &Arguments) -> Option<Value> {
+        let is_text = |name: &str| arguments.get(name).is_some_and(Value::is_string);
+        let are_texts = |name: &str| {
+            let list = arguments.get(name).and_then(Value::as_array);
+            list.is_some_and(|list| list.iter().all(Value::is_string))
+        };
+        let mut action: Map<String, Value> = match self {
+            NativeTool::LocalShell if are_texts("command") => {
+                Map::from_iter([("type".into(), "exec".into()), ("env".into(), json!({}))])
+            }
+            NativeTool::Shell if are_texts("commands") => {
+                Map::from_iter(["timeout_ms", "max_output_length"].map(|name| (name.into(), Value::Null)))
+            }
+            NativeTool::ApplyPatch if is_text("path") => {
+                match arguments.get("type").and_then(Value::as_str) {
+                    Some("delete_file") => Map::new(),
+                    Some("create_file" | "update_file") if is_text("diff") => Map::new(),
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        };
+        action.extend(arguments.iter().map(|(name, value)| (name.clone(), value.clone())));
+        Some(action.into())
+    }
+
+    /// Returns the text of a result's item, which is more than a text for the shell alone.
+    pub(super) fn output(self, item: &Value) -> Option<String> {
+        match (self, &item["output"]) {
+            (NativeTool::ApplyPatch, Value::Null) => Some(item["status"].as_str()?.to_owned()),
+            (NativeTool::Shell, Value::Array(outputs)) => {
+                Some(outputs.iter().map(shell_output).collect::<Vec<_>>().join("\n"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Returns the text of one command's output: what it printed, and how it failed.
+fn shell_output(output: &Value) -> String {
+    let outcome = &output["outcome"];
+    let failure = match (outcome["type"].as_str(), outcome["exit_code"].as_i64()) {
+        (Some("timeout"), _) => "[timed out]".to_owned(),
+        (_, Some(code)) if code != 0 => format!("[exit code {code}]"),
+        _ => String::new(),
+    };
+    let printed =
+        ["stdout", "stderr"].map(|name| output[name].as_str().unwrap_or_default().trim_end_matches('\n'));
+    let lines = printed.into_iter().chain([failure.as_str()]).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The name that a model knows a tool of a namespace by.
@@ -43,13 +152,8 @@ pub(super) fn shown_name(namespace: Option<&str>, name: &str) -> String {
     }
 }
 
-/// The arguments of a custom tool's call.
-pub(super) fn custom_arguments(input: &str) -> Arguments {
-    Map::from_iter([(INPUT.to_owned(), Value::from(input))]).into()
-}
-
 impl Tools {
-    /// Reads tools. Those that OpenAI runs itself are left out, and counted.
+    /// Reads tools. Those that OpenAI hosts are left out, and counted.
     ///
     /// # Errors
     /// Names the first tool that cannot be used, and why.
@@ -79,19 +183,13 @@ impl Tools {
                 if tool["strict"] == true {
                     self.strict.push(shown_name(space, name()?));
                 }
-                self.push((space, name()?, false), describe(tool), parameters, place)
+                let description = tool["description"].as_str().unwrap_or_default().to_owned();
+                let spec = ToolSpec { name: name()?.to_owned(), description, parameters };
+                self.push(space, Kind::Function, spec, place)
             }
             Some("custom") => {
-                let input = json!({ "type": "string", "description": "The input, as it stands." });
-                let parameters =
-                    json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT] });
-                let format = &tool["format"];
-                let grammar = format["definition"].as_str().or(format["grammar"]["definition"].as_str());
-                let mut description = describe(tool);
-                if let Some(grammar) = grammar {
-                    description += &format!("\n\nThe input is of this grammar:\n{grammar}");
-                }
-                self.push((space, name()?, true), description, parameters, place)
+                let spec = tool_types::custom(name()?.to_owned(), tool);
+                self.push(space, Kind::Custom, spec, place)
             }
             Some("namespace") if space.is_none() => {
                 let space = name()?;
@@ -100,30 +198,28 @@ impl Tools {
                 }
                 Ok(())
             }
-            Some(hosted) => {
+            Some(hosted) if tool_types::is_hosted_tool(tool) => {
                 gateway.unknown_field("responses", &format!("tools[type={hosted}]"));
                 Ok(())
             }
+            Some(kind) => match (NativeTool::named(kind), tool_types::published(tool)) {
+                (Some(native), Some(spec)) => self.push(space, Kind::Native(native), spec, place),
+                _ => Err(tool_types::unknown(tool, place)),
+            },
             None => Err(ApiError::field(place, format!("{place} has no type: {tool}"))),
         }
     }
 
-    fn push(
-        &mut self,
-        (space, name, custom): (Option<&str>, &str, bool),
-        description: String,
-        parameters: Value,
-        place: &str,
-    ) -> Result<(), ApiError> {
-        let shown = shown_name(space, name);
-        let shape = Shape { namespace: space.map(str::to_owned), name: name.to_owned(), custom };
+    fn push(&mut self, space: Option<&str>, kind: Kind, spec: ToolSpec, place: &str) -> Result<(), ApiError> {
+        let shown = shown_name(space, &spec.name);
+        let shape = Shape { namespace: space.map(str::to_owned), name: spec.name, kind };
         if self.by_name.insert(shown.clone(), shape).is_some() {
             return Err(ApiError::field(
                 place,
                 format!("{place} has the name {shown:?}, which another tool has"),
             ));
         }
-        self.specs.push(ToolSpec { name: shown, description, parameters });
+        self.specs.push(ToolSpec { name: shown, ..spec });
         Ok(())
     }
 
@@ -150,50 +246,50 @@ impl Tools {
                 let mut choice = value.clone();
                 if let Some(listed) = choice["tools"].as_array_mut() {
                     // The others are hosted, and were left out.
-                    listed.retain(|tool| tool["name"].is_string());
+                    listed.retain(|tool| chosen(tool).is_some());
                 }
-                let name =
-                    |tool: &Value| Some(shown_name(tool["namespace"].as_str(), tool["name"].as_str()?));
-                openai::allowed(specs, &choice, name)
+                openai::allowed(specs, &choice, chosen)
             }
-            Some(value) => match (value["type"].as_str(), value["name"].as_str()) {
-                (Some("function" | "custom"), Some(name)) => {
-                    let shown = shown_name(value["namespace"].as_str(), name);
-                    match self.by_name.contains_key(&shown) {
-                        true => Ok(ToolChoice::Named(shown)),
-                        false => Err(wrong("but there is no such tool")),
-                    }
-                }
-                _ => Err(wrong("but only functions and custom tools can be chosen here")),
+            Some(value) => match chosen(value) {
+                Some(shown) if self.by_name.contains_key(&shown) => Ok(ToolChoice::Named(shown)),
+                Some(_) => Err(wrong("but there is no such tool")),
+                None => Err(wrong("but only tools that the client runs can be chosen here")),
             },
         }
     }
 
-    /// A call as an item, in progress or complete, and the text that its input is.
+    /// Returns a call as an item.
     pub(super) fn item(&self, call: &ToolCall, id: impl FnOnce(&str) -> String) -> CallItem {
         let shape = self.by_name.get(&call.name);
-        let input = call.arguments.get(INPUT).and_then(Value::as_str).filter(|_| call.arguments.len() == 1);
-        // A call of a custom tool with other arguments comes as the call of a function, which loses nothing.
-        let custom = shape.is_some_and(|shape| shape.custom).then_some(input).flatten();
-        let (prefix, kind, field) = match custom {
-            Some(_) => ("ctc", "custom_tool_call", INPUT),
-            None => ("fc", "function_call", "arguments"),
+        let kind = shape.map_or(Kind::Function, |shape| shape.kind);
+        // A call with other arguments than its tool has comes as the call of a function, which loses nothing.
+        let custom = tool_types::custom_input(&call.arguments).filter(|_| kind == Kind::Custom);
+        let native = match kind {
+            Kind::Native(native) => native.action(&call.arguments).map(|action| (native, action)),
+            _ => None,
         };
-        let text =
-            custom.map_or_else(|| Value::from(call.arguments.clone()).to_string(), |input| input.to_owned());
-        let name = shape.map_or(call.name.as_str(), |shape| &shape.name);
-        let mut item = json!({
-            "id": id(prefix),
-            "type": kind,
-            "status": "completed",
-            "call_id": call.id,
-            "name": name,
-        });
+        let (prefix, kind) = match (&custom, &native) {
+            (Some(_), _) => ("ctc", "custom_tool_call"),
+            (None, Some((NativeTool::LocalShell, _))) => ("lsh", "local_shell_call"),
+            (None, Some((NativeTool::Shell, _))) => ("sh", "shell_call"),
+            (None, Some((NativeTool::ApplyPatch, _))) => ("apc", "apply_patch_call"),
+            (None, None) => ("fc", "function_call"),
+        };
+        let mut item = json!({ "id": id(prefix), "type": kind, "status": "completed", "call_id": call.id });
+        if let Some((native, action)) = native {
+            item[native.field()] = action;
+            return CallItem { item, input: None };
+        }
+        item["name"] = shape.map_or(call.name.as_str(), |shape| &shape.name).into();
         if let Some(space) = shape.and_then(|shape| shape.namespace.as_deref()) {
             item["namespace"] = space.into();
         }
+        let (field, text) = match custom {
+            Some(input) => (INPUT, input.to_owned()),
+            None => ("arguments", Value::from(call.arguments.clone()).to_string()),
+        };
         item[field] = text.as_str().into();
-        CallItem { item, field, text }
+        CallItem { item, input: Some((field, text)) }
     }
 }
 
@@ -201,12 +297,12 @@ impl Tools {
 pub(super) struct CallItem {
     /// The item, complete.
     pub item: Value,
-    /// Name of the field that holds its input.
-    pub field: &'static str,
-    /// The input.
-    pub text: String,
+    /// The field that holds the input, and the input, if that is a text which a stream sends by itself.
+    pub input: Option<(&'static str, String)>,
 }
 
-fn describe(tool: &Value) -> String {
-    tool["description"].as_str().unwrap_or_default().to_owned()
+/// Returns the name, as the model is told it, of the tool that a choice names.
+fn chosen(choice: &Value) -> Option<String> {
+    let native = || choice["type"].as_str().and_then(NativeTool::named).map(NativeTool::name);
+    Some(shown_name(choice["namespace"].as_str(), choice["name"].as_str().or_else(native)?))
 }

@@ -247,17 +247,19 @@ impl Writer {
     fn call(&mut self, head: &Head, call: &levade_text::ToolCall) -> String {
         let mut frames = self.end_item(head, "completed");
         let place = self.output.len();
-        let CallItem { item, field, text } =
-            self.told.tools.item(call, |kind| item_id(kind, &head.id, place));
+        let CallItem { item, input } = self.told.tools.item(call, |kind| item_id(kind, &head.id, place));
         let (id, name) = (item["id"].clone(), item["name"].clone());
         let mut begun = item.clone();
         begun["status"] = "in_progress".into();
-        begun[field] = "".into();
+        if let Some((field, _)) = input {
+            begun[field] = "".into();
+        }
+        frames += &self.tell("response.output_item.added", json!({ "output_index": place, "item": begun }));
+        let Some((field, text)) = input else { return frames + &self.done(item) };
         let kind = match field {
             "arguments" => "response.function_call_arguments",
             _ => "response.custom_tool_call_input",
         };
-        frames += &self.tell("response.output_item.added", json!({ "output_index": place, "item": begun }));
         let delta = json!({ "item_id": id, "output_index": place, "delta": text });
         frames += &self.tell(&format!("{kind}.delta"), delta);
         let mut whole = json!({ "item_id": id, "output_index": place });

@@ -13,7 +13,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::values::{between, call_of, tagged, unquoted};
-use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written, call_from};
+use super::{Body, Fault, Forms, Holds, Mark, Spelling, Syntax, Written, call_from};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -53,11 +53,12 @@ impl Syntax for Glm {
         Body::Text(OPEN.len())
     }
 
-    fn holds(&self, before: &str, _: &str) -> bool {
+    fn holds(&self, before: &str, _: &str) -> Holds {
         let tail = before.trim_end();
-        before.contains(VALUE[0])
+        let is_text = before.contains(VALUE[0])
             && ![VALUE[1], CLOSE].iter().any(|close| tail.ends_with(close))
-            && !before.trim_end_matches([' ', '\t']).ends_with('\n')
+            && !before.trim_end_matches([' ', '\t']).ends_with('\n');
+        is_text.into()
     }
 
     fn read(

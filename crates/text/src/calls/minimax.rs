@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::values::{between, call_of, tagged, unquoted, value_before};
-use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written};
+use super::{Body, Fault, Forms, Holds, Mark, Spelling, Syntax, Written};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -46,11 +46,12 @@ impl Syntax for Minimax {
         Body::Text(INVOKE.len())
     }
 
-    fn holds(&self, before: &str, tag: &str) -> bool {
+    fn holds(&self, before: &str, tag: &str) -> Holds {
         let tail = before.trim_end();
-        [INVOKE, INVOKE_END].contains(&tag)
+        let is_text = [INVOKE, INVOKE_END].contains(&tag)
             && before.contains(PARAMETER)
-            && ![PARAMETER_END, INVOKE_END].iter().any(|close| tail.ends_with(close))
+            && ![PARAMETER_END, INVOKE_END].iter().any(|close| tail.ends_with(close));
+        is_text.into()
     }
 
     fn read(

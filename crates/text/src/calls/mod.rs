@@ -179,6 +179,21 @@ pub(crate) enum Body {
     Missing,
 }
 
+/// Whether a tag is text of an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holds {
+    Yes,
+    No,
+    /// It is text if a closing tag that is none ends the call, before the next call begins.
+    IfClosed,
+}
+
+impl From<bool> for Holds {
+    fn from(holds: bool) -> Self {
+        if holds { Holds::Yes } else { Holds::No }
+    }
+}
+
 /// Text behind the JSON of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trailer {
@@ -287,9 +302,9 @@ pub(crate) trait Syntax: Sync {
     fn body(&self, text: &str, ended: bool) -> Body;
 
     /// Whether a tag that would end a call is text of an argument, given the text of the call before it.
-    fn holds(&self, before: &str, tag: &str) -> bool {
+    fn holds(&self, before: &str, tag: &str) -> Holds {
         let _ = (before, tag);
-        false
+        Holds::No
     }
 
     /// Reads what stands behind the JSON of a call, and behind white space.

@@ -5,9 +5,11 @@
 //! - A call ends with `</tool_call>`, or where the next one begins. The tags around it may be missing, which
 //!   these models often forget; `</function>` may be missing before `</tool_call>`.
 //! - A parameter ends with the first `</parameter>` that another parameter or the end of the call follows, so
-//!   that its value may hold these tags. One that is not closed ends where a line begins with the next one.
+//!   that its value may hold these tags. One that is not closed ends where a line begins with the next one;
+//!   a call whose last parameter is not closed is malformed, since it may be cut.
 //! - A value may hold `<function=` unless only white space separates it from `</parameter>` or `</function>`,
-//!   and `<tool_call>` and `</tool_call>` in the middle of a line.
+//!   `<tool_call>` in the middle of a line, and `</tool_call>` if a closed parameter and `</tool_call>` follow
+//!   before the next call.
 //! - A name ends on its line and holds no `<`; else the call is malformed.
 //! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 
@@ -17,7 +19,7 @@ use serde_json::Value;
 
 use super::tags::opening;
 use super::values::{between, call_of, parameters, tagged, unquoted, value_before};
-use super::{Body, Fault, Forms, Mark, Spelling, Syntax, Written, call_from};
+use super::{Body, Fault, Forms, Holds, Mark, Spelling, Syntax, Written, call_from};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -54,13 +56,18 @@ impl Syntax for QwenXml {
         }
     }
 
-    fn holds(&self, before: &str, tag: &str) -> bool {
+    fn holds(&self, before: &str, tag: &str) -> Holds {
         let tail = before.trim_end();
-        let is_outside = [PARAMETER_END, FUNCTION_END, CLOSE].iter().any(|close| tail.ends_with(close));
-        if is_outside || !before.contains(PARAMETER) {
-            return false;
+        let begins_line = before.trim_end_matches([' ', '\t']).ends_with('\n');
+        let is_closed = |tail: &str| tail.ends_with(PARAMETER_END) || !before.contains(PARAMETER);
+        if tag == CLOSE && !is_closed(tail.strip_suffix(FUNCTION_END).unwrap_or(tail).trim_end()) {
+            return if begins_line || tail.ends_with(FUNCTION_END) { Holds::IfClosed } else { Holds::Yes };
         }
-        tag == FUNCTION || !before.trim_end_matches([' ', '\t']).ends_with('\n')
+        let is_outside = [PARAMETER_END, FUNCTION_END, CLOSE].iter().any(|close| tail.ends_with(close));
+        if tag == CLOSE || is_outside || !before.contains(PARAMETER) {
+            return Holds::No;
+        }
+        (tag == FUNCTION || !begins_line).into()
     }
 
     fn read(
@@ -136,10 +143,61 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<Written, String> {
     while !rest.trim().is_empty() {
         let (key, value) = between(rest, PARAMETER, ">")
             .ok_or_else(|| format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim())))?;
+        if !value.contains(PARAMETER_END) {
+            return Err(format!("{PARAMETER_END} is missing behind {PARAMETER}{}>", excerpt(key)));
+        }
         let (value, after) = value_before(value, [PARAMETER, PARAMETER_END], is_parameter);
         let value = value.strip_prefix('\n').unwrap_or(value);
         arguments.push((name_of(key, PARAMETER)?, value.strip_suffix('\n').unwrap_or(value)));
         rest = after;
     }
     Ok(call_of(name, arguments, tools))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::CallFormat;
+    use super::super::tests::read;
+
+    const ONE: &str = "<tool_call>\n<function=write>\n<parameter=text>\n";
+    const END: &str = "\n</parameter>\n</function>\n</tool_call>";
+
+    #[test]
+    fn values_may_hold_lines_that_are_closing_tags() {
+        for value in [
+            "x\n</tool_call>\nmore",
+            "</tool_call>",
+            "</tool_call>\nmore",
+            "</function>\n</tool_call>\nmore\n</tool_call>\n",
+            "a </parameter> b\n</tool_call>",
+        ] {
+            let said = format!("{ONE}{value}{END}\nSo.\n{ONE}1{END}");
+            let parsed = read(CallFormat::QwenXml, &said, &[]);
+            let texts: Vec<_> =
+                parsed.calls.iter().map(|call| call.as_ref().unwrap().arguments["text"].clone()).collect();
+            assert_eq!((texts, parsed.content.as_str()), (vec![json!(value), json!(1)], "So."), "{said}");
+        }
+    }
+
+    #[test]
+    fn call_without_end_of_last_parameter_is_malformed() {
+        // Neither is it read into the next call.
+        for rest in ["</tool_call>\nSo.", "</function>\n</tool_call>\nSo."] {
+            let parsed = read(CallFormat::QwenXml, &format!("{ONE}1\n{rest}\n{ONE}1{END}"), &[]);
+            assert_eq!(
+                parsed.calls.iter().map(Result::is_ok).collect::<Vec<_>>(),
+                [false, true],
+                "{parsed:?}"
+            );
+            assert_eq!(parsed.content, "So.");
+            let parsed = read(CallFormat::QwenXml, &format!("{ONE}1\n{rest}"), &[]);
+            assert!(
+                parsed.calls[0].as_ref().is_err_and(|call| call.raw.ends_with("</tool_call>")),
+                "{parsed:?}"
+            );
+            assert_eq!((parsed.calls.len(), parsed.content.as_str()), (1, "So."));
+        }
+    }
 }

@@ -200,6 +200,7 @@ mod tests {
             (json!({"type": ["integer", "null"]}), "None", json!(null)),
             (json!({"type": ["integer", "null"]}), "NULL", json!(null)),
             (optional.clone(), "null", json!(null)),
+            (optional.clone(), "None", json!(null)),
             (optional.clone(), "none", json!("none")),
             (optional.clone(), "42", json!("42")),
             (optional.clone(), "", json!("")),

@@ -1,0 +1,244 @@
+//! Types of tools other than functions: custom tools, tools that the client runs under a schema which its
+//! provider publishes, and tools that the provider hosts.
+//!
+//! The model sees every tool that the client runs as a function, since the client sends the results of its
+//! calls. A hosted tool has no results here and is left out.
+
+use levade_call::ApiError;
+use levade_text::{Arguments, ToolSpec};
+use serde_json::{Map, Value, json};
+
+/// The argument of a custom tool.
+pub(crate) const INPUT: &str = "input";
+
+/// Beginnings of the types of tools that providers host, and of the types of their items in a history.
+const HOSTED: [&str; 11] = [
+    "advisor",
+    "code_execution",
+    "code_interpreter",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "program",
+    "tool_search",
+    "web_fetch",
+    "web_search",
+    "x_search",
+];
+
+/// Returns whether a type is that of a tool which its provider hosts, or of an item of such a tool.
+pub(crate) fn is_hosted(kind: &str) -> bool {
+    HOSTED.iter().any(|hosted| kind.starts_with(hosted))
+}
+
+/// Returns whether the provider runs this tool. Some types have a field that says who does.
+pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
+    match tool["type"].as_str().unwrap_or_default() {
+        "tool_search" => tool["execution"] != "client",
+        "shell" => tool["environment"]["type"].as_str().is_some_and(|kind| kind.starts_with("container")),
+        kind => is_hosted(kind),
+    }
+}
+
+/// The error for a tool that the client runs, but whose parameters the request does not contain.
+pub(crate) fn unknown(tool: &Value, place: &str) -> ApiError {
+    let name = tool["name"].as_str().map_or_else(String::new, |name| format!(" ({name:?})"));
+    let message = format!(
+        "{place}{name} is of type {}, whose parameters are not known here, so that the model could not call it; \
+         give it as a function with its parameters",
+        tool["type"]
+    );
+    ApiError::field(place, message)
+}
+
+/// Returns the function that shows a custom tool; its only argument is the input.
+pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
+    let input = json!({ "type": "string", "description": "The input, as it stands." });
+    let parameters = json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT] });
+    let format = &tool["format"];
+    let grammar = format["definition"].as_str().or(format["grammar"]["definition"].as_str());
+    let mut description = tool["description"].as_str().unwrap_or_default().to_owned();
+    if let Some(grammar) = grammar {
+        description += &format!("\n\nThe input is of this grammar:\n{grammar}");
+    }
+    ToolSpec { name, description, parameters }
+}
+
+/// Returns the arguments of a custom tool's call.
+pub(crate) fn custom_arguments(input: &str) -> Arguments {
+    Map::from_iter([(INPUT.to_owned(), Value::from(input))]).into()
+}
+
+/// Returns the input of a custom tool's call, or `None` if the arguments are not exactly that.
+pub(crate) fn custom_input(arguments: &Arguments) -> Option<&str> {
+    arguments.get(INPUT).and_then(Value::as_str).filter(|_| arguments.len() == 1)
+}
+
+/// Returns the function that shows a tool which the client runs under a published schema, or `None` if the
+/// type is not one of these. A tool without a name is called by its type.
+pub(crate) fn published(tool: &Value) -> Option<ToolSpec> {
+    let text = |description: &str| json!({ "type": "string", "description": description });
+    let integer = |description: &str| json!({ "type": "integer", "description": description });
+    let texts = |description: &str| json!({ "type": "array", "items": { "type": "string" }, "description": description });
+    let one_of = |names: &[&str]| json!({ "type": "string", "enum": names });
+    let kind = tool["type"].as_str()?;
+    let (description, properties, required) = match kind {
+        "bash_20241022" | "bash_20250124" => (
+            "Runs a command in a bash session that lasts over calls.",
+            json!({
+                "command": text("The command. Required unless the session is restarted."),
+                "restart": { "type": "boolean", "description": "Whether to restart the session." },
+            }),
+            json!([]),
+        ),
+        "text_editor_20241022" | "text_editor_20250124" | "text_editor_20250429" | "text_editor_20250728" => {
+            let is_old = kind < "text_editor_20250429";
+            let mut commands = vec!["view", "create", "str_replace", "insert"];
+            commands.extend(Some("undo_edit").filter(|_| is_old));
+            let inserted = if is_old { "new_str" } else { "insert_text" };
+            let mut properties = json!({
+                "command": one_of(&commands),
+                "path": text("Absolute path of the file or directory."),
+                "file_text": text("Content of the file. Required by create."),
+                "view_range": {
+                    "type": "array",
+                    "items": { "type": "integer" },
+                    "description": "First and last line for view, from 1; -1 is the last line of the file.",
+                },
+                "old_str": text("Text to replace, which must occur once. Required by str_replace."),
+                "new_str": text("Text in its place."),
+                "insert_line": integer("Line after which insert inserts; 0 is the start of the file."),
+            });
+            properties[inserted] = text(match is_old {
+                true => "Text in place of old_str, or text to insert.",
+                false => "Text to insert. Required by insert.",
+            });
+            ("Views, creates and edits text files.", properties, json!(["command", "path"]))
+        }
+        "memory_20250818" => (
+            "Keeps notes in files below /memories that last over conversations.",
+            json!({
+                "command": one_of(&["view", "create", "str_replace", "insert", "delete", "rename"]),
+                "path": text("Path of the file or directory. Required by all commands but rename."),
+                "view_range": {
+                    "type": "array",
+                    "items": { "type": "integer" },
+                    "description": "First and last line for view.",
+                },
+                "file_text": text("Content of the file. Required by create."),
+                "old_str": text("Text to replace. Required by str_replace."),
+                "new_str": text("Text in its place. Required by str_replace."),
+                "insert_line": integer("Line after which to insert. Required by insert."),
+                "insert_text": text("Text to insert. Required by insert."),
+                "old_path": text("Path to rename. Required by rename."),
+                "new_path": text("New path. Required by rename."),
+            }),
+            json!(["command"]),
+        ),
+        "local_shell" => (
+            "Runs a program on the client's machine.",
+            json!({
+                "command": texts("The program and its arguments."),
+                "working_directory": text("Directory in which to run it."),
+                "timeout_ms": integer("Timeout in milliseconds."),
+                "env": {
+                    "type": "object",
+                    "additionalProperties": { "type": "string" },
+                    "description": "Environment variables.",
+                },
+                "user": text("User who runs it."),
+            }),
+            json!(["command"]),
+        ),
+        "shell" => (
+            "Runs commands in a shell.",
+            json!({
+                "commands": texts("The commands."),
+                "timeout_ms": integer("Timeout in milliseconds."),
+                "max_output_length": integer("Maximum number of characters of each command's output."),
+            }),
+            json!(["commands"]),
+        ),
+        "apply_patch" => (
+            "Creates, updates or deletes a file.",
+            json!({
+                "type": one_of(&["create_file", "update_file", "delete_file"]),
+                "path": text("Path of the file."),
+                "diff": text(
+                    "Lines of the new file, each after \"+\", or changes after \"@@\": lines begin with \" \" if \
+                     they stay, with \"-\" if they go, with \"+\" if they are new. Not for delete_file."
+                ),
+            }),
+            json!(["type", "path"]),
+        ),
+        _ => return None,
+    };
+    let name =
+        tool["name"].as_str().filter(|name| !name.is_empty()).unwrap_or(match kind.split_once("_20") {
+            Some(("text_editor", _)) => "str_replace_based_edit_tool",
+            Some((name, _)) => name,
+            None => kind,
+        });
+    let parameters = json!({ "type": "object", "properties": properties, "required": required });
+    Some(ToolSpec { name: name.to_owned(), description: description.to_owned(), parameters })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_tools_have_names_and_required_properties() {
+        for (tool, name) in [
+            (json!({ "type": "bash_20250124", "name": "bash" }), "bash"),
+            (json!({ "type": "text_editor_20241022", "name": "str_replace_editor" }), "str_replace_editor"),
+            (json!({ "type": "text_editor_20250728" }), "str_replace_based_edit_tool"),
+            (json!({ "type": "memory_20250818" }), "memory"),
+            (json!({ "type": "local_shell" }), "local_shell"),
+            (json!({ "type": "shell", "environment": { "type": "local" } }), "shell"),
+            (json!({ "type": "apply_patch" }), "apply_patch"),
+        ] {
+            assert!(!is_hosted_tool(&tool), "{tool}");
+            let spec = published(&tool).unwrap();
+            assert_eq!(spec.name, name);
+            let (properties, required) = (&spec.parameters["properties"], &spec.parameters["required"]);
+            assert!(
+                required
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .all(|name| properties.get(name.as_str().unwrap()).is_some())
+            );
+        }
+        let commands = |kind: &str| {
+            published(&json!({ "type": kind })).unwrap().parameters["properties"]["command"]["enum"]
+                .to_string()
+        };
+        assert!(commands("text_editor_20250124").contains("undo_edit"));
+        assert!(!commands("text_editor_20250429").contains("undo_edit"));
+    }
+
+    #[test]
+    fn hosted_tools_are_told_from_those_of_the_client() {
+        for tool in [
+            json!({ "type": "web_search_20260318" }),
+            json!({ "type": "web_search_preview" }),
+            json!({ "type": "code_execution_20250825" }),
+            json!({ "type": "mcp_toolset" }),
+            json!({ "type": "tool_search" }),
+            json!({ "type": "shell", "environment": { "type": "container_auto" } }),
+        ] {
+            assert!(is_hosted_tool(&tool), "{tool}");
+        }
+        for tool in [
+            json!({ "type": "computer_20250124", "name": "computer" }),
+            json!({ "type": "computer_use_preview" }),
+            json!({ "type": "bash_20990101", "name": "bash" }),
+            json!({ "type": "tool_search", "execution": "client" }),
+        ] {
+            assert!(!is_hosted_tool(&tool) && published(&tool).is_none(), "{tool}");
+            let fault = unknown(&tool, "tools[0]");
+            assert!(fault.message.contains(tool["type"].as_str().unwrap()), "{fault}");
+        }
+    }
+}
