@@ -176,8 +176,8 @@ async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>>
     Ok(store.attempt(&id).await?)
 }
 
-/// Returns the first path of an attempt that `only` trains, or any step of the attempt's phase if `None`, with
-/// that step. It need not be the step that the attempt was made for.
+/// Returns the first path of an attempt that `only` trains, or any step of the attempt's phase if `None`,
+/// with that step. It need not be the step that the attempt was made for.
 async fn planned(
     store: &dyn Store,
     attempt: &Attempt,

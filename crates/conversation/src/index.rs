@@ -310,8 +310,8 @@ impl Index {
         callers
     }
 
-    /// Puts the calls of one recorded reply that a client sends apart, each before its result, into one message
-    /// before all results. `None` if there are none.
+    /// Puts the calls of one recorded reply that a client sends apart, each before its result, into one
+    /// message before all results. `None` if there are none.
     pub(crate) fn gathered(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
         let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
         while let Some(message) = messages.get(at) {

@@ -1,4 +1,5 @@
-//! Contents of messages, read into messages of text, thoughts and calls: one reader for the parts of all APIs.
+//! Contents of messages, read into messages of text, thoughts and calls: one reader for the parts of all
+//! APIs.
 //!
 //! Clients send the parts of one API to another, so each is read wherever it stands. A document or a search
 //! result of text is shown as its fields, one below the other. A part that a model of text cannot read ends
@@ -138,8 +139,8 @@ impl Parts<'_> {
         Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
     }
 
-    /// Reads an assistant's message: thought, text and calls, in any order. Parts of hosted tools are left out
-    /// and counted.
+    /// Reads an assistant's message: thought, text and calls, in any order. Parts of hosted tools are left
+    /// out and counted.
     pub(crate) fn assistant(self, content: &Value, place: &str) -> Result<Message, ApiError> {
         let (mut thoughts, mut said, mut calls) = (String::new(), String::new(), Vec::new());
         let whole = self.each(content, place, |kind, part, place| {

@@ -1,8 +1,8 @@
 //! What stands around a box or a formula, and what it makes of the answer in it.
 //!
 //! A sign, a bound and a word of magnitude belong to the answer: `-\boxed{5}` is -5, `x > \boxed{5}` is x > 5
-//! and `\boxed{5}` million is 5000000. A box that is a factor, a part of a fraction or an operand, or that the
-//! words before it deny or bound, states no answer.
+//! and `\boxed{5}` million is 5000000. A box that is a factor, a part of a fraction or an operand, or that
+//! the words before it deny or bound, states no answer.
 
 use std::ops::Range;
 
@@ -50,8 +50,8 @@ const EXTREMES: [&str; 8] = ["minimum", "maximum", "min", "max", "limit", "bound
 const PLACES: [&str; 12] =
     ["above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till", "but"];
 
-/// Returns the answer that the content at a range of a text states together with what stands around it; `None`
-/// if that makes no answer of it.
+/// Returns the answer that the content at a range of a text states together with what stands around it;
+/// `None` if that makes no answer of it.
 pub(crate) fn in_place(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
     let start = text[..range.start].char_indices().rev().nth(REACH).map_or(0, |(at, _)| at);
     let before = text[start..range.start].rsplit('\n').next().unwrap_or_default();

@@ -191,8 +191,8 @@ pub(crate) fn is_supposed(before: &str) -> bool {
             .is_some_and(|(sign, length)| ["supposed", "maybe"].contains(&sign) && length == clause.len())
 }
 
-/// Words at the beginning of a clause that suppose what it says of a variable or of a number alone: let x = 5,
-/// try 5.
+/// Words at the beginning of a clause that suppose what it says of a variable or of a number alone: let x =
+/// 5, try 5.
 const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test check consider when whenever say take wenn sei \
     seien angenommen setze si soit soient supposons supongamos sea sean se sia supponiamo suponha seja als stel если пусть jeśli";
 

@@ -58,8 +58,8 @@ impl Evidence {
         expected(&self.task)
     }
 
-    /// The expected answer for programs and functions: a number that its task has as the text of its digits is
-    /// the number.
+    /// The expected answer for programs and functions: a number that its task has as the text of its digits
+    /// is the number.
     pub fn expected_value(&self) -> &Value {
         expected_value(&self.task)
     }

@@ -3,8 +3,8 @@
 //! Two texts of one spelling differ at most in Unicode compatibility forms (NFKC), case, quotes, dashes,
 //! signs of operators, white space beside anything but letters and digits, separators of thousands, marks of
 //! emphasis and mathematics, commands of LaTeX that have a sign, digits of other scripts, references of HTML,
-//! tags of HTML, turns and questions, a mark of an item or a label before or after them (`Question:`, `Answer:`, also in other languages) and
-//! punctuation at their end.
+//! tags of HTML, turns and questions, a mark of an item or a label before or after them (`Question:`,
+//! `Answer:`, also in other languages) and punctuation at their end.
 //! Operators, signs and digits count: `1 - 2?` is not `1 + 2?`.
 
 mod latex;
@@ -427,7 +427,8 @@ fn without_long_dashes(chars: &[char]) -> String {
     found
 }
 
-/// Returns the parts of a line that a mark behind the end of a sentence cuts it into: `Who was it? = Ivanhoe`,
+/// Returns the parts of a line that a mark behind the end of a sentence cuts it into: `Who was it? =
+/// Ivanhoe`,
 /// `Who was it? [5 points]`; none if there is no such mark.
 pub(super) fn cut_behind_sentences(line: &str) -> Vec<&str> {
     let mut found = Vec::new();

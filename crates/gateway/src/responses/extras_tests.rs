@@ -1,4 +1,5 @@
-//! Log-probabilities, input items and counts of the Responses API, and tools and parts that several APIs share.
+//! Log-probabilities, input items and counts of the Responses API, and tools and parts that several APIs
+//! share.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};

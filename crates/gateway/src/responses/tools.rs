@@ -1,8 +1,8 @@
 //! Tools in the shapes of the Responses API, shown to the model as functions.
 //!
 //! A tool in a namespace is shown under both names. A custom tool, whose input is a text, is shown as a
-//! function of one argument; a [shell or patch tool](NativeTool), whose client runs it, as a function with the
-//! arguments of its action. Calls are written back in the shape that their tool has.
+//! function of one argument; a [shell or patch tool](NativeTool), whose client runs it, as a function with
+//! the arguments of its action. Calls are written back in the shape that their tool has.
 
 use std::collections::HashMap;
 

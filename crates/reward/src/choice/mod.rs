@@ -4,6 +4,7 @@
 mod metamorphic_tests;
 mod named;
 mod options;
+mod patterns;
 mod plain;
 mod words;
 

@@ -31,8 +31,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Those in the field `choices` or `options` of a task: a list of texts, of tables with a label and a text,
-    /// or a table by label. As data sets have them, either may be in a table `choices` with `text` and `label`.
+    /// Those in the field `choices` or `options` of a task: a list of texts, of tables with a label and a
+    /// text, or a table by label. As data sets have them, either may be in a table `choices` with `text` and
+    /// `label`.
     pub fn of(task: &Value) -> Self {
         let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
         let (mut texts, mut labels) = listed(found.unwrap_or(&Value::Null));
@@ -60,8 +61,8 @@ impl Options {
         }
     }
 
-    /// Returns the number of the option that a letter alone names: by the labels if there are any, else by its
-    /// position in the alphabet.
+    /// Returns the number of the option that a letter alone names: by the labels if there are any, else by
+    /// its position in the alphabet.
     pub fn letter(&self, text: &str) -> Option<usize> {
         let position = letter(text)?;
         if self.labels.is_empty() { Some(position) } else { self.of_label(text) }

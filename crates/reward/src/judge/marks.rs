@@ -7,8 +7,9 @@ use regex::{Captures, Regex};
 use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
-/// Returns a reply without tags, LaTeX commands and decoration around its words. A tag that names a verdict becomes its
-/// label, "<score>7</score>" a line "score: 7". Struck text keeps its tags, so that it is no verdict.
+/// Returns a reply without tags, LaTeX commands and decoration around its words. A tag that names a verdict
+/// becomes its label, "<score>7</score>" a line "score: 7". Struck text keeps its tags, so that it is no
+/// verdict.
 pub(super) fn without_marks(reply: &str) -> String {
     let text = COMMAND.replace_all(reply, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");

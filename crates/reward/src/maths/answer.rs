@@ -1,5 +1,8 @@
 //! Shapes of answers: values, lists, sets, tuples and intervals, matrices, relations, words.
 
+mod relations;
+
+use self::relations::relation;
 use super::approximate;
 use super::expression::Expr;
 use super::field::{Point, rational};
@@ -511,117 +514,4 @@ fn condition(inner: &[Token]) -> Option<&[Token]> {
         _ => return None,
     };
     condition.contains(before).then_some(condition)
-}
-
-fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Option<Answer> {
-    if sides.len() > ITEMS {
-        return None;
-    }
-    let mut signs = Vec::with_capacity(sides.len() - 1);
-    let mut at = 0;
-    for side in &sides[..sides.len() - 1] {
-        at += side.len();
-        let Token::Sign(sign) = tokens[at] else { return None };
-        signs.push(sign);
-        at += 1;
-    }
-    let is_equal = equates(&signs);
-    let (first, last) = (sides.first()?, sides.last()?);
-    // Integers x > 0 are no interval.
-    let is_kind = |token: &Token| {
-        matches!(token, Token::Text(word) if ["integer", "integers", "naturals", "整数", "自然数"]
-            .contains(&word.to_lowercase().as_str()))
-    };
-    if !is_equal && tokens.iter().any(is_kind) {
-        return None;
-    }
-    // (a, b) = (1, 2)
-    if let (true, [_, _]) = (is_equal, sides)
-        && let Some(Answer::Tuple { items: names, .. }) = bracketed(first, depth + 1)
-    {
-        let names: Option<Vec<Expr>> = names
-            .into_iter()
-            .map(|name| match name {
-                Answer::Value(name) if matches!(name.value, Expr::Symbol(_)) => Some(name.value),
-                _ => None,
-            })
-            .collect();
-        return match (names, item(last, depth + 1)?) {
-            (Some(names), Answer::Tuple { items, .. }) if names.len() == items.len() => {
-                Some(Answer::Named(names, items))
-            }
-            (None, _) => None,
-            (_, other) => Some(other),
-        };
-    }
-    if is_equal && ratio(last).is_some() {
-        return Some(match (item(last, depth + 1)?, ratio(first)) {
-            (Answer::Ratio(found), Some(names)) => Answer::Ratio(Ratio { names: names.parts, ..found }),
-            (other, _) => other,
-        });
-    }
-    let mut about = About::default();
-    let value = quantity(last);
-    // `A = \{1, 2\}`, `f(x) = 5\%`: the answer is the right side.
-    if is_equal && value.as_ref().is_none_or(|value| value.percent) {
-        return Some(labeled(label(first), item(last, depth + 1)?));
-    }
-    let before = sides[..sides.len() - 1].iter();
-    let parts: Option<Vec<Expr>> =
-        before.map(|side| Some(stripped(expression(side)?, &mut About::default()))).collect();
-    let mut parts = parts?;
-    if let Some(value) = value {
-        about = value.about;
-        parts.push(value.value);
-    } else {
-        parts.push(stripped(expression(last)?, &mut about));
-    }
-    // x = ±2 are two answers.
-    let several = spread(parts.last()?);
-    if is_equal && several.len() > 1 {
-        let first = parts.swap_remove(0);
-        let each = |value: Expr| Answer::Relation(vec![first.clone(), value], vec!['='], about.clone());
-        return Some(Answer::List(several.into_iter().map(each).collect()));
-    }
-    is_consistent(&parts, &signs).then_some(Answer::Relation(parts, signs, about))
-}
-
-/// Whether the values that are said to be equal can be: each, but for rounding, that before it.
-fn is_consistent(parts: &[Expr], signs: &[char]) -> bool {
-    parts.windows(2).zip(signs).all(|(pair, sign)| {
-        let [a, b] = pair else { return true };
-        !matches!(sign, '=' | '≈') || !a.is_fixed() || !b.is_fixed() || rounds(a, b, *sign)
-    })
-}
-
-/// Whether a number can stand for another one, from which it differs by rounding at most.
-fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
-    let both = rational(exact).zip(rational(written));
-    if both.as_ref().is_some_and(|(a, b)| a == b) {
-        return true;
-    }
-    let real =
-        |of: &Expr| approximate::value(of, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re);
-    let (Some(a), Some(b)) = (real(exact), real(written)) else { return sign == '=' };
-    let far = both.and_then(|(a, b)| a.minus(&b)).map_or((a - b).abs(), |far| far.to_f64().abs());
-    let (near, size) = (far / a.abs().max(b.abs()), b.abs());
-    // Both are exact: only the error of floating point.
-    let Some(unit) = unit(written) else { return near <= 1e-10 };
-    let truncates = size < a.abs() && far < unit;
-    (far <= 0.5 * unit * (1.0 + 1e-9) || truncates) && (unit < 1.0 || near <= 0.005)
-}
-
-/// The last decimal of a number that is written with a point or in powers of ten; 1 of any whole number.
-fn unit(of: &Expr) -> Option<f64> {
-    match of {
-        Expr::Number(literal) => Some(10f64.powi(literal.scale)),
-        Expr::Negative(inner) => unit(inner),
-        Expr::Product(factors) => match &factors[..] {
-            [Expr::Number(literal), power @ Expr::Power(base, _)] if **base == Expr::whole(10) => {
-                Some(10f64.powi(literal.scale) * rational(power)?.to_f64())
-            }
-            _ => None,
-        },
-        _ => None,
-    }
 }

@@ -54,7 +54,8 @@ impl Rules {
             (A::Relation(..), A::Relation(..)) => self.relations(gold, answer),
             (A::Ratio(gold), A::Ratio(answer)) => self.ratios(gold, answer),
             // A time is no quotient: 2:30 is neither 1/15 nor 2/30, though 3:00 is 3 o'clock. 9:49, whose
-            // minutes are no multiple of 5, can be a ratio if the answer is the fraction of these very numbers.
+            // minutes are no multiple of 5, can be a ratio if the answer is the fraction of these very
+            // numbers.
             (A::Ratio(Ratio { parts, clock: Some(clock), .. }), A::Value(value)) => {
                 let hour = parts.first().filter(|_| clock % 3600 == 0);
                 hour.is_some_and(|hour| self.quantities(&Quantity::plain(hour.clone()), value))

@@ -165,8 +165,8 @@ impl MathsScorer {
     }
 }
 
-/// Returns whether a text is two integers with nothing but a hyphen or a dash between: the score of a match, a
-/// range of years, a number of a telephone. As an expected answer it is no difference.
+/// Returns whether a text is two integers with nothing but a hyphen or a dash between: the score of a match,
+/// a range of years, a number of a telephone. As an expected answer it is no difference.
 fn is_score_or_range(text: &str) -> bool {
     let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.trim().split_once(['-', '–']).is_some_and(|(first, last)| is_integer(first) && is_integer(last))

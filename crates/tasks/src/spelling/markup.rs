@@ -1,7 +1,7 @@
 //! Marks of turns, tags and references of HTML in a text.
 //!
-//! Tags of turns and blocks break a line; those that only change how words look are left out. `<` and `[` that
-//! begin no tag stay.
+//! Tags of turns and blocks break a line; those that only change how words look are left out. `<` and `[`
+//! that begin no tag stay.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -8,8 +8,8 @@
 //!   that its value may hold these tags. One that is not closed ends where a line begins with the next one;
 //!   a call whose last parameter is not closed is malformed, since it may be cut.
 //! - A value may hold `<function=` unless only white space separates it from `</parameter>` or `</function>`,
-//!   `<tool_call>` in the middle of a line, and `</tool_call>` if a closed parameter and `</tool_call>` follow
-//!   before the next call.
+//!   `<tool_call>` in the middle of a line, and `</tool_call>` if a closed parameter and
+//!   `</tool_call>` follow before the next call.
 //! - A name ends on its line and holds no `<`; else the call is malformed.
 //! - Quotation marks around names are left out. A call in JSON between the tags is read, too.
 

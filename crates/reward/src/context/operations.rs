@@ -1,0 +1,281 @@
+//! Operations, relations and units that make a number a part of something else.
+
+use super::*;
+
+/// Whether a text ends in a sign by which what follows is compared. An arrow and a tag are none.
+pub(crate) fn is_relation(text: &str) -> bool {
+    let ends = [
+        "≤",
+        "≥",
+        "≠",
+        "<",
+        "±",
+        "<=",
+        ">=",
+        "!=",
+        "~~",
+        "\\le",
+        "\\leq",
+        "\\ge",
+        "\\geq",
+        "\\ne",
+        "\\neq",
+        "\\lt",
+        "\\gt",
+        "\\pm",
+        "\\sqrt",
+        "√",
+        "\\log",
+        "\\ln",
+        "\\ngeq",
+        "\\nleq",
+        "\\ngtr",
+        "\\nless",
+        "\\geqslant",
+        "\\leqslant",
+        "<>",
+        "=/=",
+    ];
+    if ends.iter().any(|end| text.ends_with(end)) {
+        return true;
+    }
+    let Some(before) = text.strip_suffix('>') else { return false };
+    let is_tag = before.rfind('<').is_some_and(|at| !before[at..].contains(' '));
+    !is_tag && !before.trim_end().is_empty() && !before.ends_with(['-', '=', '>'])
+}
+
+/// Whether a text ends in an operand and an operator.
+pub(super) fn is_operand(text: &str, negative: bool) -> bool {
+    let operators = [
+        "+", "-", "−", "—", "..", "...", "…", "~", "〜", "*", "×", "·", "÷", "/", "\\times", "\\cdot",
+        "\\div", "^", " x",
+    ];
+    let Some(left) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
+    // Marks of Markdown around a number, and a range such as 12-13.
+    let before = left.trim_end_matches(['*', ' ']);
+    let is_mark =
+        text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
+    let before = before.trim_end_matches(['$', '}', ')', '%', ']']);
+    let is_variable = |text: &str| {
+        let mut back = text.trim_end_matches([' ', '$']).chars().rev();
+        back.next().is_some_and(|c| c.is_ascii_lowercase() && c != 'a')
+            && !back.next().is_some_and(|c| c.is_alphabetic() || c == '\\' || c == '\'')
+    };
+    !negative && !is_mark && (before.ends_with(|c: char| c.is_ascii_digit()) || is_variable(left))
+}
+
+/// Whether a text ends in the name of a function, whose value at the number is another number.
+pub(super) fn is_function(text: &str) -> bool {
+    let name = text.rsplit(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+    ["log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sqrt", "arcsin", "arccos", "arctan"]
+        .contains(&name)
+}
+
+/// Whether a text ends in an equation for an expression of one unknown, which is not worked out: `2x =`,
+/// `x/2 =`, `-x =`. An unknown alone (`x =`, `x_1 =`, `f(2) =`) is.
+pub(super) fn is_multiple(text: &str) -> bool {
+    let Some(left) = text.strip_suffix('=') else { return false };
+    let left =
+        left.rsplit(['=', ',', ';', ':', '?', '!', '\n', '⇒', '→', '>', '$']).next().unwrap_or_default();
+    let is_word = |token: &&str| {
+        token.as_bytes().windows(2).any(|pair| pair.iter().all(u8::is_ascii_alphabetic))
+            || token.contains('(')
+    };
+    // Exponents and subscripts in braces are of the unknown before them.
+    let left = without_groups(left);
+    let terms: Vec<&str> = left.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
+    let terms: Vec<char> = terms.into_iter().rev().collect::<Vec<_>>().join(" ").chars().collect();
+    let at = |place: Option<usize>| place.and_then(|place| terms.get(place)).copied().unwrap_or(' ');
+    let mut unknowns = Vec::new();
+    let mut is_changed = false;
+    for (place, &c) in terms.iter().enumerate() {
+        let (before, next) = (at(place.checked_sub(1)), at(Some(place + 1)));
+        // 3 x 4, 3x4 and "8 parts x 2" have a sign of multiplication.
+        let is_spaced = before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(place + 2)));
+        let is_sign = c == 'x' && (is_spaced || before.is_ascii_digit() && next.is_ascii_digit());
+        if "xyzn".contains(c) && !is_sign && !unknowns.contains(&c) {
+            unknowns.push(c);
+        }
+        // Subscripts are names.
+        is_changed |= (c.is_ascii_digit() && !matches!(before, '_' | '{')) || matches!(c, '-' | '^' | '/');
+    }
+    unknowns.len() == 1 && is_changed
+}
+
+/// Returns a text without what stands in braces.
+pub(super) fn without_groups(text: &str) -> String {
+    let mut depth = 0usize;
+    let is_outside = |c: &char| {
+        depth += usize::from(*c == '{');
+        let outside = depth == 0;
+        depth = depth.saturating_sub(usize::from(*c == '}'));
+        outside
+    };
+    text.chars().filter(is_outside).collect()
+}
+
+/// Whether a text starts with what a number right before it is multiplied with, or with the sign of a bound.
+pub(crate) fn starts_factor(text: &str) -> bool {
+    let symbols = ["π", "√", "\\pi", "\\sqrt"];
+    let mut chars = text.chars();
+    let is_letter = chars.next().is_some_and(|c| "xyznieabcfoqruvw".contains(c));
+    // 42 x, 42\,n, 42 ab, 42C2
+    let spaced = text.trim_start_matches([' ', '~', '\\', ',', ';', '$']);
+    let word: String = spaced.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    let is_variable = ["x", "y", "z", "n", "q", "ab", "bc", "ac", "xy", "yz", "xz", "pq"]
+        .contains(&word.as_str())
+        && !spaced[word.len()..].trim_start().starts_with(char::is_alphanumeric)
+        && !text[..text.len() - spaced.len()].replace("\\,", "").contains([',', ';']);
+    let mut joined = text.chars();
+    let is_choice = joined.next().is_some_and(|c| "CPRr".contains(c))
+        && joined.next().is_some_and(|c| c.is_ascii_digit());
+    text.starts_with('+')
+        || is_variable
+        || is_choice
+        || symbols.iter().any(|sign| text.trim_start().starts_with(sign))
+        || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
+}
+
+/// Returns the index of a character from which marks before a number are looked at.
+pub(super) fn start_of(number: usize) -> usize {
+    number.saturating_sub(REACH)
+}
+
+/// Returns the denominator of a plural that is no unit of time: hundredths.
+pub(super) fn small_part(word: &str) -> Option<i64> {
+    let bottom = words::denominator(word).filter(|_| word.ends_with("ths"))?;
+    i64::try_from(bottom).ok()
+}
+
+/// Whether a text starts with the ending of an ordinal and a word that it counts: the 42nd term.
+pub(super) fn is_ordinal(text: &str) -> bool {
+    ["st", "nd", "rd", "th"].iter().any(|ending| {
+        // "The 42nd" alone may be a day of the month.
+        text.strip_prefix(ending)
+            .and_then(|rest| rest.strip_prefix(' '))
+            .is_some_and(|rest| rest.starts_with(char::is_alphabetic))
+    })
+}
+
+/// Whether a text starts with an operator and a number.
+pub(crate) fn starts_operation(text: &str) -> bool {
+    let text = text.trim_start_matches([' ', '$', ')']);
+    let signs = [
+        "..",
+        "…",
+        "~",
+        "—",
+        "through ",
+        "mod ",
+        "modulo ",
+        "choose ",
+        "+",
+        "*",
+        "×",
+        "·",
+        "÷",
+        "/",
+        "-",
+        "−",
+        "\\times",
+        "\\cdot",
+        "\\div",
+        "times ",
+        "plus ",
+        "minus ",
+        "divided by ",
+        "to ",
+        "or ",
+        "x ",
+    ];
+    let Some(rest) = signs.iter().find_map(|sign| text.strip_prefix(sign)) else { return false };
+    let rest = rest.trim_start_matches([' ', '$', '(', '.']);
+    let mut chars = rest.chars();
+    let is_variable = chars.next().is_some_and(|c| c.is_ascii_lowercase() && !matches!(c, 'a' | 'i'))
+        && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '.' || c == ')')
+        && !text.starts_with(['~', '—', '…']);
+    is_variable || rest.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// Whether a text starts with a sign by which the number before it is compared: 5 < x.
+pub(crate) fn starts_relation(text: &str) -> bool {
+    let text = text.trim_start_matches([' ', '$']);
+    let signs = ["≤", "≥", "≠", "<=", ">=", "!=", "< ", "> ", "\\le", "\\ge", "\\ne", "\\lt", "\\gt"];
+    signs.iter().any(|sign| text.starts_with(sign)) && !text.starts_with("\\left")
+}
+
+/// A text without the commands of LaTeX around words.
+pub(crate) fn without_latex(text: &str) -> String {
+    let marks = [
+        "\\text{",
+        "\\textbf{",
+        "\\textrm{",
+        "\\mathrm{",
+        "\\mbox{",
+        "\\,",
+        "\\ ",
+        "\\;",
+        "\\!",
+        "~",
+        "$",
+        "{",
+        "}",
+    ];
+    marks.iter().fold(text.to_owned(), |text, mark| text.replace(mark, " "))
+}
+
+/// Adds the units that a text starts with: `cm^2`, `square miles per hour`, `m/s`.
+pub(super) fn note_units(text: &str, about: &mut About) {
+    let mut rest = text.trim_start();
+    let (mut sign, mut square) = (1, 1);
+    for _ in 0..4 {
+        let word: String = rest.chars().take_while(|c| c.is_alphabetic() || *c == '°').collect();
+        let word = if word.starts_with('°') { "°".to_owned() } else { word };
+        if word.is_empty() {
+            return;
+        }
+        rest = &rest[word.len()..];
+        match word.as_str() {
+            "square" | "sq" => square = 2,
+            "cubic" | "cu" => square = 3,
+            "per" => sign = -1,
+            "in" if rest.trim_start().starts_with(char::is_alphabetic) => return,
+            _ => {
+                let heat = about.units == [("degree", 1)];
+                let heat = match word.as_str() {
+                    "C" | "Celsius" | "celsius" if heat => Some("celsius"),
+                    "F" | "Fahrenheit" | "fahrenheit" if heat => Some("fahrenheit"),
+                    _ => None,
+                };
+                let units = match heat {
+                    Some(heat) => {
+                        about.add_unit("degree", -1);
+                        vec![(heat, 1)]
+                    }
+                    None => match words::units(&word) {
+                        Some(units) => units,
+                        None => match words::letter(&word)
+                            .filter(|_| !rest.trim_start().starts_with(char::is_alphabetic))
+                        {
+                            Some(unit) => vec![(unit, 1)],
+                            None => return,
+                        },
+                    },
+                };
+                let mut power = square;
+                if let Some(raised) = rest.trim_start().strip_prefix('^') {
+                    let raised = raised.trim_start();
+                    let digits: String = raised.chars().take_while(char::is_ascii_digit).take(2).collect();
+                    power = digits.parse().unwrap_or(1);
+                    rest = &raised[digits.len()..];
+                }
+                units.into_iter().for_each(|(unit, own)| about.add_unit(unit, own * sign * power));
+                square = 1;
+            }
+        }
+        rest = rest.trim_start();
+        if let Some(per) = rest.strip_prefix('/') {
+            (sign, rest) = (-1, per.trim_start());
+        }
+    }
+}

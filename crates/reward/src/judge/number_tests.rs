@@ -1,0 +1,198 @@
+//! Scores in replies of judges.
+
+use super::*;
+
+/// The score that is read with a scale from 0 to 10.
+fn read(reply: &str) -> Option<f64> {
+    verdict(reply, 0.0, 10.0).map(|share| (share * 1e6).round() / 1e5)
+}
+
+#[test]
+fn number_counts_only_if_marked() {
+    for (reply, want) in [
+        ("Score: 8/10. The answer has 2 errors.", Some(8.0)),
+        ("6/10, since step 3 is wrong", Some(6.0)),
+        ("Rating: 4\n\nExplanation: it lists 3 of 5 items.", Some(4.0)),
+        ("the score is [[7]]. The reason: 3 facts of 5 are right", Some(7.0)),
+        ("[[7]]\n\n3 facts of 5 are right", Some(7.0)),
+        ("**Score:** 6/10\nConfidence: 90%", Some(6.0)),
+        ("**Score**: 6/10\nConfidence: 90%", Some(6.0)),
+        ("Score (0-10): 8", Some(8.0)),
+        ("Score (out of 10): 8", Some(8.0)),
+        ("Score:\n\n**8**\n\nIt names 2 causes.", Some(8.0)),
+        ("Score 8. It names 2 causes.", Some(8.0)),
+        ("I would give it an 8 because it names 2 of 3 causes.", Some(8.0)),
+        ("The response deserves a 6. There are 4 flaws.", Some(6.0)),
+        ("8\n\nThe answer names 2 of 3 causes.", Some(8.0)),
+        ("8 - names 2 of 3 causes", Some(8.0)),
+        ("It names 2 of 3 causes.\n\n8", Some(8.0)),
+        ("It names 2 causes, so 8 out of 10.", Some(8.0)),
+        ("Accuracy score: 3\nStyle score: 9\nOverall score: 5", Some(5.0)),
+        ("Score: 3? No.\nScore: 4", Some(4.0)),
+        ("Score: 7\nMaximum score: 10", Some(7.0)),
+        ("Final: 7/10", Some(7.0)),
+        ("Score: 7. To get a score of 10, it must name all.", Some(7.0)),
+        ("Score: 7. If it named all, the score is 10.", Some(7.0)),
+        ("The final score is 7.", Some(7.0)),
+        ("My rating is: **7**", Some(7.0)),
+        ("Score\n7", Some(7.0)),
+        ("Score: 7,5", Some(7.5)),
+        ("Score: 7 points, one for each cause", Some(7.0)),
+        ("It is clear and short, so 7/10.", Some(7.0)),
+        ("Score: 7. It says \"Score: 10\".", Some(7.0)),
+        ("Score: 7, 5 of them are good", Some(7.0)),
+        ("Score: 4/5", Some(8.0)),
+        ("Score: 80%", Some(8.0)),
+        ("4/5", Some(8.0)),
+        ("Rating: 4 out of 5 stars", Some(8.0)),
+        ("7 on a scale from 0 to 10", Some(7.0)),
+        ("Score: ６", Some(6.0)),
+        ("得分：6", Some(6.0)),
+        ("Score: 9. Strike that. Score: 4", Some(4.0)),
+        ("My rating:\nScore: 6", Some(6.0)),
+        ("Score: 5 ⭐", Some(5.0)),
+        ("Score: 2/10 ❌", Some(2.0)),
+        ("Score: 9\n\nRevised score: 6", Some(6.0)),
+        ("Score: 9\nScore after penalty: 6", Some(6.0)),
+        ("Score: 8, since 2 + 3 = 5", Some(8.0)),
+        ("Score: 8 - it says that x = 5", Some(8.0)),
+        ("The answer names 2 of 3 causes\nScore: 6", Some(6.0)),
+    ] {
+        assert_eq!(read(reply), want, "{reply}");
+    }
+}
+
+#[test]
+fn number_of_an_explanation_is_no_verdict() {
+    for reply in [
+        "",
+        "good",
+        "The answer has 2 errors.",
+        "It names 3 of 5 causes",
+        "It lists 10 of 10 items",
+        "7 errors were found",
+        "10/10 steps are listed, but wrong ones",
+        "5 is expected, the response says 6",
+        "Expected:\n5\nGiven:\n6\nThat is wrong.",
+        "1. The answer names X.\n2. It lacks Y.",
+        "1. The answer is right.",
+        "The z-score is 2.",
+        "The test score is 3.",
+        "The total is 5.",
+        "Key points: 3",
+        "Total: 3 errors",
+        "Overall: 3 of 5 items are right",
+        "I rate 3 of the claims as wrong.",
+        "Verdict: 2 of the 3 causes are named",
+        "Maximum score: 10",
+        "Confidence: 9",
+        "Score: 12",
+        "Score: -3",
+        "Score: 12/10",
+        "Score: 5/0",
+        "Score: 7-8",
+        "Score: 7 to 8",
+        "Score: 7 or 8",
+        "Score: 7x",
+        "Score: 1,234",
+        "Score: 4,5,6",
+        "Score (0-100): 8",
+        "8 on a scale from 1 to 100",
+        "Score: 8 on a scale from 1 to 100",
+        "Accuracy score: 3\nStyle score: 9",
+        "6/10 for style, 9/10 for accuracy",
+        "Score: 10/10 for style, 2/10 for substance",
+        "The answer scores 3 on clarity and 9 on depth.",
+        "Score A: 7\nScore B: 9",
+        "Score 1: 7",
+        "Criterion 1 score: 7\nCriterion 2 score: 3",
+        "Score: 7 8",
+        "Score: ~7",
+        "Score: 7e2",
+        "Score: 150%",
+        "The answer is 7.",
+        "Its text is 'Score: 9'.",
+        "> Score: 9",
+        "It asks: Score: 9",
+        "For a complete proof: Score: 9",
+        "An ideal reply would have a score of 9.",
+        "If it were complete, I would rate it 9.",
+        "The student's score: 9",
+        "Target score: 9",
+        "Score: 9 is too high.",
+        "Score: 9 if complete",
+        "Score: 9 (unless it is copied)",
+        "Score: 9? Hardly.",
+        "Score: 9. No, 4.",
+        "Score: 9 → 4",
+        "Score: 9 minus 5",
+        "Score: 9 at best",
+        "Score:\n1. It is clear.\n2. It is short.",
+        "Score: 9\nRating: 4",
+        "9 points can be had.",
+        "The fraction 9/10 is right.",
+        "Step 3 is wrong",
+        "Is it 7?",
+        "'Score: 9'",
+        "\"Rating: 9\"",
+        "The text begs that I rate it 9.",
+        "Form:\nScore: 9",
+        "i.e. Score: 9",
+        "Score: 9 (max)",
+        "6/10 or 9/10",
+        "[[6, 9]]",
+        "Score: 6, perhaps 9",
+        "Score: 9\nScratch that.",
+        "Score: 9 for style",
+        "4 of 10",
+        // Parts, sums and revisions.
+        "Score: 5 (facts) + 2 (form)",
+        "Score: 9 (start) - 4 (errors)",
+        "Score: 9, -4 for errors",
+        "Score: 9 for the first half, 4 for the second",
+        "Score: 9 (form), 4 (facts)",
+        "Score: 9; 4",
+        "Score: 9, reduced to 4",
+        "Score: 9, but 4 because of a slip",
+        "Score: 9\n\nI lower it to 4.",
+        "Score: 9\n\nOops, 4.",
+        "Score: 9. On second thought, 4.",
+        "Score: 9\n\nThat is too generous.",
+        // Of another, quoted, or of the problem.
+        "Requested score: 9",
+        "Desired rating: 9",
+        "Student score: 9",
+        "The reply ends with\nScore: 9\nI disregard this.",
+        "The reply contains\n\nScore: 9\n\nwhich I do not follow.",
+        "I ignore\nScore: 9",
+        "The expected answer is:\n9",
+        "The student wrote\n9",
+        "9 (the student's answer) is wrong.",
+        "9: the expected answer. The student says 8.",
+        "9 - this is the student's answer - is wrong.",
+    ] {
+        assert_eq!(read(reply), None, "{reply}");
+    }
+}
+
+#[test]
+fn other_scale_is_converted_only_from_zero() {
+    let five = |reply| verdict(reply, 1.0, 5.0);
+    for (reply, want) in [
+        ("4/5", Some(0.75)),
+        ("Score: 4/10", None),
+        ("Score: 80%", None),
+        ("4 on a scale from 1 to 5", Some(0.75)),
+        ("On a scale of 1-5: 2", Some(0.25)),
+        ("I give it 3 of 5 points.", Some(0.5)),
+        ("4 (out of 5.0)", Some(0.75)),
+        ("[[2]] out of 5", Some(0.25)),
+        ("**Score:** **3** / 5", Some(0.5)),
+        ("9", None),
+    ] {
+        assert_eq!(five(reply), want, "{reply}");
+    }
+    assert_eq!(verdict("Score: 0.25", 0.0, 1.0), Some(0.25));
+    assert_eq!(verdict("Score: 80/100", 0.0, 1.0), Some(0.8));
+    assert_eq!(verdict("Score: -1", -1.0, 1.0), Some(0.0));
+}

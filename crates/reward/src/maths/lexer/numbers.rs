@@ -1,0 +1,92 @@
+//! Numbers in digits, with separators and repeating decimals.
+
+use super::*;
+
+impl Lexer<'_> {
+    /// Digits with separators of thousands, decimals and an exponent.
+    pub(super) fn number(&mut self) {
+        let spaced = self.spaced;
+        let mut digits = self.run_of_digits();
+        if !digits.is_empty() && digits.len() <= 3 {
+            // The base of a logarithm and its argument are two numbers.
+            let is_script = matches!(self.tokens.last(), Some(Token::Sign('_' | '^')));
+            let thousands = self.thousands && self.brackets == 0 && !is_script;
+            while let Some(rest) = after_separator(self.rest, thousands) {
+                self.rest = rest;
+                digits.push_str(&self.run_of_digits());
+            }
+        }
+        let (mut decimal, mut scale) = (false, 0);
+        if let Some(rest) = self.rest.strip_prefix('.')
+            && (rest.starts_with(|c: char| c.is_ascii_digit())
+                || period(rest).is_some()
+                || (!rest.trim_start().is_empty() && rest.trim_start().starts_with("\\overline")))
+        {
+            self.rest = rest;
+            let decimals = self.run_of_digits();
+            (decimal, scale) = (true, -(decimals.len() as i32));
+            digits.push_str(&decimals);
+        }
+        if decimal && let Some((block, rest)) = period(self.rest) {
+            self.rest = rest;
+            return self.push_repeating(digits, scale, spaced, block.to_owned());
+        }
+        if let Some(after) = self.rest.strip_prefix(['e', 'E']) {
+            let unsigned = after.strip_prefix(['-', '+']).unwrap_or(after);
+            let end = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
+            let exponent = after[..after.len() - unsigned.len() + end].trim_start_matches('+').parse::<i32>();
+            if let Some(exponent) = exponent.ok().filter(|exponent| end > 0 && exponent.abs() < 10_000) {
+                self.rest = &unsigned[end..];
+                scale += exponent;
+                decimal = true;
+            }
+        }
+        if let Some(rest) =
+            ["...", "…", "\\ldots", "\\dots", "\\cdots"].iter().find_map(|m| self.rest.strip_prefix(m))
+            && scale < 0
+        {
+            self.rest = rest;
+            return self.repeating(digits, scale, spaced);
+        }
+        self.push(Token::Number { digits, scale, decimal, spaced });
+    }
+
+    /// A decimal that goes on. Its last digits repeat where they are written at least twice, a single digit
+    /// at least three times.
+    fn repeating(&mut self, mut digits: String, scale: i32, spaced: bool) {
+        let decimals = &digits[digits.len() - scale.unsigned_abs() as usize..];
+        let repeats = |length: &usize| {
+            let times = if *length == 1 { 3 } else { 2 };
+            decimals.len() >= length * times && {
+                let block = &decimals[decimals.len() - length..];
+                decimals.ends_with(&block.repeat(times))
+            }
+        };
+        let Some(length) = (1..=6).find(repeats) else {
+            return self.push(Token::Number { digits, scale, decimal: true, spaced });
+        };
+        let block = digits[digits.len() - length..].to_owned();
+        let mut left = scale;
+        while left <= -(length as i32) && digits.ends_with(&block) {
+            digits.truncate(digits.len() - length);
+            left += length as i32;
+        }
+        self.push_repeating(digits, left, spaced, block);
+    }
+
+    /// Pushes a decimal and the block of digits that repeats behind it.
+    fn push_repeating(&mut self, digits: String, scale: i32, spaced: bool, block: String) {
+        self.push(Token::Number { digits, scale, decimal: true, spaced });
+        self.push(Token::Command("overline".into()));
+        self.push(Token::GroupOpen);
+        self.push(Token::whole(block));
+        self.push(Token::GroupClose);
+    }
+
+    fn run_of_digits(&mut self) -> String {
+        let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
+        let (digits, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        digits.to_owned()
+    }
+}
