@@ -3,7 +3,10 @@
 mod numbers;
 
 use super::digits::{after_separator, period};
-use super::names::{DROPPED, FRAMES, GREEK, LOOKS, NAMES, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS, is_name};
+use super::names::{
+    DROPPED, FRAMES, GREEK, LOOKS, NAMES, NO_FUNCTIONS, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS, first_factor,
+    is_name,
+};
 use crate::words::{self, is_month};
 
 /// A token.
@@ -64,24 +67,6 @@ fn is_segment(text: &str) -> bool {
     inside.is_some_and(|(points, _)| {
         points.trim().len() == 2 && points.trim().bytes().all(|letter| letter.is_ascii_uppercase())
     })
-}
-
-/// Words before a bracket that are no names of functions.
-const NO_FUNCTIONS: [&str; 22] = [
-    "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and", "if", "since",
-    "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",
-];
-
-/// Returns the bytes of the first factor of a product of Greek and Latin letters: k of kπ, π of πr.
-fn first_factor(word: &str) -> Option<usize> {
-    let is_greek = |c: char| GREEK.iter().any(|(letter, _)| letter.starts_with(c));
-    let mixed = word.chars().any(|c| c.is_ascii());
-    let is_product = word.chars().any(is_greek)
-        && word.chars().all(|c| c.is_ascii() || is_greek(c))
-        && (mixed || word.chars().count() == 2)
-        && word.chars().nth(1).is_some();
-    let first = word.chars().next().filter(|_| is_product)?;
-    if is_greek(first) { Some(first.len_utf8()) } else { word.find(is_greek) }
 }
 
 /// Gives signs that have two meanings the one that fits: between numbers and relations, ∧ and ∨ join

@@ -301,3 +301,21 @@ pub(super) fn is_name(word: &str) -> bool {
         && word.len() == 3
         && chars.all(|c| c.is_ascii_lowercase())
 }
+
+/// Words before a bracket that are no names of functions.
+pub(super) const NO_FUNCTIONS: [&str; 22] = [
+    "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and", "if", "since",
+    "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",
+];
+
+/// Returns the bytes of the first factor of a product of Greek and Latin letters: k of kπ, π of πr.
+pub(super) fn first_factor(word: &str) -> Option<usize> {
+    let is_greek = |c: char| GREEK.iter().any(|(letter, _)| letter.starts_with(c));
+    let mixed = word.chars().any(|c| c.is_ascii());
+    let is_product = word.chars().any(is_greek)
+        && word.chars().all(|c| c.is_ascii() || is_greek(c))
+        && (mixed || word.chars().count() == 2)
+        && word.chars().nth(1).is_some();
+    let first = word.chars().next().filter(|_| is_product)?;
+    if is_greek(first) { Some(first.len_utf8()) } else { word.find(is_greek) }
+}
