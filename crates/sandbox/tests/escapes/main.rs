@@ -326,7 +326,7 @@ async fn streams_can_be_opened_again_but_input_cannot_be_changed() {
     let run = Run { stdin: stdin.clone(), limits: limits(), ..Run::new(Language::Python, code) };
     let outcome = sandbox.run(&run).await.unwrap();
     let errors = "PermissionError\nPermissionError\nPermissionError\nPermissionError\n";
-    let expected = format!("more\n['3', '4']\n[b'3\\n', b'4\\n']\n{errors}");
+    let expected = format!("['3', '4']\n[b'3\\n', b'4\\n']\nmore\n{errors}");
     assert_eq!((outcome.stdout.text(), outcome.stderr.text().as_str()), (expected, "error\n"));
     let bash = "n=$(head -n 1 </dev/stdin); echo $((n + 1)) | tee /dev/stderr > /dev/stdout";
     let outcome =
