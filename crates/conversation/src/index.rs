@@ -454,8 +454,7 @@ impl Index {
         let sent = message.content.as_str();
         let extended = |&reply: &NodeId| {
             let said = self.said(reply)?;
-            // No prompt can fork before the first token of a reply.
-            let written = self.node(reply).message.as_ref().filter(|written| !written.content.is_empty())?;
+            let written = self.node(reply).message.as_ref()?;
             let shown = self.shown(reply, said);
             let texts = said.told.iter().filter(|(_, message)| message.tool_calls.is_empty());
             let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();

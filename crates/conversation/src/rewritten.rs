@@ -94,8 +94,7 @@ pub(crate) fn appended<'a>(
     let (full, sent) = (full.trim_start(), sent.trim_start());
     let rests = std::iter::once(full).chain(told).filter_map(|known| {
         let known = known.trim();
-        // Of a reply that is not empty, no text at all is no repetition.
-        let tail = full.strip_prefix(known).filter(|_| !known.is_empty() || full.is_empty())?;
+        let tail = full.strip_prefix(known).filter(|_| !known.is_empty())?;
         let rest = sent.strip_prefix(known)?;
         // Sampled text that the client did not receive, or has put back, or has trimmed.
         let (text, put_back) = (tail.trim_start(), rest.trim_start());
@@ -210,16 +209,17 @@ mod tests {
             ("x = 1\n</code>", &["x = 1\n"], "x = 1</code>\nCalling tools:", "\nCalling tools:"),
             ("1, 2, 3, 4", &["1, 2, 3, "], "1, 2, 3,4", ""),
             ("x = 1", &[], " x = 1 \n", ""),
-            // Placeholders for an empty reply.
-            ("", &[], "(no content)", "(no content)"),
-            (" \n", &[], " (no content)", "(no content)"),
         ] {
             let found = appended(full, told.iter().copied(), sent).map(|length| &sent[sent.len() - length..]);
             assert_eq!(found, Some(rest), "{full:?} {sent:?}");
         }
-        for (full, sent) in
-            [("x = 1", "x = 2</code>"), ("x = 1", "So x = 1</code>"), ("x = 1, y = 2", "x = 1")]
-        {
+        for (full, sent) in [
+            ("x = 1", "x = 2</code>"),
+            ("x = 1", "So x = 1</code>"),
+            ("", "anything"),
+            (" \n", "anything"),
+            ("x = 1, y = 2", "x = 1"),
+        ] {
             assert_eq!(appended(full, [], sent), None, "{full:?} {sent:?}");
         }
     }

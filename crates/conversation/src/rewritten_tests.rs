@@ -261,22 +261,6 @@ fn reply_is_repeated_as_its_client_received_it() {
 }
 
 #[test]
-fn placeholder_for_reply_of_thought_continues() {
-    let reply = "<think>Hm.</think>";
-    let mut talk = talk(Replies::Lenient);
-    let mut messages = vec![Message::user("1?")];
-    talk.say(&messages, reply);
-    messages.extend([Message::assistant("(no content)"), Message::user("2?")]);
-    let (prepared, second) = talk.say(&messages, "y = 2");
-    assert_eq!((prepared.origin, prepared.repeated.extended), (Origin::Continued, true), "{reply:?}");
-    assert_eq!(prepared.drift, None, "{reply:?}");
-    assert!(talk.text(&prepared.prompt).contains(&format!("{reply}(no content)<|im_end|>")));
-    messages.extend([second.message(), Message::user("3?")]);
-    assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
-    assert_eq!(talk.conversation.finish(), []);
-}
-
-#[test]
 fn thought_in_a_message_of_its_own_continues() {
     let thinks =
         |thought: &str| Message { reasoning_content: Some(thought.into()), ..Message::assistant("") };
