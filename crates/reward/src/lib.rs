@@ -76,7 +76,7 @@ use serde::{Deserialize, Serialize};
 
 pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1};
 pub use asked::{Chat, ChatText, Service};
-pub use choice::ChoiceScorer;
+pub use choice::{ChoiceScorer, OPTION_LABELS, OPTION_TEXTS, lettered};
 pub use code::{CodeKeys, CodeScorer, Passing, Program, ProgramEnd, Ran, Runner, Walls};
 pub use command::{CommandKeys, CommandScorer};
 pub use form::FormScorer;

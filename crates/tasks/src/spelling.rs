@@ -427,9 +427,8 @@ fn without_long_dashes(chars: &[char]) -> String {
     found
 }
 
-/// Returns the parts of a line that a mark behind the end of a sentence cuts it into: `Who was it? =
-/// Ivanhoe`,
-/// `Who was it? [5 points]`; none if there is no such mark.
+/// Splits a line after each sentence that a sign or a bracket follows, as in `Who was it? = Ivanhoe` and
+/// `Who was it? [5 points]`. Returns an empty list if there is no such place.
 pub(super) fn cut_behind_sentences(line: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut start = 0;

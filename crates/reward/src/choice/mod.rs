@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::options::Options;
+pub use self::options::{OPTION_LABELS, OPTION_TEXTS, lettered};
 use crate::pattern::pattern;
 use crate::scorer::{expected, of_answer};
 use crate::short::normalise;

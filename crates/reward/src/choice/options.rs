@@ -12,10 +12,10 @@ use super::{LETTERS, letter, plain};
 use crate::pattern::pattern;
 use crate::scorer::task_field;
 
-/// Fields of an option that is a table of its own: its label,
-const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
-/// and its text.
-const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
+/// Fields that hold the label of an option that is a table. The first one that is present counts.
+pub const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
+/// Fields that hold the text of such an option.
+pub const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
 
 /// The options of a task.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -111,8 +111,9 @@ fn listed(options: &Value) -> (Vec<String>, Vec<String>) {
     }
 }
 
-/// Returns the letters that all texts begin with, each another one, and the texts behind them.
-fn lettered(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
+/// Splits the texts of options into their letters and the remaining texts, such as `B) 21` into `B` and `21`.
+/// Returns `None` unless each text starts with a letter and the letters differ.
+pub fn lettered(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     let label = |text: &String| Some(LETTERED.captures(text)?[1].to_owned());
     let labels: Vec<String> = texts.iter().map(label).collect::<Option<_>>()?;
     let is_distinct = labels.iter().collect::<HashSet<_>>().len() == labels.len();

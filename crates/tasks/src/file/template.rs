@@ -4,8 +4,7 @@
 //! as the scorer `choice` counts its options; a table with `text` and `label` has the names of its labels, a
 //! list of tables with a label and a text those of theirs, and any other table those of its fields.
 
-use std::collections::BTreeSet;
-
+use levade_reward::{OPTION_LABELS, OPTION_TEXTS, lettered};
 use serde_json::{Map, Value};
 
 use super::json_text;
@@ -13,11 +12,6 @@ use crate::Task;
 
 /// Fields that list the options of a question, as the scorer `choice` knows them.
 pub(super) const CHOICES: [&str; 2] = ["choices", "options"];
-
-/// Fields of an option that is a table of its own, as the scorer knows them: its label,
-const OPTION_LABELS: [&str; 3] = ["label", "key", "letter"];
-/// and its text.
-const OPTION_TEXTS: [&str; 3] = ["text", "content", "value"];
 
 /// Part of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +88,7 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
     let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
         let texts: Vec<String> =
             list.iter().map(|item| scalar(option_text(item)).ok_or(NEEDED)).collect::<Result<_, _>>()?;
-        if own_letters(&texts) {
+        if !texts.is_empty() && lettered(&texts).is_some() {
             return Ok(texts);
         }
         let labels: Option<Vec<String>> = list.iter().map(option_label).collect();
@@ -160,21 +154,6 @@ fn option_text(item: &Value) -> &Value {
 /// Returns the label of an option that comes as a table of its own, with its text.
 fn option_label(item: &Value) -> Option<String> {
     OPTION_LABELS.iter().find_map(|name| scalar(item.get(*name)?))
-}
-
-/// Returns whether each text brings a letter along, `B) 21` or `(A)22`, and each another one.
-fn own_letters(texts: &[String]) -> bool {
-    let own = |text: &String| {
-        let mut chars = text.strip_prefix('(').unwrap_or(text).chars();
-        let letter = chars.next().filter(char::is_ascii_uppercase)?;
-        match chars.next()? {
-            ')' => Some(letter),
-            '.' | ':' => chars.next()?.is_whitespace().then_some(letter),
-            _ => None,
-        }
-    };
-    let letters: Option<BTreeSet<char>> = texts.iter().map(own).collect();
-    !texts.is_empty() && letters.is_some_and(|letters| letters.len() == texts.len())
 }
 
 fn scalar(value: &Value) -> Option<String> {
