@@ -69,7 +69,7 @@ pub struct Args {
     k8s: K8s,
 }
 
-/// Machines of `--on ssh`
+/// Options of `--on ssh`
 #[derive(clap::Args)]
 struct Ssh {
     /// A machine for --on ssh, as ssh knows it; the first one trains. Can be given many times

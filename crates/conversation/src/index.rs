@@ -310,8 +310,8 @@ impl Index {
         callers
     }
 
-    /// Puts the calls of one recorded reply that a client sends apart, each before its result, into one
-    /// message before all results. `None` if there are none.
+    /// Merges the calls of a recorded reply that a client sends in messages of their own, each before its
+    /// result, into one message before all results. Returns `None` if the messages have no such calls.
     pub(crate) fn gathered(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
         let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
         while let Some(message) = messages.get(at) {
@@ -328,8 +328,8 @@ impl Index {
         gathered
     }
 
-    /// Returns the message of a reply whose first calls are those of `first`, the results among the messages
-    /// after it, and the number of messages that both were.
+    /// Merges the calls of the reply that `first` starts. Returns the message with all calls, their results,
+    /// and the number of messages merged.
     fn gather(
         &self,
         root: usize,
@@ -341,6 +341,9 @@ impl Index {
             let callers = self.callers(root, &ids);
             callers.first().copied().filter(|_| message.role == Role::Assistant && callers.len() == 1)
         };
+        if first.tool_calls.is_empty() {
+            return None;
+        }
         let reply = caller(first)?;
         let ids = &self.said(reply)?.shown.ids;
         if first.tool_calls.len() >= ids.len() {

@@ -9,10 +9,10 @@ use std::ops::Range;
 use crate::context::{is_relation, starts_factor, starts_operation, starts_relation, without_latex};
 use crate::{doubts, languages, words};
 
-/// Maximum number of bytes before and behind a box that are looked at.
+/// Number of characters before and after a box that can change its answer.
 const REACH: usize = 300;
 
-/// Spaces and looks of LaTeX, which say nothing.
+/// White space and commands of LaTeX that only change the layout.
 const SPACES: [&str; 12] =
     [" ", "\\,", "\\;", "\\:", "\\!", "\\ ", "~", "\\quad", "\\qquad", "\\displaystyle", "\\left", "\\right"];
 
@@ -25,7 +25,7 @@ const FACTORS: [&str; 16] = [
     "theta", "ast",
 ];
 
-/// Commands whose argument is no factor.
+/// Commands whose argument is text, so that it does not multiply the box after it.
 const TEXTS: [&str; 14] = [
     "text",
     "textbf",
@@ -43,10 +43,10 @@ const TEXTS: [&str; 14] = [
     "emph",
 ];
 
-/// Nouns that an answer is the extreme value of: a maximum of 5 states 5.
+/// Nouns for an extreme value: "a maximum of 5" states 5 and is not a bound.
 const EXTREMES: [&str; 8] = ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
 
-/// Words that are prepositions of a place or a source before a box.
+/// Prepositions of place before a box, which are not bounds there: "from above \\boxed{5}".
 const PLACES: [&str; 12] =
     ["above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till", "but"];
 
@@ -70,7 +70,7 @@ fn last_command(text: &str) -> &str {
     if letters.ends_with('\\') { &text[letters.len()..] } else { "" }
 }
 
-/// Returns a text without spaces at its end.
+/// Returns a text without the white space and spacing commands of LaTeX at its end.
 fn without_spaces(text: &str) -> &str {
     let mut text = text;
     while let Some(rest) = SPACES.iter().find_map(|space| text.strip_suffix(space)) {
@@ -79,7 +79,7 @@ fn without_spaces(text: &str) -> &str {
     text
 }
 
-/// Returns where the group that a text ends with begins.
+/// Returns the index of the brace that opens the group at the end of a text.
 fn group_start(text: &str) -> Option<usize> {
     let mut depth = 0;
     text.char_indices().rev().find_map(|(at, c)| {
@@ -170,7 +170,7 @@ fn led(before: &str, inside: &str) -> Option<String> {
     }
 }
 
-/// Whether the words before a box deny or bound what is in it.
+/// Returns whether the words before a box deny or bound its content: "not", "at least".
 fn is_denied(before: &str) -> bool {
     let plain = without_latex(before);
     let plain = plain.trim_end();

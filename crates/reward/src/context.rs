@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use self::operations::{is_function, is_multiple, is_operand, is_ordinal, note_units, small_part, start_of};
+use self::operations::{is_function, is_multiple, is_operand, is_ordinal, note_units, small_part};
 pub(crate) use self::operations::{
     is_relation, starts_factor, starts_operation, starts_relation, without_latex,
 };
@@ -126,14 +126,9 @@ fn closing_marks(before: &str, after: &str) -> usize {
     after[..after.len() - rest.len()].chars().count()
 }
 
-/// Whether the last number of a sentence is one of several solutions: the solutions are 43 and.
+/// Returns whether the number after a text is one of several solutions: "the solutions are 43 and".
 pub(crate) fn is_one_of_several(before: &str) -> bool {
-    fits(&SEVERAL, before)
-}
-
-/// Whether a pattern is in a text.
-fn fits(pattern: &Regex, text: &str) -> bool {
-    pattern.is_match(text)
+    SEVERAL.is_match(before)
 }
 
 impl Place<'_> {
@@ -167,33 +162,33 @@ impl Place<'_> {
         let line: String = self.chars[start..self.range.start].iter().collect();
         let line = line.rsplit('\n').next().unwrap_or_default();
         let raw = line.trim_end_matches([' ', '~', '{', '$', '(']);
+        let text = self.text_before();
         if is_relation(raw)
             || is_operand(raw, self.number().starts_with(['-', '−']))
             || is_function(raw)
             || is_multiple(raw)
-            || fits(&FUNCTION_OF, raw)
+            || FUNCTION_OF.is_match(raw)
             || self.is_argument()
-            || (!self.formula && is_one_of_several(&self.text_before()))
+            || (!self.formula && is_one_of_several(&text))
             || line.trim_end().ends_with("-(")
             || self.is_joined(-1)
         {
             return false;
         }
-        if fits(&QUOTIENT, line) || self.continues_measure(line) {
+        if QUOTIENT.is_match(line) || self.continues_measure(line) {
             return false;
         }
-        if line.trim_end().strip_suffix(" :").is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit()))
+        // A part of a ratio or a time: 3 : 42, 3:42, but not "3: 42".
+        let ends_in_digit = |text: &str| text.ends_with(|c: char| c.is_ascii_digit());
+        if line.trim_end().strip_suffix(" :").is_some_and(ends_in_digit)
+            || (line.ends_with(':') && ends_in_digit(line.trim_end_matches(':')))
         {
-            return false;
-        }
-        // A part of a ratio or a time.
-        if line.ends_with(':') && line.trim_end_matches(':').ends_with(|c: char| c.is_ascii_digit()) {
             return false;
         }
         let plain = without_latex(line);
         if doubts::governing(&plain).is_some()
-            || doubts::gives_up(&self.text_before())
-            || doubts::is_condition(&self.text_before(), &self.text_after(self.range.end))
+            || doubts::gives_up(&text)
+            || doubts::is_condition(&text, &self.text_after(self.range.end))
         {
             return false;
         }
@@ -317,14 +312,15 @@ impl Place<'_> {
         if starts_operation(&line) || starts_relation(&line) || starts_factor(&line) || self.is_joined(1) {
             return false;
         }
-        if fits(&REMAINDER, &line) || (!self.formula && is_ordinal(&line)) {
+        if REMAINDER.is_match(&line) || (!self.formula && is_ordinal(&line)) {
             return false;
         }
         // What closes the marks around the number does not part it from its words.
-        let opened: String = self.chars[start_of(self.range.start)..self.range.end].iter().collect();
+        let opened: String =
+            self.chars[self.range.start.saturating_sub(REACH)..self.range.end].iter().collect();
         end += closing_marks(&opened, &line);
         let line: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
-        if fits(&LARGE_PART, &line) || fits(&REMAINDER, &line) {
+        if LARGE_PART.is_match(&line) || REMAINDER.is_match(&line) {
             return false;
         }
         let part = PART.captures(&line).map(|found| found[1].to_lowercase());

@@ -322,7 +322,7 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
         if answer.first().is_some_and(|word| has(YES, word)) {
             return false;
         }
-        let is_no = words(first_chars(reply, 30)).first().is_some_and(|word| has(NO, word));
+        let is_no = answer.first().is_some_and(|word| has(NO, word));
         // "5, isn't it?" states 5.
         let asks = asks && !own.contains([',', '(']);
         if is_no || (asks && !own.contains(|c: char| c.is_ascii_digit())) {

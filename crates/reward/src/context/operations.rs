@@ -103,7 +103,7 @@ pub(super) fn is_multiple(text: &str) -> bool {
 }
 
 /// Returns a text without what stands in braces.
-pub(super) fn without_groups(text: &str) -> String {
+fn without_groups(text: &str) -> String {
     let mut depth = 0usize;
     let is_outside = |c: &char| {
         depth += usize::from(*c == '{');
@@ -136,18 +136,13 @@ pub(crate) fn starts_factor(text: &str) -> bool {
         || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
 
-/// Returns the index of a character from which marks before a number are looked at.
-pub(super) fn start_of(number: usize) -> usize {
-    number.saturating_sub(REACH)
-}
-
-/// Returns the denominator of a plural that is no unit of time: hundredths.
+/// Returns the denominator of a fraction in words, such as 100 for "hundredths". "Seconds" is a unit of time.
 pub(super) fn small_part(word: &str) -> Option<i64> {
     let bottom = words::denominator(word).filter(|_| word.ends_with("ths"))?;
     i64::try_from(bottom).ok()
 }
 
-/// Whether a text starts with the ending of an ordinal and a word that it counts: the 42nd term.
+/// Returns whether a text starts with the suffix of an ordinal number and a noun: "nd term" of "the 42nd term".
 pub(super) fn is_ordinal(text: &str) -> bool {
     ["st", "nd", "rd", "th"].iter().any(|ending| {
         // "The 42nd" alone may be a day of the month.

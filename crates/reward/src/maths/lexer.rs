@@ -494,8 +494,9 @@ impl<'t> Lexer<'t> {
         self.name_function(start, false);
     }
 
-    /// A word right before a bracket is the name of a function and no remark: Var(X), SO(3). So is an
-    /// operator before a letter: \operatorname{Re} z.
+    /// Turns the word at an index of the tokens into the name of a function if its argument follows: a
+    /// bracket, as in Var(X) and SO(3), or a letter behind an operator, as in \operatorname{Re} z. Without
+    /// that, the word is a remark, which equality leaves out.
     fn name_function(&mut self, start: usize, is_operator: bool) {
         let Some([Token::Text(word)]) = self.tokens.get(start..) else { return };
         let follows_value = matches!(
