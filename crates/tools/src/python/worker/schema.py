@@ -96,11 +96,9 @@ class Written(float):
 
 
 def order(text):
-    """An order of a line, with the digits of its arguments."""
-    found = json.loads(text)
-    if "arguments" in found:
-        found["arguments"] = json.loads(text, parse_float=Written)["arguments"]
-    return found
+    """Parses a request. Only its arguments keep the digits of numbers."""
+    found = json.loads(text, parse_float=Written)
+    return {name: value if name == "arguments" else plain(value) for name, value in found.items()}
 
 
 def plain(value):
