@@ -142,7 +142,8 @@ pub(super) fn small_part(word: &str) -> Option<i64> {
     i64::try_from(bottom).ok()
 }
 
-/// Returns whether a text starts with the suffix of an ordinal number and a noun: "nd term" of "the 42nd term".
+/// Returns whether a text starts with the suffix of an ordinal number and a noun: "nd term" of
+/// "the 42nd term".
 pub(super) fn is_ordinal(text: &str) -> bool {
     ["st", "nd", "rd", "th"].iter().any(|ending| {
         // "The 42nd" alone may be a day of the month.
