@@ -140,6 +140,19 @@ mod tests {
     }
 
     #[test]
+    fn only_limits_and_closed_attempts_are_final() {
+        assert!(ErrorKind::Limit.is_final() && ErrorKind::Gone.is_final());
+        let retried = [
+            ErrorKind::NotFound,
+            ErrorKind::Busy(std::time::Duration::ZERO),
+            ErrorKind::Unavailable,
+            ErrorKind::Deadline,
+            ErrorKind::Internal,
+        ];
+        assert!(retried.iter().all(|kind| !kind.is_final()));
+    }
+
+    #[test]
     fn errors_of_conversations_have_their_kinds() {
         let drift = ConversationError::Drift { turn: 1, recorded: "a".into(), printed: "b".into() };
         let message = drift.to_string();

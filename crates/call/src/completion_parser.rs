@@ -250,7 +250,7 @@ impl Told {
                     self.broken = true;
                     self.say(&format!("{line}{}", malformed.raw), &mut told);
                 }
-                Piece::Thought(text) if !text.is_empty() => {
+                Piece::Thought(text) => {
                     self.blank = None;
                     self.speech.leave(Piece::Speech, &mut told);
                     let text = self.thought.push(&text, &self.stops);
@@ -264,7 +264,6 @@ impl Told {
                     // No client is told of it, but it ends what tokens before it may belong to.
                     told.push(Piece::Aside(text));
                 }
-                Piece::Thought(_) => {}
             }
         }
         told

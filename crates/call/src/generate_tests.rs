@@ -258,6 +258,24 @@ async fn stop_string_is_part_of_message_if_client_keeps_it() {
 }
 
 #[tokio::test]
+async fn history_continues_completion_with_or_without_its_stop_string() {
+    for content in ["So. ", "So. STOP"] {
+        let attempt = Attempt::of("So. STOP", FinishReason::StopString);
+        let mut request = question();
+        request.sampling.stop = vec!["STOP".into()];
+        attempt.call(request).await;
+        let history = vec![
+            Message::user("What is 12 * 3?"),
+            Message::calls(content.to_owned(), Vec::new()),
+            Message::user("And?"),
+        ];
+        attempt.call(Request::new(Input::Messages(history))).await;
+        let forked = attempt.metrics.forked.load(Ordering::Relaxed);
+        assert_eq!(forked, 0, "the conversation forks at the assistant message {content:?}");
+    }
+}
+
+#[tokio::test]
 async fn tokens_of_reasoning_are_counted() {
     let text = "<think>Hm, so be it.</think>So.";
     let (end, _) = Attempt::of(text, FinishReason::StopId).call(question()).await;
@@ -266,6 +284,19 @@ async fn tokens_of_reasoning_are_counted() {
     assert!((8..=28).contains(&end.thought_tokens), "{}", end.thought_tokens);
     let (end, _) = Attempt::of("So.", FinishReason::StopId).call(question()).await;
     assert_eq!((end.thought_tokens, end.message.reasoning_content), (0, None));
+}
+
+#[tokio::test]
+async fn tags_of_empty_reasoning_are_not_content() {
+    for text in ["<think></think>So.", "\n<think>\n\n</think>\n\nSo.", " <think></think>So."] {
+        let (end, told) = Attempt::of(text, FinishReason::StopId).call(question()).await;
+        let streamed = told.iter().filter_map(|piece| match piece {
+            Piece::Speech(text) => Some(text.as_str()),
+            _ => None,
+        });
+        assert_eq!((end.message.content.as_str(), streamed.collect::<String>().as_str()), ("So.", "So."));
+        assert_eq!(end.message.reasoning_content, None, "{text:?}");
+    }
 }
 
 #[tokio::test]

@@ -167,7 +167,9 @@ impl Watch {
             }
             bytes += process.threads * THREAD + process.polled * POLLED + process.tables;
             let Some(descriptors) = process.descriptors() else {
-                bytes += process.table_size * PIPE;
+                if !process.has_ended() {
+                    bytes += process.table_size * PIPE;
+                }
                 continue;
             };
             for (number, target) in descriptors {
@@ -197,6 +199,7 @@ impl Watch {
 /// A process, as one of its living threads shows it.
 #[derive(Debug)]
 struct Process {
+    pid: u32,
     /// The first living thread, whose directory in /proc shows memory and descriptors of the process.
     thread: u32,
     threads: u64,
@@ -217,6 +220,7 @@ impl Process {
     /// memory then.
     fn read(pid: u32, threads: &BTreeSet<u32>) -> Self {
         let empty = Process {
+            pid,
             thread: pid,
             threads: threads.len() as u64,
             polled: threads.iter().map(|thread| polled(*thread)).sum(),
@@ -285,11 +289,23 @@ impl Process {
         text.lines().filter(|line| line.starts_with("tfd:")).count() as u64
     }
 
-    /// Returns the number of mappings, or the most there can be if they cannot be read.
+    /// Returns the number of mappings, or the maximum that the process can have if they cannot be read.
     fn mappings(&self) -> u64 {
-        let most = (self.virtual_size / PAGE).min(MAX_MAPPINGS);
-        let text = fs::read(format!("/proc/{}/maps", self.thread));
-        text.map_or(most, |text| text.iter().filter(|byte| **byte == b'\n').count() as u64)
+        match fs::read(format!("/proc/{}/maps", self.thread)) {
+            Ok(text) => text.iter().filter(|byte| **byte == b'\n').count() as u64,
+            Err(_) if self.has_ended() => 0,
+            Err(_) => (self.virtual_size / PAGE).min(MAX_MAPPINGS),
+        }
+    }
+
+    /// Returns whether the process has released its memory, or no longer exists. The kernel lets only root
+    /// read the descriptors and mappings of such a process, so an unreadable list can mean either.
+    fn has_ended(&self) -> bool {
+        let Ok(text) = fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return true };
+        let has_one_thread =
+            text.lines().filter_map(|line| line.strip_prefix("Threads:")).any(|count| count.trim() == "1");
+        // The first thread of a process may end before the other threads, which keep the memory.
+        has_one_thread && !text.contains("\nVmRSS:")
     }
 }
 

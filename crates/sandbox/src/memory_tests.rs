@@ -264,6 +264,7 @@ fn mappings_of_process_are_counted() {
 #[test]
 fn process_that_cannot_be_read_counts_at_its_maximum() {
     let hidden = |pages: u64| Process {
+        pid: std::process::id(),
         thread: u32::MAX,
         threads: 2,
         polled: 3,
@@ -284,6 +285,51 @@ fn process_that_cannot_be_read_counts_at_its_maximum() {
     let rest = MAX_MAPPED - 2 * MAX_MAPPINGS;
     assert!(!watch.kernel(&[], &[full(), full(), hidden(rest)]).1);
     assert!(watch.kernel(&[], &[full(), full(), hidden(rest + 1)]).1);
+}
+
+#[test]
+fn ended_process_counts_nothing_when_unreadable() {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let pid = child.id();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while fs::read(format!("/proc/{pid}/maps")).is_ok_and(|maps| !maps.is_empty()) {
+        assert!(Instant::now() < deadline, "`true` did not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let process = |pid| Process {
+        pid,
+        thread: u32::MAX,
+        threads: 1,
+        polled: 0,
+        resident: 0,
+        tables: 0,
+        virtual_size: 10 * PAGE,
+        table_size: 7,
+    };
+    let watch = Watch::new(u32::MAX, 1 << 40, false);
+    let kernel = |pid| watch.kernel(&[], &[process(pid)]).0;
+    // A process that was not waited for, and one that does not exist.
+    assert_eq!(kernel(pid), THREAD);
+    child.wait().unwrap();
+    assert_eq!(kernel(pid), THREAD);
+    // A thread that continues after the first one keeps the memory of its process.
+    let code = format!(
+        "import ctypes, threading, time\n\
+         threading.Thread(target=time.sleep, args=(60,)).start()\n\
+         ctypes.CDLL(None).syscall({}, 0)",
+        libc::SYS_exit
+    );
+    let mut child = std::process::Command::new("python3").args(["-c", &code]).spawn().unwrap();
+    let pid = child.id();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains("zombie") {
+        assert!(Instant::now() < deadline, "the first thread did not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let counted = kernel(pid);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(counted, THREAD + 10 * MAPPING + 7 * PIPE);
 }
 
 #[test]

@@ -214,21 +214,29 @@ fn sums_that_are_not_finite_are_read() {
 }
 
 #[tokio::test]
-async fn what_hangs_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let (group, _) = start(folder.path()).await;
+async fn deadline_names_what_the_learner_was_doing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (group, _) = start(dir.path()).await;
     let hasty = LearnerOptions { call: Duration::from_secs(3), ..options(&group.url) };
     let there = RemoteLearner::connect(hasty.clone(), None, &expected()).await.unwrap();
     let cut = there.plan(&uncut()).await.unwrap();
-    group.fault("train", Fault::Hang);
-    let told = Mutex::new(0);
-    let error = there.train(request(), &cut, &mut || *told.lock().unwrap() += 1).await.unwrap_err();
     let batches = cut.micro_batches.len();
-    let want = format!("micro-batch 2 of {batches} to be learnt from");
-    assert!(matches!(&error, PolicyError::Deadline(_, what) if what.ends_with(&want)), "{error}");
-    assert_eq!(told.into_inner().unwrap(), 1);
-    let after = there.publish(1).await.unwrap_err();
-    assert!(matches!(after, PolicyError::Stopped(_)), "what it holds is not to be relied on: {after}");
+    for (done, want) in [
+        (1, format!("micro-batch 2 of {batches} to be learnt from")),
+        (batches, "a step of the optimiser".into()),
+    ] {
+        let there = RemoteLearner::connect(hasty.clone(), None, &expected()).await.unwrap();
+        group.fault("train", Fault::HangAfter(done));
+        let told = Mutex::new(0);
+        let error = there.train(request(), &cut, &mut || *told.lock().unwrap() += 1).await.unwrap_err();
+        assert!(matches!(&error, PolicyError::Deadline(_, what) if what.ends_with(&want)), "{error}");
+        assert_eq!(told.into_inner().unwrap(), done);
+        let after = there.publish(1).await.unwrap_err();
+        assert!(
+            matches!(after, PolicyError::Stopped(_)),
+            "a learner whose state is unknown is used again: {after}"
+        );
+    }
 
     let patient = LearnerOptions { silence: Duration::from_secs(3), ..options(&group.url) };
     let there = RemoteLearner::connect(patient, None, &expected()).await.unwrap();
@@ -296,7 +304,7 @@ async fn a_group_that_dies_ends_its_call() {
     let (send, ended) = tokio::sync::watch::channel(None);
     let processes = Processes { ended, held: Box::new(()) };
     let there = RemoteLearner::connect(options(&group.url), Some(processes), &expected()).await.unwrap();
-    group.fault("publish", Fault::Hang);
+    group.fault("publish", Fault::HangAfter(1));
     let dies = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         send.send(Some("killed by signal 9".into())).unwrap();

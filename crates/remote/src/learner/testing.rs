@@ -27,8 +27,8 @@ pub enum Fault {
     LoseAnswer,
     /// The connection breaks before the call is read.
     Break,
-    /// The call never ends, though the group goes on to say how far it is.
-    Hang,
+    /// The call never ends after this many micro-batches, which the group still reports.
+    HangAfter(usize),
     /// The group says nothing any more.
     Silent,
     /// There is no time for it.
@@ -171,8 +171,8 @@ impl Shared {
             let id = headers["x-levade-call"].clone();
             match fault {
                 Some(Fault::Break) => return,
-                Some(Fault::Hang) => {
-                    let hung = json!({ "call": id, "micro_batches_done": 1, "of": 2 });
+                Some(Fault::HangAfter(done)) => {
+                    let hung = json!({ "call": id, "micro_batches_done": done, "of": 2 });
                     *self.progress.lock().unwrap() = hung;
                     return std::future::pending().await;
                 }
