@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Writes a line to standard error. A terminal that was closed, or a pipe whose reader is gone, ends no run:
 /// the macro of this name in std panics then.
@@ -51,12 +51,14 @@ mod score;
 mod screen;
 mod search;
 mod serve;
+mod shell;
 mod stop;
 mod supervise;
 mod table;
 mod terms;
 mod tools;
 mod train;
+mod version;
 mod watch;
 
 #[global_allocator]
@@ -64,7 +66,7 @@ static ALLOCATOR: allocator::OrEnd = allocator::OrEnd;
 
 /// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
 #[derive(Parser)]
-#[command(name = "levade", version, max_term_width = 110, after_help = EXAMPLES)]
+#[command(name = "levade", version, long_version = version::long(), max_term_width = 110, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -97,8 +99,10 @@ enum Command {
     Chat(chat::Args),
     Check(check::Args),
     Cluster(cluster::Args),
+    Completions(shell::Completions),
     Inspect(inspect::Args),
     Launch(launch::Args),
+    Man(shell::Man),
     Merge(merge::Args),
     New(new::Args),
     Plan(plan::Args),
@@ -123,8 +127,10 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::main(args),
         Command::Check(args) => check::main(&args),
         Command::Cluster(args) => cluster::main(args),
+        Command::Completions(args) => shell::completions(&args, Cli::command()),
         Command::Inspect(args) => inspect::main(args),
         Command::Launch(args) => launch::main(args),
+        Command::Man(args) => shell::man(&args, Cli::command()),
         Command::Merge(args) => merge::main(args),
         Command::New(args) => new::main(args),
         Command::Plan(args) => plan::main(&args),

@@ -357,6 +357,25 @@ fn pull_says_where_a_model_is_and_what() {
 }
 
 #[test]
+fn completions_and_manual_pages_name_every_command() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = stdout(&place.levade().args(["completions", shell]).output().unwrap());
+        assert!(["train", "inspect", "--resume"].iter().all(|part| script.contains(part)), "{shell}");
+    }
+    let output = place.levade().args(["man", "pages"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    for page in ["levade.1", "levade-train.1", "levade-sandbox-serve.1"] {
+        let text = fs::read_to_string(place.path("pages").join(page)).unwrap();
+        assert!(text.contains(".TH"), "{page}: {text}");
+    }
+    fs::write(place.path("file"), "").unwrap();
+    let output = place.levade().args(["man", "file"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("cannot write manual pages to file"), "{}", stderr(&output));
+}
+
+#[test]
 fn help_and_version() {
     let place = Place::new();
     let help = stdout(&place.levade().arg("--help").output().unwrap());
@@ -364,6 +383,8 @@ fn help_and_version() {
         assert!(help.contains(part), "no {part:?} in\n{help}");
     }
     let version = stdout(&place.levade().arg("--version").output().unwrap());
-    assert_eq!(version, format!("levade {}\n", env!("CARGO_PKG_VERSION")));
+    let release = concat!("levade ", env!("CARGO_PKG_VERSION"));
+    assert!(version.starts_with(&format!("{release} (")) && version.contains("commit"), "{version}");
+    assert_eq!(stdout(&place.levade().arg("-V").output().unwrap()), format!("{release}\n"));
     assert_eq!(place.levade().output().unwrap().status.code(), Some(2));
 }

@@ -1,0 +1,47 @@
+//! `levade completions` and `levade man`: files for the shell, generated from the definitions of the commands.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use clap::Command;
+use clap_complete::Shell;
+
+use crate::failure::unusable;
+
+/// Prints a script that completes commands and options in a shell.
+///
+/// bash: levade completions bash > ~/.local/share/bash-completion/completions/levade
+/// zsh:  levade completions zsh > DIR/_levade, for a DIR in $fpath
+/// fish: levade completions fish > ~/.config/fish/completions/levade.fish
+#[derive(clap::Args)]
+#[command(verbatim_doc_comment)]
+pub struct Completions {
+    /// Shell that reads the script
+    shell: Shell,
+}
+
+/// Writes the manual pages levade.1, levade-train.1, …
+///
+/// Read them with `man DIR/levade.1`, or install them in ~/.local/share/man/man1.
+#[derive(clap::Args)]
+pub struct Man {
+    /// Directory to write to; it is created if it does not exist
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
+
+pub fn completions(args: &Completions, mut command: Command) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "levade", &mut script);
+    Ok(std::io::stdout().write_all(&script)?)
+}
+
+pub fn man(args: &Man, command: Command) -> anyhow::Result<()> {
+    write_pages(&args.dir, command)
+        .map_err(|error| unusable(format!("cannot write manual pages to {}: {error}", args.dir.display())))
+}
+
+fn write_pages(dir: &Path, command: Command) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    clap_mangen::generate_to(command, dir)
+}
