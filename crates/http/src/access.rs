@@ -75,8 +75,8 @@ pub enum Verdict {
 /// Rejection of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// 403 if a foreign web page caused the request; 415 if a page can send the body's type without a
-    /// preflight request; in [`service`](crate::service), also the status of other rejections.
+    /// Status of the response. [`Access::check`] returns 403 if a foreign web page caused the request,
+    /// and 415 if a page can send the body's type without a preflight request.
     pub status: StatusCode,
     /// Reason, and how to correct the request.
     pub message: String,

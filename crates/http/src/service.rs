@@ -177,6 +177,9 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Malformed> {
 }
 
 /// Serves routes until `stop` finishes, and then completes the responses in progress.
+///
+/// # Errors
+/// Returns an error if the listener fails.
 pub async fn serve(
     routes: Router,
     listener: TcpListener,

@@ -97,7 +97,7 @@ pub struct Launch {
     submission: Submission,
 }
 
-/// What a launcher submits.
+/// Submission to a launcher.
 enum Submission {
     Hosts(hosts::Hosts),
     Slurm(slurm::Batch),

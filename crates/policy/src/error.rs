@@ -54,7 +54,7 @@ pub enum PolicyError {
     /// The queue is full.
     #[error("{what}; try again in {retry_after} s")]
     Busy {
-        /// What is busy, and with how much work.
+        /// Name of the busy component and its load.
         what: String,
         /// Estimated seconds until a retry can succeed, at least 1.
         retry_after: u64,

@@ -39,8 +39,8 @@ impl Grammar {
 
 /// Compiler of grammars over one vocabulary.
 pub trait Grammars: Send + Sync {
-    /// Creates the constraint for an empty completion. Compilation can be slow, so callers must not
-    /// block a thread that other work needs.
+    /// Creates the constraint for an empty completion. The compilation can be slow, so it must not run
+    /// on a thread that other work waits for, such as a thread of the async runtime.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] with the reason if the grammar is invalid or too large.

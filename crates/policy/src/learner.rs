@@ -177,12 +177,14 @@ pub struct Trained {
 
 /// Trains a policy.
 ///
-/// A remote learner gets an update in two calls: [`plan`](Learner::plan) with its token ids, and, after
-/// the caller has recorded the plan, [`train`](Learner::train) with all sequences and their terms. The
-/// learner is independent of the algorithm. If an algorithm needs a forward pass first
-/// (log-probabilities of the policy before the update or of a reference, values of a critic), the
-/// caller requests it beforehand, with methods that change nothing, and stores the results in the
-/// terms. A critic is another learner, with a micro-batch plan of its own.
+/// A remote learner gets an update in two calls. First, [`plan`](Learner::plan) receives the token ids
+/// of the update. After the caller has recorded the plan, [`train`](Learner::train) receives all
+/// sequences and their terms.
+///
+/// The learner is independent of the algorithm. Some algorithms need a forward pass before the update:
+/// the log-probabilities of the policy or of a reference, or the values of a critic. The caller
+/// requests these beforehand, with methods that change nothing, and stores the results in the terms. A
+/// critic is another learner, with a micro-batch plan of its own.
 ///
 /// The default `train` calls [`forward_backward`](Learner::forward_backward), which accumulates a
 /// gradient, for one micro-batch after another, and then [`optim_step`](Learner::optim_step), which

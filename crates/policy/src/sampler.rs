@@ -81,9 +81,9 @@ pub struct SamplingParams {
     /// Texts that end the completion, which includes the tokens that complete one. Requires a sampler
     /// that knows its vocabulary.
     pub stop_strings: Vec<String>,
-    /// Output format of the completion. A token of `stop_ids` ends the completion when the format is
-    /// complete, unless the format itself contains that token. If nothing but the end is allowed,
-    /// `min_tokens` is ignored. Requires a sampler that knows its vocabulary.
+    /// Output format of the completion. A token of `stop_ids` is allowed when the format is complete,
+    /// or when the format itself allows this token; it ends the completion in both cases. If the format
+    /// allows only the end, `min_tokens` is ignored. Requires a sampler that knows its vocabulary.
     pub grammar: Option<Grammar>,
 }
 

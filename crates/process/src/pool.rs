@@ -54,6 +54,9 @@ impl Pool {
     /// Reserves a slot on the worker with the lowest load, and waits until that worker is ready. Starts
     /// a worker if all workers are busy. The slot needs no permit, so it does not count toward the
     /// concurrent requests.
+    ///
+    /// # Errors
+    /// Returns an error if no worker becomes ready.
     pub async fn slot(&self) -> Result<Slot, WorkerError> {
         loop {
             let slot = self.choose()?;
@@ -67,6 +70,9 @@ impl Pool {
     }
 
     /// Waits for a permit and a ready worker, and sends a request.
+    ///
+    /// # Errors
+    /// Returns an error if no worker becomes ready.
     pub async fn send(&self, request: Request) -> Result<Call, WorkerError> {
         let permit = self.acquire_permit().await;
         let mut slot = self.slot().await?;

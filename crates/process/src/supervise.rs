@@ -94,8 +94,8 @@ pub fn supervise() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Sends SIGTERM to the program and its descendants, and SIGKILL after the grace period, repeatedly,
-/// because the program may start further processes meanwhile.
+/// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL repeatedly,
+/// because the program may still start processes. Never returns.
 fn end_for_good(leader: Pid) {
     end(leader, Signal::TERM);
     let since = Instant::now();

@@ -323,6 +323,9 @@ pub struct Output {
 impl Run {
     /// Starts a program with its complete input. `stdout` limits how much of the standard output is
     /// kept.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Supervisor::start`].
     pub fn start(
         supervisor: &Supervisor,
         launch: &Launch,

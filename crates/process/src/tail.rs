@@ -59,8 +59,8 @@ impl Tail {
         self.head.is_empty() && self.tail.is_empty()
     }
 
-    /// Returns the kept text as lossy UTF-8. If bytes between the start and the end are missing, a line
-    /// in their place states their number; a tail without a start (`max_head` = 0) has no such line.
+    /// Returns the kept text as lossy UTF-8. If the start of the stream is kept and bytes between the
+    /// start and the end are missing, a line in their place states their number.
     pub fn text(&self) -> String {
         let excess = self.tail.len().saturating_sub(self.max_tail);
         if excess == 0 && self.dropped == 0 {
@@ -143,8 +143,8 @@ const MAX_LINES: usize = 10;
 const MAX_LINE: usize = 300;
 
 /// Returns the lines of a program's output that best explain its failure, indented. These are the last
-/// lines. If none of them mentions an error, the last earlier line that does, with the lines after it,
-/// replaces the first of them.
+/// 10 lines. If only an earlier line mentions an error, the first of these lines are replaced by the
+/// last line that mentions one and the lines after it.
 pub fn telling_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(MAX_LINES);
