@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn only_names_malformed_hosts() {
+    fn hosts_only_rejects_malformed_patterns() {
         for text in [
             "",
             "http://x.org",

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_decodes_bodies_by_type_and_bytes() {
+    fn body_text_is_decoded_by_type_and_bytes() {
         for (body, kind, want) in [
             (&b"caf\xC3\xA9"[..], "", "café"),
             (b"caf\xC3\xA9", "text/html; charset=UTF-8", "café"),

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_variable_falls_back_to_its_older_name_if_unset_or_empty() {
+    fn own_falls_back_to_old_variable_name() {
         let own = |name: &str, variables: &[(&str, &str)]| {
             let find =
                 |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| value.into());

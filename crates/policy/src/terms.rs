@@ -23,7 +23,7 @@ pub struct LossRow {
     pub bonus: f64,
 }
 
-/// Loss of one term, without its weight.
+/// Log-probability and loss of one term.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct LossTerm {
     /// Index of the term in [`TreeBatch::terms`].
