@@ -1,12 +1,13 @@
 //! Access rules of a server for requests that a web page in a user's browser can cause.
 //!
-//! A server without keys trusts every client that reaches it. A web page reaches services of the user's
-//! machine in two ways: by a request to another origin, and by a name of its own that resolves to 127.0.0.1
-//! (DNS rebinding), which makes the page same-origin. [`Access::check`] decides by `Host`, `Origin`,
-//! `Sec-Fetch-Site` and `Content-Type`, before any part of the body is read, and gives the headers of
-//! cross-origin resource sharing (CORS) for the response.
+//! A server without keys trusts every client that reaches it. A web page can reach services on the
+//! user's machine in two ways: by a request to another origin, or through a name of its own that
+//! resolves to 127.0.0.1 (DNS rebinding), which makes the page same-origin. [`Access::check`] decides
+//! by `Host`, `Origin`, `Sec-Fetch-Site` and `Content-Type`, before any part of the body is read. It
+//! also returns the response headers of cross-origin resource sharing (CORS).
 //!
-//! Out of scope: keys, bodies and listening ([`service`](crate::service)), and the shape of error bodies.
+//! Out of scope: keys, bodies and listening ([`service`](crate::service)), and the format of error
+//! bodies.
 
 use std::net::IpAddr;
 
@@ -20,7 +21,7 @@ use hyper::{Method, StatusCode, Uri};
 use crate::HttpError;
 use crate::hosts::Pattern;
 
-/// Names of this machine, which a server answers in any case.
+/// Names of this machine, which a server always accepts.
 const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 /// Methods that a page of an allowed origin can use.
@@ -33,7 +34,7 @@ const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("authorization, co
 const EXPOSED_HEADERS: HeaderValue =
     HeaderValue::from_static("request-id, retry-after, x-should-retry, content-type");
 
-/// Time in which a browser needs no other preflight request, in seconds.
+/// Time for which a browser can cache a preflight response, in seconds.
 const PREFLIGHT_SECONDS: HeaderValue = HeaderValue::from_static("600");
 
 /// Origins whose pages can call a server.
@@ -43,13 +44,13 @@ enum Origins {
     Listed(Vec<String>),
 }
 
-/// Hosts that a server answers as, and origins whose pages can call it. The default: names of this machine,
-/// and no origin except the server's own.
+/// Hosts that a server accepts as its own, and origins whose pages can call it. The default accepts the
+/// names of this machine, and no origin except the server's own.
 #[derive(Debug, Clone)]
 pub struct Access {
     hosts: Vec<Pattern>,
     origins: Origins,
-    /// Whether any IP address is one of the server's own, because it listens at all addresses.
+    /// Whether the server accepts every IP address as its own, because it listens on all addresses.
     any_address: bool,
 }
 
@@ -62,9 +63,10 @@ impl Default for Access {
 /// Decision about a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verdict {
-    /// The request is answered. [`Cors::apply`] adds the headers that its response needs.
+    /// The request is accepted. [`Cors::apply`] adds the headers that its response needs.
     Allowed(Cors),
-    /// The request is the preflight request of an allowed origin. Its response is empty, with status 204.
+    /// The request is the preflight request of an allowed origin. The response must be empty, with
+    /// status 204.
     Preflight(Cors),
     /// The request is rejected.
     Rejected(Rejection),
@@ -73,9 +75,10 @@ pub enum Verdict {
 /// Rejection of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// Of a web page 403, or 415 for a body whose type a page can send without a preflight request.
+    /// Status of the response. [`Access::check`] returns 403 if a foreign web page caused the request,
+    /// and 415 if a page can send the body's type without a preflight request.
     pub status: StatusCode,
-    /// Reason and the way out.
+    /// Reason, and how to correct the request.
     pub message: String,
 }
 
@@ -87,7 +90,7 @@ impl Cors {
     /// Adds the headers to those of a response.
     pub fn apply(&self, headers: &mut HeaderMap) {
         for (name, value) in &self.0 {
-            // A response can vary by more than its origin.
+            // The response may already have a `Vary` header, so this one is appended.
             if name == VARY {
                 headers.append(name, value.clone());
             } else {
@@ -98,8 +101,9 @@ impl Cors {
 }
 
 impl Access {
-    /// Creates rules from further hosts that the server answers as, and from origins whose pages can call it.
-    /// `*.` before a host stands for all names below it; `*` as an origin stands for every origin.
+    /// Creates rules from additional hosts that the server accepts as its own, and from origins whose
+    /// pages can call it. `*.` before a host matches all of its subdomains; `*` as an origin matches
+    /// every origin.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] if a host or an origin is malformed.
@@ -112,8 +116,8 @@ impl Access {
         Ok(Access { hosts, origins, ..Access::default() })
     }
 
-    /// Adds the address that the server listens at to its hosts. An unspecified address (0.0.0.0 or ::)
-    /// stands for all IP addresses: a page can only rebind a name.
+    /// Adds the address that the server listens on to its hosts. An unspecified address (0.0.0.0 or ::)
+    /// accepts all IP addresses, which is safe because a page can only rebind a name.
     #[must_use]
     pub fn bound_to(mut self, address: IpAddr) -> Self {
         self.any_address |= address.is_unspecified();
@@ -121,8 +125,9 @@ impl Access {
         self
     }
 
-    /// Decides about a request, by its head. `needs_key` states that the server answers no request without a
-    /// key, which no page has: then only the headers for the response depend on the origin.
+    /// Decides about a request by its method, URI and headers. `needs_key` states that the server
+    /// rejects every request without a key. Since no page has a key, the origin then determines only
+    /// the response headers.
     pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap, needs_key: bool) -> Verdict {
         let origin = headers.get(ORIGIN);
         let allowed = origin.is_some_and(|origin| self.allows(origin));
@@ -137,7 +142,7 @@ impl Access {
         }
     }
 
-    /// Returns the rejection of a request that a foreign page caused, or could have caused.
+    /// Returns a rejection if a foreign page caused the request, or could have caused it.
     fn foreign(&self, method: &Method, uri: &Uri, headers: &HeaderMap, allowed: bool) -> Option<Rejection> {
         let rejected = |status, message: String| Some(Rejection { status, message });
         // A request target in absolute form overrides the Host header (RFC 9112, 3.2.2).
@@ -166,7 +171,7 @@ impl Access {
             );
             return rejected(StatusCode::FORBIDDEN, message);
         }
-        // Forms and scripts can send these types of body to any origin, without a preflight request.
+        // Forms and scripts can send other types of body to any origin, without a preflight request.
         if method == Method::POST && !is_json(headers) && !is_empty(headers) {
             let kind = headers
                 .get(CONTENT_TYPE)
@@ -208,8 +213,8 @@ impl Access {
         }
     }
 
-    /// Returns the headers of a response to `origin`, if that is allowed, and those of a preflight response
-    /// if the headers of its request are given.
+    /// Returns the CORS headers of a response to `origin`, or to no allowed origin if it is `None`.
+    /// `preflight` holds the headers of a preflight request, whose response needs more headers.
     fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
         let mut cors = HeaderMap::new();
         match &self.origins {
@@ -229,7 +234,7 @@ impl Access {
         cors.insert(ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
         cors.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked);
         cors.insert(ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
-        // Chromium asks for this before a page of the internet reaches a private address.
+        // Chromium requests this permission before a public page may reach a private address.
         if request.contains_key("access-control-request-private-network") {
             let name = HeaderName::from_static("access-control-allow-private-network");
             cors.insert(name, HeaderValue::from_static("true"));
@@ -263,7 +268,7 @@ fn origin(text: &str) -> Result<String, HttpError> {
     }
 }
 
-/// Splits an authority into its host in lower case, without brackets and final dot, and its port.
+/// Splits an authority into its host, in lower case and without brackets and final dot, and its port.
 fn split(text: &str) -> Option<(String, Option<u16>)> {
     let text = text.trim().to_ascii_lowercase();
     let (host, port) = match text.strip_prefix('[') {
@@ -290,7 +295,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     essence == "application/json" || essence.starts_with("application/") && essence.ends_with("+json")
 }
 
-/// Returns whether a request has no body, and no type of one.
+/// Returns whether a request has neither a body nor a content type.
 fn is_empty(headers: &HeaderMap) -> bool {
     use hyper::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
     let length = headers.get(CONTENT_LENGTH).is_none_or(|length| length == "0");

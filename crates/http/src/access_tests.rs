@@ -1,4 +1,4 @@
-//! Requests of pages and of programs, to servers with and without keys.
+//! Tests of requests from pages and programs, to servers with and without keys.
 
 use super::*;
 
@@ -20,7 +20,8 @@ fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
     headers
 }
 
-/// The status that a server without keys rejects a request with, if it does.
+/// Returns the status with which a server without keys rejects a request, or `None` if the server
+/// accepts it.
 fn rejected(access: &Access, method: Method, pairs: &[(&str, &str)]) -> Option<u16> {
     match access.check(&method, &Uri::from_static("/v1/models"), &headers(pairs), false) {
         Verdict::Rejected(rejection) => Some(rejection.status.as_u16()),
@@ -31,7 +32,7 @@ fn rejected(access: &Access, method: Method, pairs: &[(&str, &str)]) -> Option<u
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[test]
-fn server_without_keys_answers_only_own_hosts() {
+fn check_without_keys_accepts_only_own_hosts() {
     let access = local(&[]);
     for own in [
         "localhost",
@@ -70,18 +71,18 @@ fn server_without_keys_answers_only_own_hosts() {
     ] {
         assert_eq!(rejected(&access, Method::GET, &[("host", foreign)]), Some(403), "{foreign}");
     }
-    // One foreign name among several is enough, and a target in absolute form is a name, too.
+    // One foreign name among several is enough, and the target in absolute form counts as a name, too.
     let two = [("host", "localhost"), ("host", "evil.example")];
     assert_eq!(rejected(&access, Method::GET, &two), Some(403));
     let absolute = Uri::from_static("http://evil.example/v1/models");
     let verdict = access.check(&Method::GET, &absolute, &headers(&[("host", "localhost")]), false);
     assert!(matches!(verdict, Verdict::Rejected(_)));
-    // A browser always sends a host.
+    // A request without Host comes from a program, because browsers always send one.
     assert_eq!(rejected(&access, Method::GET, &[]), None);
 }
 
 #[test]
-fn server_at_all_addresses_answers_every_address_and_no_name() {
+fn unspecified_address_accepts_addresses_but_no_names() {
     let everywhere = Access::default().bound_to("0.0.0.0".parse().unwrap());
     for (host, status) in [
         ("192.168.1.7:8000", None),
@@ -98,7 +99,7 @@ fn server_at_all_addresses_answers_every_address_and_no_name() {
 }
 
 #[test]
-fn server_at_ipv6_address_answers_as_that_address() {
+fn bound_to_accepts_ipv6_address_as_host() {
     let access = Access::default().bound_to("fd00::7".parse().unwrap());
     for (host, status) in [("[fd00::7]:8000", None), ("[fd00::7]", None), ("[fd00::8]:8000", Some(403))] {
         assert_eq!(rejected(&access, Method::GET, &[("host", host)]), status, "{host}");
@@ -106,7 +107,7 @@ fn server_at_ipv6_address_answers_as_that_address() {
 }
 
 #[test]
-fn server_without_keys_rejects_foreign_origins() {
+fn check_without_keys_rejects_foreign_origins() {
     let access = local(&[]);
     for (host, origin, status) in [
         ("localhost:8000", "http://localhost:8000", None),
@@ -136,7 +137,7 @@ fn server_without_keys_rejects_foreign_origins() {
 }
 
 #[test]
-fn server_without_keys_reads_only_json_bodies() {
+fn check_without_keys_accepts_only_json_bodies() {
     let access = local(&["*"]);
     let posted = |kind: Option<&str>| {
         let mut pairs = vec![("host", "localhost"), ("content-length", "2")];
@@ -158,7 +159,7 @@ fn server_without_keys_reads_only_json_bodies() {
     ] {
         assert_eq!(posted(Some(kind)), Some(415), "{kind}");
     }
-    // A page can send a body without a type, and two types.
+    // A page can send a body without a type, or with two types.
     assert_eq!(posted(None), Some(415));
     let chunked = [("host", "localhost"), ("transfer-encoding", "chunked")];
     assert_eq!(rejected(&access, Method::POST, &chunked), Some(415));
@@ -168,7 +169,7 @@ fn server_without_keys_reads_only_json_bodies() {
 }
 
 #[test]
-fn server_with_keys_leaves_rejection_to_keys() {
+fn check_with_keys_accepts_foreign_pages() {
     let pairs = [("host", "evil.example"), ("origin", "http://evil.example"), ("content-type", "text/plain")];
     let verdict =
         local(&[]).check(&Method::POST, &Uri::from_static("/v1/completions"), &headers(&pairs), true);
@@ -207,7 +208,7 @@ fn allowed_origins_get_cors_headers() {
             let vary = response.get_all("vary").iter().count();
             assert_eq!(vary, if allowed == "*" { 1 } else { 2 });
         }
-        // A page of another origin is not allowed by that, nor is any page by default.
+        // Pages of other origins remain rejected, as all foreign pages are by default.
         for access in [local(&[page]), local(&[])] {
             let verdict = ask(&access, Method::OPTIONS, "http://localhost:3001", needs_key);
             let Verdict::Rejected(rejection) = verdict else { panic!("{verdict:?}") };
@@ -215,7 +216,7 @@ fn allowed_origins_get_cors_headers() {
             assert!(rejection.message.contains("--allow-origin http://localhost:3001"), "{rejection:?}");
         }
     }
-    // A cache must not give a response without the headers to an allowed page.
+    // A cache must not return a response without these headers to an allowed page.
     let Verdict::Allowed(Cors(cors)) =
         local(&[page]).check(&Method::GET, &Uri::from_static("/"), &headers(&[]), true)
     else {

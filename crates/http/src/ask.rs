@@ -1,4 +1,4 @@
-//! One whole question and its answer.
+//! Requests with complete responses: redirects, deadline and maximum size.
 
 use std::time::Duration;
 
@@ -14,46 +14,46 @@ use crate::text;
 use crate::unpack::{Unpack, unpack};
 use crate::{Client, HttpError, causes};
 
-/// A question.
+/// A request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ask {
     /// HTTP method, such as `GET`.
     pub method: Method,
-    /// Address.
+    /// URL of the request, with the scheme `http` or `https`.
     pub url: String,
-    /// Headers. A redirect to another host is followed without any of them.
+    /// Headers. They are removed if a redirect leads to another host, port or scheme.
     pub headers: HeaderMap,
-    /// Body.
+    /// Body; empty for none.
     pub body: Bytes,
 }
 
-/// Bounds of an answer.
+/// Limits for a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Longest time until it is whole, redirects included.
+    /// Timeout for the complete response, including redirects.
     pub deadline: Duration,
-    /// Most bytes of its body.
+    /// Maximum size of the body in bytes, before and after decompression.
     pub bytes: usize,
-    /// Most redirects that are followed.
+    /// Maximum number of redirects that are followed.
     pub redirects: u32,
 }
 
-/// An answer, whatever its status.
+/// A complete response with any status.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reply {
-    /// Status.
+    /// Status code, including those of errors.
     pub status: StatusCode,
-    /// Headers.
+    /// Response headers.
     pub headers: HeaderMap,
-    /// Body.
+    /// Body, decompressed.
     pub body: Bytes,
-    /// Address that answered, after redirects.
+    /// URL that returned the response, after redirects.
     pub url: String,
 }
 
 impl Reply {
-    /// The body as text, in the encoding that it says it has. Of a body that is neither text by its type nor
-    /// by its bytes this is a note of its length; what is no UTF-8 in others is replaced.
+    /// Returns the body as text, decoded as its `Content-Type` declares. Invalid UTF-8 is replaced. If
+    /// neither the type nor the bytes are text, returns a note with the body's length.
     pub fn text(&self) -> String {
         let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         text::of(&self.body, kind)
@@ -61,11 +61,13 @@ impl Reply {
 }
 
 impl Client {
-    /// Asks, follows redirects as browsers do, and reads the answer to its end.
+    /// Sends a request, follows redirects as browsers do, and reads the complete response. A response
+    /// with an error status is not an error.
     ///
     /// # Errors
-    /// When a host is not allowed, cannot be reached, breaks off, is late, says too much, or redirects too
-    /// often. An answer with a status of an error is an answer.
+    /// Returns an error if a host is not allowed or cannot be reached, the connection breaks, the
+    /// deadline passes, the response is too large or cannot be decoded, or there are too many
+    /// redirects.
     pub async fn ask(&self, ask: Ask, bounds: Bounds) -> Result<Reply, HttpError> {
         let host = authority(&target(&ask.url)?);
         let late = || HttpError::Late { host, after: bounds.deadline };
@@ -96,7 +98,7 @@ impl Client {
             if followed > bounds.redirects {
                 return Err(HttpError::Redirects { host: first, most: bounds.redirects, to });
             }
-            // As browsers do: 303 asks for another page, and so do 301 and 302 of a form that was sent.
+            // As in browsers, 303 leads to a GET request, and so do 301 and 302 after a POST request.
             let is_other = match response.status() {
                 StatusCode::SEE_OTHER => ask.method != Method::HEAD,
                 StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => ask.method == Method::POST,
@@ -111,7 +113,7 @@ impl Client {
             }
             let next = target(&to)?;
             if authority(&next) != host || next.scheme() != uri.scheme() {
-                // Whoever is redirected to is a stranger: keys may stand in any header.
+                // Any header can contain a key, and the target of the redirect is another server.
                 ask.headers.clear();
             }
             ask.headers.remove(HOST);
@@ -120,7 +122,7 @@ impl Client {
     }
 }
 
-/// The address that an answer leads to.
+/// Returns the target of a redirect, or `None` if the response is not a redirect.
 fn redirect(from: &Uri, response: &Response<Incoming>) -> Option<String> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
@@ -129,14 +131,15 @@ fn redirect(from: &Uri, response: &Response<Incoming>) -> Option<String> {
     Some(joined(from, to))
 }
 
-/// An address as it stands on a page (RFC 3986, 5.2, without dot segments, which servers resolve).
+/// Resolves a URL reference against the URL `from` (RFC 3986, 5.2, without dot segments, which servers
+/// resolve).
 fn joined(from: &Uri, to: &str) -> String {
     let to = to.split('#').next().unwrap_or_default();
     let scheme = from.scheme_str().unwrap_or("http");
     let origin = format!("{scheme}://{}", authority(from));
     let is_scheme =
         |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
-    // An address within the query of another one is part of that.
+    // A URL within the query of a relative reference does not make the reference absolute.
     if to.split_once("://").is_some_and(|(before, _)| is_scheme(before)) {
         to.to_owned()
     } else if to.starts_with("//") {
@@ -151,13 +154,13 @@ fn joined(from: &Uri, to: &str) -> String {
     }
 }
 
-/// A body to its end.
+/// Reads a body to its end.
 async fn whole(host: &str, mut body: Incoming, most: usize) -> Result<Bytes, HttpError> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame =
             frame.map_err(|error| HttpError::Broken { host: host.to_owned(), why: causes(&error) })?;
-        // Trailers say nothing.
+        // Trailers are ignored.
         let Ok(data) = frame.into_data() else { continue };
         if all.len() + data.len() > most {
             return Err(HttpError::TooLarge { host: host.to_owned(), most });
@@ -167,7 +170,7 @@ async fn whole(host: &str, mut body: Incoming, most: usize) -> Result<Bytes, Htt
     Ok(all.freeze())
 }
 
-/// A body without gzip, which some servers pack it with although nobody asked for it.
+/// Decompresses a body with gzip, which some servers use although the request does not offer it.
 fn unpacked(host: &str, body: Bytes, headers: &HeaderMap, most: usize) -> Result<Bytes, HttpError> {
     let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     unpack(encoding, body, most).map_err(|why| match why {

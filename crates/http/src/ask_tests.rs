@@ -7,7 +7,8 @@ use tokio::sync::Mutex;
 use super::*;
 use crate::Hosts;
 
-/// A server that answers each connection by its path with what `answers` has; and what it was asked.
+/// Starts a server that responds to each connection with the result of `answers` for its path, or never
+/// if that is `None`. Returns the server's address and a list of the requests that it received.
 async fn server(answers: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -57,7 +58,7 @@ fn client(hosts: Hosts) -> Client {
 }
 
 #[tokio::test]
-async fn redirects_are_followed_as_browsers_do() {
+async fn ask_follows_redirects_as_browsers_do() {
     let (address, heard) = server(|path| match path {
         "/see" => to(303, "/there?x=1"),
         "/again" => to(307, "there"),
@@ -78,7 +79,7 @@ async fn redirects_are_followed_as_browsers_do() {
     assert!(heard[1].starts_with("GET /there?x=1 ") && !heard[1].contains("{\"q\""), "{}", heard[1]);
     assert!(heard[1].contains("Bearer secret"), "the same host is told the key: {}", heard[1]);
     assert!(heard[3].starts_with("POST /there ") && heard[3].ends_with("{\"q\": 1}"), "{}", heard[3]);
-    // Only a form that was sent becomes a question for a page.
+    // 301 turns only a POST request into a GET request.
     assert!(heard[5].starts_with("PUT /there ") && heard[5].ends_with("{\"q\": 1}"), "{}", heard[5]);
     assert!(heard[7].starts_with("GET /there "), "{}", heard[7]);
     let error = client.ask(post(format!("http://{address}/round")), BOUNDS).await.unwrap_err();
@@ -86,9 +87,10 @@ async fn redirects_are_followed_as_browsers_do() {
 }
 
 #[tokio::test]
-async fn strangers_are_told_no_keys_and_may_not_be_asked_where_hosts_are_listed() {
+async fn redirects_send_no_keys_and_respect_allowed_hosts() {
     let (stranger, heard) = server(|_| ok("stranger")).await;
-    // The tests of one process share it, and each has its own server.
+    // A static, because the function below cannot capture the address. The tests share the process, but
+    // only this test uses the static.
     static STRANGER: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     let stranger_address = STRANGER.get_or_init(|| stranger).clone();
     let (address, _) = server(|_| to(307, &format!("http://{}/x", STRANGER.get().unwrap()))).await;
@@ -102,7 +104,7 @@ async fn strangers_are_told_no_keys_and_may_not_be_asked_where_hosts_are_listed(
 }
 
 #[tokio::test]
-async fn names_that_stand_for_this_machine_are_refused_where_only_public_ones_are_meant() {
+async fn public_names_that_resolve_to_loopback_are_denied() {
     let (address, heard) = server(|_| ok("inside")).await;
     let port = address.rsplit(':').next().unwrap();
     let url = format!("http://localhost:{port}/");
@@ -114,7 +116,7 @@ async fn names_that_stand_for_this_machine_are_refused_where_only_public_ones_ar
 }
 
 #[tokio::test]
-async fn answers_are_bounded_in_time_and_size() {
+async fn ask_limits_response_time_and_size() {
     let (address, _) = server(|path| match path {
         "/silent" => None,
         "/short" => Some("HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nhalf".into()),
@@ -139,7 +141,7 @@ async fn answers_are_bounded_in_time_and_size() {
 }
 
 #[test]
-fn addresses_on_pages_are_joined() {
+fn joined_resolves_relative_references() {
     let from: Uri = "https://a.org:8443/x/y?q=1".parse().unwrap();
     for (to, whole) in [
         ("https://b.org/z", "https://b.org/z"),
@@ -155,7 +157,7 @@ fn addresses_on_pages_are_joined() {
 }
 
 #[test]
-fn packed_bodies_are_unpacked_within_bounds() {
+fn unpacked_limits_decompressed_size() {
     use std::io::Write;
     let headers = |encoding: &str| HeaderMap::from_iter([(CONTENT_ENCODING, encoding.parse().unwrap())]);
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

@@ -1,4 +1,4 @@
-//! Connections.
+//! HTTP connections, pooled and with TLS.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,30 +24,32 @@ use tower_service::Service;
 use crate::hosts::{Reach, check_address};
 use crate::{Hosts, HttpError};
 
-/// How long a connection without questions is kept.
+/// Time for which an idle connection is kept.
 const KEPT: Duration = Duration::from_secs(30);
 
 type Connector = HttpsConnector<HttpConnector<Resolver>>;
 
-/// Connections to servers, kept between questions. Clones share them.
+/// HTTP client that keeps connections between requests. Clones share the connections.
 #[derive(Clone, Debug)]
 pub struct Client(Arc<Pools>);
 
-/// Connections by how far hosts may be trusted.
+/// Connection pools, by the addresses that a host may resolve to.
 #[derive(Debug)]
 struct Pools {
-    /// For hosts that may be anywhere,
+    /// Connections to hosts that may have any address.
     any: Pool<Connector, Full<Bytes>>,
-    /// and for those that must be in the public internet.
+    /// Connections to hosts that must have public addresses.
     public: Pool<Connector, Full<Bytes>>,
     hosts: Hosts,
 }
 
 impl Client {
-    /// A client that trusts the roots of Mozilla's list, and the certificates of a file where one is given.
+    /// Creates a client that trusts the root certificates of Mozilla's list and, if `more_roots` is
+    /// set, those in this PEM file.
     ///
     /// # Errors
-    /// When the file cannot be read or has no certificate, or TLS cannot be set up.
+    /// Returns [`HttpError::Invalid`] if the file cannot be read or contains no certificate, or if TLS
+    /// cannot be set up.
     pub fn new(hosts: Hosts, more_roots: Option<&Path>) -> Result<Self, HttpError> {
         let invalid = |why: String| HttpError::Invalid(format!("TLS cannot be set up: {why}"));
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
@@ -76,11 +78,12 @@ impl Client {
         Ok(Client(Arc::new(Pools { any: pool(Reach::Any), public: pool(Reach::Public), hosts })))
     }
 
-    /// Sends a request, without a deadline and without following redirects. Returns the answer after its
-    /// head.
+    /// Sends a request, without a deadline and without following redirects. Returns the response as
+    /// soon as its headers have arrived.
     ///
     /// # Errors
-    /// When its host is not allowed; when it cannot be connected to, or breaks off.
+    /// Returns [`HttpError::Denied`] if the host is not allowed, [`HttpError::Connect`] if the
+    /// connection fails, and [`HttpError::Broken`] if it breaks later.
     pub async fn request(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, HttpError> {
         let host = authority(request.uri());
         let Pools { any, public, hosts } = &*self.0;
@@ -92,11 +95,11 @@ impl Client {
     }
 }
 
-/// The error of a request.
+/// Converts a client error, preserving an [`HttpError`] that the resolver returned.
 fn told(host: String, error: &Error) -> HttpError {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
-        // Of the resolver, which errors of this kind pass through as what they hold.
+        // `io::Error::source` skips the error inside, so the resolver's error is found by `get_ref`.
         let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         if let Some(denied) = held.and_then(|held| held.downcast_ref::<HttpError>()) {
             return denied.clone();
@@ -110,13 +113,13 @@ fn told(host: String, error: &Error) -> HttpError {
     }
 }
 
-/// Host and port of an address, as its errors name it.
+/// Returns the host and port of a URI, as error messages name them.
 pub(crate) fn authority(uri: &Uri) -> String {
     uri.authority().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Finds the addresses of a name, and refuses those that may not be asked. Whoever answers for a name may
-/// tell another address every time, so this is where it is checked: at each connection.
+/// Resolves names, and rejects addresses that are not allowed. The addresses are checked at each
+/// connection, because the owner of a name can return a different address every time (DNS rebinding).
 #[derive(Clone, Copy, Debug)]
 struct Resolver(Reach);
 

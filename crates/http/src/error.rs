@@ -1,33 +1,33 @@
-//! What can go wrong, and where.
+//! Errors of HTTP requests.
 
 use std::time::Duration;
 
-/// Why a question has no answer.
+/// Reason why a request has no complete response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {
-    /// Something was set that cannot be.
+    /// The URL, a host pattern or the TLS configuration is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// A host that may not be asked.
+    /// The host or its address is not allowed.
     #[error("{0}")]
     Denied(String),
-    /// Nobody could be connected to.
+    /// The connection to the host failed.
     #[error("cannot connect to {host}: {why}")]
     Connect {
         /// Host and port.
         host: String,
-        /// Reasons, from the outside in.
+        /// Error and its causes, outermost first.
         why: String,
     },
-    /// The connection broke before the answer was whole.
+    /// The connection broke before the response was complete.
     #[error("the answer of {host} broke off: {why}")]
     Broken {
         /// Host and port.
         host: String,
-        /// Reasons, from the outside in.
+        /// Error and its causes, outermost first.
         why: String,
     },
-    /// The answer did not come in time.
+    /// The response was not complete before the deadline.
     #[error("{host} did not answer within {after:?}")]
     Late {
         /// Host and port.
@@ -35,47 +35,47 @@ pub enum HttpError {
         /// Deadline.
         after: Duration,
     },
-    /// The answer is longer than it may be.
+    /// The response body is too large.
     #[error("the answer of {host} is longer than {most} bytes")]
     TooLarge {
         /// Host and port.
         host: String,
-        /// Most bytes.
+        /// Maximum size in bytes.
         most: usize,
     },
-    /// The answer is packed in a way that nobody asked for.
+    /// The response has a content encoding that was not requested and cannot be decoded.
     #[error("the answer of {host} cannot be unpacked: its content-encoding is {encoding:?}")]
     Packed {
         /// Host and port.
         host: String,
-        /// Encoding that the answer says it has.
+        /// Value of the response's `Content-Encoding`.
         encoding: String,
     },
-    /// One redirect too many.
+    /// The request was redirected too often.
     #[error("{host} redirects more than {most} times, last to {to}")]
     Redirects {
-        /// Host and port that was asked first.
+        /// Host and port of the first request.
         host: String,
-        /// Most redirects.
+        /// Maximum number of redirects.
         most: u32,
-        /// Last target.
+        /// Target of the last redirect.
         to: String,
     },
 }
 
 impl HttpError {
-    /// Whether the same question may be answered later.
+    /// Returns whether the same request may succeed later.
     pub fn may_pass(&self) -> bool {
         matches!(self, HttpError::Connect { .. } | HttpError::Broken { .. } | HttpError::Late { .. })
     }
 }
 
-/// The reasons of an error, from the outside in.
+/// Returns an error with its causes, outermost first.
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut all = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        // Some print their cause themselves.
+        // Some errors include their cause in their own text.
         let text = error.to_string();
         if !all.contains(&text) {
             all += &format!(": {text}");

@@ -1,4 +1,4 @@
-//! Which hosts may be asked.
+//! Rules for the hosts to which a client may send requests.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,9 +8,9 @@ use hyper::Uri;
 
 use crate::HttpError;
 
-/// Hosts that may be asked: all, or those of a list. A name of a list may stand for addresses of the public
-/// internet only; hosts of this machine or network, which are addressed by loopback, private, link-local and
-/// similar addresses, must be listed as such ([`Hosts::and_private`]).
+/// Hosts to which a client may send requests: all hosts, or those of a list. A listed name may resolve
+/// only to addresses of the public internet. Hosts of this machine or network, which have loopback,
+/// private, link-local and similar addresses, must be listed as private ([`Hosts::and_private`]).
 #[derive(Debug, Clone, Default)]
 pub struct Hosts(Option<Arc<Lists>>);
 
@@ -20,11 +20,11 @@ struct Lists {
     private: Vec<Pattern>,
 }
 
-/// A host, any port of it or one, or all hosts of a domain.
+/// A pattern of hosts: one host or all subdomains of a domain, on one port or on any port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pattern {
     host: String,
-    /// Whether the names below `host` are meant, and not it.
+    /// Whether the pattern matches subdomains of `host` but not `host` itself.
     below: bool,
     port: Option<u16>,
 }
@@ -49,7 +49,7 @@ impl Pattern {
             Some(rest) => {
                 let (host, port) = rest.split_once(']').ok_or_else(|| wrong("a bracket is not closed"))?;
                 let number = port.strip_prefix(':');
-                // "[::1]8000" must not stand for every port.
+                // "[::1]8000" must not match every port.
                 if number.is_none() && !port.is_empty() {
                     return Err(wrong("its port has no colon"));
                 }
@@ -86,35 +86,35 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// How far a host may be trusted with an address.
+/// Addresses that a host may resolve to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// Any address.
     Any,
-    /// Addresses of the public internet.
+    /// Only addresses of the public internet.
     Public,
 }
 
 impl Hosts {
-    /// Every host, for addresses that a user has given.
+    /// Allows every host, for URLs that a user has configured.
     pub fn any() -> Self {
         Hosts(None)
     }
 
-    /// These hosts, where they are in the public internet: names or addresses, with `*.` before a domain for
-    /// all names below it, and a port where only that one is meant.
+    /// Allows only these hosts, on the public internet: names or addresses. `*.` before a domain
+    /// matches all of its subdomains, and a port limits a host to that port.
     ///
     /// # Errors
-    /// Names what is no host.
+    /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
     pub fn only<T: AsRef<str>>(hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
         let public = hosts.into_iter().map(|host| Pattern::parse(host.as_ref())).collect::<Result<_, _>>()?;
         Ok(Hosts(Some(Arc::new(Lists { public, private: Vec::new() }))))
     }
 
-    /// These hosts besides, wherever they are, this machine included.
+    /// Allows these hosts in addition, with any address, including those of this machine.
     ///
     /// # Errors
-    /// Names what is no host.
+    /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
     pub fn and_private<T: AsRef<str>>(self, hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
         let Some(lists) = self.0 else { return Ok(Hosts(None)) };
         let mut lists = (*lists).clone();
@@ -124,10 +124,11 @@ impl Hosts {
         Ok(Hosts(Some(Arc::new(lists))))
     }
 
-    /// Checks the host of an address by its name.
+    /// Checks the host of a URL by its name, without resolving the name.
     ///
     /// # Errors
-    /// When it is no address of HTTP, or its host is not allowed.
+    /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, and [`HttpError::Denied`] if its
+    /// host is not allowed.
     pub fn check(&self, url: &str) -> Result<(), HttpError> {
         self.reach(&target(url)?).map(drop)
     }
@@ -153,10 +154,10 @@ impl Hosts {
     }
 }
 
-/// The address of a page, read.
+/// Parses an HTTP URL.
 ///
 /// # Errors
-/// When it is none of HTTP.
+/// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, or if it contains a user name.
 pub(crate) fn target(url: &str) -> Result<Uri, HttpError> {
     let wrong = |why: String| HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"));
     let uri: Uri = url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
@@ -172,16 +173,16 @@ pub(crate) fn target(url: &str) -> Result<Uri, HttpError> {
     Ok(uri)
 }
 
-/// The host of an address in small letters, without the brackets of IPv6 or the dot at the end.
+/// Returns the host of a URI in lower case, without the brackets of IPv6 and the final dot.
 pub(crate) fn host_of(uri: &Uri) -> String {
     let host = uri.host().unwrap_or_default().to_ascii_lowercase();
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_owned()
 }
 
-/// Checks an address that a host stands for.
+/// Checks an address that a host resolves to.
 ///
 /// # Errors
-/// When it is not of the public internet and must be.
+/// Returns [`HttpError::Denied`] if the address must be public and is not.
 pub(crate) fn check_address(host: &str, address: IpAddr, reach: Reach) -> Result<(), HttpError> {
     if reach == Reach::Any || is_public(address) {
         return Ok(());
@@ -192,7 +193,8 @@ pub(crate) fn check_address(host: &str, address: IpAddr, reach: Reach) -> Result
     )))
 }
 
-/// Whether an address is one of the public internet (IANA's special-purpose registries, RFC 6890).
+/// Returns whether an address belongs to the public internet (IANA's special-purpose registries, RFC
+/// 6890).
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -201,14 +203,14 @@ fn is_public(address: IpAddr) -> bool {
             if let Some(v4) = address.to_ipv4_mapped() {
                 return is_public_v4(v4);
             }
-            // NAT64 and 6to4 carry an address of version 4.
+            // NAT64 and 6to4 addresses contain an IPv4 address.
             if (first, second) == (0x64, 0xff9b) || first == 0x2002 {
                 let octets = address.octets();
                 let at = if first == 0x2002 { 2 } else { 12 };
                 let v4 = Ipv4Addr::new(octets[at], octets[at + 1], octets[at + 2], octets[at + 3]);
                 return is_public_v4(v4);
             }
-            // Global unicast, without Teredo, ORCHID and documentation.
+            // Global unicast addresses, without Teredo, ORCHID and documentation.
             (first & 0xe000) == 0x2000
                 && !(first == 0x2001 && second < 0x200)
                 && (first, second) != (0x2001, 0xdb8)
@@ -227,7 +229,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         || address.is_documentation()
         || a == 0
         || a >= 240
-        // Shared by carriers, protocol assignments, 6to4 relays, benchmarks.
+        // Carrier-grade NAT, protocol assignments, 6to4 relays and benchmarks.
         || (a == 100 && (64..128).contains(&b))
         || (a, b, c) == (192, 0, 0)
         || (a, b, c) == (192, 88, 99)
@@ -239,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_allowed_by_name_and_port() {
+    fn check_matches_hosts_by_name_and_port() {
         let hosts = Hosts::only(["API.example.org", "*.wiki.org", "one.example.org:8443"]).unwrap();
         let hosts = hosts.and_private(["localhost:8000", "[::1]", "10.1.2.3"]).unwrap();
         for url in [
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_this_machine_and_network_are_not_public() {
+    fn is_public_rejects_special_purpose_addresses() {
         for address in [
             "127.0.0.1",
             "127.9.9.9",
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_public_name_does_not_stand_for_an_address_of_this_machine() {
+    fn public_hosts_reject_private_addresses() {
         let hosts = Hosts::only(["127.0.0.1", "example.org"]).unwrap();
         assert!(
             hosts.check("http://127.0.0.1/").unwrap_err().to_string().contains("list it among the private")
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_are_none_are_named() {
+    fn hosts_only_rejects_malformed_patterns() {
         for text in [
             "",
             "http://x.org",

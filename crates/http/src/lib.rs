@@ -1,15 +1,16 @@
-//! HTTP: asking servers, and what servers have in common.
+//! HTTP client with host rules, and the parts that all HTTP servers of the project share.
 //!
-//! A [`Client`] keeps connections and speaks TLS. It asks either whomever it is told to, or only [`Hosts`]
-//! that are allowed, which is checked by name, again for every address that a name stands for, and again
-//! after every redirect: so a page cannot lead a model to a service of this machine. [`Client::ask`] asks one
-//! whole question with a deadline and a most for the answer; [`Client::request`] hands over an answer as it
-//! comes.
+//! A [`Client`] keeps connections and speaks TLS. It sends requests either to every host or only to
+//! allowed [`Hosts`]. The rules are checked for the name of a host, for every address that the name
+//! resolves to, and again after every redirect, so a page cannot lead a model to a service of this
+//! machine. [`Client::ask`] sends one request and returns the complete response, with a deadline and a
+//! maximum size. [`Client::request`] returns a response whose body is still to be read, for streams.
 //!
-//! [`Access`] and [`service`] are the server's side: which requests of web pages a server answers, and how it
-//! reads keys and bodies, listens and stops.
+//! [`Access`] and [`service`] are the server's side: which requests of web pages a server accepts, and
+//! how it reads keys and bodies, listens and stops.
 //!
-//! Not here: who is asked, in which format, and when to ask again; what a server answers.
+//! Out of scope: the choice of servers, formats and retries on the client's side, and the responses of
+//! a server.
 //!
 //! ```
 //! use levade_http::Hosts;

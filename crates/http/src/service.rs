@@ -1,8 +1,9 @@
-//! What servers have in common, whatever their API: keys, foreign web pages, bodies and listening.
+//! Common parts of HTTP servers: keys, access of web pages, request bodies and listening.
 //!
-//! [`with_manners`] rejects what no route answers and what a foreign web page can cause, [`key_of`] and
-//! [`admits`] check keys, [`read_body`] and [`read_json`] read bodies up to a size, and [`serve`] listens
-//! until it is stopped. Out of scope: the shape of error bodies, which each API gives its [`Rejection`]s.
+//! [`with_manners`] rejects requests without a matching route and requests that a foreign web page can
+//! cause. [`key_of`] and [`admits`] check keys, [`read_body`] and [`read_json`] read bodies up to a
+//! maximum size, and [`serve`] listens until it is stopped. Out of scope: the format of error bodies,
+//! into which each API converts its [`Rejection`]s.
 //!
 //! ```
 //! use axum::Router;
@@ -36,11 +37,12 @@ use tokio::net::TcpListener;
 
 use crate::{Access, Rejection, Unpack, Verdict, unpack};
 
-/// Message of a response with the status 401.
+/// Message of a response with status 401.
 pub const WRONG_KEY: &str = "the key is missing or wrong; send it as Authorization: Bearer or x-api-key";
 
-/// Returns routes that answer as the hosts that `access` allows. `needs_key` states whether a request is
-/// answered only with a key, which no web page has; `reject` gives a rejection the shape of the API.
+/// Adds rejections to `routes`: the rules of `access`, unknown paths and unsupported methods.
+/// `needs_key` returns whether a request is accepted only with a key, which no web page has. `reject`
+/// converts a rejection to the API's format.
 pub fn with_manners<S: Clone + Send + Sync + 'static>(
     routes: Router<S>,
     access: Access,
@@ -78,8 +80,8 @@ pub fn with_manners<S: Clone + Send + Sync + 'static>(
     routes.fallback(nowhere).method_not_allowed_fallback(wrong_method).layer(from_fn(guarded))
 }
 
-/// Returns the key of a request: `Authorization: Bearer`, as OpenAI's clients send it, `x-api-key`, as
-/// Anthropic's, or `api-key`.
+/// Returns the key of a request: from `Authorization: Bearer`, as OpenAI's clients send it, from
+/// `x-api-key`, as Anthropic's clients do, or from `api-key`.
 pub fn key_of(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let bearer = text("authorization").and_then(|value| {
@@ -89,21 +91,21 @@ pub fn key_of(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| text("x-api-key")).or_else(|| text("api-key"))
 }
 
-/// Returns whether `key` is one of `keys`, or no key is needed because there are none.
+/// Returns whether `key` is one of `keys`. If `keys` is empty, no key is required.
 pub fn admits(keys: &[String], key: Option<&str>) -> bool {
     keys.is_empty() || key.is_some_and(|key| keys.iter().any(|known| is_same(known, key)))
 }
 
-/// Returns whether two keys are the same, in a time that does not depend on where they differ.
+/// Compares two keys in a time that does not depend on the position of their first difference.
 fn is_same(known: &str, key: &str) -> bool {
     known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
-/// Reads a body of at most `max` bytes, and unpacks it if it has a `Content-Encoding`.
+/// Reads a body of at most `max` bytes, and decompresses it if it has a `Content-Encoding`.
 ///
 /// # Errors
-/// Returns a [`Rejection`] with the status 413 if the body is larger, 415 if its encoding is not known, and
-/// 400 if it breaks off or is not of its encoding.
+/// Returns a [`Rejection`] with status 413 if the body is larger than `max`, 415 if its encoding is
+/// unsupported, and 400 if the body breaks off or does not match its encoding.
 pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Rejection> {
     let rejected = |status, message| Rejection { status, message };
     let body = axum::body::to_bytes(body, max).await.map_err(|error| {
@@ -141,19 +143,19 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
     })
 }
 
-/// What is wrong with a body of JSON.
+/// Error in a JSON body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
-    /// Path of the field that is wrong; `None` for the body as a whole.
+    /// Path of the invalid field; `None` if the error concerns the complete body.
     pub field: Option<String>,
-    /// Place and reason.
+    /// Position and reason of the error.
     pub message: String,
 }
 
-/// Reads a body as JSON.
+/// Parses a body as JSON.
 ///
 /// # Errors
-/// Returns [`Malformed`] if the body is no JSON, has more than one document, or is no `T`.
+/// Returns [`Malformed`] if the body is not JSON, contains more than one document, or is not a `T`.
 pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Malformed> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -174,7 +176,7 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Malformed> {
     Ok(value)
 }
 
-/// Serves routes until `stop` ends, and the answers under way with it.
+/// Serves routes until `stop` finishes, and then completes the responses in progress.
 ///
 /// # Errors
 /// Returns an error if the listener fails.
@@ -183,8 +185,8 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    // Answers and frames of a stream are small: held back until the client confirms the packet before, each
-    // would take 40 ms.
+    // Responses and frames of a stream are small. With Nagle's algorithm, each would wait about 40 ms
+    // for the client to acknowledge the packet before.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
             tracing::debug!(%error, "a connection keeps its small packets back");
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_of_reads_every_header_of_clients() {
+    fn key_of_reads_headers_of_all_clients() {
         for (name, value, expected) in [
             ("authorization", "Bearer a", Some("a")),
             ("authorization", "bearer  a ", Some("a")),

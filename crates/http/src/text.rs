@@ -1,15 +1,15 @@
-//! Bodies as text.
+//! Decodes response bodies as text.
 
 use std::borrow::Cow;
 
-/// Characters of windows-1252 from 0x80 to 0x9F. Pages that say Latin-1 or ASCII mean it, too (WHATWG
-/// Encoding).
+/// Characters of windows-1252 from 0x80 to 0x9F. Pages declared as Latin-1 or ASCII are decoded with
+/// it, too (WHATWG Encoding).
 const WINDOWS: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
 
-/// Names of windows-1252.
+/// Charset names that are decoded as windows-1252.
 const LATIN: [&str; 6] = ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
 
-/// A body of a type as it stands in a header, `text/html; charset=utf-8`, as text.
+/// Decodes a body with the `Content-Type` in `kind`, such as `text/html; charset=utf-8`.
 pub(crate) fn of(body: &[u8], kind: &str) -> String {
     match body {
         [0xEF, 0xBB, 0xBF, rest @ ..] => return lossy(rest),
@@ -29,7 +29,7 @@ pub(crate) fn of(body: &[u8], kind: &str) -> String {
         Some("utf-16" | "utf-16be") => utf16(body, u16::from_be_bytes),
         Some("utf-16le") => utf16(body, u16::from_le_bytes),
         Some(charset) if LATIN.contains(&charset) => latin(body).into_owned(),
-        // Of other encodings at least what is ASCII can be read.
+        // In most other encodings, at least the ASCII characters are readable as UTF-8.
         Some(_) => lossy(body),
         None => match std::str::from_utf8(body) {
             Ok(text) => text.to_owned(),
@@ -42,7 +42,7 @@ pub(crate) fn of(body: &[u8], kind: &str) -> String {
     }
 }
 
-/// Whether a type is one of text, whatever its bytes are.
+/// Returns whether a media type denotes text.
 fn is_text(name: &str) -> bool {
     name.starts_with("text/") || ["json", "xml", "javascript", "yaml"].iter().any(|end| name.ends_with(end))
 }
@@ -51,7 +51,7 @@ fn lossy(body: &[u8]) -> String {
     String::from_utf8_lossy(body).into_owned()
 }
 
-/// A body in windows-1252, unless it is UTF-8 all the same, as many are that say otherwise.
+/// Decodes windows-1252, unless the body is valid UTF-8, because many pages declare the wrong charset.
 fn latin(body: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(body) {
         return text.into();
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_read_in_the_encoding_that_they_have() {
+    fn body_text_is_decoded_by_type_and_bytes() {
         for (body, kind, want) in [
             (&b"caf\xC3\xA9"[..], "", "café"),
             (b"caf\xC3\xA9", "text/html; charset=UTF-8", "café"),

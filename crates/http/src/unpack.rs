@@ -1,25 +1,26 @@
-//! Bodies that are packed with gzip, unpacked up to a number of bytes.
+//! Decompresses bodies with gzip, up to a maximum size.
 
 use std::io::Read;
 
 use bytes::Bytes;
 
-/// Reason for a body to stay packed.
+/// Reason why a body cannot be decompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unpack {
-    /// The encoding is not known.
+    /// The encoding is not supported.
     Unknown,
-    /// The body is not of its encoding.
+    /// The body does not match its encoding.
     Broken,
-    /// The unpacked body has more bytes than it can have.
+    /// The decompressed body exceeds the maximum size.
     TooLarge,
 }
 
-/// Unpacks a body of a `Content-Encoding`: gzip, or none. Memory stays within `max` bytes and a little more,
-/// so that a small body that unpacks to a large one does no harm.
+/// Decompresses a body by its `Content-Encoding`: gzip, or none. Memory use is bounded by `max` plus a
+/// small constant, so a small body that expands to a huge one does no harm.
 ///
 /// # Errors
-/// Returns an [`Unpack`] if the body cannot be unpacked, or has more than `max` bytes then.
+/// Returns an [`Unpack`] if the body cannot be decompressed, or exceeds `max` bytes after
+/// decompression.
 pub fn unpack(encoding: &str, body: Bytes, max: usize) -> Result<Bytes, Unpack> {
     match encoding.trim().to_ascii_lowercase().as_str() {
         "" | "identity" => Ok(body),

@@ -1,5 +1,5 @@
-//! Follows a job that a scheduler accepted: reports its states, survives outages of the scheduler, and ends
-//! the job on request.
+//! Follows a job that a scheduler accepted: reports its states, survives outages of the scheduler, and
+//! ends the job on request.
 
 use std::cell::Cell;
 use std::future::pending;
@@ -13,14 +13,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{Ended, INTERRUPTED, POLL_INTERVAL};
 
-/// The user who watches a job.
+/// Channels to the user who watches a job.
 pub struct Watcher {
     /// Receives messages, as events `Setup` and `Note`.
     pub host: Host,
     /// Receives the first machine's log as it grows.
     pub log: Box<dyn Write + Send>,
-    /// Has an item for each request to stop. The first one asks the job to end; the second one ends the
-    /// watching at once.
+    /// Receives an item for each request to stop. The first one asks the job to end; the second one
+    /// makes this process stop following the job at once.
     pub stops: UnboundedReceiver<()>,
 }
 
@@ -34,21 +34,21 @@ pub async fn stop_request(stops: &mut UnboundedReceiver<()>) {
 /// The state of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// Description in a few words.
+    /// Description of the state in a few words.
     pub text: String,
-    /// The exit code, if the job will not run any more.
+    /// Exit code, or `None` if the job may still run.
     pub ended: Option<u8>,
 }
 
-/// A job that a scheduler accepted. It runs whether this process follows it or not.
+/// A job that a scheduler accepted. It runs independently of this process.
 pub trait Submitted {
-    /// The scheduler's name in messages.
+    /// Name of the scheduler in messages.
     const LAUNCHER: &'static str;
 
-    /// Returns the name in messages, such as "job 7".
+    /// Returns the job's name in messages, such as "job 7".
     fn name(&self) -> String;
 
-    /// Returns the command that shows the state.
+    /// Returns the command that shows the job's state.
     fn to_watch(&self) -> String;
 
     /// Returns the command that ends the job.
@@ -57,20 +57,20 @@ pub trait Submitted {
     /// Requests the state from the scheduler.
     async fn state(&self) -> anyhow::Result<State>;
 
-    /// Requests the end of the job from the scheduler. Can be repeated.
+    /// Requests the end of the job from the scheduler. The call can be repeated.
     async fn end(&self) -> anyhow::Result<()>;
 }
 
-/// Intervals and timeouts.
+/// Intervals and timeouts of following a job.
 #[derive(Debug, Clone, Copy)]
 struct Timeouts {
     /// Interval between two requests of the state.
     poll: Duration,
-    /// Timeout for one response.
+    /// Timeout for one response of the scheduler.
     answer: Duration,
-    /// Timeout for a scheduler that does not report the state.
+    /// Timeout for an outage, in which the scheduler does not report the state.
     silence: Duration,
-    /// Timeout for a job that was asked to end. It may write a checkpoint first.
+    /// Timeout for the end of a job after a request. The job may write a checkpoint first.
     ending: Duration,
 }
 
@@ -81,11 +81,11 @@ const TIMEOUTS: Timeouts = Timeouts {
     ending: Duration::from_secs(300),
 };
 
-/// Follows a job to its end and passes the first machine's log on. With `detach` it returns at once.
+/// Follows a job to its end and forwards the first machine's log. With `detach`, it returns at once.
 ///
 /// # Errors
-/// Returns an error if the scheduler does not report the job's state for too long, or the job does not end
-/// after a request.
+/// Returns an error if the scheduler does not report the job's state for too long, or the job does not
+/// end after a request.
 pub async fn follow(
     job: &impl Submitted,
     log: &Path,
@@ -115,7 +115,7 @@ pub fn say<J: Submitted>(host: &Host, text: &str) {
     host.setup(J::LAUNCHER, text);
 }
 
-/// Follows a job until it has ended. Returns its exit code.
+/// Follows a job until it has ended, and returns its exit code.
 async fn watch<J: Submitted>(
     job: &J,
     mut log: GrowingLog,
@@ -125,7 +125,8 @@ async fn watch<J: Submitted>(
     timeouts: Timeouts,
 ) -> anyhow::Result<u8> {
     let mut last = String::new();
-    // The times of the first state that was not reported, and of the accepted request to end.
+    // Time of the first failed state request of an outage, and time at which the end request was
+    // accepted.
     let mut silent: Option<Duration> = None;
     let mut ending: Option<Duration> = None;
     let mut rejected = false;
@@ -203,13 +204,13 @@ pub struct GrowingLog {
 }
 
 impl GrowingLog {
-    /// Creates a log whose present text is skipped.
+    /// Creates a log whose existing text is skipped.
     pub fn new(path: &Path, output: Box<dyn Write + Send>) -> Self {
         let passed = std::fs::metadata(path).map_or(0, |found| found.len());
         GrowingLog { path: path.to_owned(), passed, output }
     }
 
-    /// Writes the new text to the output.
+    /// Writes the text appended since the last call to the output.
     pub fn pass_on(&mut self) {
         let Ok(mut file) = std::fs::File::open(&self.path) else { return };
         let mut more = Vec::new();
@@ -230,7 +231,7 @@ mod tests {
 
     type Answer = Result<(&'static str, Option<u8>), &'static str>;
 
-    /// A job whose scheduler gives written answers, the last one for ever.
+    /// A job whose scheduler returns scripted responses and repeats the last one.
     struct Scripted {
         answers: RefCell<Vec<Answer>>,
         ends: RefCell<Vec<Result<(), &'static str>>>,
@@ -284,14 +285,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn scheduler_is_asked_again_after_an_outage() {
+    async fn watch_continues_after_scheduler_outage() {
         let run = Ok(("runs", None));
         let answers = [run, Err("down"), Err("down"), run, Err("down"), Ok(("done", Some(3)))];
         assert_eq!(watched(&answers, &[], false).await.unwrap(), 3);
     }
 
     #[tokio::test]
-    async fn scheduler_that_never_answers_is_named_at_the_deadline() {
+    async fn watch_names_unresponsive_scheduler_at_deadline() {
         let error = watched(&[Ok(("runs", None)), Err("down")], &[], false).await.unwrap_err().to_string();
         for part in ["waited 100ms for test to say how job 7 is", "down", "watch it  look 7", "cancel 7"] {
             assert!(error.contains(part), "{part} in {error}");
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn job_is_followed_to_its_end_after_a_request_to_end() {
+    async fn watch_follows_job_to_end_after_stop_request() {
         let answers = [Ok(("runs", None)), Ok(("ends", None)), Ok(("gone", Some(INTERRUPTED)))];
         assert_eq!(watched(&answers, &[Err("down")], true).await.unwrap(), INTERRUPTED);
         let error = watched(&[Ok(("runs", None))], &[], true).await.unwrap_err().to_string();
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn growing_log_passes_on_new_text_only() {
+    fn growing_log_forwards_only_new_text() {
         #[derive(Clone, Default)]
         struct Output(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
         impl Write for Output {

@@ -1,8 +1,9 @@
-//! Machines whose processes this one starts and ends itself: its own, and those that it reaches by ssh.
+//! Starts and ends processes on this machine, and on machines that it reaches by ssh.
 //!
-//! Each machine's part runs under a supervisor there. This process holds the supervisor's line, over ssh
-//! where it is another machine: when the line ends, by a request, a kill or a broken connection, the
-//! supervisor ends the part with all that it has started.
+//! The processes of each machine (its *part*) run under a supervisor there. This process holds the
+//! supervisor's standard input, over ssh if it is another machine. When the input ends, because of a
+//! request, a kill or a broken connection, the supervisor ends the part with all processes that the
+//! part has started.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -19,12 +20,12 @@ use crate::job::Job;
 use crate::shell::quoted;
 use crate::{Ended, INTERRUPTED, POLL_INTERVAL, STABLE};
 
-/// Options of ssh.
+/// Options of the ssh launcher.
 #[derive(Debug, Clone)]
 pub struct SshOptions {
-    /// Machines by the names that ssh knows. The first one trains.
+    /// Names of the machines, as ssh accepts them. The first one trains.
     pub hosts: Vec<String>,
-    /// Further arguments of ssh, such as `-p` or `-F`.
+    /// Additional arguments of ssh, such as `-p` or `-F`.
     pub args: Vec<String>,
 }
 
@@ -35,12 +36,12 @@ pub struct Hosts {
     script: String,
 }
 
-/// How long a part that has died stays down for the first time; each further time three times as long.
+/// Delay before the first restart of a failed part. The delay is tripled for each consecutive failure.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How long the first machine may take to stop once it is asked to: it comes to a point where the run can go
-/// on, and writes a checkpoint.
+/// Timeout for the first machine after a request to stop. It continues to a point at which the run can
+/// be resumed, and writes a checkpoint.
 const STOPPING: Duration = Duration::from_secs(300);
-/// How long other machines may take once the first has ended.
+/// Timeout for the remaining machines after the first one has ended.
 const ENDING: Duration = Duration::from_secs(60);
 
 /// Creates the parts of all machines on this machine.
@@ -61,10 +62,10 @@ pub fn local(job: &Job) -> anyhow::Result<Hosts> {
     Ok(Hosts { machines, head: "127.0.0.1".into(), script })
 }
 
-/// Creates the parts of machines that ssh reaches.
+/// Creates the parts of machines that are reached by ssh.
 ///
 /// # Errors
-/// Returns an error if the number of machines is not the recipe's, or a name is malformed.
+/// Returns an error if the number of machines differs from the recipe's, or if a name is malformed.
 pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     let SshOptions { hosts, args: ssh_args } = options;
     if hosts.len() != job.nodes as usize {
@@ -86,8 +87,8 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     }
     let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| address_of(&hosts[0]).to_owned());
     let machine = |host: &String| {
-        // A password cannot be asked for; a machine that is gone is noticed. Of options that are given
-        // twice, ssh takes the first.
+        // BatchMode prevents password prompts, and ServerAliveInterval detects unreachable machines. If
+        // an option is given twice, ssh uses the first one, so `ssh_args` take precedence.
         let ours = ["BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15"];
         let mut words: Vec<String> = vec!["ssh".into()];
         words.extend(ssh_args.iter().cloned());
@@ -101,8 +102,9 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     Ok(Hosts { machines: hosts.iter().map(machine).collect(), head, script })
 }
 
-/// The address that a name leads to by ssh's own configuration, which other machines need not have: an alias
-/// there says nothing to them. Nothing is connected to. `None` where ssh does not say.
+/// Returns the host name that ssh's own configuration resolves `host` to, because the remaining
+/// machines may not know its aliases. Opens no connection. Returns `None` if ssh does not report the
+/// name.
 fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     let mut command = std::process::Command::new("ssh");
     let asked = command.args(ssh_args).args(["-G", host]).stdin(std::process::Stdio::null()).output().ok()?;
@@ -111,7 +113,7 @@ fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     (!address.is_empty()).then(|| address.to_owned())
 }
 
-/// The address in a name as ssh takes it: `USER@HOST`, or `ssh://USER@HOST:PORT`.
+/// Extracts the address from a name in the formats of ssh: `USER@HOST`, or `ssh://USER@HOST:PORT`.
 fn address_of(host: &str) -> &str {
     let uri = host.strip_prefix("ssh://");
     let address = uri.unwrap_or(host).rsplit('@').next().unwrap_or_default();
@@ -122,23 +124,24 @@ fn address_of(host: &str) -> &str {
     }
 }
 
-/// Exit code of a run that is given up because a machine's part has ended so: what is the user's to mend
-/// stays so.
+/// Returns the exit code of a run that ends because a machine's part failed with the exit code `ended`.
+/// Code 2, an error that the user has to correct, is preserved.
 fn given_up(ended: i32) -> u8 {
     if ended == 2 { 2 } else { 1 }
 }
 
-/// A machine's part.
+/// State of a machine's part.
 enum Part {
-    /// Under way, after it has died so often in a row.
+    /// Running, after `died` consecutive failures.
     Up { process: Box<Child>, since: Instant, died: u32 },
-    /// To be started again.
+    /// Waiting for its next start.
     Down { until: Instant, died: u32 },
-    /// Has done what there was to do.
+    /// Finished successfully.
     Done,
 }
 
-/// Asks the first machine to stop where the run can go on; the others follow it.
+/// Asks the first machine to stop at a point at which the run can be resumed. The remaining machines
+/// follow it.
 async fn ask_to_stop(parts: &mut [Part], host: &Host) {
     host.note("told to stop: the run stops where it can go on (again to stop at once)");
     if let Some(Part::Up { process, .. }) = parts.first_mut() {
@@ -146,7 +149,8 @@ async fn ask_to_stop(parts: &mut [Part], host: &Host) {
     }
 }
 
-/// Exit code of the first machine, which was asked to stop, once it has.
+/// Returns the exit code of the first machine, which was asked to stop, or `None` if it is still
+/// running.
 fn stopped(parts: &mut [Part]) -> Option<u8> {
     match parts.first_mut() {
         Some(Part::Up { process, .. }) => {
@@ -158,7 +162,7 @@ fn stopped(parts: &mut [Part]) -> Option<u8> {
 }
 
 impl Hosts {
-    /// Commands as they are run.
+    /// Returns the commands that start the parts.
     pub fn commands(&self) -> Vec<String> {
         let command = |(node, (_, Supervisor(words))): (usize, &(String, Supervisor))| {
             let words: Vec<String> = words.iter().map(quoted).collect();
@@ -171,7 +175,7 @@ impl Hosts {
         let (name, supervisor) = &self.machines[node as usize];
         let log = job.log(node);
         let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        // Both ssh and what is started here may need any of it.
+        // Both ssh and local processes may need any of these variables.
         let text =
             |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
         let mut environment: Vec<(String, String)> = std::env::vars_os().filter_map(text).collect();
@@ -184,7 +188,7 @@ impl Hosts {
         Ok(Part::Up { process: Box::new(process), since: Instant::now(), died })
     }
 
-    /// Starts every machine's part, and each again that dies, until the first has ended.
+    /// Starts every machine's part and restarts failed parts, until the first machine's part has ended.
     pub async fn run(self, job: &Job, watcher: Watcher) -> anyhow::Result<Ended> {
         let Watcher { host, log, mut stops } = watcher;
         let mut log = GrowingLog::new(&job.log(0), log);
@@ -221,7 +225,8 @@ impl Hosts {
         };
         log.pass_on();
         let over = Instant::now();
-        // They have been told by the first; where that could not tell, they are ended.
+        // The first machine tells the remaining ones to stop. Those that it did not reach are
+        // terminated.
         for part in parts.iter_mut().skip(1) {
             let left = ending.saturating_sub(over.elapsed());
             if let Part::Up { process, .. } = part {
@@ -236,7 +241,7 @@ impl Hosts {
         Ok(Ended::Code(code))
     }
 
-    /// Looks at every part. Gives the exit code of the first machine's, once it has ended for good.
+    /// Checks every part and restarts failed ones. Returns the exit code of the run if it is over.
     async fn look(&self, job: &Job, parts: &mut [Part], host: &Host) -> anyhow::Result<Option<u8>> {
         for node in 0..job.nodes {
             let part = &mut parts[node as usize];
@@ -254,7 +259,7 @@ impl Hosts {
                 Part::Done => continue,
             };
             match (node, ended) {
-                // Done, the user's to mend, or asked to stop.
+                // The run succeeded or needs a correction by the user.
                 (0, 0 | 2) => return Ok(Some(ended as u8)),
                 (0, code) if code == i32::from(INTERRUPTED) => return Ok(Some(INTERRUPTED)),
                 (_, 0) => *part = Part::Done,
@@ -268,7 +273,7 @@ impl Hosts {
                         ));
                         return Ok(Some(given_up(ended)));
                     }
-                    // A machine that is gone may be back in a minute.
+                    // An unreachable machine may return within a minute.
                     let wait = AGAIN * 3u32.saturating_pow(died - 1);
                     host.note(format!(
                         "{name} ended with exit code {ended}; started again in {wait:?} ({died} of {})",
@@ -277,7 +282,8 @@ impl Hosts {
                     let until = Instant::now() + wait;
                     *part = Part::Down { until, died };
                     if node == 0 {
-                        // Others may have taken its end for that of the run.
+                        // Finished parts may have taken the failure of the first machine for the end of
+                        // the run.
                         for other in parts.iter_mut().filter(|other| matches!(other, Part::Done)) {
                             *other = Part::Down { until, died: 0 };
                         }
@@ -298,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_reached_by_their_supervisors() {
+    fn ssh_commands_run_supervisors_on_machines() {
         let options =
             SshOptions { hosts: vec!["me@east".into(), "west".into()], args: vec!["-p2222".into()] };
         let hosts = ssh(&job(2), &options).unwrap();
@@ -327,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_of_ssh_is_told_to_others_as_its_address() {
+    fn resolved_returns_address_of_ssh_alias() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config");
         std::fs::write(&file, "Host gpu-box\n  HostName 10.0.0.7\n").unwrap();
@@ -337,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_machine_is_reached_by_its_address() {
+    fn address_of_extracts_host_from_ssh_names() {
         for (host, address) in [
             ("east", "east"),
             ("me@east", "east"),
@@ -351,12 +357,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_users_to_mend_stays_so() {
+    fn given_up_preserves_exit_code_of_user_errors() {
         assert_eq!([2, 1, 137].map(given_up), [2, 1, 1]);
     }
 
     #[test]
-    fn parts_on_one_machine_do_not_take_the_same_gpus() {
+    fn local_rejects_parts_that_share_gpus() {
         let error = match local(&Job { gpus: 1, ..job(2) }) {
             Err(error) => error.to_string(),
             Ok(_) => panic!("it is taken"),

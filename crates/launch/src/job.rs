@@ -1,4 +1,4 @@
-//! A job, and the files that every launcher needs.
+//! A launched run, and the files that every launcher needs.
 
 use std::path::PathBuf;
 
@@ -14,19 +14,19 @@ use crate::shell::quoted;
 pub struct Job {
     /// Name that all launchers accept: lower-case letters, digits and hyphens.
     pub name: String,
-    /// The run directory.
+    /// Run directory.
     pub root: PathBuf,
-    /// The directory of the launcher's files and the machines' logs, in the run directory.
+    /// Directory of the launcher's files and the machines' logs, in the run directory.
     pub folder: PathBuf,
     /// Path of the binary `levade` on the machines.
     pub binary: PathBuf,
     /// Number of machines.
     pub nodes: u32,
-    /// CPU cores that the learner uses on each machine.
+    /// Number of CPU cores that the learner uses on each machine.
     pub processors: u32,
-    /// GPUs that the run uses on each machine.
+    /// Number of GPUs that the run uses on each machine.
     pub gpus: u32,
-    /// Maximum number of restarts in a row of a machine whose processes failed.
+    /// Maximum number of consecutive restarts of a machine whose processes failed.
     pub restarts: u32,
 }
 
@@ -34,7 +34,8 @@ impl Job {
     /// Creates the job of a recipe.
     ///
     /// # Errors
-    /// Returns an error if a path cannot be written into a script.
+    /// Returns an error if a path is not UTF-8 or contains a line break, and so cannot be written into
+    /// a script.
     pub fn new(recipe: &Recipe, binary: PathBuf, restarts: u32) -> anyhow::Result<Self> {
         let root = std::path::absolute(&recipe.run.folder)?;
         let (nodes, processes, threads) = match &recipe.cluster.learner {
@@ -42,7 +43,7 @@ impl Job {
             Some(LearnerKeys::Torch(_)) | None => (1, 1, recipe.engine.threads.max(1) as u32),
         };
         let processors = processes.saturating_mul(threads).max(1);
-        // All machines of a job have the GPUs that the first one needs for its servers.
+        // All machines of a job get as many GPUs as the first one, which also runs the servers.
         let gpus = Shares::of(recipe).all();
         Ok(Job { nodes, processors, gpus, restarts, ..Job::named(&recipe.run.name, root, binary)? })
     }
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_jobs_have_lower_case_letters_digits_and_hyphens_only() {
+    fn job_name_has_only_lower_case_letters_digits_and_hyphens() {
         let name = |name: &str| Job::named(name, "/r".into(), "/b".into()).unwrap().name;
         assert_eq!(name("Calculator 2_x"), "levade-calculator-2-x");
         assert_eq!(name("-é-"), "levade");

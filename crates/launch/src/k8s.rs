@@ -1,6 +1,6 @@
-//! Kubernetes: an indexed Job and a headless Service, by kubectl.
+//! Kubernetes: an indexed Job and a headless Service, submitted by kubectl.
 //!
-//! Manifests were checked against the schemas of Kubernetes, and never run on a cluster.
+//! The manifests were checked against the schemas of Kubernetes, but were never run on a cluster.
 
 use std::path::PathBuf;
 
@@ -13,24 +13,24 @@ use crate::job::Job;
 use crate::shell::{output, quoted};
 use crate::{Ended, INTERRUPTED};
 
-/// Options of Kubernetes.
+/// Options of the Kubernetes launcher.
 #[derive(Debug, Clone)]
 pub struct K8sOptions {
     /// Image with levade and the learner's environment. Required.
     pub image: Option<String>,
 
-    /// Volume claims that all pods share, as `NAME:DIRECTORY`: the run directory, its model and its
-    /// environment are below the directories.
+    /// Volume claims that all pods share, as `NAME:DIRECTORY`. The run directory, its model and its
+    /// environment must be below these directories.
     pub claims: Vec<String>,
 
-    /// The namespace.
+    /// Namespace of the job.
     pub namespace: String,
 
     /// Memory of a pod, such as `16Gi`.
     pub memory: String,
 }
 
-/// Manifests of a job.
+/// Manifests that are ready to be submitted.
 pub struct Manifests {
     file: PathBuf,
     name: String,
@@ -40,7 +40,8 @@ pub struct Manifests {
 /// Renders the manifests and their file.
 ///
 /// # Errors
-/// Returns an error if there is no image, or the run directory is in no volume.
+/// Returns an error if there is no image, a claim is malformed, or no volume contains the run
+/// directory.
 pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (PathBuf, String))> {
     let K8sOptions { image, claims, namespace, memory } = options;
     let image =
@@ -63,7 +64,7 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
             job.root.display()
         )));
     }
-    // Ranks of a machine share memory there.
+    // Ranks on the same machine communicate through shared memory.
     volumes.push(json!({ "name": "shared-memory", "emptyDir": { "medium": "Memory" } }));
     mounts.push(json!({ "name": "shared-memory", "mountPath": "/dev/shm" }));
     let mut limits = json!({ "memory": memory });
@@ -73,7 +74,7 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     let name = &job.name;
     let labels = json!({ "app.kubernetes.io/name": "levade", "levade/run": name });
     let script = format!("exec sh {} \"$JOB_COMPLETION_INDEX\"", quoted(&job.script().display()));
-    // Kubernetes fills in `$(NAME)`, and reads `$$` as one.
+    // Kubernetes expands `$(NAME)` and unescapes `$$` to `$`.
     let script = script.replace('$', "$$");
     let container = json!({
         "name": "node",
@@ -99,7 +100,7 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
             "completions": job.nodes,
             "parallelism": job.nodes,
             "backoffLimit": job.restarts.saturating_mul(job.nodes).min(i32::MAX as u32),
-            // What is the user's to mend is not tried again.
+            // Errors that the user has to correct are not retried.
             "podFailurePolicy": { "rules": [{
                 "action": "FailJob",
                 "onExitCodes": { "containerName": "node", "operator": "In", "values": [2] },
@@ -108,9 +109,9 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
                 "metadata": { "labels": labels },
                 "spec": {
                     "restartPolicy": "Never",
-                    // Names of pods: NAME-INDEX.NAME.
+                    // Pods get the names NAME-INDEX.NAME.
                     "subdomain": name,
-                    // In time for a checkpoint.
+                    // Time for a checkpoint, in seconds.
                     "terminationGracePeriodSeconds": 120,
                     "containers": [container],
                     "volumes": volumes,
@@ -119,12 +120,12 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     });
     let of_service = json!({
             "clusterIP": "None",
-            // Pods find each other before they are ready.
+            // Pods must find each other before they are ready.
             "publishNotReadyAddresses": true,
             "selector": { "levade/run": name },
     });
     let (workload, service) = (of("batch/v1", "Job", of_job), of("v1", "Service", of_service));
-    // YAML holds all of JSON.
+    // Every JSON document is a YAML document.
     let pretty = |value: &Value| serde_json::to_string_pretty(value);
     let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&workload)?);
     let file = job.folder.join("job.yaml");
@@ -133,7 +134,7 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
 }
 
 impl Manifests {
-    /// The command that submits them.
+    /// Returns the command that submits the manifests.
     pub fn command(&self) -> String {
         format!("kubectl apply -f {}", quoted(&self.file.display()))
     }
@@ -160,7 +161,7 @@ impl Manifests {
     }
 }
 
-/// A job that a cluster has.
+/// A job that was submitted to the cluster.
 struct Applied {
     name: String,
     namespace: String,
@@ -174,12 +175,12 @@ impl Applied {
         output(&[&["kubectl", "-n", &self.namespace], words].concat()).await
     }
 
-    /// The job's description; empty where there is none.
+    /// Returns the job's description in JSON, or an empty string if there is no such job.
     async fn found(&self) -> anyhow::Result<String> {
         self.kubectl(&["get", "job", &self.name, "--ignore-not-found", "-o", "json"]).await
     }
 
-    /// Keeps what pods have printed: they go with the job.
+    /// Saves the logs of the pods, because these are deleted with the job.
     async fn collect(&self) -> anyhow::Result<()> {
         for node in 0..self.job.nodes {
             let pods = format!("job-name={},batch.kubernetes.io/job-completion-index={node}", self.name);
@@ -213,18 +214,19 @@ impl Submitted for Applied {
     }
 
     async fn end(&self) -> anyhow::Result<()> {
-        // Logs that cannot be kept, on a full disk say, are no reason to let it go on.
+        // The job is deleted even if its logs cannot be saved, for example on a full disk.
         if let Err(error) = self.collect().await {
             say::<Self>(&self.host, &format!("what its machines printed is not kept: {error:#}"));
         }
-        // Pods get their time to end before it returns, and longer than an answer may take.
+        // The command does not wait for the pods, whose grace period exceeds the timeout for a
+        // response.
         let delete = ["delete", "--ignore-not-found", "--wait=false", "-f", &self.file];
         self.kubectl(&delete).await.map(drop)
     }
 }
 
-/// Whether there is a job by this description that will not run any more, or is on its way out. To apply its
-/// manifest again would start nothing.
+/// Returns whether the description is that of a job that has ended or is being deleted. Such a job must
+/// be deleted first, because applying its manifest again would start nothing.
 fn is_over(found: &str) -> anyhow::Result<bool> {
     if found.trim().is_empty() {
         return Ok(false);
@@ -233,7 +235,7 @@ fn is_over(found: &str) -> anyhow::Result<bool> {
     Ok(!job["metadata"]["deletionTimestamp"].is_null() || state_of(found)?.ended.is_some())
 }
 
-/// How a job is, by its description; nothing is described where it was deleted.
+/// Converts a job's description to a state. An empty description means that the job was deleted.
 fn state_of(found: &str) -> anyhow::Result<State> {
     if found.trim().is_empty() {
         return Ok(State { text: "deleted".into(), ended: Some(INTERRUPTED) });
@@ -247,7 +249,7 @@ fn state_of(found: &str) -> anyhow::Result<State> {
         conditions.into_iter().flatten().find(holds)
     };
     let ended = match (holds("Failed"), holds("Complete")) {
-        // By its policy a job fails at once where the user has something to mend.
+        // The pod failure policy fails a job at once on errors that the user has to correct.
         (Some(failed), _) if failed["reason"] == "PodFailurePolicy" => Some(2),
         (Some(_), _) => Some(1),
         (None, Some(_)) => Some(0),
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_need_an_image_and_the_folder_of_the_run() {
+    fn render_requires_image_and_run_volume() {
         let job = Job::named("calc", "/runs/a".into(), "/opt/levade".into()).unwrap();
         let job = Job { nodes: 2, gpus: 8, ..job };
         let options = |image: Option<&str>, claim: &str| K8sOptions {
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn kubernetes_fills_in_nothing_of_a_path() {
+    fn render_escapes_dollar_signs_in_paths() {
         let job = Job::named("calc", "/runs/$(HOSTNAME)$$".into(), "/opt/levade".into()).unwrap();
         let options = K8sOptions {
             image: Some("i".into()),
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_read() {
+    fn state_of_maps_job_conditions() {
         let state = |found: Value| state_of(&found.to_string()).unwrap();
         let runs = state(json!({ "status": { "active": 2, "failed": 1 } }));
         assert_eq!(runs, State { text: "2 run, 0 done, 1 failed".into(), ended: None });
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_over_makes_room_for_the_next() {
+    fn is_over_detects_ended_and_deleted_jobs() {
         let of = |kind: &str| json!({ "status": { "conditions": [{ "type": kind, "status": "True" }] } });
         for (found, over) in [
             (String::new(), false),

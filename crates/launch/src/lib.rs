@@ -1,18 +1,18 @@
-//! Starts a run on one machine or many, with the launcher that starts processes there: this process, ssh,
-//! Slurm, Ray or Kubernetes.
+//! Starts a run on one machine or many, through a launcher: this process, ssh, Slurm, Ray or
+//! Kubernetes.
 //!
-//! A launcher reads everything from the directory `launch` of the run: the recipe, one script that each
-//! machine runs with its number, and the launcher's own files. Machine 0 trains; the others join its
-//! learner. All machines reach the run directory under the same path.
+//! All files of a launch are in the directory `launch` of the run: the recipe, one script that each
+//! machine runs with its number, and the launcher's own files. Machine 0 trains; the other machines
+//! join its learner. All machines reach the run directory under the same path.
 //!
 //! # Guarantees
-//! - [`Launch::new`] starts nothing and writes nothing. It returns the files and commands, so a caller can
-//!   print them.
+//! - [`Launch::new`] starts nothing and writes nothing. It returns the files and commands, so a caller
+//!   can print them.
 //! - A run that already exists in the directory is resumed.
-//! - A machine whose processes fail is started again, at most [`Job::restarts`] times in a row. Exit code 2
+//! - A machine whose processes fail is restarted, at most [`Job::restarts`] times in a row. Exit code 2
 //!   (an error that the user has to correct) is never retried.
-//! - A job that its launcher accepted is followed through outages of the launcher. Every wait has a deadline,
-//!   and its error names the commands that show and end the job.
+//! - A job that its launcher accepted is followed through outages of the launcher. Every wait has a
+//!   deadline, and its error names the commands that show and end the job.
 //!
 //! # Example
 //! Prints what would be submitted to Slurm.
@@ -54,38 +54,38 @@ pub use ray::RayOptions;
 pub use shell::quoted;
 pub use slurm::SlurmOptions;
 
-/// The exit code of a run that was asked to stop: 128 + SIGINT, as in shells.
+/// Exit code of a run that was asked to stop: 128 + SIGINT, as in shells.
 pub const INTERRUPTED: u8 = 130;
-/// Interval between two looks at a job.
+/// Interval between two checks of a job's state.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Minimum lifetime of a machine's processes after which its count of failures in a row starts at 0 again.
+/// Minimum lifetime of a machine's processes after which its count of consecutive failures is reset.
 const STABLE: Duration = Duration::from_secs(600);
 
-/// A program that starts processes, with its options.
+/// A launcher with its options.
 #[derive(Debug, Clone)]
 pub enum Launcher {
-    /// This process, on this machine. Several nodes are several groups of processes.
+    /// This process starts the processes on this machine. Each node is a group of processes.
     Local,
-    /// This process, on machines that it reaches by ssh.
+    /// This process starts the processes on machines that it reaches by ssh.
     Ssh(SshOptions),
-    /// Slurm.
+    /// A Slurm cluster, through `sbatch`.
     Slurm(SlurmOptions),
-    /// Ray.
+    /// A Ray cluster, through its HTTP API.
     Ray(RayOptions),
-    /// Kubernetes, through kubectl.
+    /// A Kubernetes cluster, through `kubectl`.
     K8s(K8sOptions),
 }
 
-/// The end of a job, as far as this process followed it.
+/// Outcome of a job that this process followed or detached from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// The run ended with this exit code.
     Code(u8),
     /// The job continues without this process.
     Detached {
-        /// The command that shows its state.
+        /// Command that shows the job's state.
         watch: String,
-        /// The command that ends it.
+        /// Command that ends the job.
         end: String,
     },
 }
@@ -97,7 +97,7 @@ pub struct Launch {
     submission: Submission,
 }
 
-/// What a launcher submits.
+/// Submission to a launcher.
 enum Submission {
     Hosts(hosts::Hosts),
     Slurm(slurm::Batch),
@@ -139,7 +139,7 @@ impl Launch {
         &self.job
     }
 
-    /// Returns the files that the machines and the launcher read: path and text.
+    /// Returns path and text of the files that the machines and the launcher read.
     pub fn files(&self) -> &[(PathBuf, String)] {
         &self.files
     }
@@ -154,12 +154,12 @@ impl Launch {
         }
     }
 
-    /// Writes the files, submits the job and follows it to its end. With `detach` it returns after the
-    /// submission.
+    /// Writes the files, submits the job and follows it to its end. With `detach`, the method returns
+    /// after the submission.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be written, the launcher rejects the job, does not report its state
-    /// for too long, or does not end it when asked.
+    /// Returns an error if a file cannot be written, or if the launcher rejects the job, fails to
+    /// report its state for too long, or does not end the job after a request.
     pub async fn run(self, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
         let Launch { job, files, submission } = self;
         if detach && matches!(submission, Submission::Hosts(_)) {

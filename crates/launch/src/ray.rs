@@ -1,4 +1,4 @@
-//! Ray: one job over its HTTP API, an actor on each node.
+//! Ray: one job over its HTTP API, with one actor per node.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::job::Job;
 use crate::shell::quoted;
 use crate::{Ended, INTERRUPTED, STABLE};
 
-/// Options of Ray.
+/// Options of the Ray launcher.
 #[derive(Debug, Clone)]
 pub struct RayOptions {
     /// URL of the cluster's dashboard.
@@ -26,14 +26,15 @@ pub struct RayOptions {
     pub python: String,
 }
 
-/// A job of Ray.
+/// A Ray job that is ready to be submitted.
 pub struct RayJob {
     entrypoint: String,
     address: String,
     name: String,
 }
 
-/// The driver: holds a machine for each part and its supervisor's line.
+/// Source of the driver. It starts an actor per machine, which holds the input of the supervisor of
+/// that machine's processes.
 const DRIVER: &str = include_str!("driver.py");
 
 /// Renders the job and its driver.
@@ -45,7 +46,8 @@ pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathB
     if !address.starts_with("http://") && !address.starts_with("https://") {
         return Err(unusable(format!("--address {address:?} must begin with http:// or https://")));
     }
-    // By another name than that of the package, which Python would look for beside it first.
+    // The file is not named after the package `ray`, because Python searches the script's directory
+    // first.
     let driver = job.folder.join("driver.py");
     let facts = json!({
         "root": job.root, "folder": job.folder, "script": job.script(), "binary": job.binary, "nodes": job.nodes,
@@ -60,7 +62,7 @@ pub fn render(job: &Job, options: &RayOptions) -> anyhow::Result<(RayJob, (PathB
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl RayJob {
-    /// The request that submits it, as a command.
+    /// Returns the submission request as a `curl` command.
     pub fn command(&self) -> String {
         let url = quoted(&format!("{}/api/jobs/", self.address));
         format!("curl -X POST {url} -d {}", quoted(&self.order(&self.name)))
@@ -73,7 +75,7 @@ impl RayJob {
     /// Submits the job and follows it.
     pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<Ended> {
         let client = Client::new(Hosts::default(), None)?;
-        // A job that is launched again is another one to Ray.
+        // Ray requires a new id for each submission.
         let seconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         let id = format!("{}-{seconds}", self.name);
         let order = self.order(&id);
@@ -95,7 +97,7 @@ impl RayJob {
     }
 }
 
-/// A job that a cluster has accepted.
+/// A job that a Ray cluster has accepted.
 struct Accepted {
     client: Client,
     address: String,
@@ -143,7 +145,7 @@ impl Submitted for Accepted {
     }
 }
 
-/// Returns the state in a description of a job.
+/// Converts Ray's description of a job to a state.
 fn state_of(found: &Value) -> anyhow::Result<State> {
     let status = found["status"].as_str().with_context(|| format!("the answer has no status: {found}"))?;
     let (mut text, mut ended) = (status.to_owned(), None);
@@ -166,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_is_told_of_the_job() {
+    fn render_passes_job_to_driver_and_rejects_bad_address() {
         let job = Job::named("calc", "/runs/it's".into(), "/opt/levade".into()).unwrap();
         let options = RayOptions { address: "http://h:8265/".into(), python: "python3".into() };
         let (ray, _) = render(&Job { nodes: 2, ..job }, &options).unwrap();
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_read() {
+    fn state_of_maps_ray_statuses() {
         let state = |found: Value| state_of(&found).map(|state| (state.text, state.ended));
         assert_eq!(state(json!({ "status": "RUNNING" })).unwrap(), ("RUNNING".into(), None));
         assert_eq!(state(json!({ "status": "STOPPED" })).unwrap().1, Some(INTERRUPTED));

@@ -1,10 +1,10 @@
-//! Words of shell commands, and commands that ask a launcher.
+//! Quotes words of shell commands, and runs commands of launchers.
 
 use std::time::Duration;
 
 use levade_run::unusable;
 
-/// Returns a word in the quotes that a shell needs to read it unchanged.
+/// Quotes a word so that a shell reads it unchanged. Words without special characters are not quoted.
 pub fn quoted(word: &impl ToString) -> String {
     let word = word.to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
@@ -14,11 +14,11 @@ pub fn quoted(word: &impl ToString) -> String {
     }
 }
 
-/// Returns the output of a launcher's command.
+/// Runs a launcher's command and returns its output.
 ///
 /// # Errors
-/// Returns an error if the command cannot be started, fails or does not end in time. It has the command's
-/// error output.
+/// Returns an error if the command cannot be started, does not finish within 120 s, or fails. The last
+/// error contains the command's standard error.
 pub async fn output(words: &[&str]) -> anyhow::Result<String> {
     const TIMEOUT: Duration = Duration::from_secs(120);
     let command = words.join(" ");
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quoted_words_are_read_unchanged_by_a_shell() {
+    fn quoted_escapes_spaces_quotes_and_variables() {
         assert_eq!(quoted(&"/runs/a-1"), "/runs/a-1");
         assert_eq!(quoted(&"it's a $HOME"), r"'it'\''s a $HOME'");
     }

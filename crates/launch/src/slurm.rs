@@ -1,4 +1,4 @@
-//! Slurm: one batch job, a task on each node.
+//! Slurm: one batch job, with one task per node.
 
 use std::path::PathBuf;
 
@@ -11,19 +11,19 @@ use crate::job::Job;
 use crate::shell::{output, quoted};
 use crate::{Ended, INTERRUPTED, STABLE};
 
-/// Options of Slurm.
+/// Options of the Slurm launcher.
 #[derive(Debug, Clone)]
 pub struct SlurmOptions {
-    /// Further options of `sbatch`, such as `partition=gpu` or `time=12:00:00`.
+    /// Additional options of `sbatch`, such as `partition=gpu` or `time=12:00:00`.
     pub sbatch: Vec<String>,
 }
 
-/// A batch job.
+/// A batch job that is ready to be submitted.
 pub struct Batch {
     script: PathBuf,
 }
 
-/// Options that the job itself sets, each with the way to choose its value.
+/// Options that the job itself sets, each with a hint how to choose its value.
 const OWNED: [(&str, &str); 5] = [
     ("nodes", "set `cluster.learner.nodes`"),
     ("ntasks", "each node has one task"),
@@ -32,13 +32,14 @@ const OWNED: [(&str, &str); 5] = [
     ("wrap", "the job has a script"),
 ];
 
-/// Exit code of a task whose part is the user's to mend. Of all tasks srun gives the highest code: so codes
-/// are such that what one ends of comes before what the others were then told, to stop.
+/// Exit code of a task whose part failed with an error that the user has to correct. srun returns the
+/// highest code of all tasks. The codes are ordered so that the code of the failed task exceeds those
+/// of tasks that were stopped because of the failure.
 const USERS: i32 = 202;
-/// Exit code of a task whose part has died.
+/// Exit code of a task whose part has failed otherwise.
 const DIED: i32 = 203;
 
-/// A task of the job: one machine's part.
+/// Script of one task, which runs one machine's part.
 const TASK: &str = "#!/bin/sh
 # It waits for its part, which is told to stop, too.
 trap : TERM
@@ -51,7 +52,7 @@ case $code in
 esac
 ";
 
-/// The job: tasks begin again when one of them has died.
+/// Script of the job, which restarts all tasks when one of them has failed.
 const BATCH: &str = "
 # The address by which nodes reach the first one, which trains.
 first=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)
@@ -89,12 +90,13 @@ done
 /// Renders the job and its files.
 ///
 /// # Errors
-/// Returns an error if an option is malformed or set by the job itself, or Slurm cannot read the directory's
-/// name.
+/// Returns an error if an option is malformed or set by the job itself, or if the directory's name
+/// contains a backslash, which Slurm would interpret.
 pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
     let (script, task) = (job.folder.join("job.sbatch"), job.folder.join("task.sh"));
     let log = |name: &str| {
-        // Slurm fills in what stands after a percent sign; a backslash would have it fill in nothing.
+        // Slurm expands patterns after a percent sign. A backslash would disable the expansion in the
+        // complete name.
         let folder = job.folder.display().to_string();
         format!("{}/{name}", folder.replace('%', "%%"))
     };
@@ -109,10 +111,10 @@ pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(Pat
         format!("--nodes={}", job.nodes),
         "--ntasks-per-node=1".into(),
         format!("--cpus-per-task={}", job.processors),
-        // A node that is lost, or a job that is put off for another, begins again where its run was.
+        // The job is restarted, and resumes its run, after the loss of a node or a preemption.
         "--requeue".into(),
         "--open-mode=append".into(),
-        // In time for a checkpoint.
+        // Time for a checkpoint, in seconds.
         "--signal=TERM@120".into(),
         format!("--output={}", log("slurm.log")),
     ];
@@ -148,7 +150,7 @@ pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(Pat
     Ok((Batch { script }, files))
 }
 
-/// A word of a line of `#SBATCH`, as sbatch reads it: between quotes, backslashes keep what follows.
+/// Quotes a word of an `#SBATCH` line. In sbatch's quotes, a backslash escapes the next character.
 fn directive(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
     match word.chars().all(plain) {
@@ -157,7 +159,7 @@ fn directive(word: &str) -> String {
     }
 }
 
-/// A text with values in the place of their names. Nothing is looked for in values.
+/// Replaces the placeholders in a text by their values. Placeholders within values are not replaced.
 fn filled(text: &str, values: &[(&str, String)]) -> String {
     let (mut all, mut rest) = (String::new(), text);
     while let Some(at) = rest.find('{') {
@@ -177,13 +179,13 @@ fn filled(text: &str, values: &[(&str, String)]) -> String {
     all + rest
 }
 
-/// The fields of a job in Slurm that its state depends on.
+/// The fields of a Slurm job that determine its state.
 #[derive(Debug, PartialEq, Eq)]
 struct Fields {
     name: String,
     reason: String,
     exit: u8,
-    /// Whether it begins again after a node was lost, or for another job.
+    /// Whether the job is requeued after the loss of a node or a preemption.
     again: bool,
 }
 
@@ -203,7 +205,7 @@ impl Fields {
         })
     }
 
-    /// Returns the exit code if the job will not run any more.
+    /// Returns the exit code, or `None` if the job may still run.
     fn ended(&self) -> Option<u8> {
         match self.name.as_str() {
             "COMPLETED" => Some(0),
@@ -233,7 +235,7 @@ impl Batch {
     }
 }
 
-/// A job in the queue, or out of it.
+/// A job that was submitted to Slurm.
 struct Queued {
     id: String,
     log: PathBuf,
@@ -272,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_has_a_task_on_each_node() {
+    fn render_writes_directives_and_task_per_node() {
         let job = Job::named("calc", "/runs/a b".into(), "/opt/levade".into()).unwrap();
         let job = Job { nodes: 2, processors: 4, gpus: 8, ..job };
         let options = SlurmOptions { sbatch: vec!["partition=gpu".into(), "cpus-per-task=9".into()] };
@@ -301,8 +303,8 @@ mod tests {
         assert!(wrong("nodes=4").contains("set `cluster.learner.nodes`"));
     }
 
-    /// Words of a line as sbatch reads them (`_get_argument` of its source): a backslash keeps what follows,
-    /// in quotes as well.
+    /// Parses a line as sbatch does (`_get_argument` in its source): a backslash escapes the next
+    /// character, also in quotes.
     fn read_by_sbatch(line: &str) -> Vec<String> {
         let (mut words, mut word, mut quote, mut chars) = (Vec::new(), None, None, line.chars());
         while let Some(c) = chars.next() {
@@ -323,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_reach_slurm_and_the_shell_as_they_are() {
+    fn render_quotes_special_characters_in_paths() {
         for name in ["a b", "it's", "50%j", "{task}{fresh}", "$HOME`x`", "é\"q\"", "#1"] {
             let root = std::path::Path::new("/runs").join(name);
             let job = Job::named("calc", root, "/opt/levade".into()).unwrap();
@@ -345,7 +347,7 @@ mod tests {
         assert!(render(&job, &SlurmOptions { sbatch: Vec::new() }).is_err());
     }
 
-    /// Exit code of the task of a machine whose part ends with one.
+    /// Returns the exit code of a task whose part runs the script `part`.
     #[cfg(unix)]
     fn of_task(part: &str) -> Option<i32> {
         let folder = tempfile::tempdir().unwrap();
@@ -361,7 +363,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_a_machine_dies_of_is_told_from_what_it_was_told() {
+    fn task_exit_code_separates_failure_from_stop() {
         for (part, code) in [
             ("exit 0", 0),
             ("exit 130", 130),
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_read() {
+    fn fields_map_slurm_states_to_exit_codes() {
         let line = "JobId=7 UserId=root(0) JobState=PENDING Reason=Resources Requeue=1 ExitCode=0:0";
         let state = Fields::of(line).unwrap();
         assert_eq!(

@@ -1,15 +1,18 @@
-//! Adjusts logits before a token is sampled: penalties, biases, and stops that must not come yet.
+//! Adjusts logits before a token is sampled: penalties, biases, and stop tokens that are not allowed
+//! yet.
 //!
-//! An adjustment is a function of the raw logits, the sequence and the parameters only. So it depends neither
-//! on other sequences in the batch nor on how a prompt was divided. The order is fixed: repetition penalty,
-//! frequency and presence penalty, biases, stops. vLLM adds biases before the repetition penalty, SGLang
-//! after it; all other orders commute. Presence and frequency penalties count the tokens of the completion,
-//! including those in [`SamplingParams::drawn_before`](crate::SamplingParams::drawn_before).
+//! An adjustment is a function only of the raw logits, the sequence and the parameters. So it depends
+//! neither on other sequences in the batch nor on how a prompt was divided. The order is fixed:
+//! repetition penalty, frequency and presence penalty, biases, stop tokens. vLLM adds biases before the
+//! repetition penalty, SGLang after it; all other orders commute. Presence and frequency penalties
+//! count the tokens of the completion, including those in
+//! [`SamplingParams::drawn_before`](crate::SamplingParams::drawn_before).
 
 use crate::SamplingParams;
 
 impl SamplingParams {
-    /// Whether logits may be adjusted, so that tokens come from another distribution than the model's.
+    /// Returns whether logits can be adjusted, so that tokens come from another distribution than the
+    /// model's.
     pub fn adjusts(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
@@ -18,12 +21,13 @@ impl SamplingParams {
             || (self.min_tokens > self.drawn_before && !self.stop_ids.is_empty())
     }
 
-    /// Adjusts raw logits, one for each token of the vocabulary. `path` is prompt and reply so far, the reply
-    /// its last `reply` tokens.
+    /// Adjusts raw logits, one for each token of the vocabulary. `path` is the prompt with the
+    /// completion so far, which is its last `reply` tokens.
     ///
-    /// Repetition penalty θ (Keskar et al. 2019, over prompt and reply): z / θ where z > 0, else z θ.
-    /// Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c > 0\] α_presence, c how
-    /// often the reply has the token; as in vLLM and SGLang the prompt does not count.
+    /// Repetition penalty θ (Keskar et al. 2019, over prompt and completion): z / θ if z > 0, and
+    /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c >
+    /// 0\] α_presence, where c is the number of occurrences of the token in the completion. As in vLLM
+    /// and SGLang, the prompt does not count.
     pub fn adjust(&self, logits: &mut [f32], path: &[u32], reply: usize) {
         if self.repetition_penalty != 1.0 {
             for (token, _) in counts(path) {
@@ -55,7 +59,7 @@ impl SamplingParams {
     }
 }
 
-/// Every token once, with how often it is there.
+/// Returns every distinct token with the number of its occurrences.
 fn counts(tokens: &[u32]) -> Vec<(u32, usize)> {
     let mut sorted = tokens.to_vec();
     sorted.sort_unstable();
@@ -66,9 +70,9 @@ fn counts(tokens: &[u32]) -> Vec<(u32, usize)> {
 mod tests {
     use super::*;
 
-    /// Numbers that binary fractions hold exactly.
+    /// All values are exact in binary floating point.
     #[test]
-    fn by_hand() {
+    fn adjust_matches_hand_computed_logits() {
         let logits = [1.0, -1.0, 0.5, 2.0, 0.25];
         let path = [0, 3, 99, 1, 1, 2];
         let adjusted = |params: SamplingParams| {
@@ -80,7 +84,7 @@ mod tests {
         let plain = SamplingParams::default();
         let repetition = SamplingParams { repetition_penalty: 2.0, ..plain.clone() };
         assert_eq!(adjusted(repetition.clone()), [0.5, -2.0, 0.25, 1.0, 0.25]);
-        // The reply has 1 twice and 2 once; what the prompt has does not count.
+        // The completion contains token 1 twice and token 2 once; tokens of the prompt do not count.
         let frequency = SamplingParams { frequency_penalty: 0.5, ..plain.clone() };
         assert_eq!(adjusted(frequency), [1.0, -2.0, 0.0, 2.0, 0.25]);
         let presence = SamplingParams { presence_penalty: -0.25, ..plain.clone() };
@@ -100,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_no_adjustment() {
+    fn neutral_params_are_not_filtered() {
         let plain = SamplingParams::default();
         for params in [
             plain.clone(),

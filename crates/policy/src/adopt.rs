@@ -11,11 +11,12 @@ use tokio::task::JoinSet;
 use crate::awake::within;
 use crate::{PolicyError, Sampler, WeightsRef};
 
-/// Has every sampler adopt weights, all at once. Each has a name that errors use.
+/// Lets all samplers load published weights concurrently. Each sampler has a name that errors use.
 ///
 /// # Errors
-/// [`PolicyError::Deadline`] names all that have not adopted them when `longest` is over,
-/// [`PolicyError::NotAdopted`] the first that refuses. The others may have adopted them.
+/// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the weights
+/// within `longest`, and [`PolicyError::NotAdopted`] with the name of the first sampler that rejects
+/// them. The remaining samplers may have loaded them.
 pub async fn adopt_all(
     samplers: Vec<(String, Arc<dyn Sampler>)>,
     weights: &WeightsRef,
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
     use crate::{Load, SampleRequest, SampleStream, WeightsAt};
 
-    /// Adopts after a while.
+    /// A sampler that loads weights after a delay.
     struct Slow(Duration);
 
     #[async_trait]
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_not_adopted_weights_is_named() {
+    async fn adopt_all_names_samplers_without_new_weights() {
         let weights = WeightsRef { version: 3, at: WeightsAt::Memory };
         let adopt = async |samplers, weights: &WeightsRef| {
             adopt_all(samplers, weights, Duration::from_secs(60)).await.map_err(|error| error.to_string())

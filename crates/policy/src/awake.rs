@@ -1,10 +1,9 @@
-//! Time in which this process ran: deadlines and their waits, by a clock that stands still while the process
-//! does.
+//! Deadlines and waits that count only the time in which this process ran.
 //!
-//! A process that is stopped (SIGSTOP, Ctrl-Z, a frozen container, a debugger, a laptop that sleeps) has done
-//! nothing meanwhile, so no time has passed for what it waits for. Such a pause shows as a wait that takes
-//! far longer than it was meant to: so waits here are cut into short ones, and of each no more counts than it
-//! may take on a busy machine.
+//! A process that is stopped (SIGSTOP, Ctrl-Z, a frozen container, a debugger, a laptop that sleeps)
+//! makes no progress, so a pause must not count toward its deadlines. A pause shows as a wait that
+//! takes far longer than requested. Waits are therefore divided into short ones, and each of these
+//! counts at most as long as it may take on a busy machine.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,13 +13,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a wait is at most before the clock is looked at again.
+/// Maximum interval between two readings of the clock, and the time that counts for an interval with a
+/// pause.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The most that counts between two looks: a busy machine may be late, but not for longer.
+/// Maximum interval that counts in full: a busy machine may be this late. A longer interval contains a
+/// pause.
 const MOST: Duration = Duration::from_secs(2);
 
-/// Time since it was started in which the process ran, as far as somebody looks at least once a second.
+/// Time since the start in which the process ran. It is accurate if [`elapsed`](Stopwatch::elapsed) is
+/// called at least once a second.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
     looked: Instant,
@@ -29,12 +31,12 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts now.
+    /// Starts a stopwatch now.
     pub fn start() -> Self {
         Stopwatch { looked: Instant::now(), ran: Duration::ZERO, paused: Duration::ZERO }
     }
 
-    /// The time in which the process ran.
+    /// Reads the clock and returns the time in which the process ran.
     pub fn elapsed(&mut self) -> Duration {
         let now = Instant::now();
         let since = now - self.looked;
@@ -45,17 +47,19 @@ impl Stopwatch {
         self.ran
     }
 
-    /// The time in which it was stopped, as far as it is known.
+    /// Returns the time in which the process was stopped, as of the last call of
+    /// [`elapsed`](Self::elapsed).
     pub fn paused(&self) -> Duration {
         self.paused
     }
 }
 
-/// A clock that shows for how long the process has run; clones show the same.
+/// A clock of the time in which the process ran. Its clones share the pauses found by
+/// [`keep`](Clock::keep).
 #[derive(Debug, Clone)]
 pub struct Clock {
     started: Instant,
-    /// Milliseconds of pauses.
+    /// Total duration of pauses in milliseconds.
     paused: Arc<AtomicU64>,
 }
 
@@ -66,12 +70,13 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// For how long the process has run since the clock was made.
+    /// Returns how long the process has run since the clock was created.
     pub fn now(&self) -> Duration {
         self.started.elapsed().saturating_sub(Duration::from_millis(self.paused.load(Ordering::Relaxed)))
     }
 
-    /// Notices pauses while this is awaited, which has no end, and calls `noticed` for each.
+    /// Detects pauses, subtracts them from the clock, and calls `noticed` with each. The future never
+    /// finishes.
     pub async fn keep(self, mut noticed: impl FnMut(Duration)) {
         let mut watch = Stopwatch::start();
         loop {
@@ -87,7 +92,7 @@ impl Clock {
     }
 }
 
-/// Waits until the process has run for this long. Returns for how long it has.
+/// Waits until the process has run for `time`. Returns how long it has run.
 pub async fn sleep(time: Duration) -> Duration {
     let mut watch = Stopwatch::start();
     loop {
@@ -99,8 +104,8 @@ pub async fn sleep(time: Duration) -> Duration {
     }
 }
 
-/// Does something, for as long as the process has not run for longer than `limit`; `None` where it takes
-/// longer.
+/// Awaits `work` and returns its result, or `None` if the process has run for `limit` before it
+/// finishes.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
@@ -109,11 +114,11 @@ pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option
     }
 }
 
-/// Receives from a channel, blocking the thread, for as long as the process has not run for longer than
-/// `limit`.
+/// Receives from a channel, blocking the thread, until the process has run for `limit`.
 ///
 /// # Errors
-/// When it takes longer, or nobody sends any more.
+/// Returns [`RecvTimeoutError::Timeout`] if nothing arrives within `limit`, and
+/// [`RecvTimeoutError::Disconnected`] if all senders have been dropped.
 pub fn receive<T>(from: &Receiver<T>, limit: Duration) -> Result<T, RecvTimeoutError> {
     let mut watch = Stopwatch::start();
     loop {
@@ -130,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_is_waited_for() {
+    fn receive_times_out_and_reports_disconnection() {
         let (send, receive_from) = std::sync::mpsc::channel();
         let limit = Duration::from_millis(1200);
         let start = std::time::Instant::now();
@@ -143,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_is_kept_to() {
+    async fn within_returns_none_at_the_limit() {
         for millis in [1, 999, 1000, 1001, 59_000] {
             let limit = Duration::from_millis(millis);
             let start = Instant::now();
@@ -155,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_gap_is_a_pause() {
+    async fn stopwatch_counts_long_gaps_as_pauses() {
         let mut watch = Stopwatch::start();
         for (gap, ran, paused) in
             [(1000, 1000, 0), (1900, 2900, 0), (3_600_000, 3900, 3_599_000), (10, 3910, 3_599_000)]

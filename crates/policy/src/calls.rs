@@ -1,38 +1,38 @@
-//! Streams of random numbers for the calls of an attempt.
+//! Random number streams for the model calls of an attempt.
 //!
-//! Guarantees: a call's stream is fixed when it is admitted, and is kept when the call is continued. It
-//! depends on the attempt, the agent, the prompt and how often that agent has asked the same, and on nothing
-//! else: two agents, or two calls at equal positions, never share draws, and the order in which parallel
-//! calls arrive does not matter.
+//! # Guarantees
+//! - A call's stream is fixed when the call is admitted, and is kept when the call is continued.
+//! - The stream depends only on the attempt, the agent, the prompt, and the number of earlier calls of
+//!   that agent with the same prompt. Two agents, or two calls at equal positions, never share random
+//!   numbers, and the order in which parallel calls arrive does not matter.
 
 use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
 
-/// Hands out the streams of an attempt's calls.
+/// Assigns random number streams to the calls of an attempt.
 #[derive(Debug, Clone)]
 pub struct CallStreams {
-    /// The stream of the attempt.
+    /// Stream of the attempt.
     attempt: u64,
-    /// How often each agent has asked each prompt.
+    /// Number of calls so far for each hash of attempt, agent and prompt.
     asked: HashMap<[u8; 32], u32>,
 }
 
 impl CallStreams {
-    /// Streams for the calls of the attempt whose own stream, which no other attempt of the run has, is
-    /// `attempt`.
+    /// Creates the streams of an attempt. `attempt` is the attempt's own stream, unique in the run.
     pub fn new(attempt: u64) -> Self {
         CallStreams { attempt, asked: HashMap::new() }
     }
 
-    /// The stream of the next call in which `agent` asks for a continuation of `prompt`: the first 8 bytes of
-    /// the SHA-256 of attempt, agent, prompt and the number of equal calls before. Two of a million streams
-    /// coincide with a probability of 3 in 10⁸.
+    /// Returns the stream of the next call in which `agent` continues `prompt`: the first 8 bytes of
+    /// the SHA-256 of attempt, agent, prompt and the number of equal calls before. Among a million
+    /// streams, the probability that two coincide is 3 in 10⁸.
     pub fn admit(&mut self, agent: &str, prompt: &[u32]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.attempt.to_le_bytes());
         hash.update(agent.as_bytes());
-        // A byte that no text holds: the end of a name is not the beginning of a prompt.
+        // This byte does not occur in UTF-8, so it separates the agent's name from the prompt.
         hash.update([0xFF]);
         for token in prompt {
             hash.update(token.to_le_bytes());
@@ -52,14 +52,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_has_a_stream_of_its_own() {
+    fn admit_returns_distinct_streams_in_any_order() {
         let calls =
             [("a", &[1, 2][..]), ("a", &[1, 2]), ("b", &[1, 2]), ("a", &[1]), ("a", &[]), ("", &[1, 2])];
         let mut streams = CallStreams::new(7);
         let all: Vec<u64> = calls.iter().map(|(agent, prompt)| streams.admit(agent, prompt)).collect();
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), calls.len());
         assert!(!all.contains(&CallStreams::new(8).admit("a", &[1, 2])));
-        // In whatever order they arrive; of equal ones the first is the first.
+        // The order of arrival does not matter, except among equal calls.
         let mut again = CallStreams::new(7);
         let mut reversed: Vec<u64> =
             calls.iter().rev().map(|(agent, prompt)| again.admit(agent, prompt)).collect();
@@ -70,7 +70,7 @@ mod tests {
 
     /// Recorded runs depend on these numbers.
     #[test]
-    fn streams_are_for_ever() {
+    fn admit_returns_recorded_streams() {
         let mut streams = CallStreams::new(1);
         let found = [streams.admit("default", &[1, 2, 3]), streams.admit("default", &[1, 2, 3])];
         assert_eq!(found, [12_693_513_636_235_724_291, 7_330_053_605_925_622_207]);

@@ -1,4 +1,4 @@
-//! Calls of a library that panics on some damaged files: the panic becomes a text for an error, and prints
+//! Calls a library that panics on some damaged files: converts the panic to an error text and prints
 //! nothing.
 
 use std::cell::Cell;
@@ -10,13 +10,13 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes the call. What it was given must not be used again after a panic.
+/// Runs `call`. After a panic, the values that `call` captured must not be used again.
 ///
 /// # Errors
-/// The panic's message.
+/// Returns the panic's message if `call` panics.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    // The hook is the process's: it asks which thread panics, and leaves the others to the hook that was
-    // there.
+    // The hook applies to the process. It silences only threads that are inside `caught`, and leaves
+    // panics of other threads to the previous hook.
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = panic::take_hook();
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_a_text() {
+    fn caught_returns_panic_message() {
         assert_eq!(caught(|| 1), Ok(1));
         assert_eq!(caught(|| -> i32 { panic!("at {}", 7) }), Err("at 7".into()));
         assert_eq!(caught(|| caught(|| -> i32 { panic!("inner") }).is_err()), Ok(true));

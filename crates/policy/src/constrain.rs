@@ -1,4 +1,4 @@
-//! From a request with a grammar to the tokens that its reply may go on with: for samplers.
+//! Compiles the grammar of a request, and computes the tokens that its completion may continue with.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -7,17 +7,19 @@ use tokio::sync::Semaphore;
 
 use crate::{Allowed, Constraint, Grammars, PolicyError, SampleRequest, SamplingParams, TokenSet, awake};
 
-/// Grammars that are compiled at a time, however many wait for it: it is never to take all processors.
+/// Maximum number of grammars compiled concurrently, so that compilation never occupies all processors.
 const AT_ONCE: usize = 2;
-/// Longest wait for one, those before it included.
+/// Timeout for the compilation of one grammar, including the wait for earlier ones.
 const COMPILING: Duration = Duration::from_secs(60);
 
-/// The constraint of a request that has a grammar, in the state after what was drawn of its reply before. It
-/// is compiled beside, so that nobody else waits for it. The request has been validated.
+/// Returns the constraint of a validated `request`, in the state after the tokens of its completion
+/// that were sampled before, or `None` if the request has no grammar. The grammar is compiled on a
+/// blocking thread, so that other requests do not wait for it.
 ///
 /// # Errors
-/// When the sampler has no `grammars`, the grammar is wrong, or the reply does not keep to it; when compiling
-/// takes too long.
+/// Returns [`PolicyError::Invalid`] if the sampler has no `grammars`, an error if the grammar is
+/// invalid or the completion does not match it, and [`PolicyError::Deadline`] if the compilation takes
+/// longer than 60 s.
 pub async fn constrain(
     grammars: Option<&Arc<dyn Grammars>>,
     request: &SampleRequest,
@@ -32,7 +34,7 @@ pub async fn constrain(
     };
     let drawn = request.prompt[request.prompt.len() - request.params.drawn_before..].to_vec();
     let compiled = async {
-        // One that nobody waits for any more keeps its place until it is done.
+        // A compilation whose request was dropped keeps its permit until it is done.
         let place = ROOM.clone().acquire_owned().await;
         let compile = move || {
             let _place = place;
@@ -51,11 +53,12 @@ pub async fn constrain(
 }
 
 impl SamplingParams {
-    /// The tokens of a model's `vocabulary` that a reply under a grammar may go on with: those that its
-    /// constraint allows, and where it may end, those that end it.
+    /// Returns the tokens of a model's `vocabulary` that may continue a completion under a grammar:
+    /// those that `constraint` allows and, if the completion may end, the stop tokens.
     ///
     /// # Errors
-    /// When there are none, or as [`Constraint::allowed`] says.
+    /// Returns [`PolicyError::Invalid`] if there are no such tokens, and the errors of
+    /// [`Constraint::allowed`].
     pub fn allowed(
         &self,
         constraint: &mut dyn Constraint,

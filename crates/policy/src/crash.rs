@@ -1,14 +1,16 @@
-//! Named places at which a process can be told to die, so that tests can show that dying there loses nothing.
+//! Named points at which a process can be killed, so that tests can show that a crash there loses
+//! nothing.
 //!
-//! `LEVADE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the place `name` for the
-//! `count`-th time (`:count` may be left out and is then 1). Without the variable a place costs one load.
+//! `LEVADE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the point `name` for the
+//! `count`-th time (`:count` may be omitted and is then 1). If the variable is not set, a point costs
+//! one load.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::environment::own;
 
-/// The variable that names the place.
+/// Environment variable that names the crash point.
 pub const CRASH_AT: &str = "LEVADE_CRASH_AT";
 
 struct Wanted {
@@ -16,7 +18,7 @@ struct Wanted {
     left: AtomicU64,
 }
 
-/// Dies here when told to.
+/// Kills the process here if [`CRASH_AT`] requests it.
 pub fn crash_point(name: &str) {
     static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
     let wanted = WANTED.get_or_init(|| own(CRASH_AT).map(|text| parse(&text.to_string_lossy())));
@@ -28,7 +30,7 @@ pub fn crash_point(name: &str) {
     }
 }
 
-/// A count that cannot be read counts as 1.
+/// Parses `name` or `name:count`. A count that is not a number counts as 1.
 fn parse(text: &str) -> Wanted {
     let (name, left) = match text.rsplit_once(':') {
         Some((name, count)) => (name, count.parse().unwrap_or(1)),
@@ -44,7 +46,8 @@ fn kill() {
     unsafe {
         libc::kill(libc::getpid(), libc::SIGKILL);
     }
-    // Where there is no SIGKILL; and the signal may be delivered to another thread a moment later.
+    // Aborts on systems without SIGKILL, and if the signal is delivered to another thread a moment
+    // later.
     std::process::abort();
 }
 
@@ -53,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_counts() {
+    fn parse_splits_name_and_count() {
         let wanted = |text| {
             let wanted = parse(text);
             (wanted.name, wanted.left.into_inner())
@@ -62,10 +65,10 @@ mod tests {
         assert_eq!(wanted("optim_step:3"), ("optim_step".into(), 3));
     }
 
-    /// Runs itself as a child that dies at the third passage.
+    /// Runs itself as a child process that is killed at the third pass.
     #[test]
     #[cfg(unix)]
-    fn dies_at_the_count() {
+    fn crash_point_kills_at_requested_count() {
         use std::os::unix::process::ExitStatusExt;
         const CHILD: &str = "LEVADE_TEST_CRASH_CHILD";
         if std::env::var(CHILD).is_ok() {
@@ -77,7 +80,7 @@ mod tests {
             return;
         }
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::tests::dies_at_the_count", "--nocapture"])
+            .args(["--exact", "crash::tests::crash_point_kills_at_requested_count", "--nocapture"])
             .env(CHILD, "1")
             .env(CRASH_AT, "here:3")
             .output()

@@ -1,44 +1,45 @@
-//! Cutting an update into micro-batches: everything that decides the order of its sums.
+//! Micro-batch plans: the division of an update, which determines the order of its sums.
 //!
-//! A learner says how it would cut an update, that is recorded, and then it trains so or refuses: the same
-//! update in the same cut has the same bits, also when it is done again after a kill.
+//! A learner proposes a plan for an update, and the caller records it. The learner then trains exactly
+//! as planned, or rejects the plan. An update with the same plan has the same bits, even if it is
+//! repeated after the process was killed.
 
 use levade_tree::{PathInput, Tokens, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
 
-/// The paths of an update before it is cut.
+/// The sequences of an update before they are divided into micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Uncut {
-    /// Token ids of the paths, in groups whose paths begin alike: it is best to keep these together.
+    /// Token ids of the sequences, grouped by common prefix. A group should stay in one micro-batch.
     pub groups: Vec<Vec<Tokens>>,
-    /// Most merged tokens of a micro-batch, unless a single path is longer.
+    /// Maximum number of merged tokens of a micro-batch, unless a single sequence is longer.
     pub micro_batch_tokens: usize,
 }
 
-/// An update as a learner cuts it.
+/// A micro-batch plan: how a learner divides an update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cut {
-    /// Ranks that train it, each with a copy or a share of the weights.
+    /// Number of ranks that train the update, each with a copy or a shard of the weights.
     pub world_size: u32,
     /// The micro-batches. Those of one rank run one after another, in this order.
     pub micro_batches: Vec<MicroBatch>,
 }
 
-/// Paths that go through the model together.
+/// Sequences that go through the model together.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MicroBatch {
-    /// The rank that runs it.
+    /// Rank that runs the micro-batch.
     pub rank: u32,
-    /// Indices into the paths of the update, in the order of merging. None where a rank only keeps step with
-    /// others.
+    /// Indices of sequences of the update, in the order in which they are merged. Empty if the rank
+    /// runs the micro-batch only to stay in step with other ranks.
     pub paths: Vec<u32>,
 }
 
-/// Nothing to train, on one rank.
+/// Plan of an empty update on one rank.
 impl Default for Cut {
     fn default() -> Self {
         Cut { world_size: 1, micro_batches: Vec::new() }
@@ -46,7 +47,7 @@ impl Default for Cut {
 }
 
 impl Cut {
-    /// A cut on one rank, by the numbers of paths in its micro-batches.
+    /// Creates a plan for one rank from the numbers of sequences in its micro-batches.
     pub fn of_sizes(sizes: impl IntoIterator<Item = usize>) -> Self {
         let mut next = 0..;
         let micro_batch =
@@ -54,12 +55,12 @@ impl Cut {
         Cut { world_size: 1, micro_batches: sizes.into_iter().map(micro_batch).collect() }
     }
 
-    /// Fills micro-batches on one rank in order, up to as many merged tokens as the update allows. A group
-    /// stays together where it fits into one. Where it does not, it is cut between paths; a path that is
-    /// longer goes alone.
+    /// Fills micro-batches on one rank in order, with at most `micro_batch_tokens` merged tokens each.
+    /// A group that fits into one micro-batch stays together; a larger group is divided between
+    /// sequences. A sequence that exceeds the limit gets its own micro-batch.
     ///
     /// # Errors
-    /// When a path is empty.
+    /// Returns an error if a sequence is empty.
     pub fn filled(update: &Uncut) -> Result<Self, PolicyError> {
         let most = update.micro_batch_tokens;
         let mut pieces: Vec<&[Tokens]> = Vec::new();
@@ -83,11 +84,12 @@ impl Cut {
         Ok(Cut::of_sizes(filled.into_iter().map(|paths| paths.len())))
     }
 
-    /// Checks that a learner of `world_size` ranks can follow the cut of an update of `paths` paths.
+    /// Checks that a learner of `world_size` ranks can follow the plan for an update of `paths`
+    /// sequences.
     ///
     /// # Errors
-    /// [`PolicyError::Cut`] names the first difference: another number of ranks, a rank that does not exist,
-    /// a path that does not, or one that is not in it exactly once.
+    /// Returns [`PolicyError::Cut`] with the first difference if the number of ranks differs, a rank or
+    /// sequence does not exist, or a sequence is not in the plan exactly once.
     pub fn check(&self, paths: usize, world_size: u32) -> Result<(), PolicyError> {
         let refused = |why: String| Err(PolicyError::Cut(why));
         if self.world_size != world_size {
@@ -116,8 +118,8 @@ impl Cut {
         }
     }
 
-    /// The items of its micro-batches, in order, from one for each path of the update; none of a path that
-    /// does not exist.
+    /// Returns the items of each micro-batch, in order. `paths` has one item per sequence of the
+    /// update; indices beyond it are ignored.
     pub fn apply<'a, T>(&'a self, paths: &'a [T]) -> impl Iterator<Item = Vec<&'a T>> + 'a {
         self.micro_batches
             .iter()
@@ -125,7 +127,7 @@ impl Cut {
     }
 }
 
-/// How many tokens paths have once merged.
+/// Returns the number of tokens of the sequences after merging.
 fn merged<'a>(paths: impl IntoIterator<Item = &'a Tokens>) -> Result<usize, PolicyError> {
     let input = |tokens: &Tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() };
     let paths: Vec<PathInput> = paths.into_iter().map(input).collect();
@@ -143,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn groups_stay_together_where_they_fit() {
+    fn filled_keeps_fitting_groups_together() {
         let group =
             |first: u32| [vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]].map(Tokens::from).to_vec();
         let filled = |micro_batch_tokens| {
             Cut::filled(&Uncut { groups: vec![group(10), Vec::new(), group(20)], micro_batch_tokens })
         };
-        // Merged, a group has 5 tokens.
+        // A group has 5 tokens after merging.
         assert_eq!(filled(10).unwrap(), cut(&[&[0, 1, 2, 3, 4, 5]]));
         assert_eq!(filled(9).unwrap(), cut(&[&[0, 1, 2], &[3, 4, 5]]));
         assert_eq!(filled(4).unwrap(), cut(&[&[0, 1], &[2], &[3, 4], &[5]]));
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_have_names() {
+    fn check_names_first_difference() {
         let whole = cut(&[&[1, 0], &[], &[2]]);
         whole.check(3, 1).unwrap();
         assert_eq!(whole.apply(&["a", "b", "c"]).collect::<Vec<_>>(), [vec![&"b", &"a"], vec![], vec![&"c"]]);

@@ -1,8 +1,9 @@
-//! The device of the simulated policy: what it takes how long, and what it does at the same time.
+//! The device of the simulated policy: the time that operations take, and which of them run
+//! concurrently.
 //!
-//! As on one machine, sampling and training take turns, every sequence that runs draws a token in each batch,
-//! prompts are computed as far as nobody has computed their beginning, and only so many sequences run at
-//! once. Where no time is asked for, none passes.
+//! As on one machine, sampling and training alternate. Every running sequence samples one token in each
+//! batch, a prompt is computed without the prefix that is already in the cache, and the number of
+//! running sequences is limited. Operations whose time is 0 take no time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,30 +15,30 @@ use tokio::time::{Instant, sleep};
 
 use crate::{DeviceStats, Load};
 
-/// How long things take; all zero by default.
+/// Time that operations of the simulated device take; all zero by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timing {
-    /// Each token of a prompt, where it is not in the cache.
+    /// Time per prompt token that is not in the prefix cache.
     pub prompt: Duration,
-    /// Each batch in which all running sequences draw a token,
+    /// Time per batch, in which each running sequence samples one token.
     pub batch: Duration,
-    /// and in it each sequence.
+    /// Additional time per sequence in a batch.
     pub sequence: Duration,
-    /// Each token that goes through the model to be learnt from, or to be evaluated.
+    /// Time per token that goes through the model in training or evaluation.
     pub learn: Duration,
-    /// Each step of the optimiser.
+    /// Time per optimizer step.
     pub update: Duration,
 }
 
-/// Paths whose beginnings are known.
+/// Maximum number of sequences in the prefix cache.
 const KNOWN: usize = 512;
 
-/// A device that samples and learns.
+/// A simulated device that samples and trains.
 pub(crate) struct Device {
     timing: Timing,
-    /// Held together by sequences that are computed, alone by what learns.
+    /// Locked for reading by sequences that are being computed, and for writing by training.
     turn: RwLock<()>,
-    /// Sequences that may still begin.
+    /// Permits for further running sequences.
     room: Semaphore,
     waiting: AtomicUsize,
     running: AtomicUsize,
@@ -45,15 +46,16 @@ pub(crate) struct Device {
     prefix_hits: AtomicU64,
     prefilled: AtomicU64,
     drawn: AtomicU64,
-    /// Nanoseconds of sampling and of learning, and the former times the sequences that ran.
+    /// Nanoseconds of sampling. The next fields count nanoseconds of training, and nanoseconds of
+    /// sampling multiplied by the number of running sequences.
     busy: AtomicU64,
     learning: AtomicU64,
     occupied: AtomicU64,
-    /// Since when it learns, and for how long.
+    /// Start and duration of the training operation in progress, if there is one.
     learns: Mutex<Option<(Instant, Duration)>>,
 }
 
-/// The place of a sequence that runs.
+/// Permit of a running sequence.
 pub(crate) struct Running<'a> {
     device: &'a Device,
     _permit: Option<SemaphorePermit<'a>>,
@@ -70,7 +72,7 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Device {
-    /// One on which at most `running` sequences run at once; 0 for any number.
+    /// Creates a device that runs at most `running` sequences concurrently; 0 means no limit.
     pub fn new(timing: Timing, running: usize) -> Self {
         Device {
             timing,
@@ -98,12 +100,13 @@ impl Device {
         Running { device: self, _permit: permit }
     }
 
-    /// Computes a prompt: all of it, or where it `shares`, all but what others have computed.
+    /// Computes a prompt: completely or, if it `shares`, without its longest cached prefix.
     pub async fn prefill(&self, prompt: &[u32], shares: bool) {
         let shared = if shares {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             let shared = |path: &Vec<u32>| path.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            // The last token is computed in any case: it is what the first is drawn from.
+            // The last token is always computed, because the first new token is sampled from its
+            // logits.
             known.iter().map(shared).max().unwrap_or(0).min(prompt.len().saturating_sub(1))
         } else {
             0
@@ -115,7 +118,7 @@ impl Device {
         self.keep(prompt);
     }
 
-    /// Lets the time pass that a token takes in a batch of all that run.
+    /// Waits for as long as one token takes in a batch of all running sequences.
     pub async fn draw(&self) {
         let running = self.running.load(Ordering::Relaxed).max(1) as u32;
         self.sample(self.timing.batch + self.timing.sequence * running).await;
@@ -128,30 +131,30 @@ impl Device {
         }
         let _turn = self.turn.read().await;
         sleep(time).await;
-        // Each of those that run at the same time counts its share.
+        // Each concurrent sequence adds its fraction of the time.
         let running = self.running.load(Ordering::Relaxed).max(1) as u64;
         self.busy.fetch_add(nanoseconds(time) / running, Ordering::Relaxed);
         self.occupied.fetch_add(nanoseconds(time), Ordering::Relaxed);
     }
 
-    /// Remembers a path as computed.
+    /// Adds a sequence to the prefix cache.
     pub fn keep(&self, path: &[u32]) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.truncate(KNOWN - 1);
         known.push_front(path.to_vec());
     }
 
-    /// Forgets what it has computed: the weights have changed.
+    /// Clears the prefix cache, because the weights have changed.
     pub fn forget(&self) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Lets the time pass that so many tokens of learning take; nothing is sampled meanwhile.
+    /// Waits for as long as training on `tokens` tokens takes. Nothing is sampled meanwhile.
     pub async fn learn(&self, tokens: usize) {
         self.work(self.timing.learn * tokens as u32).await;
     }
 
-    /// Waits for as long as an optimiser step takes.
+    /// Waits for as long as an optimizer step takes.
     pub async fn update(&self) {
         self.work(self.timing.update).await;
     }
@@ -172,7 +175,7 @@ impl Device {
         self.learns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many sequences run and wait.
+    /// Returns the numbers of running and waiting sequences.
     pub fn load(&self) -> Load {
         Load {
             running: self.running.load(Ordering::Relaxed),
@@ -181,7 +184,7 @@ impl Device {
         }
     }
 
-    /// Counters since the start.
+    /// Returns the counters since the start.
     pub fn stats(&self) -> DeviceStats {
         let seconds =
             |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64();
@@ -196,10 +199,10 @@ impl Device {
         }
     }
 
-    /// For how long it has learnt since the start.
+    /// Returns how long the device has trained since the start.
     pub fn learning(&self) -> Duration {
-        // What is under way counts as far as it has come: who waits for a reply meanwhile wants to know what
-        // it is that takes so long.
+        // A training operation in progress counts up to now, because a deadline that expires meanwhile
+        // must exclude it.
         let learns = self.learns();
         let under_way = learns.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
         Duration::from_nanos(self.learning.load(Ordering::Relaxed)) + under_way

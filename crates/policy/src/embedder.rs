@@ -1,42 +1,43 @@
-//! Vectors of texts, for retrieval.
+//! Text embeddings for retrieval: the trait [`Embedder`].
 
 use async_trait::async_trait;
 
 use crate::PolicyError;
 
-/// Side of a retrieval that a text is on. Some models are told by a prefix (E5: `query: ` and `passage: `).
+/// Side of a retrieval that a text is on. Some models need it as a prefix (E5: `query: ` and `passage:
+/// `).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextRole {
-    /// Looks for passages.
+    /// A text that searches for passages.
     Query,
-    /// Is looked for.
+    /// A text that is searched.
     Passage,
 }
 
-/// Turns texts into vectors whose inner products say how much two texts have to do with each other.
+/// Embeds texts as vectors whose inner products measure the similarity of two texts.
 #[async_trait]
 pub trait Embedder: Send + Sync {
-    /// Numbers of a vector.
+    /// Returns the number of dimensions of a vector.
     fn dimensions(&self) -> usize;
 
-    /// Fingerprint of all that decides a vector: weights, tokenizer, pooling and prefixes. Vectors of
-    /// different fingerprints must not be compared.
+    /// Returns a fingerprint of all that determines a vector: weights, tokenizer, pooling and prefixes.
+    /// Vectors of different fingerprints must not be compared.
     fn fingerprint(&self) -> &str;
 
-    /// The vector of each text, of length 1. Texts longer than the model's context count as far as it goes. A
-    /// vector depends on its own text alone.
+    /// Returns the vector of each text, normalized to length 1. Texts longer than the model's context
+    /// are truncated. A vector depends only on its own text.
     ///
     /// # Errors
-    /// When the model is away or its weights are damaged.
+    /// Returns an error if the model is unavailable or its weights are damaged.
     async fn embed(&self, texts: &[String], role: TextRole) -> Result<Vec<Vec<f32>>, PolicyError>;
 }
 
-/// Texts as an encoder takes them.
+/// Tokenizes texts for an encoder.
 pub trait TextIds: Send + Sync {
-    /// The ids of a text, special tokens included, as many as the encoder takes: what is longer is cut before
-    /// its closing token.
+    /// Returns the token ids of a text, including special tokens. A text that is too long for the
+    /// encoder is truncated before its closing token.
     ///
     /// # Errors
-    /// When the tokenizer cannot read it.
+    /// Returns an error if the tokenizer cannot encode the text.
     fn ids(&self, text: &str) -> Result<Vec<u32>, PolicyError>;
 }

@@ -1,8 +1,9 @@
-//! Environment variables of this process and of those that it starts.
+//! Environment variables of this process and of its child processes.
 
 use std::ffi::OsString;
 
-/// Variables that every process gets where they are set: where programs are found and how text is written.
+/// Variables that every child process gets if they are set: where programs are found and how text is
+/// written.
 pub const PASSED: [&str; 9] = ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];
 
 /// Returns the variable `LEVADE_X` of this process, or else `DRESSAGE_X`, its name before the project was
@@ -17,8 +18,8 @@ fn own_in(name: &str, variable: impl Fn(&str) -> Option<OsString>) -> Option<OsS
     set(name).or_else(|| set(&format!("DRESSAGE_{}", name.strip_prefix("LEVADE_")?)))
 }
 
-/// The whole environment of a process: the [usual variables](PASSED) and those that are named for it, where
-/// they are set. A secret in any other variable stays here.
+/// Returns the complete environment of a child process: the [usual variables](PASSED) and those in
+/// `named`, if they are set. No other variable is passed, so that secrets stay in this process.
 pub fn passed(named: &[String]) -> Vec<(String, String)> {
     let names = PASSED.into_iter().chain(named.iter().map(String::as_str));
     names.filter_map(|name| std::env::var(name).ok().map(|value| (name.to_owned(), value))).collect()
@@ -29,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_variable_falls_back_to_its_older_name_if_unset_or_empty() {
+    fn own_falls_back_to_old_variable_name() {
         let own = |name: &str, variables: &[(&str, &str)]| {
             let find =
                 |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| value.into());

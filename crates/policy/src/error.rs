@@ -1,88 +1,89 @@
-//! Errors between a caller and a policy.
+//! Errors that samplers and learners return to their callers.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Errors of samplers and learners. As JSON they carry their [code](PolicyError::code), and what it is about
-/// as `about`.
+/// Errors of samplers and learners. Their JSON form has the [code](PolicyError::code) as `code` and the
+/// variant's content as `about`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "code", content = "about", rename_all = "snake_case")]
 pub enum PolicyError {
-    /// The request cannot be served as it stands; the message names the value and the way out.
+    /// The request is invalid. The message names the value and how to correct it.
     #[error("{0}")]
     Invalid(String),
-    /// The prompt leaves no room in the model's context.
+    /// The prompt leaves no room for a completion in the model's context.
     #[error(
         "the prompt has {prompt} tokens, but the context holds {context}; shorten the prompt or raise the context"
     )]
     PromptTooLong {
-        /// Tokens in the prompt.
+        /// Number of tokens in the prompt.
         prompt: usize,
-        /// Tokens that fit.
+        /// Context length of the model, in tokens.
         context: usize,
     },
-    /// There is no distribution to draw from.
+    /// The logits are not finite, so that no token can be sampled.
     #[error(
         "the logits after {position} tokens are not finite: the weights have diverged (lower the learning rate, and go on from an \
          earlier checkpoint), or were damaged"
     )]
     NotFinite {
-        /// Tokens on the path so far.
+        /// Number of tokens in the sequence so far.
         position: usize,
     },
-    /// A learner cannot train an update as it was to be cut.
+    /// The learner cannot divide an update into micro-batches as the recorded plan prescribes.
     #[error("the recorded cut of the update cannot be followed: {0}")]
     Cut(String),
-    /// A sampler cannot draw from weights that were published.
+    /// The sampler cannot load published weights.
     #[error("cannot adopt the published weights: {0}")]
     NotAdopted(String),
-    /// A sampler has older weights than a request may be answered with, and does not wait for newer ones.
+    /// The sampler's weights are older than the request requires, and the sampler does not wait for
+    /// newer ones.
     #[error(
         "the request asks for version {least} of {policy} or later, but the sampler has version {version}"
     )]
     Behind {
-        /// The policy.
+        /// Name of the policy.
         policy: String,
-        /// The least version that was asked for.
+        /// Minimum version that the request requires.
         least: u64,
-        /// The version that there is.
+        /// Version of the sampler's weights.
         version: u64,
     },
-    /// There is more to do than may wait.
+    /// The queue is full.
     #[error("{what}; try again in {retry_after} s")]
     Busy {
-        /// Who is busy, and with how much.
+        /// Name of the busy component and its load.
         what: String,
-        /// Seconds after which to come back: a guess, at least 1.
+        /// Estimated seconds until a retry can succeed, at least 1.
         retry_after: u64,
     },
-    /// A wait passed its deadline.
+    /// A wait passed its deadline. The fields are the deadline and the operation waited for.
     #[error("waited {0:?} for {1}")]
     Deadline(Duration, String),
-    /// The other side is gone.
+    /// The named component has stopped.
     #[error("{0} stopped; see its log for the reason")]
     Stopped(Cow<'static, str>),
-    /// Reading or writing weights failed.
+    /// Weights could not be read or written.
     #[error("{0}")]
     Storage(String),
-    /// Values are asked for, or trained, without anything that gives them.
+    /// Values are requested or trained, but the policy has no value head.
     #[error("this policy has no value head; give it one before values are asked for or trained")]
     NoValueHead,
-    /// Entropies are asked of a learner that does not tell them.
+    /// Entropies are requested from a learner that does not report them.
     #[error(
         "this learner does not tell how spread out its predictions are (entropies, sums of squared \
          probabilities); train with one that does, or without what needs them"
     )]
     NoPredictions,
-    /// The learner does not report the losses of single terms.
+    /// Losses of single terms are requested from a learner that does not report them.
     #[error("this learner does not report the losses of single tokens; only the engine of this machine does")]
     NoTerms,
 }
 
 impl PolicyError {
-    /// The kind of the error, as programs tell it.
+    /// Returns the code of the error in its JSON form, such as `prompt_too_long`.
     pub fn code(&self) -> &'static str {
         match self {
             PolicyError::Invalid(_) => "invalid",
@@ -101,7 +102,8 @@ impl PolicyError {
         }
     }
 
-    /// Whether the same call may succeed later, or elsewhere, with nothing changed by its caller.
+    /// Returns whether the same call may succeed later, or on another replica, without a change by its
+    /// caller.
     pub fn may_pass(&self) -> bool {
         match self {
             PolicyError::Busy { .. }
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_survive_json_with_their_codes() {
+    fn policy_errors_round_trip_through_json_with_codes() {
         let errors = [
             (PolicyError::Invalid("x".into()), false),
             (PolicyError::PromptTooLong { prompt: 9, context: 8 }, false),

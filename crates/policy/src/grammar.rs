@@ -1,32 +1,32 @@
 //! Grammars that constrain the output format of a completion.
 //!
 //! A sampler knows no text. A caller that knows the bytes of the vocabulary (`levade-text`) compiles a
-//! [`Grammar`] into a [`Constraint`]. Before every token, the sampler queries the constraint for the tokens
-//! that may come next; stop ids are allowed only where the format is complete. Forbidden tokens are never
-//! sampled, so the sampled tokens come from another distribution than their log-probabilities, which are
-//! those of the model. Such tokens are not targets.
+//! [`Grammar`] into a [`Constraint`]. Before every token, the sampler queries the constraint for the
+//! tokens that may come next. Stop ids are allowed only when the format is complete. Forbidden tokens
+//! are never sampled, so the sampled tokens come from another distribution than their
+//! log-probabilities, which are those of the model. Such tokens are not targets.
 
 use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
 
-/// A form that a reply is to have.
+/// Output format that a completion must have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
-    /// JSON that keeps to a schema, which is given as JSON.
+    /// JSON that matches a schema, which is itself JSON.
     JsonSchema(String),
-    /// A text that all of a regular expression matches.
+    /// A text that a regular expression matches completely.
     Regex(String),
-    /// A text of a grammar in the Lark dialect of llguidance. Special tokens stand in it by their names:
-    /// `<|im_end|>`.
+    /// A text of a grammar in the Lark dialect of llguidance. The grammar refers to special tokens by
+    /// their names, such as `<|im_end|>`.
     Lark(String),
 }
 
 impl Grammar {
-    /// The name of its kind.
+    /// Returns the name of the grammar's kind, such as "JSON schema", for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Grammar::JsonObject => "JSON object",
@@ -37,57 +37,58 @@ impl Grammar {
     }
 }
 
-/// Grammars over one vocabulary.
+/// Compiler of grammars over one vocabulary.
 pub trait Grammars: Send + Sync {
-    /// A constraint for a reply that has not begun. This can take a while: no thread on which others wait is
-    /// to call it.
+    /// Creates the constraint for an empty completion. The compilation can be slow, so it must not run
+    /// on a thread that other work waits for, such as a thread of the async runtime.
     ///
     /// # Errors
-    /// [`PolicyError::Invalid`] with the reason, where the grammar is wrong or too large.
+    /// Returns [`PolicyError::Invalid`] with the reason if the grammar is invalid or too large.
     fn start(&self, grammar: &Grammar) -> Result<Box<dyn Constraint>, PolicyError>;
 }
 
-/// What holds one reply to its grammar.
+/// State of one completion within its grammar.
 pub trait Constraint: Send {
-    /// Tokens that may come next.
+    /// Returns the tokens that may come next.
     ///
     /// # Errors
-    /// When no text of the grammar begins as the reply does, or the grammar has become too large to follow.
+    /// Returns an error if no text of the grammar starts as the completion does, or if the grammar's
+    /// state has become too large.
     fn allowed(&mut self) -> Result<Allowed, PolicyError>;
 
-    /// Goes on to the state after `token`, which is one of those that were allowed. Tokens that end the reply
-    /// are not pushed.
+    /// Advances to the state after `token`, which must be an allowed one. Tokens that end the
+    /// completion are not pushed.
     ///
     /// # Errors
-    /// As [`allowed`](Self::allowed).
+    /// Returns the same errors as [`allowed`](Self::allowed).
     fn push(&mut self, token: u32) -> Result<(), PolicyError>;
 }
 
-/// Tokens that may come next in a reply.
+/// Tokens that may come next in a completion.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Allowed {
-    /// Those that go on with it.
+    /// Tokens that continue the completion.
     pub tokens: TokenSet,
-    /// Whether it may end here.
+    /// Whether the completion may end here.
     pub may_end: bool,
 }
 
-/// A set of tokens, a bit for each.
+/// A set of token ids, stored as a bitmap.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TokenSet(Vec<u32>);
 
 impl TokenSet {
-    /// The set of words of 32 bits, the lowest bit of the first being token 0.
+    /// Creates a set from 32-bit words. The lowest bit of the first word is token 0.
     pub fn of_words(words: Vec<u32>) -> Self {
         TokenSet(words)
     }
 
-    /// Whether `token` is in it.
+    /// Returns whether the set contains `token`.
     pub fn contains(&self, token: u32) -> bool {
         self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// Adds `token`.
+    /// Adds `token` to the set.
     pub fn insert(&mut self, token: u32) {
         let at = token as usize / 32;
         if self.0.len() <= at {
@@ -96,7 +97,7 @@ impl TokenSet {
         self.0[at] |= 1 << (token % 32);
     }
 
-    /// Takes `token` out; says whether it was there.
+    /// Removes `token` and returns whether the set contained it.
     pub fn remove(&mut self, token: u32) -> bool {
         let was_there = self.contains(token);
         if was_there {
@@ -105,14 +106,14 @@ impl TokenSet {
         was_there
     }
 
-    /// Whether it has a token below `end`.
+    /// Returns whether the set contains a token id less than `end`.
     pub fn has_below(&self, end: usize) -> bool {
         let whole = &self.0[..self.0.len().min(end / 32)];
         whole.iter().any(|word| *word != 0) || (end / 32 * 32..end).any(|token| self.contains(token as u32))
     }
 
-    /// Makes the `adjusted` logits of tokens that are not in it −∞. Where adjustments leave none of those
-    /// that are, these have their `raw` logits again.
+    /// Sets the `adjusted` logits of tokens outside the set to −∞. If the adjustments have set all
+    /// logits of the set to −∞, too, the logits of the set get their `raw` values back.
     pub fn restrict(&self, adjusted: &mut [f32], raw: &[f32]) {
         if self.mask(adjusted) {
             return;
@@ -121,7 +122,7 @@ impl TokenSet {
         self.mask(adjusted);
     }
 
-    /// Keeps logits of tokens in it and makes all others −∞; says whether one is left above that.
+    /// Sets the logits of tokens outside the set to −∞. Returns whether any remaining logit exceeds −∞.
     fn mask(&self, logits: &mut [f32]) -> bool {
         let mut is_one_left = false;
         for (index, logits) in logits.chunks_mut(32).enumerate() {
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_hold_what_was_put_in() {
+    fn token_set_contains_inserted_tokens_until_removed() {
         let mut set: TokenSet = [3, 31, 32, 70].into_iter().collect();
         let held = |set: &TokenSet| (0..200).filter(|token| set.contains(*token)).collect::<Vec<u32>>();
         assert_eq!(held(&set), [3, 31, 32, 70]);
@@ -164,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn logits_of_what_is_not_allowed_go() {
+    fn restrict_masks_tokens_outside_the_set() {
         let set: TokenSet = [1, 33, 70].into_iter().collect();
         let (raw, mut adjusted) = ([0.5; 40], [0.25; 40]);
         set.restrict(&mut adjusted, &raw);
         let left: Vec<usize> = (0..40).filter(|token| adjusted[*token] == 0.25).collect();
         assert_eq!(left, [1, 33]);
         assert!(adjusted.iter().all(|z| *z == 0.25 || *z == f32::NEG_INFINITY));
-        // Adjustments that forbid what alone is allowed are left out.
+        // Adjustments that forbid all allowed tokens are ignored.
         let mut forbidden = [0.25; 40];
         (forbidden[1], forbidden[33]) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         set.restrict(&mut forbidden, &raw);
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn grammars_survive_json() {
+    fn grammar_round_trips_through_json() {
         for (grammar, json) in [
             (Grammar::JsonObject, r#""json_object""#),
             (Grammar::JsonSchema("{}".into()), r#"{"json_schema":"{}"}"#),

@@ -1,13 +1,14 @@
 //! Turns batches into weight updates: the trait [`Learner`] and its types.
 //!
-//! [`Learner::plan`] returns how the learner would divide an update into micro-batches ([`Cut`]). The caller
-//! records it. [`Learner::train`] then runs the update exactly so, or rejects it and names the difference. A
-//! learner on one rank does this by [`Learner::forward_backward`] for each micro-batch and one
-//! [`Learner::optim_step`]. A learner evaluates terms and adds up weight × loss; it knows nothing of
-//! algorithms, groups or sequences, so micro-batches change only the order of the sums.
+//! [`Learner::plan`] returns how the learner would divide an update into micro-batches ([`Cut`]). The
+//! caller records this plan. [`Learner::train`] then runs the update exactly as planned, or rejects the
+//! plan and names the difference. A learner on one rank does this by [`Learner::forward_backward`] for
+//! each micro-batch and one [`Learner::optim_step`]. A learner evaluates terms and adds up weight ×
+//! loss. It knows nothing of algorithms, groups or sequences, so micro-batches change only the order of
+//! the sums.
 //!
-//! [`Learner::publish`] makes the weights those of a version and returns where they are: in memory, in files
-//! with a manifest, or in a process group. All samplers of the policy then load them
+//! [`Learner::publish`] makes the current weights those of a version and returns their location: in
+//! memory, in files with a manifest, or in a process group. All samplers of the policy then load them
 //! ([`adopt_all`](crate::adopt_all)).
 
 use std::path::Path;
@@ -21,47 +22,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cut, LossTerms, Manifest, PolicyError, Uncut, WeightsRef};
 
-/// Findings of one forward and backward pass over a batch. All fields are sums or extrema, so those of
-/// several micro-batches combine.
+/// Statistics of one forward and backward pass over a batch. All fields are sums or maxima, so the
+/// statistics of several micro-batches can be combined.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct ForwardBackward {
     /// Sum of weight × loss over the terms.
     pub loss: f64,
-    /// Packed tokens that went through the model.
+    /// Number of packed tokens that went through the model.
     pub tokens: u64,
-    /// Trained tokens.
+    /// Number of trained tokens.
     pub targets: u64,
-    /// Terms with a weight, which the next sums are over: what has none is not trained.
+    /// Number of terms with a nonzero weight. The sums below are over these terms; other terms are not
+    /// trained.
     pub terms: u64,
-    /// Sum over terms of −log p.
+    /// Sum over terms of −log p (negative log-likelihood), in nats.
     pub nll: f64,
-    /// Sum over terms of the entropy of the distribution that predicts their token, nats: where paths share a
-    /// token, each counts it.
+    /// Sum over terms of the entropy of the distribution that predicts their token, in nats. A token
+    /// that several sequences share counts once per sequence.
     pub entropy: f64,
-    /// Terms whose clip bound was active, the dual clip aside.
+    /// Number of terms whose clip bound was active, without those clipped by the dual clip.
     pub clipped: u64,
-    /// Terms at the bound of the dual clip.
+    /// Number of terms that the dual clip clipped.
     pub dual_clipped: u64,
-    /// Sum over terms of the estimated KL divergence from the reference.
+    /// Sum over terms of the estimated KL divergence from the reference policy, in nats.
     pub kl: f64,
-    /// Sum over terms with a behaviour log-probability of the ratio that the loss works with: to the proximal
-    /// policy where a term has one, else to the behaviour policy.
+    /// Sum of the probability ratio that the loss uses, over terms with a behavior log-probability. The
+    /// denominator is the proximal policy if the term has one, and otherwise the behavior policy.
     pub ratio: f64,
-    /// Sum over the same terms of −log ratio: how far the weights have moved, as an estimate of the
-    /// divergence from that policy.
+    /// Sum of −log ratio over the same terms: an estimate of the KL divergence from that policy.
     pub drift: f64,
-    /// Terms that carry a behaviour log-probability.
+    /// Number of terms with a nonzero weight and a behavior log-probability.
     pub behaviour_terms: u64,
-    /// Terms of the very weights that are trained whose log-probability differs in any bit from the behaviour
-    /// log-probability they carry.
+    /// Number of terms sampled by the very weights that are trained whose log-probability differs in
+    /// any bit from their behavior log-probability.
     pub mismatched: u64,
-    /// Largest absolute difference between the two.
+    /// Maximum absolute difference between these two log-probabilities.
     pub max_mismatch: f32,
 }
 
 impl ForwardBackward {
-    /// Adds one term, evaluated at log-probability `logp` of its target, which was predicted with an entropy
-    /// of `entropy` nats.
+    /// Adds one term. `logp` is the log-probability of its target, and `entropy` is the entropy in nats
+    /// of the distribution that predicts it.
     pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &Evaluated) {
         if let Some(behaviour) = term.behaviour.filter(|_| term.age == 0) {
             self.mismatched += u64::from(behaviour.to_bits() != logp.to_bits());
@@ -84,7 +85,7 @@ impl ForwardBackward {
         }
     }
 
-    /// Adds one term of a loss of values.
+    /// Adds one term of a value loss.
     pub fn add_value(&mut self, term: &Term, evaluated: &Evaluated) {
         if term.weight == 0.0 {
             return;
@@ -94,7 +95,7 @@ impl ForwardBackward {
         self.clipped += u64::from(evaluated.clipped);
     }
 
-    /// Adds the sums of another micro-batch.
+    /// Adds the statistics of another micro-batch.
     pub fn merge(&mut self, other: &Self) {
         self.loss += other.loss;
         self.tokens += other.tokens;
@@ -113,94 +114,99 @@ impl ForwardBackward {
     }
 }
 
-/// Predictions of a policy for every target of a batch, in the order of `batch.targets`, at the target's
-/// temperature.
+/// Predictions of a policy for every target of a batch, in the order of `batch.targets`, at the
+/// target's temperature.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Predictions {
-    /// Log-probability of the target: the numbers of [`Learner::logprobs`].
+    /// Log-probabilities of the targets, as [`Learner::logprobs`] returns them.
     pub logprobs: Vec<f32>,
-    /// Entropy in nats of the distribution that predicts it.
+    /// Entropies in nats of the distributions that predict the targets.
     pub entropies: Vec<f32>,
-    /// Σ p² over the vocabulary of that distribution.
+    /// Σ p² over the vocabulary for each of these distributions.
     pub concentrations: Vec<f32>,
 }
 
-/// One optimiser step: AdamW with decoupled weight decay (Loshchilov & Hutter 2019) after clipping the global
-/// norm.
+/// Parameters of one AdamW step with decoupled weight decay (Loshchilov & Hutter 2019), after clipping
+/// of the global gradient norm.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimParams {
-    /// Learning rate of this step, the schedule already applied.
+    /// Learning rate of this step, with the schedule applied.
     pub learning_rate: f32,
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f32,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f32,
-    /// Added to the root of the second moment.
+    /// Value added to the square root of the second moment.
     pub epsilon: f32,
-    /// Weight decay, applied to matrices only (not to norms and biases).
+    /// Weight decay, applied to matrices but not to norms and biases.
     pub weight_decay: f32,
-    /// The gradient is scaled down to this global norm; infinite leaves it.
+    /// Maximum global gradient norm; larger gradients are scaled down to it. Infinity disables
+    /// clipping.
     pub max_grad_norm: f32,
 }
 
-/// Report of an optimiser step.
+/// Result of an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct OptimReport {
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Whether the weights changed. A gradient that is not finite skips the step.
+    /// Whether the weights changed. The step is skipped if the gradient is not finite.
     pub applied: bool,
 }
 
-/// One update: the sum of a loss over paths, and a step of the optimiser along it.
+/// One update: a loss over sequences, and the optimizer step that follows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainRequest {
-    /// The paths, with all that the loss needs to know in their terms.
+    /// The sequences, whose terms hold all data that the loss needs.
     pub paths: Vec<PathInput>,
-    /// The loss.
+    /// Loss function.
     pub loss: Loss,
-    /// The optimiser's numbers.
+    /// Parameters of the optimizer step.
     pub params: OptimParams,
 }
 
-/// Sums and step of an update.
+/// Result of an update.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
-    /// Sums of each micro-batch, in the order of the cut.
+    /// Statistics of each micro-batch, in the order of the micro-batch plan.
     pub sums: Vec<ForwardBackward>,
-    /// The optimiser's step.
+    /// Result of the optimizer step.
     pub step: OptimReport,
 }
 
-/// Something that learns.
+/// Trains a policy.
 ///
-/// A learner elsewhere gets an update in two calls: [`plan`](Learner::plan) with its token ids, and, once the
-/// answer is recorded, [`train`](Learner::train) with all paths and their terms. It makes no difference to it
-/// which algorithm that is: what needs a forward pass first (log-probabilities of the policy before the
-/// update and of a reference, a critic's values) is asked for before, with calls of their own that change
-/// nothing, and stands in the terms. A critic is another learner, with a cut of its own.
+/// A remote learner gets an update in two calls. First, [`plan`](Learner::plan) receives the token ids
+/// of the update. After the caller has recorded the plan, [`train`](Learner::train) receives all
+/// sequences and their terms.
 ///
-/// Beneath are [`forward_backward`](Learner::forward_backward), which accumulates a gradient until
-/// [`optim_step`](Learner::optim_step) applies it: a learner on one rank trains by these, one after another.
+/// The learner is independent of the algorithm. Some algorithms need a forward pass before the update:
+/// the log-probabilities of the policy or of a reference, or the values of a critic. The caller
+/// requests these beforehand, with methods that change nothing, and stores the results in the terms. A
+/// critic is another learner, with a micro-batch plan of its own.
+///
+/// The default `train` calls [`forward_backward`](Learner::forward_backward), which accumulates a
+/// gradient, for one micro-batch after another, and then [`optim_step`](Learner::optim_step), which
+/// applies it. This suffices for a learner on one rank.
 #[async_trait]
 pub trait Learner: Send + Sync {
-    /// How it would cut an update. Changes nothing, and depends on nothing but the update and the learner's
-    /// ranks.
+    /// Returns how the learner would divide an update into micro-batches. The plan depends only on the
+    /// update and the learner's ranks. The call changes nothing.
     ///
     /// # Errors
-    /// When a path is empty, or the learner has stopped.
+    /// Returns an error if a sequence is empty or the learner has stopped.
     async fn plan(&self, update: &Uncut) -> Result<Cut, PolicyError> {
         Cut::filled(update)
     }
 
-    /// Does one update exactly as it is cut. An accumulated gradient is part of it. `done` is called after
-    /// each micro-batch, in order of their ends.
+    /// Runs one update exactly as `cut` divides it. A gradient accumulated before is part of the
+    /// update. `done` is called after each micro-batch, in the order in which they finish.
     ///
     /// # Errors
-    /// [`PolicyError::Cut`], before anything has changed, when the cut does not fit the paths or the
-    /// learner's ranks; when a batch does not fit the model or the loss, or the learner has stopped: what has
-    /// accumulated is then of no use.
+    /// Returns [`PolicyError::Cut`], before anything has changed, if `cut` does not fit the sequences
+    /// or the learner's ranks. Returns an error if a batch does not fit the model or the loss, or if
+    /// the learner has stopped; the accumulated gradient is then unusable.
     async fn train(
         &self,
         update: TrainRequest,
@@ -224,36 +230,39 @@ pub trait Learner: Send + Sync {
         Ok(Trained { sums, step: self.optim_step(params).await? })
     }
 
-    /// Log-probability of every target of the batch, in the order of `batch.targets`. Changes nothing.
-    ///
-    /// # Errors
-    /// When the batch does not fit the model, or the learner has stopped.
-    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError>;
-
-    /// Log-probability of every target of the batch, and how spread out the distribution is that predicts it.
+    /// Returns the log-probability of every target of the batch, in the order of `batch.targets`.
     /// Changes nothing.
     ///
     /// # Errors
-    /// When the learner does not tell, the batch does not fit the model, or the learner has stopped.
+    /// Returns an error if the batch does not fit the model or the learner has stopped.
+    async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError>;
+
+    /// Returns the log-probability of every target of the batch, with the entropy and concentration of
+    /// the distribution that predicts it. Changes nothing.
+    ///
+    /// # Errors
+    /// Returns [`PolicyError::NoPredictions`] if the learner does not report predictions, and an error
+    /// if the batch does not fit the model or the learner has stopped.
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
         let _ = batch;
         Err(PolicyError::NoPredictions)
     }
 
-    /// A critic's value of the state before every target of the batch, in the order of `batch.targets`.
-    /// Changes nothing.
+    /// Returns the critic's value of the state before every target of the batch, in the order of
+    /// `batch.targets`. Changes nothing.
     ///
     /// # Errors
-    /// When there is no value head, the batch does not fit the model, or the learner has stopped.
+    /// Returns [`PolicyError::NoValueHead`] if the learner has no value head, and an error if the batch
+    /// does not fit the model or the learner has stopped.
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         let _ = batch;
         Err(PolicyError::NoValueHead)
     }
 
-    /// Adds the gradient of the loss over the batch to what has accumulated.
+    /// Adds the gradient of the loss over the batch to the accumulated gradient.
     ///
     /// # Errors
-    /// When the batch does not fit the model or the loss, or the learner has stopped.
+    /// Returns an error if the batch does not fit the model or the loss, or if the learner has stopped.
     async fn forward_backward(
         &self,
         batch: Arc<TreeBatch>,
@@ -278,44 +287,47 @@ pub trait Learner: Send + Sync {
     /// Applies the accumulated gradient and clears it.
     ///
     /// # Errors
-    /// When the learner has stopped.
+    /// Returns an error if the learner has stopped.
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError>;
 
-    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) and, where asked, the
-    /// optimiser state beside them, into an existing folder. Every file is flushed to the disk. Atomicity is
-    /// the caller's: write into a temporary folder, then rename. Returns what was written, and where: a
-    /// learner elsewhere may keep the files on its own machine, under the same path.
+    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) into the existing
+    /// directory `folder`, with the optimizer state alongside if `with_optimiser` is set. Every file is
+    /// flushed to the disk. For atomicity, the caller must write into a temporary directory and then
+    /// rename it. Returns which files were written and where: a remote learner may keep them on its own
+    /// machine, under the same path.
     ///
     /// # Errors
-    /// When a file cannot be written (which one, why), or the learner has stopped.
+    /// Returns an error with the file and the reason if a file cannot be written, and an error if the
+    /// learner has stopped.
     async fn save(&self, folder: &Path, with_optimiser: bool) -> Result<Manifest, PolicyError>;
 
-    /// Replaces weights and, where `folder` has it and `with_optimiser` asks for it, the optimiser state;
-    /// otherwise the optimiser starts afresh. An accumulated gradient is dropped.
+    /// Replaces the weights by those in the directory `folder`. If `with_optimiser` is set and `folder`
+    /// contains the optimizer state, it is loaded too; otherwise the optimizer state is reset. An
+    /// accumulated gradient is discarded.
     ///
     /// # Errors
-    /// When a file is missing or does not fit the model, or the learner has stopped.
+    /// Returns an error if a file is missing or does not fit the model, or if the learner has stopped.
     async fn load(&self, folder: &Path, with_optimiser: bool) -> Result<(), PolicyError>;
 
-    /// Goes back to the weights that it began with, and to an optimiser without state. There is nothing to do
-    /// for a learner that began with this process and that nobody else has trained.
+    /// Restores the initial weights and resets the optimizer state. The default does nothing, which is
+    /// right for a learner that was started with this process and that no other process trains.
     ///
     /// # Errors
-    /// When the weights cannot be read again, or the learner has stopped.
+    /// Returns an error if the initial weights cannot be read, or if the learner has stopped.
     async fn begin_again(&self) -> Result<(), PolicyError> {
         Ok(())
     }
 
-    /// For how long devices that it shares with samplers have been handed over between them so far; `None`
-    /// where it shares none.
+    /// Returns the total time spent so far on handing over devices between this learner and samplers,
+    /// or `None` if the learner shares no devices with samplers.
     fn handed_over(&self) -> Option<Duration> {
         None
     }
 
-    /// Makes the current weights those of `version`, and says where samplers get them: each that draws from
-    /// this policy is then to [adopt](crate::Sampler::adopt) them.
+    /// Makes the current weights those of `version` and returns their location. Each sampler of this
+    /// policy must then [load](crate::Sampler::adopt) them.
     ///
     /// # Errors
-    /// When the learner has stopped.
+    /// Returns an error if the learner has stopped.
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError>;
 }

@@ -44,15 +44,16 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs ends the run
-//!   with the name of what it waited for, and a supervisor can start it again. Deadlines count the time in
-//!   which the process [runs](awake), here and in every crate above.
-//! - **Errors** are serializable with a code, and tell whether the same call may succeed later
-//!   ([`PolicyError::may_pass`]).
+//! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs ends
+//!   the run with an error that names the pending operation, and a supervisor can restart the run.
+//!   Deadlines count only the time in which the process [runs](awake), here and in every crate above.
+//! - **Errors** are serializable with a code. [`PolicyError::may_pass`] returns whether the same call
+//!   may succeed later.
 //!
-//! For tests of other crates, [`Simulator`] implements both traits over one small table, and [`crash_point`]
-//! marks places at which tests kill the process. [`caught()`] guards calls of libraries that panic on damaged
-//! files, and [`environment`] has the environment variables that child processes get.
+//! For tests of other crates, [`Simulator`] implements both traits over one small table, and
+//! [`crash_point`] marks the points at which tests kill the process. [`caught()`] converts panics of
+//! library calls on damaged files to errors, and [`environment`] selects the environment variables that
+//! child processes get.
 //!
 //! Out of scope: prompts as text (`levade-text`), and every real model.
 

@@ -1,27 +1,27 @@
-//! Adapters.
+//! Options of low-rank adapters (LoRA).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A low-rank adapter (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, and only A and B
-/// are trained.
+/// Options of a low-rank adapter (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x,
+/// and only A and B are trained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraOptions {
-    /// Rows of A, columns of B.
+    /// Number of rows of A and of columns of B.
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f32,
-    /// The projections that get one: `q_proj` in every block, or a longer end of the name, such as
-    /// `layers.0.self_attn.q_proj`.
+    /// Projections that get an adapter: `q_proj` in every block, or a longer suffix of the module path,
+    /// such as `layers.0.self_attn.q_proj`.
     pub targets: Vec<String>,
-    /// Scales by alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
+    /// Whether the scale is alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
     pub rank_stabilised: bool,
-    /// Other ranks of some targets, named in the same way; the longest name counts.
+    /// Different ranks for some targets, by the same kind of name. The longest matching name applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ranks: BTreeMap<String, usize>,
-    /// Other alphas of some targets.
+    /// Different alphas for some targets, by the same kind of name. The longest matching name applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alphas: BTreeMap<String, f32>,
 }
@@ -41,13 +41,13 @@ impl Default for LoraOptions {
 }
 
 impl LoraOptions {
-    /// Whether `name` names a module: by its whole path, or by the last parts of it.
+    /// Returns whether `name` is the path `module` or a suffix of it that starts at a path component.
     pub fn names(name: &str, module: &str) -> bool {
         module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
-    /// Rank and alpha of the adapter on a module, which is given by its whole path; `None` where it gets
-    /// none.
+    /// Returns the rank and alpha of the adapter on a module, given its full path, or `None` if the
+    /// module gets no adapter.
     pub fn on(&self, module: &str) -> Option<(usize, f32)> {
         fn own<T: Copy>(of: &BTreeMap<String, T>, module: &str) -> Option<T> {
             let named = of.iter().filter(|(name, _)| LoraOptions::names(name, module));
@@ -59,7 +59,7 @@ impl LoraOptions {
         })
     }
 
-    /// Factor of B A x.
+    /// Returns the factor of B A x.
     pub fn scale(&self, rank: usize, alpha: f32) -> f32 {
         match self.rank_stabilised {
             true => (f64::from(alpha) / (rank as f64).sqrt()) as f32,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_are_named_by_whole_parts_and_the_longest_name_counts() {
+    fn on_matches_full_components_and_prefers_longest_name() {
         let options = LoraOptions {
             rank: 8,
             targets: vec!["q_proj".into(), "layers.1.mlp.up_proj".into()],

@@ -1,11 +1,11 @@
-//! Files of the simulated policy.
+//! Reads and writes the number files of the simulated policy.
 
 use std::io::Write;
 use std::path::Path;
 
 use crate::PolicyError;
 
-/// Numbers as little-endian f32, after the step count where there is one.
+/// Writes numbers as little-endian f32, preceded by the step count if `steps` has one.
 pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<(), PolicyError> {
     let mut bytes: Vec<u8> = steps.iter().flat_map(|steps| steps.to_le_bytes()).collect();
     bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
@@ -17,7 +17,8 @@ pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<
     save().map_err(|e| PolicyError::Storage(format!("cannot write {}: {e}", file.display())))
 }
 
-/// Reads so many numbers, and the step count before them where there is one, else 0.
+/// Reads `numbers` numbers, and the step count before them if `with_steps` is set; otherwise the count
+/// is 0.
 pub(crate) fn read(file: &Path, numbers: usize, with_steps: bool) -> Result<(Vec<f32>, u64), PolicyError> {
     let bytes = std::fs::read(file)
         .map_err(|e| PolicyError::Storage(format!("cannot read {}: {e}", file.display())))?;

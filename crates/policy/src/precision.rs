@@ -1,21 +1,21 @@
-//! Number formats.
+//! Number formats of matrix multiplications.
 
 use serde::{Deserialize, Serialize};
 
-/// In what form a policy multiplies numbers. Sums, and weights as they are learnt, are f32 in any case.
+/// Number format in which a policy multiplies numbers. Sums and trained weights are always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
-    /// Computes in f32.
+    /// 32-bit floats.
     #[default]
     F32,
-    /// Rounded to bfloat16: 8 bits of mantissa, half the memory, twice the speed where the processor
+    /// bfloat16 with 8 bits of mantissa. It halves the memory, and doubles the speed if the processor
     /// multiplies pairs.
     Bf16,
 }
 
 impl Precision {
-    /// Bytes of a number.
+    /// Returns the size of a number in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Precision::F32 => 4,

@@ -1,14 +1,15 @@
-//! Counter-based random numbers (Philox): a number is a function of its purpose, never of the time of the
-//! call.
+//! Counter-based random numbers (Philox): a number is a pure function of its purpose, not of the time
+//! of the call.
 //!
-//! A sampled token depends on the seed of the run, the stream of its call (`calls`) and its position in the
-//! sequence; an order of tasks depends on the seed and the epoch. When a number is computed, and alongside
-//! what, does not matter.
+//! A sampled token depends on the seed of the run, the stream of its call (`calls`) and its position in
+//! the sequence. An order of tasks depends on the seed and the epoch. The time of the computation and
+//! concurrent work have no influence.
 
-/// A uniform number in [0, 1) with 53 random bits, a pure function of (`seed`, `stream`, `counter`).
+/// Returns a uniform number in [0, 1) with 53 random bits, as a pure function of (`seed`, `stream`,
+/// `counter`).
 ///
-/// Philox4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the key
-/// is the seed, the counter block is (stream, counter).
+/// The generator is Philox4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1,
+/// 2, 3", SC 2011). The key is the seed; the counter block is (stream, counter).
 pub fn uniform(seed: u64, stream: u64, counter: u64) -> f64 {
     let [a, b, _, _] = philox(
         [seed as u32, (seed >> 32) as u32],
@@ -40,9 +41,9 @@ fn philox(mut key: [u32; 2], mut block: [u32; 4]) -> [u32; 4] {
 mod tests {
     use super::*;
 
-    /// Known answers of the Random123 distribution.
+    /// Known-answer vectors of the Random123 distribution.
     #[test]
-    fn philox_known_answers() {
+    fn philox_matches_random123_vectors() {
         assert_eq!(philox([0; 2], [0; 4]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(
             philox([u32::MAX; 2], [u32::MAX; 4]),
@@ -55,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_is_in_range_and_spread() {
+    fn uniform_stays_in_range_with_mean_half() {
         let draws: Vec<f64> = (0..10_000).map(|i| uniform(7, 3, i)).collect();
         assert!(draws.iter().all(|u| (0.0..1.0).contains(u)));
         let mean = draws.iter().sum::<f64>() / draws.len() as f64;

@@ -30,56 +30,60 @@ use tokio::sync::mpsc;
 
 use crate::{Grammar, PolicyError, WeightsRef, awake};
 
-/// Most that a presence or frequency penalty takes or gives, as in OpenAI's API.
+/// Maximum absolute value of a presence or frequency penalty, as in OpenAI's API.
 const MOST_PENALTY: f32 = 2.0;
-/// Largest bias of a logit either way, likewise.
+/// Maximum absolute value of a logit bias, as in OpenAI's API.
 const MOST_BIAS: f32 = 100.0;
-/// Most alternatives that are reported for a token, likewise.
+/// Maximum number of alternatives reported per token, as in OpenAI's API.
 const MOST_TOP_LOGPROBS: usize = 20;
 
-/// How to draw. The defaults draw from the model's own distribution.
+/// Sampling parameters. The defaults sample from the model's own distribution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
-    /// At most this many new tokens. With `prompt_logprobs` it may be 0: the reply is empty then.
+    /// Maximum number of new tokens. It may be 0 if `prompt_logprobs` is set: the completion is then
+    /// empty.
     pub max_tokens: usize,
-    /// Divides the logits; 0 takes the most likely token.
+    /// Divisor of the logits: 0 or in 0.01..=100. 0 selects the most likely token (greedy decoding).
     pub temperature: f32,
-    /// Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+    /// Probability in (0, 1] that the smallest set of most likely tokens to keep must reach; 1 keeps
+    /// all tokens.
     pub top_p: f32,
-    /// Keep this many of the most likely tokens; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: usize,
-    /// Keep tokens at least this likely relative to the most likely one; 0 keeps all.
+    /// Minimum probability of a kept token, as a fraction of that of the most likely token; 0 keeps
+    /// all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens that prompt or reply have; 1 leaves them.
+    /// Divisor of positive logits, and factor of negative ones, for tokens that occur in the prompt or
+    /// the completion; 1 disables the penalty.
     pub repetition_penalty: f32,
-    /// Taken from the logits of tokens that the reply has, in −2..=2.
+    /// Value in −2..=2, subtracted from the logits of tokens that occur in the completion.
     pub presence_penalty: f32,
-    /// Taken from the logit of a token as often as the reply has it, in −2..=2.
+    /// Value in −2..=2, subtracted from the logit of a token once per occurrence in the completion.
     pub frequency_penalty: f32,
-    /// Added to the logits of tokens, by their ids; each in −100..=100.
+    /// Values in −100..=100, added to the logits of tokens, by token id.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// None of `stop_ids` is among the first tokens of the reply, this many, and no stop string ends it
-    /// there.
+    /// Number of tokens at the start of the completion among which no token of `stop_ids` is sampled
+    /// and no stop string ends the completion.
     pub min_tokens: usize,
-    /// For every token, this many of the most likely ones are reported with their log-probabilities; at most
+    /// Number of most likely tokens reported with their log-probabilities at every position, at most
     /// 20.
     pub top_logprobs: usize,
-    /// Whether the log-probabilities of the prompt's own tokens are reported, and this many of the most
-    /// likely tokens in the place of each; at most 20. Such a prompt is computed whole, whatever of it is
-    /// known.
+    /// Number of most likely tokens reported at every position of the prompt, at most 20, in addition
+    /// to the log-probabilities of the prompt's own tokens; `None` reports neither. Such a prompt is
+    /// computed completely, even if parts of it are cached.
     pub prompt_logprobs: Option<usize>,
-    /// Tokens at the end of the prompt that were drawn before for this very reply, by a request that was
-    /// aborted: penalties and `min_tokens` go on counting. `max_tokens` are new ones.
+    /// Number of tokens at the end of the prompt that an aborted request sampled for this completion.
+    /// Penalties and `min_tokens` count them; `max_tokens` does not.
     pub drawn_before: usize,
-    /// Tokens that end the reply; the one that did is kept as its last token.
+    /// Token ids that end the completion. The completion includes the stop token.
     pub stop_ids: Vec<u32>,
-    /// Texts that end the reply; the tokens that complete one are kept. Needs a sampler that knows its
-    /// vocabulary.
+    /// Texts that end the completion, which includes the tokens that complete one. Requires a sampler
+    /// that knows its vocabulary.
     pub stop_strings: Vec<String>,
-    /// A form that the reply is to have. One of `stop_ids` ends it where the form is complete, or has that
-    /// very token; where nothing but the end is left, `min_tokens` do not count. Needs a sampler that knows
-    /// its vocabulary, too.
+    /// Output format of the completion. A token of `stop_ids` is allowed when the format is complete,
+    /// or when the format itself allows this token; it ends the completion in both cases. If the format
+    /// allows only the end, `min_tokens` is ignored. Requires a sampler that knows its vocabulary.
     pub grammar: Option<Grammar>,
 }
 
@@ -107,25 +111,28 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether tokens come from another distribution than the one their log-probabilities describe.
+    /// Returns whether tokens are sampled from another distribution than that of their
+    /// log-probabilities.
     pub fn is_filtered(&self) -> bool {
         self.truncates() || self.adjusts() || self.grammar.is_some()
     }
 
-    /// The temperature of the distributions that log-probabilities are of: 1 for greedy decoding.
+    /// Returns the temperature of the distributions that log-probabilities refer to: 1 for greedy
+    /// decoding.
     pub fn behaviour_temperature(&self) -> f32 {
         if self.temperature == 0.0 { 1.0 } else { self.temperature }
     }
 
-    /// Whether unlikely tokens are left out (top-p, top-k, min-p).
+    /// Returns whether unlikely tokens are excluded (top-p, top-k, min-p).
     pub fn truncates(&self) -> bool {
         self.top_p < 1.0 || self.top_k > 0 || self.min_p > 0.0
     }
 
-    /// Checks every value.
+    /// Checks that every value is in its range.
     ///
     /// # Errors
-    /// Names the first value out of range and the range.
+    /// Returns [`PolicyError::Invalid`] with the name and range of the first invalid value, if there is
+    /// one.
     pub fn validate(&self) -> Result<(), PolicyError> {
         let check = |ok: bool, name: &str, value: f32, range: &str| {
             if ok {
@@ -168,32 +175,34 @@ impl SamplingParams {
     }
 }
 
-/// A prompt to continue.
+/// A request for one completion of a prompt.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct SampleRequest {
-    /// A name for logs, and for whoever passes the request on.
+    /// Name of the request in logs and at services that forward it.
     pub id: String,
-    /// The name of the policy that is asked: there may be several behind one address.
+    /// Name of the requested policy, because one address can serve several policies.
     pub policy: String,
-    /// The oldest version of the weights that may draw the reply. A sampler that has older ones waits until
-    /// it has these, or refuses with [`PolicyError::Behind`].
+    /// Minimum version of the weights that sample the completion. A sampler with older weights waits
+    /// for this version, or rejects the request with [`PolicyError::Behind`].
     pub least_version: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// The stream of random numbers within the run, unique to the call. Together with the position of a token
-    /// it decides the draw, so a reply does not depend on what else is being sampled.
+    /// Stream of random numbers within the run, unique to the call. The stream and the position of a
+    /// token determine the random number that samples it, so a completion does not depend on concurrent
+    /// requests.
     pub stream: u64,
-    /// The whole path so far.
+    /// Token ids of the complete sequence so far.
     pub prompt: Vec<u32>,
-    /// How to draw.
+    /// Sampling parameters.
     pub params: SamplingParams,
 }
 
 impl SampleRequest {
-    /// Checks prompt and parameters against a `vocabulary` of so many tokens.
+    /// Checks the prompt and the parameters against a vocabulary of `vocabulary` tokens.
     ///
     /// # Errors
-    /// Names the first value that is wrong, and what it must be.
+    /// Returns [`PolicyError::Invalid`] with the first invalid value and the valid ones, if there is
+    /// one.
     pub fn validate(&self, vocabulary: usize) -> Result<(), PolicyError> {
         self.params.validate()?;
         if let Some(token) = self.prompt.iter().find(|token| **token as usize >= vocabulary) {
@@ -215,11 +224,11 @@ impl SampleRequest {
         Ok(())
     }
 
-    /// Checks that the prompt leaves room in a `context` of so many tokens, for one token of the reply at
-    /// least where one may be drawn.
+    /// Checks that the prompt fits into a context of `context` tokens and, if `max_tokens` is not 0,
+    /// leaves room for at least one new token.
     ///
     /// # Errors
-    /// [`PolicyError::PromptTooLong`].
+    /// Returns [`PolicyError::PromptTooLong`] if it does not.
     pub fn check_room(&self, context: usize) -> Result<(), PolicyError> {
         let prompt = self.prompt.len();
         if prompt + self.params.max_tokens.min(1) > context {
@@ -229,79 +238,80 @@ impl SampleRequest {
     }
 }
 
-/// Tokens with their log-probabilities, most likely first, of equals the one with the lower id.
+/// Token ids with their log-probabilities, most likely first; equally likely tokens are ordered by id.
 pub type TopLogprobs = Vec<(u32, f32)>;
 
-/// Why a reply ended.
+/// Reason why a completion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// One of `stop_ids` was drawn.
+    /// One of `stop_ids` was sampled.
     StopId,
     /// One of `stop_strings` was completed.
     StopString,
-    /// `max_tokens` were drawn.
+    /// `max_tokens` tokens were sampled.
     Length,
     /// The context is full.
     Context,
-    /// The caller aborted.
+    /// The caller aborted the request.
     Aborted,
 }
 
-/// Event of a stream.
+/// Event of a [`SampleStream`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
-    /// Log-probabilities of the prompt's next tokens but its first, which nothing predicts. All of them come
-    /// before the first drawn token, in one event or several, where they were asked for.
+    /// Log-probabilities of the next prompt tokens, if they were requested. The first token of a prompt
+    /// has none, because nothing predicts it. All such events precede the first sampled token.
     Prompt {
-        /// log-softmax(logits / temperature) of each token, at temperature 1 for greedy decoding: the number
-        /// that a learner computes for it.
+        /// log-softmax(logits / temperature) of each token, at temperature 1 for greedy decoding: the
+        /// number that a learner computes for it.
         logprobs: Vec<f32>,
-        /// For each of them the most likely tokens in its place; empty where none were asked for.
+        /// The most likely tokens at the position of each token; empty if none were requested.
         top: Vec<TopLogprobs>,
     },
-    /// Tokens in the order they were drawn, all under one version of the weights.
+    /// Sampled tokens in order, all of them under one version of the weights.
     Tokens {
-        /// The ids.
+        /// Token ids.
         tokens: Vec<u32>,
-        /// Their behaviour log-probabilities.
+        /// Behavior log-probability of each token.
         logprobs: Vec<f32>,
-        /// For each of them the most likely tokens in its place, from the distribution that `logprobs` are
-        /// of; empty where none were asked for.
+        /// The most likely tokens at the position of each token, from the distribution that `logprobs`
+        /// refers to; empty if none were requested.
         top: Vec<TopLogprobs>,
-        /// The weights that drew them.
+        /// Version of the weights that sampled the tokens.
         version: u64,
     },
-    /// The last event.
+    /// The end of the completion; no event follows.
     Finished(FinishReason),
 }
 
-/// A reply as it is being drawn. Dropping it aborts the request.
+/// Stream of the events of one completion. Dropping the stream aborts the request.
 #[derive(Debug)]
 pub struct SampleStream {
     events: mpsc::UnboundedReceiver<Result<SampleEvent, PolicyError>>,
 }
 
 impl SampleStream {
-    /// A stream and the end that feeds it.
+    /// Creates a stream and the sender of its events.
     pub fn channel() -> (mpsc::UnboundedSender<Result<SampleEvent, PolicyError>>, Self) {
         let (sender, events) = mpsc::unbounded_channel();
         (sender, SampleStream { events })
     }
 
-    /// The next event; `None` after the last.
+    /// Waits for the next event and returns it, or `None` after the last event.
     ///
     /// # Errors
-    /// What the sampler reports.
+    /// Returns the error that the sampler reports, if it reports one.
     pub async fn next(&mut self) -> Option<Result<SampleEvent, PolicyError>> {
         self.events.recv().await
     }
 
-    /// Waits for the whole reply, and adds it to `completion` as it comes: what is there when the caller
-    /// waits no longer was drawn.
+    /// Waits for the rest of the completion and adds each event to `completion` as it arrives. If this
+    /// future is dropped, `completion` keeps the tokens received until then.
     ///
     /// # Errors
-    /// What the sampler reports, or a sampler that stops in the middle.
+    /// Returns the error that the sampler reports, or [`PolicyError::Stopped`] if the stream ends
+    /// early.
     pub async fn gather(&mut self, completion: &mut Completion) -> Result<(), PolicyError> {
         loop {
             match self.next().await {
@@ -323,11 +333,11 @@ impl SampleStream {
         }
     }
 
-    /// Waits for the whole reply.
+    /// Waits for the completion, for at most `deadline`.
     ///
     /// # Errors
-    /// What the sampler reports, a sampler that stops in the middle, or `deadline` passing (which aborts the
-    /// request).
+    /// Returns the error that the sampler reports, [`PolicyError::Stopped`] if the stream ends early,
+    /// and [`PolicyError::Deadline`] if `deadline` passes, which also aborts the request.
     pub async fn collect(mut self, deadline: Duration) -> Result<Completion, PolicyError> {
         let mut completion = Completion::default();
         match awake::within(deadline, self.gather(&mut completion)).await {
@@ -337,22 +347,23 @@ impl SampleStream {
     }
 }
 
-/// A whole reply.
+/// A completion of a prompt, with its log-probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// The ids, a stop id included.
+    /// Token ids, including the stop token.
     pub tokens: Vec<u32>,
-    /// Their behaviour log-probabilities.
+    /// Behavior log-probability of each token.
     pub logprobs: Vec<f32>,
-    /// The most likely tokens in the place of each, where they were asked for.
+    /// The most likely tokens at the position of each token; empty if none were requested.
     pub top: Vec<TopLogprobs>,
-    /// Log-probabilities of the prompt's tokens but the first, where they were asked for.
+    /// Log-probabilities of the prompt's tokens except the first; empty if they were not requested.
     pub prompt_logprobs: Vec<f32>,
-    /// The most likely tokens in the place of each of these, likewise.
+    /// The most likely tokens at the position of each of these prompt tokens; empty if none were
+    /// requested.
     pub prompt_top: Vec<TopLogprobs>,
-    /// Which weights drew the reply.
+    /// Versions of the weights that sampled the tokens, as runs of tokens.
     pub versions: Vec<VersionRun>,
-    /// Why it ended.
+    /// Reason why the completion ended; [`FinishReason::Aborted`] until the end is known.
     pub finish: FinishReason,
 }
 
@@ -371,7 +382,7 @@ impl Default for Completion {
 }
 
 impl Completion {
-    /// Appends tokens drawn under one version.
+    /// Appends tokens that were sampled under one version of the weights.
     pub fn extend(&mut self, tokens: &[u32], logprobs: &[f32], version: u64) {
         self.tokens.extend_from_slice(tokens);
         self.logprobs.extend_from_slice(logprobs);
@@ -381,7 +392,8 @@ impl Completion {
         }
     }
 
-    /// The reply as a segment that continues `parent`, drawn with `params` as model call `turn`.
+    /// Converts the completion to a segment that continues `parent`. `params` are the parameters it was
+    /// sampled with, and `turn` is the index of the model call.
     pub fn into_segment(self, parent: Option<SegmentId>, params: &SamplingParams, turn: u32) -> Segment {
         Segment {
             kind: Kind::Sampled,
@@ -394,98 +406,104 @@ impl Completion {
     }
 }
 
-/// How much a sampler has to do.
+/// Work that a sampler has.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Load {
-    /// Requests being decoded.
+    /// Number of requests being decoded.
     pub running: usize,
-    /// Requests waiting for room.
+    /// Number of requests waiting to be decoded.
     pub waiting: usize,
-    /// The share of the memory for keys and values that requests being decoded use.
+    /// Fraction of the key-value cache that requests being decoded use.
     pub cache_in_use: f64,
 }
 
-/// Counters of the device of a sampler. All but the last are sums since its start.
+/// Counters of a sampler's device. All fields but the last are sums since its start.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct DeviceStats {
-    /// Tokens of prompts that did not need to be computed again.
+    /// Number of prompt tokens that were found in the prefix cache.
     pub prefix_hits: u64,
-    /// Tokens of prompts that were computed.
+    /// Number of prompt tokens that were computed.
     pub prefilled: u64,
-    /// Tokens drawn.
+    /// Number of sampled tokens.
     pub drawn: u64,
-    /// Seconds spent on prefilling and drawing.
+    /// Time spent on prefill and decoding, in seconds.
     pub busy_seconds: f64,
-    /// Requests being decoded, summed over the busy seconds: divided by them, the mean.
+    /// Integral over the busy time of the number of requests being decoded. Divided by `busy_seconds`,
+    /// it is the mean.
     pub running_seconds: f64,
-    /// The share of the memory for keys and values in use, summed over the busy seconds: divided by them, the
-    /// mean.
+    /// Integral over the busy time of the fraction of the key-value cache in use. Divided by
+    /// `busy_seconds`, it is the mean.
     pub cache_in_use_seconds: f64,
-    /// The share of the memory for keys and values that holds anything, for requests to come included.
+    /// Fraction of the key-value cache that holds data, including data kept for future requests.
     pub cache_filled: f64,
 }
 
-/// Something that draws tokens from a policy.
+/// Samples tokens from a policy.
 #[async_trait]
 pub trait Sampler: Send + Sync {
-    /// Starts a reply. Returns once the request is accepted; tokens then arrive on the stream.
+    /// Starts a completion and returns when the request has been accepted. Tokens then arrive on the
+    /// stream.
     ///
     /// # Errors
-    /// When the request is invalid or the sampler has stopped. Later errors arrive on the stream.
+    /// Returns an error if the request is invalid or the sampler has stopped. Later errors arrive on
+    /// the stream.
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError>;
 
-    /// Ends the requests of one stream, or all of them: each finishes with [`FinishReason::Aborted`] after
-    /// the tokens it has drawn. A request whose prompt is the old one and those tokens goes on with the very
-    /// tokens that would have followed, as long as the weights are the same. Returns how many were ended.
+    /// Aborts the requests of `stream`, or all requests if it is `None`, and returns their number. Each
+    /// request finishes with [`FinishReason::Aborted`] after the tokens sampled so far. A new request
+    /// whose prompt is the old one plus these tokens samples the tokens that would have followed, if
+    /// the weights are the same.
     ///
     /// # Errors
-    /// When the sampler has stopped.
+    /// Returns an error if the sampler has stopped.
     async fn abort(&self, stream: Option<u64>) -> Result<usize, PolicyError>;
 
-    /// How much it has to do.
+    /// Returns the sampler's current load.
     ///
     /// # Errors
-    /// When the sampler has stopped.
+    /// Returns an error if the sampler has stopped.
     async fn workload(&self) -> Result<Load, PolicyError>;
 
-    /// Counters of the device that it runs on, where it has them.
+    /// Returns the counters of the sampler's device, or `None` if it has none.
     ///
     /// # Errors
-    /// When the sampler has stopped.
+    /// Returns an error if the sampler has stopped.
     async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
         Ok(None)
     }
 
-    /// For how long it has stood still since its start, up to now, while its device trained or its weights
-    /// were replaced. Requests are not drawn for meanwhile, which is nobody's fault: deadlines do not count
-    /// it. It answers while it stands still, too.
+    /// Returns how long the sampler has been paused since its start, up to now, because its device
+    /// trained or its weights were replaced. It decodes no requests in a pause, so deadlines exclude
+    /// this time. The call also returns during a pause.
     ///
     /// # Errors
-    /// When the sampler has stopped.
+    /// Returns an error if the sampler has stopped.
     async fn paused(&self) -> Result<Duration, PolicyError> {
         Ok(Duration::ZERO)
     }
 
-    /// Draws from weights that a learner has published, from the next token on. By default for a sampler that
-    /// shares its memory with the learner, and so has them already: only that it does is checked.
+    /// Loads weights that a learner has published; the next sampled token uses them. The default is for
+    /// a sampler that shares its memory with the learner: it only checks that the sampler has this
+    /// version.
     ///
     /// # Errors
-    /// [`PolicyError::NotAdopted`] when it cannot draw from these weights; when it has stopped.
+    /// Returns [`PolicyError::NotAdopted`] if the sampler cannot load these weights, and an error if it
+    /// has stopped.
     async fn adopt(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         weights.check_shared(self.version().await?)
     }
 
-    /// The version of the weights that a token drawn now would carry.
+    /// Returns the version of the weights that would sample the next token.
     ///
     /// # Errors
-    /// When the sampler has stopped.
+    /// Returns an error if the sampler has stopped.
     async fn version(&self) -> Result<u64, PolicyError>;
 }
 
-/// The bytes of every token of a vocabulary, so that a sampler can recognise stop strings without knowing
-/// text.
+/// Bytes of every token of a vocabulary. With them a sampler detects stop strings without a tokenizer.
 pub trait TokenBytes: Send + Sync {
-    /// The bytes `id` stands for in the middle of a text; `None` for special tokens and ids out of range.
+    /// Returns the bytes that `id` stands for within a text; `None` for special tokens and ids out of
+    /// range.
     fn token_bytes(&self, id: u32) -> Option<&[u8]>;
 }
 
@@ -494,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_out_of_range_are_named() {
+    fn validate_names_values_out_of_range() {
         let plain = SamplingParams::default();
         let request = |params| SampleRequest {
             seed: 1,
@@ -544,9 +562,9 @@ mod tests {
         assert!(request(plain).validate(2).unwrap_err().to_string().contains("token 2 is outside"));
     }
 
-    /// Parameters are written and read as JSON, biases by id.
+    /// Parameters are stored as JSON, with biases by token id.
     #[test]
-    fn parameters_survive_json() {
+    fn sampling_params_round_trip_through_json() {
         let params = SamplingParams { logit_bias: [(7, -1.5)].into(), top_logprobs: 3, ..Default::default() };
         let text = serde_json::to_string(&params).unwrap();
         assert!(text.contains(r#""logit_bias":{"7":-1.5}"#), "{text}");

@@ -1,15 +1,15 @@
-//! A whole policy in one table: both traits, real sampling and real learning, no model.
+//! A tabular policy that implements both traits, with real sampling and training but no neural network.
 //!
-//! The distribution of the next token is a softmax over one row of a table, chosen by the last few tokens. So
-//! sampling, exact log-probabilities, gradients and AdamW fit in a few hundred lines and run in microseconds,
-//! and everything above the traits (agent loops, batches, checkpoints, resume after a kill) can be tested to
-//! the bit without an engine.
+//! The distribution of the next token is a softmax over one row of a table, selected by the last few
+//! tokens. So sampling, exact log-probabilities, gradients and AdamW fit in a few hundred lines and run
+//! in microseconds, and everything above the traits (agent loops, batches, checkpoints, resume after a
+//! kill) can be tested to the bit without an engine.
 //!
-//! Guarantees: the contracts of [`Sampler`] and [`Learner`], batch invariance and bitwise equality of sampled
-//! and recomputed log-probabilities included. Time passes as on a device that is asked for, and failures can
-//! be injected: which requests fail depends only on the request, which of the learner's calls on their
-//! number. Not here: truncation (top-p, top-k, min-p), stop strings, and weights that another program could
-//! read.
+//! The simulator keeps the contracts of [`Sampler`] and [`Learner`], including batch invariance and
+//! bitwise equality of sampled and recomputed log-probabilities. It can simulate the timing of a
+//! device, and inject failures: whether a request fails depends only on the request, and whether a
+//! learner call fails depends only on its number. Out of scope: truncation (top-p, top-k, min-p), stop
+//! strings, and weights that another program can read.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,37 +34,37 @@ mod reply;
 
 use reply::Reply;
 
-/// Stream of the random numbers that initialise the table; attempts use others.
+/// Stream of the random numbers that initialize the table; attempts use other streams.
 const INITIAL_STREAM: u64 = u64::MAX;
-/// Stream of the draws that decide which of the learner's calls fail.
+/// Stream of the random numbers that decide which of the learner's calls fail.
 const LEARNER_STREAM: u64 = u64::MAX - 1;
 const WEIGHTS: &str = "simulator.weights";
 const OPTIMISER: &str = "simulator.optimiser";
 
-/// Settings of a simulation.
+/// Configuration of a simulator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatorConfig {
     /// Number of token ids.
     pub vocabulary: usize,
-    /// How many preceding tokens decide the distribution.
+    /// Number of preceding tokens that determine the distribution.
     pub order: usize,
-    /// Rows of the table; contexts that hash alike share one.
+    /// Number of rows of the table; contexts whose hashes coincide share a row.
     pub rows: usize,
-    /// Longest sequence.
+    /// Maximum sequence length in tokens.
     pub context: usize,
     /// Seed of the initial table.
     pub seed: u64,
-    /// Initial logits are uniform in ± this.
+    /// Bound on the initial logits, which are uniform in −`spread`..`spread`.
     pub spread: f32,
-    /// Each token takes up to this long on its way, drawn uniformly.
+    /// Maximum latency of a token, which is sampled uniformly.
     pub latency: Duration,
-    /// How long things take on the device.
+    /// Time that operations take on the simulated device.
     pub timing: Timing,
-    /// Most sequences that run at once, the others wait; 0 for any number.
+    /// Maximum number of concurrently running sequences; 0 means no limit. Further sequences wait.
     pub running: usize,
-    /// The share of requests that fail after their first token.
+    /// Fraction of requests that fail after their first token.
     pub failures: f64,
-    /// The share of batches that the learner fails on.
+    /// Fraction of batches on which the learner fails.
     pub learner_failures: f64,
 }
 
@@ -86,7 +86,7 @@ impl Default for SimulatorConfig {
     }
 }
 
-/// The weights and what AdamW knows about them.
+/// Weights, gradient and AdamW state.
 struct State {
     weights: Vec<f32>,
     gradient: Vec<f64>,
@@ -95,35 +95,35 @@ struct State {
     steps: u64,
 }
 
-/// The weights that samplers draw from.
+/// Weights that samplers use.
 struct Published {
     weights: Vec<f32>,
     version: u64,
 }
 
-/// A tabular policy that samples and learns. As a critic its value of a state is the first number of the
-/// state's row.
+/// A tabular policy that samples and trains. As a critic, its value of a state is the first weight of
+/// the state's row.
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
     published: Arc<Mutex<Arc<Published>>>,
     news: Arc<Notify>,
     device: Arc<Device>,
-    /// Batches that the learner was given.
+    /// Number of batches that the learner has received.
     batches: AtomicU64,
     replies: Mutex<Vec<Weak<Flag>>>,
     grammars: Option<Arc<dyn Grammars>>,
 }
 
-/// State that a reply under way is known by.
+/// Handle of a running completion.
 struct Flag {
     stream: u64,
-    /// Ends the reply before its next token.
+    /// Ends the completion before its next token.
     aborted: AtomicBool,
 }
 
 impl Simulator {
-    /// A fresh policy, published as version 0.
+    /// Creates a policy with random weights, published as version 0.
     pub fn new(config: SimulatorConfig) -> Self {
         let size = config.rows * config.vocabulary;
         let spread = f64::from(config.spread);
@@ -148,18 +148,18 @@ impl Simulator {
         }
     }
 
-    /// Lets requests hold their replies to grammars over its vocabulary.
+    /// Enables requests with a grammar over the simulator's vocabulary.
     #[must_use]
     pub fn with_grammars(self, grammars: Arc<dyn Grammars>) -> Self {
         Simulator { grammars: Some(grammars), ..self }
     }
 
-    /// The weights as they are now.
+    /// Returns the current weights, published or not.
     pub fn weights(&self) -> Vec<f32> {
         self.state().weights.clone()
     }
 
-    /// The gradient that has accumulated, which is cleared.
+    /// Returns the accumulated gradient and clears it.
     pub fn take_gradient(&self) -> Vec<f64> {
         let mut state = self.state();
         let size = state.gradient.len();
@@ -174,7 +174,7 @@ impl Simulator {
         now(&self.published)
     }
 
-    /// Takes a batch in: checks it, lets its time pass, and fails where it is to.
+    /// Checks a batch, waits for its simulated time, and fails if this failure is to be injected.
     async fn take(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
         self.check(batch)?;
         self.device.learn(batch.tokens.len()).await;
@@ -185,7 +185,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// Checks that every token of the batch is in the vocabulary and every path fits the context.
+    /// Checks that every token of the batch is in the vocabulary and every sequence fits the context.
     fn check(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
         let SimulatorConfig { vocabulary, context, .. } = self.config;
         if let Some(token) = batch.tokens.iter().find(|&&token| token as usize >= vocabulary) {
@@ -200,21 +200,21 @@ impl Simulator {
     }
 }
 
-/// The weights that samplers draw from now.
+/// Returns the weights that samplers use now.
 fn now(published: &Mutex<Arc<Published>>) -> Arc<Published> {
     published.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The part of a row of logits that sampling and learning share.
+/// The part of a row of logits that sampling and training share.
 struct Row {
-    /// Probabilities at the temperature.
+    /// Probabilities at the requested temperature.
     probabilities: Vec<f64>,
-    /// Their logarithms.
+    /// Logarithms of the probabilities.
     logprobs: Vec<f64>,
 }
 
 impl Row {
-    /// The `count` most likely tokens.
+    /// Returns the `count` most likely tokens.
     fn top(&self, count: usize) -> TopLogprobs {
         if count == 0 {
             return Vec::new();
@@ -224,15 +224,15 @@ impl Row {
         order.iter().take(count).map(|&id| (id as u32, self.logprobs[id] as f32)).collect()
     }
 
-    /// In nats.
+    /// Returns the entropy in nats.
     fn entropy(&self) -> f64 {
         -self.probabilities.iter().zip(&self.logprobs).map(|(p, l)| p * l).sum::<f64>()
     }
 }
 
 impl SimulatorConfig {
-    /// First weight of the row that the end of `history` selects (FNV-1a over the last tokens and their
-    /// number).
+    /// Returns the index of the first weight of the row that the end of `history` selects (FNV-1a over
+    /// the last tokens and their number).
     fn row(&self, history: &[u32]) -> usize {
         let recent = &history[history.len().saturating_sub(self.order)..];
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
@@ -244,7 +244,7 @@ impl SimulatorConfig {
         ((hash >> 32 ^ hash) as usize % self.rows) * self.vocabulary
     }
 
-    /// log-softmax(logits / temperature), always in the same order of operations.
+    /// Computes log-softmax(logits / temperature), always in the same order of operations.
     fn softmax(&self, weights: &[f32], row: usize, temperature: f32) -> Row {
         let logits: Vec<f64> = weights[row..row + self.vocabulary]
             .iter()
@@ -257,7 +257,8 @@ impl SimulatorConfig {
     }
 }
 
-/// The last `order` tokens before the target on its path, the predictor being the last of them.
+/// Returns the last `order` tokens before the target in its sequence. The predictor is the last of
+/// them.
 fn history(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
     let mut reversed = Vec::with_capacity(order);
     let mut node = batch.nodes.partition_point(|node| node.start <= predictor) - 1;
@@ -292,7 +293,7 @@ impl Sampler for Simulator {
         let flag = Arc::new(Flag { stream: request.stream, aborted: AtomicBool::new(false) });
         {
             let mut replies = self.replies.lock().unwrap_or_else(PoisonError::into_inner);
-            // Those that have ended go before the list would grow, so it is no longer than it must be.
+            // Finished completions are removed before the list would grow, which bounds its capacity.
             if replies.len() == replies.capacity() {
                 replies.retain(|reply| reply.strong_count() > 0);
             }
@@ -414,8 +415,8 @@ impl Learner for Simulator {
                 sums.add_term(term, logprob, entropy, &evaluated);
             }
             sums.loss -= bonus * entropy;
-            // d log p(token) / d logit = [is the token] − p, d entropy / d logit = −p (log p + entropy), over
-            // the temperature.
+            // d log p(token) / d logit = [is the token] − p, and d entropy / d logit = −p (log p +
+            // entropy), each divided by the temperature.
             for (id, (p, logp)) in row.probabilities.iter().zip(&row.logprobs).enumerate() {
                 let indicator = if id == token { 1.0 } else { 0.0 };
                 let here = slope * (indicator - p) + bonus * p * (logp + entropy);

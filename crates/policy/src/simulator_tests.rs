@@ -1,4 +1,4 @@
-//! Tests of the simulator: it must keep the contracts that engines are held to.
+//! Tests that the simulator keeps the contracts of [`Sampler`] and [`Learner`], as engines must.
 
 use levade_rl::PolicyLoss;
 use levade_tree::{PathInput, PathTarget, Term};
@@ -53,7 +53,7 @@ const ADAM: OptimParams = OptimParams {
 };
 
 #[tokio::test]
-async fn replies_that_have_ended_are_forgotten() {
+async fn sample_forgets_finished_completions() {
     let simulator = Simulator::new(small());
     for stream in 0..500 {
         complete(&simulator, request(stream, 1.0)).await;
@@ -63,7 +63,7 @@ async fn replies_that_have_ended_are_forgotten() {
 }
 
 #[tokio::test]
-async fn what_is_sampled_is_what_the_learner_computes() {
+async fn sampled_logprobs_match_learner_bitwise() {
     let simulator = Simulator::new(small());
     for temperature in [1.0, 0.6] {
         let mut paths = Vec::new();
@@ -84,9 +84,10 @@ async fn what_is_sampled_is_what_the_learner_computes() {
     }
 }
 
-/// The log-probabilities of a prompt are those that the learner computes, with and without a reply.
+/// The log-probabilities of a prompt equal those that the learner computes, with and without a
+/// completion.
 #[tokio::test]
-async fn what_a_prompt_is_scored_with_is_what_the_learner_computes() {
+async fn prompt_logprobs_match_learner_bitwise() {
     let simulator = Simulator::new(small());
     let prompt = [1, 2, 3, 3, 0, 5, 2, 1];
     for (temperature, max_tokens) in [(1.0, 4), (0.6, 0), (0.0, 4)] {
@@ -109,7 +110,7 @@ async fn what_a_prompt_is_scored_with_is_what_the_learner_computes() {
     }
 }
 
-/// Steps up from 1 to 4, one at a time or two, and ends there.
+/// A constraint that increases the token by 1 or 2 per step, starting from 1 or 2, and ends at 4.
 struct Stairs(u32);
 
 impl Grammars for Stairs {
@@ -133,10 +134,10 @@ impl Constraint for Stairs {
     }
 }
 
-/// Replies keep to a grammar, from where an earlier part of them left off, too, and are recorded as filtered;
-/// without grammars, requests that have one are refused.
+/// Completions match the grammar and are recorded as filtered, also when they continue an aborted
+/// completion. Without grammars, the simulator rejects such requests.
 #[tokio::test]
-async fn replies_keep_to_a_grammar() {
+async fn constrained_completions_match_grammar() {
     let plain = Simulator::new(small());
     let held = |stream, temperature| {
         let mut request = request(stream, temperature);
@@ -167,13 +168,13 @@ async fn replies_keep_to_a_grammar() {
 }
 
 #[tokio::test]
-async fn replies_do_not_depend_on_each_other_and_follow_the_distribution() {
+async fn completions_are_independent_and_follow_the_distribution() {
     let simulator = Simulator::new(small());
     let alone = complete(&simulator, request(3, 1.0)).await;
     let (a, b) = tokio::join!(complete(&simulator, request(3, 1.0)), complete(&simulator, request(4, 1.0)));
     assert_eq!(a, alone);
     assert_ne!(b, alone);
-    // A turn continues where the last one ended: the positions are absolute.
+    // A continued completion samples the same tokens, because positions are absolute.
     let mut whole = request(3, 1.0);
     whole.params.stop_ids.clear();
     let (mut first, mut rest) = (whole.clone(), whole.clone());
@@ -193,7 +194,7 @@ async fn replies_do_not_depend_on_each_other_and_follow_the_distribution() {
     }
     let expected = simulator.config.softmax(&simulator.weights(), simulator.config.row(&[2, 3]), 0.6);
     for (count, p) in counts.iter().zip(&expected.probabilities) {
-        // Five standard deviations of a frequency.
+        // Five standard deviations of the observed frequency.
         assert!((count - p).abs() < 5.0 * (p * (1.0 - p) / trials as f64).sqrt(), "{count} {p}");
     }
     let greedy = complete(&simulator, request(0, 0.0)).await;
@@ -201,7 +202,7 @@ async fn replies_do_not_depend_on_each_other_and_follow_the_distribution() {
 }
 
 #[tokio::test]
-async fn gradients_are_those_of_the_loss() {
+async fn forward_backward_matches_numeric_gradient() {
     let simulator = Simulator::new(small());
     let mut paths = Vec::new();
     for stream in 0..3 {
@@ -227,7 +228,7 @@ async fn gradients_are_those_of_the_loss() {
     assert!(checked > 20);
 }
 
-/// The simulator never waits while it learns, so one poll finishes the future.
+/// The simulator never waits while it trains, so one poll finishes the future.
 fn futures_block<T>(future: impl Future<Output = T>) -> T {
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match std::pin::pin!(future).as_mut().poll(&mut context) {
@@ -237,7 +238,7 @@ fn futures_block<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn it_learns_saves_and_comes_back_to_the_bit() {
+async fn saved_training_state_resumes_bitwise() {
     let simulator = Simulator::new(small());
     let demonstration = Completion { tokens: vec![5, 4, 6], logprobs: vec![0.0; 3], ..Completion::default() };
     let batch = Arc::new(TreeBatch::merge(&[path(&[1, 2, 3], &demonstration, 1.0, 0.0)]).unwrap());
@@ -251,7 +252,7 @@ async fn it_learns_saves_and_comes_back_to_the_bit() {
     };
     let before = train(&simulator, 1).await;
     assert!(train(&simulator, 400).await < 0.1 * before);
-    // Samplers see nothing until it is published.
+    // Samplers use new weights only after publication.
     assert_eq!(simulator.version().await.unwrap(), 0);
     simulator.publish(401).await.unwrap();
     let reply = complete(&simulator, request(0, 0.0)).await;
@@ -264,7 +265,7 @@ async fn it_learns_saves_and_comes_back_to_the_bit() {
     train(&simulator, 3).await;
     train(&other, 3).await;
     assert_eq!(simulator.weights(), other.weights());
-    // Without the optimiser's state it starts afresh.
+    // Without its saved state the optimizer starts from zero.
     other.load(folder.path(), false).await.unwrap();
     train(&other, 3).await;
     assert_ne!(simulator.weights(), other.weights());
@@ -275,7 +276,7 @@ async fn it_learns_saves_and_comes_back_to_the_bit() {
 }
 
 #[tokio::test]
-async fn a_gradient_that_is_not_finite_changes_nothing() {
+async fn optim_step_skips_non_finite_gradient() {
     let simulator = Simulator::new(small());
     let before = simulator.weights();
     simulator.state().gradient[3] = f64::NAN;
@@ -285,7 +286,7 @@ async fn a_gradient_that_is_not_finite_changes_nothing() {
 }
 
 #[tokio::test]
-async fn failures_and_refusals() {
+async fn sample_injects_failures_and_rejects_invalid_requests() {
     let flaky = Simulator::new(SimulatorConfig { failures: 0.5, ..small() });
     let mut failed = Vec::new();
     for stream in 0..40 {
@@ -316,7 +317,7 @@ async fn failures_and_refusals() {
 }
 
 #[tokio::test]
-async fn latency_and_deadlines() {
+async fn latency_preserves_tokens_and_respects_deadlines() {
     let slow = Simulator::new(SimulatorConfig { latency: Duration::from_millis(200), ..small() });
     let stream = slow.sample(request(0, 1.0)).await.unwrap();
     let error = stream.collect(Duration::from_millis(20)).await.unwrap_err();
@@ -326,10 +327,10 @@ async fn latency_and_deadlines() {
     assert_eq!(complete(&slow, request(0, 1.0)).await, quick);
 }
 
-/// Time passes like on one machine: batches take time by their size, a prompt is computed once, some wait,
-/// and nothing is drawn while it trains.
+/// Time passes as on one machine: the time of a batch depends on its size, a prompt is computed once,
+/// excess sequences wait, and nothing is sampled during training.
 #[tokio::test(start_paused = true)]
-async fn time_passes_as_on_a_device() {
+async fn simulated_time_matches_device_timing() {
     let millis = Duration::from_millis;
     let timing = Timing {
         prompt: millis(4),
@@ -360,7 +361,8 @@ async fn time_passes_as_on_a_device() {
     for stream in streams {
         stream.collect(Duration::from_secs(10)).await.unwrap();
     }
-    // Two at once, then the third; of each prompt one token, since the rest was known.
+    // Two sequences run concurrently, then the third. One token of each prompt is computed; the rest is
+    // cached.
     let expected = millis(4 + 12 * 12) + millis(4 + 12 * 11);
     assert!(start.elapsed().abs_diff(expected) <= millis(2), "{:?}", start.elapsed());
     let stats = async || simulator.device_stats().await.unwrap().unwrap();
@@ -379,7 +381,7 @@ async fn time_passes_as_on_a_device() {
     assert_eq!(simulator.paused().await.unwrap(), learning);
     let prefilled = stats().await.prefilled;
 
-    // New weights: nothing that was computed holds.
+    // New weights clear the prefix cache.
     simulator.publish(1).await.unwrap();
     complete(&simulator, endless(10)).await;
     assert_eq!(stats().await.prefilled, prefilled + 3);
@@ -397,9 +399,9 @@ async fn time_passes_as_on_a_device() {
     assert_eq!(half, fails(0.5).await);
 }
 
-/// Entropy and Σ p² are those of the distribution that the log-probabilities of all tokens make up.
+/// Entropy and Σ p² are those of the distribution formed by the log-probabilities of all tokens.
 #[tokio::test]
-async fn predictions_say_how_spread_out_a_distribution_is() {
+async fn predictions_match_entropy_and_squared_probabilities() {
     let config =
         SimulatorConfig { vocabulary: 5, spread: 2.0, rows: 64, context: 8, ..SimulatorConfig::default() };
     let simulator = Simulator::new(config);
@@ -419,10 +421,10 @@ async fn predictions_say_how_spread_out_a_distribution_is() {
     assert!(found.concentrations.iter().all(|found| (f64::from(*found) - squares).abs() < 1e-5));
 }
 
-/// Penalties, biases and alternatives against a naive computation in f64; cut anywhere and continued, a reply
-/// is the same.
+/// Compares penalties, biases and alternatives with a naive computation in f64. A completion that is
+/// truncated anywhere and continued is the same.
 #[tokio::test]
-async fn adjusted_replies_are_those_of_a_naive_sampler() {
+async fn adjusted_sampling_matches_naive_reference() {
     let simulator = Simulator::new(small());
     let (weights, mut differ) = (simulator.weights(), 0);
     for stream in 0..40 {
@@ -459,7 +461,7 @@ async fn adjusted_replies_are_those_of_a_naive_sampler() {
             let drawn = (0..7).find(|id| masses[..=*id].iter().sum::<f64>() > goal).unwrap();
             let best = (0..7).rev().max_by(|a, b| masses[*a].total_cmp(&masses[*b])).unwrap();
             assert_eq!(*token as usize, if temperature == 0.0 { best } else { drawn }, "{stream} {i}");
-            // What is recorded is of the distribution before all that.
+            // The recorded log-probabilities are those of the unadjusted distribution.
             let total: f64 = plain.iter().map(|z| (z / t).exp()).sum();
             let mut logprobs: Vec<(u32, f64)> =
                 plain.iter().enumerate().map(|(id, z)| (id as u32, z / t - total.ln())).collect();
@@ -486,10 +488,10 @@ async fn adjusted_replies_are_those_of_a_naive_sampler() {
     assert!(differ > 10, "what was drawn before counts: {differ}");
 }
 
-/// An update is the micro-batches of its cut, in order, and a step. A cut of another update is refused before
-/// anything changes.
+/// An update runs the micro-batches of its plan in order and then one optimizer step. The plan of
+/// another update is rejected before anything changes.
 #[tokio::test]
-async fn an_update_follows_its_cut() {
+async fn train_follows_plan_or_rejects_it_unchanged() {
     let (whole, by_hand) = (Simulator::new(small()), Simulator::new(small()));
     let mut paths = Vec::new();
     for stream in 0..5 {
@@ -518,9 +520,9 @@ async fn an_update_follows_its_cut() {
     assert_eq!(whole.weights(), by_hand.weights());
 }
 
-/// An update may take as long for each micro-batch as a call may, and names the one that takes longer.
+/// The deadline applies to each micro-batch, and the error names the one that exceeded it.
 #[tokio::test(start_paused = true)]
-async fn a_late_micro_batch_is_named() {
+async fn timely_train_names_late_micro_batch() {
     let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
     let of_len = |len| PathInput { tokens: vec![1; len].into(), targets: Vec::new() };
@@ -532,9 +534,9 @@ async fn a_late_micro_batch_is_named() {
     longest(35).train(request, &cut, &mut || ()).await.unwrap();
 }
 
-/// A request is answered with no older weights than it asks for, whenever these come.
+/// A request waits until the weights that it requires have been published.
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_its_weights() {
+async fn sample_waits_for_required_weight_version() {
     let simulator = Arc::new(Simulator::new(small()));
     let asks = SampleRequest { least_version: 2, ..request(1, 1.0) };
     let stream = simulator.sample(asks).await.unwrap();

@@ -23,7 +23,7 @@ pub struct LossRow {
     pub bonus: f64,
 }
 
-/// Loss of one term.
+/// Log-probability and loss of one term.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct LossTerm {
     /// Index of the term in [`TreeBatch::terms`].
@@ -69,7 +69,7 @@ impl LossRow {
     fn total(&self, batch: &TreeBatch) -> f64 {
         let add = |sum: f64, term: &LossTerm| {
             let weight = batch.terms[term.term as usize].weight;
-            // A term without a weight is not trained, whatever its loss.
+            // A term with weight 0 is not trained, whatever its loss.
             if weight == 0.0 { sum } else { sum + f64::from(weight) * term.loss }
         };
         self.terms.iter().fold(0.0, add) - self.bonus

@@ -1,6 +1,6 @@
 //! Gives every call of a policy a deadline (`engine.call_seconds` of a recipe).
 //!
-//! A device that hangs ends the run with an error that names what it waited for.
+//! If a device hangs, the call fails with an error that names the pending operation.
 
 use std::future::Future;
 use std::path::Path;
@@ -18,17 +18,17 @@ use levade_rl::Loss;
 use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
-/// A policy whose calls all end within `longest`, or fail with [`PolicyError::Deadline`] and what was waited
-/// for: a device that hangs ends a run, which can go on from its last checkpoint, and does not keep it
-/// waiting. An update has as long for each of its micro-batches, and for the step of the optimiser. The
-/// tokens of a reply come on its stream, and their deadline is the reader's.
+/// A policy whose calls finish within `longest`, or fail with [`PolicyError::Deadline`] and the pending
+/// operation. A device that hangs therefore ends the run, which can resume from its last checkpoint,
+/// instead of blocking it. An update has this deadline for each micro-batch and for the optimizer step.
+/// The tokens of a completion arrive on its stream, whose reader sets their deadline.
 pub struct Timely<P: ?Sized> {
     policy: Arc<P>,
     longest: Duration,
 }
 
 impl<P: ?Sized> Timely<P> {
-    /// `policy`, with at most `longest` for each call.
+    /// Creates a policy that allows each call of `policy` at most `longest`.
     pub fn new(policy: Arc<P>, longest: Duration) -> Self {
         Timely { policy, longest }
     }
@@ -177,7 +177,7 @@ mod tests {
     use crate::{Simulator, SimulatorConfig, Timing};
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_takes_too_long_says_what_was_waited_for() {
+    async fn exceeded_deadline_names_pending_operation() {
         let timing = Timing { update: Duration::from_secs(60), ..Timing::default() };
         let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..SimulatorConfig::default() }));
         let params = OptimParams {

@@ -1,5 +1,4 @@
-//! Weights on their way from a learner to samplers and into checkpoints: what was saved, and what was
-//! published.
+//! References to weights: manifests of saved files, and the location of published versions.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,34 +8,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
 
-/// Files that hold saved weights, each with size and checksum.
+/// List of the files that hold saved weights, each with size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The folder they are in.
+    /// Directory that contains the files.
     pub place: Place,
-    /// Content of the weights.
+    /// Kind of weights that the files hold.
     pub content: Content,
-    /// The files, by name.
+    /// The files, sorted by name.
     pub files: Vec<SavedFile>,
 }
 
-/// A folder.
+/// Location of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// On a disk that this process reads.
+    /// A directory on a disk that this process reads.
     Local(PathBuf),
-    /// On a learner's own machine.
+    /// A directory on a learner's own machine.
     Remote {
-        /// The name of the machine, as samplers reach it.
+        /// Name under which samplers reach the machine.
         machine: String,
-        /// The folder there.
+        /// Path of the directory on that machine.
         folder: String,
     },
 }
 
-/// The kind of weights that files hold.
+/// Kind of weights that files hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
@@ -44,28 +43,28 @@ pub enum Content {
     Whole,
     /// An adapter in PEFT's layout.
     Adapter {
-        /// The model that it is over.
+        /// Name of the base model.
         base: String,
     },
 }
 
-/// A file of a folder.
+/// A saved file, with size and checksum.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedFile {
-    /// Path from the folder.
+    /// Path relative to the directory.
     pub name: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Checksum of the contents.
+    /// CRC-32C of the contents.
     pub crc32c: u32,
 }
 
 impl SavedFile {
-    /// Reads a file of a folder.
+    /// Reads a file and computes its size and checksum.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn read(folder: &Path, name: &str) -> io::Result<Self> {
         let (bytes, crc32c) = checksum(File::open(folder.join(name))?)?;
         Ok(SavedFile { name: name.to_owned(), bytes, crc32c })
@@ -73,10 +72,10 @@ impl SavedFile {
 }
 
 impl Manifest {
-    /// The manifest of files that were just written into a folder on this machine.
+    /// Creates the manifest of files that have just been written into the local directory `folder`.
     ///
     /// # Errors
-    /// When one of them cannot be read: which, and why.
+    /// Returns [`PolicyError::Storage`] with the name and the reason if a file cannot be read.
     pub fn of(folder: &Path, content: Content, names: &[String]) -> Result<Self, PolicyError> {
         let read = |name: &String| {
             let file = folder.join(name);
@@ -88,12 +87,12 @@ impl Manifest {
         Ok(Manifest { place: Place::Local(folder.to_owned()), content, files })
     }
 
-    /// Reads every file, compares size and checksum, and gives the folder: before anything is replaced by
-    /// what is in it.
+    /// Checks size and checksum of every file and returns the directory. Callers must verify before
+    /// they replace any weights.
     ///
     /// # Errors
-    /// [`PolicyError::NotAdopted`] when the folder is on another machine, or a file is missing or is not as
-    /// it was written: which.
+    /// Returns [`PolicyError::NotAdopted`] with the reason if the directory is on another machine, no
+    /// files are listed, or a file is missing, damaged or outside the directory.
     pub fn verify(&self) -> Result<&Path, PolicyError> {
         let refused = |why: String| Err(PolicyError::NotAdopted(why));
         let folder = match &self.place {
@@ -136,10 +135,10 @@ impl Manifest {
     }
 }
 
-/// Bytes and CRC-32C of a file.
+/// Returns the size in bytes and the CRC-32C of a file.
 ///
 /// # Errors
-/// When it cannot be read.
+/// Returns an error if the file cannot be read.
 pub fn checksum(mut file: File) -> io::Result<(u64, u32)> {
     let (mut bytes, mut sum) = (0, 0);
     let mut buffer = vec![0; 1 << 20];
@@ -153,37 +152,39 @@ pub fn checksum(mut file: File) -> io::Result<(u64, u32)> {
     }
 }
 
-/// Weights of a version that a learner has published.
+/// Reference to a version of the weights that a learner has published.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightsRef {
-    /// Their version.
+    /// Version of the weights.
     pub version: u64,
-    /// Where samplers get them.
+    /// Location from which samplers load them.
     pub at: WeightsAt,
 }
 
-/// Where published weights are.
+/// Location of published weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightsAt {
-    /// In the memory that the learner shares with its samplers, which draw from them already.
+    /// In memory that the learner shares with its samplers, which already use the weights.
     Memory,
-    /// In files: any sampler that reaches them can adopt them, at any time.
+    /// In files. Any sampler that can read them can load them at any time.
     Manifest(Manifest),
-    /// On the learner's ranks: it sends them to all samplers of a group in one joint operation.
+    /// On the learner's ranks, which broadcast them to all samplers of a process group in one
+    /// collective operation.
     Collective {
-        /// The name of the group that they have joined.
+        /// Name of the process group that the samplers have joined.
         group: String,
     },
 }
 
 impl WeightsRef {
-    /// Checks that a sampler which shares its memory with the learner draws from these weights, where it
-    /// draws from `version`.
+    /// Checks that a sampler that shares memory with the learner, and whose weights have version
+    /// `version`, has these weights.
     ///
     /// # Errors
-    /// When it draws from others, or these are not in memory.
+    /// Returns [`PolicyError::NotAdopted`] if the sampler has another version, or if these weights are
+    /// not in memory.
     pub fn check_shared(&self, version: u64) -> Result<(), PolicyError> {
         match &self.at {
             WeightsAt::Memory if version == self.version => Ok(()),
@@ -203,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_lists_what_was_written() {
+    fn manifest_lists_size_and_checksum_of_files() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("b"), "123456789").unwrap();
         std::fs::write(folder.path().join("a"), "").unwrap();
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_not_as_they_were_written_are_named() {
+    fn verify_names_missing_or_damaged_files() {
         let folder = tempfile::tempdir().unwrap();
         let write = |text: &str| std::fs::write(folder.path().join("a"), text).unwrap();
         write("abc");

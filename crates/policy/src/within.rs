@@ -1,14 +1,15 @@
-//! Deadlines of what waits for a sampler.
+//! Deadlines for work that waits for a sampler.
 
 use std::future::Future;
 use std::time::Duration;
 
 use crate::{Sampler, awake};
 
-/// Does something for at most `longest`, without the time in which this process or the sampler stood still:
-/// nothing is drawn meanwhile, and that is nobody's fault. `None` where it takes longer.
+/// Awaits `work` for at most `longest` and returns its result, or `None` if it takes longer. The
+/// deadline excludes the time in which this process or the sampler was paused, because no tokens are
+/// sampled then.
 pub async fn within<T>(sampler: &dyn Sampler, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
-    // A sampler that does not say has not paused.
+    // A sampler that does not report its pauses counts as never paused.
     let paused = || async {
         let paused = awake::within(longest, sampler.paused()).await;
         paused.and_then(Result::ok).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A process that is stopped for longer than its deadline has not missed it.
+//! Tests that deadlines exclude the time in which the process is stopped.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 
 use levade_policy::awake;
 
-/// Tells the test that it is the process that is stopped.
+/// Environment variable that marks the child process, which the test stops.
 const CHILD: &str = "LEVADE_TEST_IS_STOPPED";
 const LIMIT: Duration = Duration::from_secs(3);
 const STOPPED: Duration = Duration::from_secs(5);
 
 #[test]
-fn a_deadline_stands_still_while_the_process_does() {
+fn deadline_excludes_time_while_process_is_stopped() {
     if std::env::var_os(CHILD).is_some() {
         return wait();
     }
     let test = std::env::current_exe().unwrap();
     let mut child = Command::new(test)
-        .args(["a_deadline_stands_still_while_the_process_does", "--exact", "--nocapture"])
+        .args(["deadline_excludes_time_while_process_is_stopped", "--exact", "--nocapture"])
         .env(CHILD, "1")
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    // The harness may have begun the line.
+    // The test harness may have started the line.
     assert!(lines.any(|line| line.ends_with("waiting")));
     let start = Instant::now();
     let send = |signal: &str| {
@@ -36,13 +36,13 @@ fn a_deadline_stands_still_while_the_process_does() {
     std::thread::sleep(STOPPED);
     send("-CONT");
     assert!(lines.any(|line| line.ends_with("late")));
-    // Of the pause, what lies between two looks at the clock may count.
+    // The part of the pause up to the next reading of the clock may count.
     let waited = start.elapsed();
     assert!(waited > STOPPED + LIMIT - Duration::from_millis(1500), "{waited:?}");
     assert!(child.wait().unwrap().success());
 }
 
-/// Waits for what never comes.
+/// Waits for a future that never finishes, with a deadline.
 fn wait() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     println!("waiting");

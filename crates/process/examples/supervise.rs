@@ -1,4 +1,4 @@
-//! The supervisor process alone, as tests of this crate start it.
+//! Runs only the supervisor process, which tests of this crate start.
 
 use std::process::ExitCode;
 

@@ -1,16 +1,18 @@
-//! Child processes that end with this process, and pools of workers that answer JSON lines.
+//! Starts child processes that end with this process, and pools of workers that respond in JSON lines.
 //!
-//! Every program that a run starts (agents, tools, environments, scorers, MCP servers, samplers, learners)
-//! runs in a process of its own. Such a process must not outlive the run, even if the run is killed; its
-//! output must neither block it nor fill the memory; and it must not see the secrets in the environment of
-//! the run.
+//! Every program that a run starts (agents, tools, environments, scorers, MCP servers, samplers,
+//! learners) runs in its own process. Such a process must not outlive the run, even if the run is
+//! killed. Its output must neither block it nor fill the memory. It must not see the secrets in the
+//! environment of the run.
 //!
-//! A [`Supervisor`] starts a program behind a small process ([`supervise`]), this binary once more, which
-//! holds one end of a pipe. When the pipe closes, it ends the program and everything that the program
-//! started, also detached processes, whose subreaper it is. A [`Run`] is a program that reads one text and
-//! exits. A [`Child`] is a program with which the caller talks by itself. A [`Pool`] has workers: programs
-//! that stay alive, read requests and write answers, one JSON object a line, several at once. Workers in
-//! Python share their side of the protocol (`src/python`). Output that is not parsed is kept in a [`Tail`].
+//! A [`Supervisor`] starts a program behind a small supervisor process ([`supervise`]), which runs the
+//! same binary and holds one end of a pipe. When the pipe closes, the supervisor process ends the
+//! program and everything that the program started. This includes detached processes, because the
+//! supervisor process is their subreaper. A [`Run`] is a program that reads one text and exits. A
+//! [`Child`] is a program whose input and output the caller handles. A [`Pool`] has workers: programs
+//! that stay alive, read requests and write responses, one JSON object per line, and handle several
+//! requests concurrently. Workers in Python share their side of the protocol (`src/python`). Output
+//! that is not parsed is kept in a [`Tail`].
 //!
 //! # Example
 //! ```
@@ -18,7 +20,7 @@
 //! # use levade_process::{Launch, Pool, PoolOptions, Request, Supervisor, WorkerError};
 //! # use serde_json::json;
 //! # tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
-//! // A worker that answers each request with the request itself.
+//! // A worker that responds to each request with the request itself.
 //! let pool = Pool::new(PoolOptions {
 //!     name: "echo".into(),
 //!     supervisor: Supervisor::default(), // in a binary: Supervisor::this()?
@@ -37,14 +39,14 @@
 //! ```
 //!
 //! # Guarantees
-//! - **No child outlives this process**, even if this process is killed, if a supervisor process stands
-//!   between.
-//! - **A program gets named environment variables only** ([`Launch`]).
+//! - **No child outlives this process**, even if this process is killed, provided that a supervisor
+//!   process runs the child.
+//! - **A program gets only named environment variables** ([`Launch`]).
 //! - **Output is read to its end and kept up to a limit.**
-//! - **A worker that ends fails its own requests, each with the reason, and no others.** The next request
-//!   starts another worker.
-//! - **A dropped request is cancelled.** The worker gets a line with `"stop": true`, and is ended if it does
-//!   not answer within the grace of the pool.
+//! - **A worker that exits fails only its own requests, each with the reason.** The next request starts
+//!   another worker.
+//! - **A dropped request is cancelled.** The worker gets a line with `"stop": true`. If it does not
+//!   respond within the pool's grace period, it is terminated.
 //!
 //! Out of scope: untrusted code (`levade-sandbox`).
 

@@ -1,4 +1,4 @@
-//! How the workers of a pool are started, and the limits for their requests.
+//! Options of a pool: the program of its workers and the limits on requests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,40 +8,40 @@ use serde_json::Value;
 
 use crate::supervisor::{Launch, Supervisor};
 
-/// How the workers of a pool are started, and what they are asked at once.
+/// Options of a pool: how its workers are started, and how many requests they get.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
-    /// Name in the log.
+    /// Name of the pool in the log.
     pub name: String,
-    /// Starts the workers.
+    /// Supervisor that starts the workers.
     pub supervisor: Supervisor,
-    /// The program of a worker.
+    /// Program of a worker.
     pub launch: Launch,
-    /// Line that a worker reads before all requests.
+    /// Line that a worker reads before all requests; `None` sends none.
     pub first: Option<Value>,
-    /// How a worker reports that it is ready. If `None`, a worker is ready at once, and its output can have
-    /// lines that are no answers.
+    /// How a worker reports that it is ready. If `None`, a worker counts as ready at once, and its
+    /// output may contain lines that are not responses.
     pub handshake: Option<Handshake>,
-    /// Key of the id in requests, answers and cancellations.
+    /// Key of the id in requests, responses and cancellations.
     pub id_key: &'static str,
-    /// Maximum number of workers.
+    /// Maximum number of workers, at least 1.
     pub max_workers: usize,
-    /// Maximum number of requests at once for each worker.
+    /// Maximum number of concurrent requests per worker, at least 1.
     pub max_requests: usize,
-    /// Time in which a worker must let go of a cancelled request. A worker that does not is ended, and
-    /// fails its other requests. 0 ends the worker at once.
+    /// Grace period in which a worker must respond to a cancelled request. A worker that does not is
+    /// terminated, and its other requests fail. 0 terminates the worker at once.
     pub cancel_grace: Duration,
 }
 
-/// Checks the report of a worker that is ready, or returns why it is rejected.
+/// Checks the report of a ready worker, or returns why the report is rejected.
 pub type ReadyCheck = dyn Fn(Value) -> Result<(), String> + Send + Sync;
 
-/// A worker's first line: `{"ready": REPORT}`, or `{"error": WHY}`.
+/// Handshake of a worker. Its first line is `{"ready": REPORT}` or `{"error": WHY}`.
 #[derive(Clone)]
 pub struct Handshake {
-    /// Timeout for the line.
+    /// Timeout for the first line.
     pub timeout: Duration,
-    /// Gets the report.
+    /// Check of the report.
     pub check: Arc<ReadyCheck>,
 }
 

@@ -1,4 +1,4 @@
-//! Pools of workers: started when they are needed, and again after they ended.
+//! Pools of workers, which start on demand and are replaced when they exit.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::options::PoolOptions;
 use crate::request::{Request, WorkerError};
 use crate::worker::{Call, Slot, State, Worker};
 
-/// Interval between a worker that did not become ready and the next start.
+/// Interval between the failed start of a worker and the next start.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Workers of one program.
+/// A pool of workers that run the same program.
 #[derive(Debug)]
 pub struct Pool {
     options: Arc<PoolOptions>,
@@ -27,12 +27,12 @@ pub struct Pool {
 #[derive(Debug, Default)]
 struct Workers {
     running: Vec<Arc<Worker>>,
-    /// When a worker last ended before it was ready, and why.
+    /// When the last worker exited before it was ready, and why.
     failure: Option<(Instant, WorkerError)>,
 }
 
 impl Pool {
-    /// Creates a pool. No worker is started yet.
+    /// Creates a pool. Workers are started on demand.
     pub fn new(mut options: PoolOptions) -> Self {
         options.max_workers = options.max_workers.max(1);
         options.max_requests = options.max_requests.max(1);
@@ -44,14 +44,16 @@ impl Pool {
         }
     }
 
-    /// Waits for a permit for a request: there are as many as all workers take requests at once. Returns
-    /// `None` only if the pool is closed, which no method does.
+    /// Waits for a permit for a request. The number of permits is the number of requests that all
+    /// workers can handle concurrently. Returns `None` only if the pool is closed, which no method
+    /// does.
     pub async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }
 
-    /// Reserves a slot at the worker with the lowest load, once a worker is ready. Starts a worker if all
-    /// others are busy. The slot does not count against the number of requests at once.
+    /// Reserves a slot on the worker with the lowest load, and waits until that worker is ready. Starts
+    /// a worker if all workers are busy. The slot needs no permit, so it does not count toward the
+    /// concurrent requests.
     ///
     /// # Errors
     /// Returns an error if no worker becomes ready.
@@ -59,7 +61,7 @@ impl Pool {
         loop {
             let slot = self.choose()?;
             let mut state = slot.worker().state.clone();
-            // A worker that ended is not chosen again.
+            // A worker that has exited is not chosen again.
             let state = state.wait_for(|state| !matches!(state, State::Starting)).await;
             if state.is_ok_and(|state| matches!(*state, State::Ready)) {
                 return Ok(slot);
@@ -67,7 +69,7 @@ impl Pool {
         }
     }
 
-    /// Sends a request, once there is a place for it.
+    /// Waits for a permit and a ready worker, and sends a request.
     ///
     /// # Errors
     /// Returns an error if no worker becomes ready.
@@ -78,10 +80,10 @@ impl Pool {
         Ok(slot.send(request))
     }
 
-    /// Sends a request, and waits for the answer. The timeout starts when the request is sent.
+    /// Sends a request and waits for the response. The timeout starts when the request is sent.
     ///
     /// # Errors
-    /// Returns an error if no worker becomes ready, the worker ends first, or the timeout passes.
+    /// Returns an error if no worker becomes ready, the worker exits first, or the timeout passes.
     pub async fn request(&self, request: Request, timeout: Duration) -> Result<Value, WorkerError> {
         let mut call = self.send(request).await?;
         match awake::within(timeout, call.answer()).await {
@@ -93,7 +95,7 @@ impl Pool {
         }
     }
 
-    /// Reserves a slot at a worker that is ready or starts.
+    /// Reserves a slot on a worker that is ready or starting.
     fn choose(&self) -> Result<Slot, WorkerError> {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.remove_ended();
@@ -106,7 +108,7 @@ impl Pool {
         if needs_worker && failure.is_none() && workers.running.len() < self.options.max_workers {
             workers.running.push(Worker::start(&self.options)?);
         }
-        // A full worker is better than one that starts only if the latter is full, too.
+        // A starting worker is preferred to a full one, unless it is full, too.
         let rank = |worker: &&Arc<Worker>| (!worker.has_slot(max_requests), !is_ready(worker), worker.load());
         match (workers.running.iter().min_by_key(rank), failure) {
             (Some(worker), _) => Ok(worker.slot()),

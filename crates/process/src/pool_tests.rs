@@ -7,8 +7,8 @@ use crate::{Handshake, Launch, Supervisor, python_command, python_first_line};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Answers each request in a thread: `sleep` seconds later, with the number of the process and of the
-/// requests so far, or by the end of the process.
+/// Python worker that handles each request in a thread: after `sleep` seconds it responds with its
+/// process id and the number of requests so far, or it exits.
 const SERVE: &str = r#"
 import json, os, sys, threading, time
 count = 0
@@ -63,7 +63,7 @@ async fn ask(pool: &Pool, body: Value) -> Result<Value, WorkerError> {
 }
 
 #[tokio::test]
-async fn requests_run_at_once_in_one_worker_and_are_answered_by_id() {
+async fn worker_handles_concurrent_requests_by_id() {
     let pool = pool(1, 2);
     let (slow, fast) = tokio::join!(ask(&pool, json!({ "sleep": 0.5 })), ask(&pool, json!({ "sleep": 0.1 })));
     let (slow, fast) = (slow.unwrap(), fast.unwrap());
@@ -73,7 +73,7 @@ async fn requests_run_at_once_in_one_worker_and_are_answered_by_id() {
 }
 
 #[tokio::test]
-async fn busy_workers_are_joined_by_others_up_to_the_maximum() {
+async fn pool_starts_workers_up_to_maximum_when_busy() {
     let pool = pool(3, 1);
     let start = Instant::now();
     let sleep = || ask(&pool, json!({ "sleep": 0.4 }));
@@ -100,7 +100,7 @@ async fn worker_that_exits_fails_its_requests_and_is_replaced() {
 }
 
 #[tokio::test]
-async fn cancelled_request_that_goes_on_ends_its_worker() {
+async fn worker_that_ignores_cancellation_is_terminated() {
     let pool = pool(1, 4);
     let timeout = pool.request(Request::with_id("late", json!({ "sleep": 0.3 })), Duration::from_millis(200));
     assert_eq!(timeout.await.unwrap_err(), WorkerError::Timeout(Duration::from_millis(200)));
@@ -115,7 +115,7 @@ async fn cancelled_request_that_goes_on_ends_its_worker() {
 }
 
 #[tokio::test]
-async fn worker_without_grace_is_ended_with_its_late_request() {
+async fn zero_grace_terminates_worker_of_late_request() {
     let pool = Pool::new(PoolOptions { cancel_grace: Duration::ZERO, ..options(json!({}), 1, 1) });
     let first = ask(&pool, json!({})).await.unwrap();
     let late = pool.request(Request::new("late", json!({ "sleep": 30 })), Duration::from_millis(100)).await;
@@ -124,7 +124,7 @@ async fn worker_without_grace_is_ended_with_its_late_request() {
 }
 
 #[tokio::test]
-async fn worker_that_is_not_ready_is_reported_and_started_again_later() {
+async fn failed_worker_start_returns_its_reason() {
     let failing = Pool::new(options(json!({ "failure": "no such file" }), 2, 1));
     let why = WorkerError::NotReady("no such file".into());
     assert_eq!(ask(&failing, json!({})).await.unwrap_err(), why);
@@ -150,7 +150,7 @@ async fn affinity_counts_as_load() {
     let pool = pool(2, 8);
     let first = pool.slot().await.unwrap().worker().affinity();
     let process = first.request(Request::new("test", json!({}))).await.unwrap()["process"].clone();
-    // The other worker is started as the first has an attempt, and is used once it is ready.
+    // The other worker is started because the first one has an affinity, and is used once it is ready.
     let start = Instant::now();
     while ask(&pool, json!({})).await.unwrap()["process"] == process {
         assert!(start.elapsed() < LONG);
@@ -160,7 +160,7 @@ async fn affinity_counts_as_load() {
 }
 
 #[tokio::test]
-async fn answers_of_forks_are_dropped_and_numbers_without_json_are_errors() {
+async fn forked_responses_are_dropped_and_nan_is_rejected() {
     let pool = pool(1, 4);
     for count in 1..4 {
         assert_eq!(ask(&pool, json!({ "fork": true })).await.unwrap()["count"], count);
@@ -170,7 +170,7 @@ async fn answers_of_forks_are_dropped_and_numbers_without_json_are_errors() {
 }
 
 #[tokio::test]
-async fn program_without_handshake_can_print_other_lines() {
+async fn worker_without_handshake_may_print_other_lines() {
     let script = r#"echo starting; while read line; do echo "got a line"; echo "$line"; done"#;
     let pool = Pool::new(PoolOptions {
         launch: Launch::new(["sh", "-c", script]),

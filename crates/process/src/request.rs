@@ -1,4 +1,4 @@
-//! Requests to workers, and how they fail.
+//! Requests to workers, and the errors of these requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::supervisor::exit_status;
 
-/// Numbers of requests, unique in this process.
+/// Counter of requests, which makes their ids unique in this process.
 static REQUESTS: AtomicU64 = AtomicU64::new(0);
 
 /// A request to a worker: a JSON object, to which the pool adds the id.
@@ -23,13 +23,14 @@ impl Request {
         Request { id: format!("{label}-{}", REQUESTS.fetch_add(1, Ordering::Relaxed)), body }
     }
 
-    /// Creates a request with an id that no other open request of the pool has.
+    /// Creates a request with a given id, which must differ from those of the pool's other pending
+    /// requests.
     pub fn with_id(id: impl Into<String>, body: Value) -> Self {
         Request { id: id.into(), body }
     }
 }
 
-/// Why a worker cannot answer.
+/// Reason why a worker did not respond to a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerError {
     /// The program cannot be started.
@@ -38,7 +39,7 @@ pub enum WorkerError {
     /// The worker reported an error instead of being ready, or its report was rejected.
     #[error("{0}")]
     NotReady(String),
-    /// The worker was not ready in time.
+    /// The worker was not ready within the handshake's timeout.
     #[error("it was still loading after {0:?}")]
     StartTimeout(Duration),
     /// The worker exited.
@@ -46,27 +47,27 @@ pub enum WorkerError {
     Exited {
         /// Exit code, as [`Child::wait`](crate::Child::wait) returns it.
         code: Option<i32>,
-        /// Last line of its standard error that is not blank.
+        /// Last nonblank line of the worker's standard error.
         last_line: Option<String>,
     },
     /// The worker closed its output, but has not exited.
     #[error("the worker closed its output")]
     ClosedOutput,
-    /// The worker wrote a line that is no JSON. The worker was ended.
+    /// The worker wrote a line that is not JSON, and was terminated.
     #[error("a line of the worker is no answer: {0}")]
     InvalidLine(String),
-    /// The worker did not let go of a cancelled request. The worker was ended.
+    /// The worker did not respond to a cancelled request, and was terminated.
     #[error("the worker was ended, since its request {id} went on for {grace:?} after it had been given up")]
     Unresponsive {
         /// Id of the cancelled request.
         id: String,
-        /// The pool's grace.
+        /// Grace period of the pool.
         grace: Duration,
     },
-    /// The pool, or the runtime that it ran on, is gone.
+    /// The pool, or the tokio runtime that its worker ran on, has been dropped.
     #[error("the worker is gone")]
     Closed,
-    /// The request was not answered within its timeout, and was cancelled.
+    /// The worker did not respond within the timeout, and the request was cancelled.
     #[error("did not answer within {0:?}")]
     Timeout(Duration),
 }

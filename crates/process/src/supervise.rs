@@ -1,10 +1,10 @@
-//! The supervisor process: stands between this process and a program, and outlives neither.
+//! The supervisor process, which runs a program and terminates it when this process exits.
 //!
-//! The first line of its standard input is an order in JSON. The rest is the program's input, or bytes that
-//! ask the program to end. When the input ends, because the program must stop or because the parent was
-//! killed, the supervisor ends the program and all that the program started. The supervisor does the same
-//! when the program exits. Processes that a program has detached become children of the supervisor (on
-//! Linux, as a subreaper), so none escapes.
+//! The first line of the supervisor's standard input is an order in JSON. The rest is the program's
+//! input, or bytes that ask the program to end. When the input ends, because the program must stop or
+//! because the parent was killed, the supervisor terminates the program and all that the program
+//! started. The supervisor does the same when the program exits. Processes that a program has detached
+//! become children of the supervisor (on Linux, as a subreaper), so that none escapes.
 
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
@@ -20,21 +20,21 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Exit code if the program cannot be started, as in shells.
 const NOT_STARTED: u8 = 127;
 
-/// The program to run.
+/// Order that a supervisor process reads from its first line.
 #[derive(Deserialize)]
 struct Order {
     command: Vec<String>,
     folder: PathBuf,
-    /// Complete input of the program. If `None`, what follows the order is the input.
+    /// Complete input of the program. If `None`, the bytes after the order are the input.
     input: Option<String>,
-    /// Whether each byte after the order asks the program to end (SIGTERM), and is no input.
+    /// Whether each byte after the order asks the program to end (SIGTERM) instead of being input.
     #[serde(default)]
     asks: bool,
 }
 
-/// Runs the program that the first line of the standard input names, and returns the program's exit code,
-/// or 128 plus the signal that ended the program. A binary calls this if its arguments are those of its
-/// [`Supervisor`](crate::Supervisor).
+/// Runs the program that the first line of the standard input names. Returns the program's exit code,
+/// or 128 plus the number of the signal that terminated it. A binary calls this function if its
+/// arguments are those of its [`Supervisor`](crate::Supervisor).
 pub fn supervise() -> ExitCode {
     let mut order = String::new();
     let read = std::io::stdin().lock().read_line(&mut order);
@@ -67,7 +67,7 @@ pub fn supervise() -> ExitCode {
     let (mut stdin, asks) = (child.stdin.take(), order.asks);
     if let Some(input) = order.input {
         let mut stdin = stdin.take();
-        // A program may never read it.
+        // A separate thread writes, because the program may never read its input.
         std::thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(input.as_bytes())));
     }
     let Some(leader) = Pid::from_raw(child.id() as i32) else { return failed("the program has no process") };
@@ -85,7 +85,7 @@ pub fn supervise() -> ExitCode {
         }
     });
     let code = outlive(leader);
-    // Whatever it has left behind.
+    // Kills the processes that the program has left behind.
     while !descendants().is_empty() {
         end(leader, Signal::KILL);
         while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
@@ -94,7 +94,8 @@ pub fn supervise() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Ends the program, in good order if it takes no longer than that may, and whatever it starts meanwhile.
+/// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL repeatedly,
+/// because the program may still start processes. Never returns.
 fn end_for_good(leader: Pid) {
     end(leader, Signal::TERM);
     let since = Instant::now();
@@ -107,7 +108,7 @@ fn end_for_good(leader: Pid) {
     }
 }
 
-/// Waits for a signal that is to end this process: whoever sends it means the program, too.
+/// Waits for a signal that asks this process to exit, which applies to the program, too.
 fn told_to_end() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -126,8 +127,8 @@ fn told_to_end() -> std::io::Result<()> {
     })
 }
 
-/// Asks the program to end in good order whenever a byte comes, until the line ends. Others that it has
-/// started may be needed for that.
+/// Sends SIGTERM to the program for each byte of the standard input, until the input ends. The
+/// program's descendants get no signal, because the program may need them to exit cleanly.
 fn ask_to_end(leader: Pid) {
     let (mut line, mut byte) = (std::io::stdin().lock(), [0; 1]);
     loop {
@@ -142,13 +143,13 @@ fn ask_to_end(leader: Pid) {
     }
 }
 
-/// Passes on what comes, to a program that reads it, until the line ends.
+/// Forwards the standard input to the program until the input ends.
 fn pass_on(mut to: Option<ChildStdin>) {
     let (mut line, mut buffer) = (std::io::stdin().lock(), vec![0; 16 << 10]);
     loop {
         match line.read(&mut buffer) {
             Ok(0) => return,
-            // A program that reads no more may live on.
+            // A program that has closed its input may keep running.
             Ok(count) => {
                 if to.as_mut().is_some_and(|to| to.write_all(&buffer[..count]).is_err()) {
                     to = None;
@@ -161,15 +162,16 @@ fn pass_on(mut to: Option<ChildStdin>) {
 }
 
 fn failed(why: &str) -> ExitCode {
-    // Whoever reads no more needs not be told.
+    // If nothing reads the standard error, the message is lost.
     let _ = writeln!(std::io::stderr(), "{why}");
     ExitCode::from(NOT_STARTED)
 }
 
-/// Waits for the program, and takes leave of others that end meanwhile.
+/// Waits for the program, and reaps other children that exit meanwhile.
 fn outlive(leader: Pid) -> u8 {
     loop {
-        // For any child: `waitpid(None)` is for those of this process' own group, of which there are none.
+        // `wait` accepts any child. `waitpid(None)` would only accept children in this process's own
+        // group.
         match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == leader => {
                 let signal = status.terminating_signal().map(|signal| 128 + signal);
@@ -181,7 +183,7 @@ fn outlive(leader: Pid) -> u8 {
     }
 }
 
-/// Signals the program and all that it has started.
+/// Sends a signal to the program and all of its descendants.
 fn end(leader: Pid, signal: Signal) {
     let _ = kill_process_group(leader, signal);
     for pid in descendants() {
@@ -189,7 +191,7 @@ fn end(leader: Pid, signal: Signal) {
     }
 }
 
-/// All processes below this one.
+/// Returns all descendants of this process.
 #[cfg(target_os = "linux")]
 fn descendants() -> Vec<Pid> {
     let me = rustix::process::getpid().as_raw_nonzero().get();
@@ -198,7 +200,7 @@ fn descendants() -> Vec<Pid> {
         .filter_map(|entry| {
             let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            // After the name, which may hold anything, come the state and the parent.
+            // The process name may contain any character; the state and the parent's id follow it.
             let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
             Some((pid, parent))
         })
@@ -212,7 +214,7 @@ fn descendants() -> Vec<Pid> {
     found.into_iter().skip(1).filter_map(Pid::from_raw).collect()
 }
 
-/// All processes below this one, as far as they can be told: only the program's group is known here.
+/// Returns no descendants: on this system, only the program's process group can be found.
 #[cfg(not(target_os = "linux"))]
 fn descendants() -> Vec<Pid> {
     Vec::new()

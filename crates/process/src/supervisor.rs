@@ -1,4 +1,4 @@
-//! Child processes that end with this process.
+//! Starts child processes that end with this process.
 
 use std::fs::File;
 use std::io;
@@ -14,18 +14,18 @@ use tokio::process::{Child as Spawned, ChildStdin, ChildStdout, Command};
 
 use crate::tail::{Tail, TailReader};
 
-/// Timeout for a supervisor that was told to end its program; then the supervisor is killed.
+/// Timeout for a supervisor to terminate its program; after it, the supervisor is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for the end of the output of a program that has ended.
+/// Timeout for the end of the output of a program that has exited.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The command that starts a [supervisor process](crate::supervise), which ends its program with all that the
-/// program started.
+/// Command that starts a [supervisor process](crate::supervise), which terminates its program with all
+/// descendants.
 ///
-/// Without a command (`Supervisor::default()`), programs are started directly: dropping a [`Child`] kills
-/// its process group, but processes that detached themselves survive, as does the group if this process is
-/// killed.
+/// Without a command (`Supervisor::default()`), programs are started directly. Dropping a [`Child`]
+/// then kills its process group, but detached processes survive, and so does the group if this process
+/// is killed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Supervisor(pub Vec<String>);
 
@@ -34,12 +34,12 @@ pub struct Supervisor(pub Vec<String>);
 pub struct Launch {
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Working directory of the program. If empty, that of this process.
+    /// Working directory of the program. If empty, the directory of this process.
     pub dir: PathBuf,
     /// Names of environment variables that the program gets in addition to the
     /// [usual ones](levade_policy::environment::PASSED), if they are set.
     pub passes: Vec<String>,
-    /// Environment variables with their values.
+    /// Additional environment variables with their values.
     pub variables: Vec<(String, String)>,
 }
 
@@ -48,15 +48,15 @@ pub struct Launch {
 pub enum Input {
     /// This text is the complete input.
     Text(String),
-    /// This process writes the input, as long as the program runs.
+    /// This process writes the input while the program runs.
     Piped,
 }
 
 impl Supervisor {
-    /// Creates the supervisor that is this binary with the argument `keep`.
+    /// Creates a supervisor that runs this binary with the argument `keep`.
     ///
     /// # Errors
-    /// Returns an error if the file of this binary is unknown.
+    /// Returns an error if the path of this binary is unknown.
     pub fn this() -> io::Result<Self> {
         let file = std::env::current_exe()?;
         Ok(Supervisor(vec![file.to_string_lossy().into_owned(), "keep".into()]))
@@ -77,23 +77,24 @@ impl Supervisor {
         self.spawn(launch, text, has_more, None)
     }
 
-    /// Starts a program that serves until it is stopped. The program's standard output and error are
-    /// appended to `log`.
+    /// Starts a program that runs until it is stopped, and appends its standard output and error to
+    /// `log`.
     ///
     /// # Errors
-    /// Returns an error if the process cannot be spawned. The log has the errors of a supervisor.
+    /// Returns an error if the process cannot be spawned. Errors of the supervisor are written to the
+    /// log.
     pub async fn serve(&self, launch: &Launch, log: File) -> Result<Child, String> {
         let order = self.order(launch, &Input::Piped, true).unwrap_or_default();
         let mut child = self.spawn(launch, order, false, Some(log))?;
         if let Some(stdin) = &mut child.stdin {
-            // The log says why a supervisor has exited.
+            // If the supervisor has exited, the log contains the reason.
             let _ = stdin.write("").await;
         }
         Ok(child)
     }
 
-    /// Returns the first line for the supervisor process, if there is one. If `asks`, each later byte asks
-    /// the program to end.
+    /// Returns the first line for the supervisor process, or `None` without a supervisor. If `asks` is
+    /// set, each later byte asks the program to end.
     fn order(&self, launch: &Launch, input: &Input, asks: bool) -> Option<String> {
         let input = match input {
             Input::Text(text) => Some(text),
@@ -126,7 +127,8 @@ impl Supervisor {
         if is_direct && !launch.dir.as_os_str().is_empty() {
             command.current_dir(&launch.dir);
         }
-        // Ctrl-C is for this process, which then ends its programs in good order.
+        // With a group of its own, the child gets no Ctrl-C. This process does, and ends its children
+        // cleanly.
         command.process_group(0);
         let mut process = command.spawn().map_err(|error| match is_direct {
             true => format!("cannot start {program}: {error}"),
@@ -139,8 +141,8 @@ impl Supervisor {
 }
 
 impl Launch {
-    /// Creates the launch of a command in the directory of this process, with the usual environment
-    /// variables.
+    /// Creates the launch of a command in the directory of this process, with only the usual
+    /// environment variables.
     pub fn new(command: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Launch { command: command.into_iter().map(Into::into).collect(), ..Launch::default() }
     }
@@ -154,7 +156,7 @@ impl Launch {
 #[derive(Debug)]
 pub(crate) struct Stdin {
     pipe: ChildStdin,
-    /// Text that was not written yet, and precedes everything else.
+    /// Text that has not been written yet and precedes all other input.
     pending: String,
 }
 
@@ -167,11 +169,11 @@ impl Stdin {
     }
 }
 
-/// A running program. Dropping it ends the program with all that it started.
+/// A running program. Dropping it terminates the program with all that the program started.
 #[derive(Debug)]
 pub struct Child {
     process: Spawned,
-    /// As long as this is open, a supervisor lets its program run.
+    /// Standard input. A supervisor lets its program run while this is open.
     stdin: Option<Stdin>,
     /// Whether the caller writes to the standard input.
     is_piped: bool,
@@ -185,7 +187,7 @@ struct Group(Option<Pid>);
 impl Group {
     fn kill(&self) {
         if let Some(leader) = self.0 {
-            // An empty group is an error.
+            // The call fails if the group is empty.
             let _ = kill_process_group(leader, Signal::KILL);
         }
     }
@@ -198,11 +200,11 @@ impl Drop for Group {
 }
 
 impl Child {
-    /// Returns the standard input, after the supervisor got its order. Dropping the input ends a supervised
-    /// program.
+    /// Sends the order to the supervisor, and returns the standard input. Returns `None` after the
+    /// first call. Dropping the input terminates a supervised program.
     pub async fn take_stdin(&mut self) -> Option<ChildStdin> {
         let mut stdin = self.stdin.take()?;
-        // A supervisor that exited explains itself on the standard error.
+        // A supervisor that has exited reports the reason on the standard error.
         let _ = stdin.write("").await;
         Some(stdin.pipe)
     }
@@ -211,25 +213,26 @@ impl Child {
         self.stdin.take()
     }
 
-    /// Returns the standard output, the first time.
+    /// Returns the standard output, or `None` after the first call.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.process.stdout.take()
     }
 
-    /// Starts to read the standard error, the first time.
+    /// Starts to read the standard error into `tail`. Later calls read nothing. If `name` is set, the
+    /// text is also logged under this name.
     pub fn read_stderr(&mut self, tail: Tail, name: Option<String>) -> TailReader {
         TailReader::start(self.process.stderr.take(), tail, name)
     }
 
-    /// Waits for the end of the program and returns its exit code: beyond 128 the signal that ended it,
-    /// `None` if its supervisor was killed.
+    /// Waits until the program exits and returns its exit code. A code above 128 is 128 plus the number
+    /// of the terminating signal; `None` means that the supervisor was killed.
     ///
     /// # Errors
-    /// Returns an error if the process cannot be waited for.
+    /// Returns an error if waiting for the process fails.
     pub async fn wait(&mut self) -> io::Result<Option<i32>> {
         let is_complete = self.group.0.is_some() && !self.is_piped;
         let stdin = &mut self.stdin;
-        // A program can end without reading its input.
+        // Write errors are ignored, because a program can exit without reading its input.
         let write = async {
             if let Some(input) = stdin {
                 let _ = input.write("").await;
@@ -246,8 +249,8 @@ impl Child {
         Ok(self.exit_code(status))
     }
 
-    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. A process that
-    /// cannot be waited for counts as exited with an unknown code.
+    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. If the state
+    /// of the process is unavailable, the process counts as exited with an unknown code.
     pub fn try_wait(&mut self) -> Option<Option<i32>> {
         match self.process.try_wait() {
             Ok(status) => status.map(|status| self.exit_code(status)),
@@ -255,7 +258,7 @@ impl Child {
         }
     }
 
-    /// Waits for the end of the program, and describes the end as [`describe_exit`] does.
+    /// Waits until the program exits, and describes its exit as [`describe_exit`] does.
     pub async fn ended(&mut self) -> String {
         match self.wait().await {
             Ok(code) => describe_exit(code),
@@ -269,9 +272,9 @@ impl Child {
         status.code().or(signal)
     }
 
-    /// Asks a program that [serves](Supervisor::serve) to end (SIGTERM), without a timeout.
+    /// Asks a program started by [`Supervisor::serve`] to exit (SIGTERM), without a timeout.
     pub async fn ask_to_end(&mut self) {
-        // A program that exited needs no signal.
+        // A program that has exited needs no signal.
         match (self.group.0, &mut self.stdin) {
             (Some(leader), _) => drop(kill_process(leader, Signal::TERM)),
             (None, Some(stdin)) => drop(stdin.write("t").await),
@@ -279,10 +282,10 @@ impl Child {
         }
     }
 
-    /// Ends the program with all that it started, and returns once they are gone.
+    /// Terminates the program with all that it started, and returns when these processes have exited.
     pub async fn stop(&mut self) {
-        // The supervisor sees the end of its input, unless a program that does not read its own input
-        // blocks it.
+        // The supervisor detects the end of its input, unless it is blocked because the program does
+        // not read its own input. In that case, the signal stops it.
         self.stdin = None;
         if self.is_piped
             && let Some(pid) = self.process.id().and_then(|id| Pid::from_raw(id as i32))
@@ -296,7 +299,8 @@ impl Child {
     }
 }
 
-/// A program that reads one text, with its output. Dropping it ends the program with all that it started.
+/// A program that reads one text, with its output. Dropping it terminates the program with all that it
+/// started.
 #[derive(Debug)]
 pub struct Run {
     child: Child,
@@ -304,10 +308,11 @@ pub struct Run {
     stderr: TailReader,
 }
 
-/// Result of a program.
+/// Result of a [`Run`].
 #[derive(Debug)]
 pub struct Output {
-    /// Exit code; beyond 128 the signal that ended the program, `None` if it was stopped.
+    /// Exit code. A code above 128 is 128 plus the number of the terminating signal; `None` means that
+    /// the program was stopped or its supervisor was killed.
     pub code: Option<i32>,
     /// Standard output.
     pub stdout: Tail,
@@ -316,7 +321,8 @@ pub struct Output {
 }
 
 impl Run {
-    /// Starts a program with its complete input. `stdout` has the limits for the output that is kept.
+    /// Starts a program with its complete input. `stdout` limits how much of the standard output is
+    /// kept.
     ///
     /// # Errors
     /// Returns the errors of [`Supervisor::start`].
@@ -332,16 +338,16 @@ impl Run {
         Ok(Run { child, stdout, stderr })
     }
 
-    /// Waits for the end of the program.
+    /// Waits until the program exits, and returns its exit code and output.
     ///
     /// # Errors
-    /// Returns an error if the process cannot be waited for.
+    /// Returns an error if waiting for the process fails.
     pub async fn wait(&mut self) -> Result<Output, String> {
         let code = self.child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
         Ok(self.output(code).await)
     }
 
-    /// Ends the program, and returns its output so far.
+    /// Terminates the program, and returns its output so far.
     pub async fn stop(&mut self) -> Output {
         self.child.stop().await;
         self.output(None).await
@@ -354,7 +360,7 @@ impl Run {
 }
 
 impl Output {
-    /// Returns why the program could not be started, if it could not.
+    /// Returns the reason if the program could not be started, and `None` if it was started.
     pub fn start_error(&self) -> Option<String> {
         let why = self.stderr.text();
         (self.code == Some(127) && self.stdout.is_empty() && why.starts_with("cannot start"))
@@ -362,7 +368,7 @@ impl Output {
     }
 }
 
-/// Describes an exit code as [`Child::wait`] returns it: `exit code 1`, `killed by signal 9`.
+/// Describes an exit code of [`Child::wait`]: `exit code 1`, `killed by signal 9`.
 pub fn describe_exit(code: Option<i32>) -> String {
     match code {
         Some(code @ 129..=192) => format!("killed by signal {}", code - 128),
@@ -371,7 +377,7 @@ pub fn describe_exit(code: Option<i32>) -> String {
     }
 }
 
-/// Describes an exit code as [`std::process::ExitStatus`] does: `exit status: 1`, `signal: 9`.
+/// Describes an exit code in the format of [`std::process::ExitStatus`]: `exit status: 1`, `signal: 9`.
 pub fn exit_status(code: Option<i32>) -> String {
     match code {
         Some(code @ 129..=192) => format!("signal: {}", code - 128),

@@ -21,14 +21,14 @@ async fn run_returns_exit_code_and_output() {
         (describe_exit(killed.code), exit_status(killed.code)),
         ("killed by signal 9".into(), "signal: 9".into())
     );
-    // Input that the program does not read, and output beyond the limit.
+    // The program does not read its input, and its output exceeds the limit.
     let output = run(&shell("yes | head -c 1000000"), &"x".repeat(1 << 20)).await;
     assert!(output.stdout.text().contains("[… 999800 bytes are left out here …]"));
 }
 
 #[tokio::test]
-async fn program_gets_named_variables_only() {
-    // Cargo sets this variable, which stands for any secret.
+async fn program_gets_only_named_variables() {
+    // Cargo sets this variable, which represents any secret.
     let secret = "CARGO_PKG_NAME";
     assert!(std::env::var(secret).is_ok());
     let mut launch = shell(&format!("echo \"${secret},$X,${{PATH:+path}}\""));
@@ -39,7 +39,7 @@ async fn program_gets_named_variables_only() {
 }
 
 #[tokio::test]
-async fn dropped_run_ends_its_process_group() {
+async fn dropped_run_kills_its_process_group() {
     let dir = tempfile::tempdir().unwrap();
     let launch = Launch { dir: dir.path().into(), ..shell("(sleep 0.4; touch late) & wait") };
     let mut run = Run::start(&Supervisor::default(), &launch, String::new(), Tail::default()).unwrap();
@@ -51,7 +51,7 @@ async fn dropped_run_ends_its_process_group() {
 }
 
 #[tokio::test]
-async fn program_that_cannot_be_started_is_an_error() {
+async fn start_rejects_missing_program_or_directory() {
     for launch in
         [Launch::new(["/no/such"]), Launch { dir: "/no/such".into(), ..shell("") }, Launch::default()]
     {

@@ -1,4 +1,4 @@
-//! Bounded memory of a stream: its beginning and its end.
+//! Keeps the start and the end of a stream in bounded memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,10 +7,11 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// Maximum number of bytes that are kept of the end of a stream, unless its reader needs another limit.
+/// Default maximum number of bytes kept of the end of a stream.
 pub const TAIL: usize = 64 << 10;
 
-/// The beginning and the end of a stream, up to a limit each. The bytes between them are counted and dropped.
+/// The start and the end of a stream, each up to a limit. The bytes between them are counted and
+/// discarded.
 #[derive(Debug, Clone)]
 pub struct Tail {
     head: Vec<u8>,
@@ -35,8 +36,8 @@ impl From<&str> for Tail {
 }
 
 impl Tail {
-    /// Creates the tail of a stream of which no byte has arrived, with the maximum numbers of bytes that
-    /// are kept of its beginning and of its end.
+    /// Creates an empty tail. It keeps at most `max_head` bytes of the stream's start and `max_tail`
+    /// bytes of its end.
     pub fn new(max_head: usize, max_tail: usize) -> Self {
         Tail { head: Vec::new(), tail: Vec::new(), max_head, max_tail, dropped: 0 }
     }
@@ -58,8 +59,8 @@ impl Tail {
         self.head.is_empty() && self.tail.is_empty()
     }
 
-    /// Returns the text that was kept. If the beginning was kept, and bytes between it and the end were
-    /// not, a line says how many.
+    /// Returns the kept text as lossy UTF-8. If the start of the stream is kept and bytes between the
+    /// start and the end are missing, a line in their place states their number.
     pub fn text(&self) -> String {
         let excess = self.tail.len().saturating_sub(self.max_tail);
         if excess == 0 && self.dropped == 0 {
@@ -73,7 +74,7 @@ impl Tail {
         }
     }
 
-    /// Returns the last line that is not blank, without white space around it.
+    /// Returns the last nonblank line, without surrounding whitespace.
     pub fn last_line(&self) -> Option<String> {
         self.text().lines().rfind(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
     }
@@ -83,13 +84,13 @@ impl Tail {
 #[derive(Debug)]
 pub struct TailReader {
     tail: Arc<Mutex<Tail>>,
-    /// Closed at the end of the stream.
+    /// Closed when the stream ends.
     reading: watch::Receiver<()>,
     task: AbortHandle,
 }
 
 impl TailReader {
-    /// Starts reading `stream` into `tail`. If a `name` is given, the text is logged under this name, too.
+    /// Starts to read `stream` into `tail`. If `name` is set, the text is also logged under this name.
     ///
     /// # Panics
     /// Panics outside of a tokio runtime.
@@ -116,13 +117,13 @@ impl TailReader {
         TailReader { tail, reading, task: task.abort_handle() }
     }
 
-    /// Returns what has been read so far.
+    /// Returns a copy of the output read so far.
     pub fn tail(&self) -> Tail {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for the end of the stream, for at most `timeout`, and returns what has been read. A process that
-    /// escaped its supervisor can hold the stream open.
+    /// Waits until the stream ends, for at most `timeout`, and returns the output read so far. A
+    /// process that escaped its supervisor can hold the stream open.
     pub async fn finish(&self, timeout: Duration) -> Tail {
         let _ = tokio::time::timeout(timeout, self.reading.clone().changed()).await;
         self.tail()
@@ -135,14 +136,15 @@ impl Drop for TailReader {
     }
 }
 
-/// Maximum number of lines that are shown.
+/// Maximum number of lines shown.
 const MAX_LINES: usize = 10;
 
-/// Maximum number of characters of a line that is shown.
+/// Maximum number of characters shown of a line.
 const MAX_LINE: usize = 300;
 
-/// Returns the lines of a program's output that explain its failure best, indented: the last ones, after
-/// the last line that names an error and the lines below it, if that line is further up.
+/// Returns the lines of a program's output that best explain its failure, indented. These are the last
+/// 10 lines. If only an earlier line mentions an error, the first of these lines are replaced by the
+/// last line that mentions one and the lines after it.
 pub fn telling_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(MAX_LINES);
@@ -167,10 +169,10 @@ fn shown(line: &str) -> String {
     }
 }
 
-/// Whether a line names an error, as `ValueError: …` or `npm error …` do.
+/// Returns whether a line mentions an error, as `ValueError: …` and `npm error …` do.
 fn names_error(line: &str) -> bool {
     let line = line.trim_start().to_lowercase();
-    // Frames of a stack name the files of errors.
+    // Stack frames mention the files of errors.
     if line.starts_with("at ") || line.starts_with("file \"") {
         return false;
     }
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_output_keeps_both_ends() {
+    fn tail_keeps_both_ends_of_long_output() {
         const KEPT: usize = 512 << 10;
         let mut printed = Tail::new(KEPT, KEPT);
         for line in 0..400_000 {
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn tail_without_head_keeps_the_end_only() {
+    fn tail_without_head_keeps_only_the_end() {
         let mut printed = Tail::new(0, 10);
         for line in 0..1000 {
             printed.push(format!("{line}\n").as_bytes());
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reader_returns_the_output_of_an_open_stream_at_its_timeout() {
+    async fn reader_returns_output_of_open_stream_at_timeout() {
         let (mut writer, stream) = tokio::io::duplex(64);
         let reader = TailReader::start(Some(stream), Tail::default(), None);
         tokio::io::AsyncWriteExt::write_all(&mut writer, b"so far").await.unwrap();

@@ -1,4 +1,4 @@
-//! One worker: a process that answers several requests at once.
+//! One worker: a process that handles several requests concurrently.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -19,10 +19,10 @@ use crate::request::{Request, WorkerError};
 use crate::supervisor::{Child, Input, Stdin};
 use crate::tail::{Tail, TailReader};
 
-/// Maximum length of a line of a worker, in bytes.
+/// Maximum length of a line from a worker, in bytes.
 const MAX_LINE: u64 = 16 << 20;
 
-/// Timeout for the exit of a worker that has closed its output, and for the rest of its standard error.
+/// Timeout for the exit of a worker that has closed its output, and for the end of its standard error.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State of a worker.
@@ -33,7 +33,7 @@ pub(crate) enum State {
     Ended { error: WorkerError, was_ready: bool },
 }
 
-/// Counter that is incremented while this exists.
+/// Guard that keeps a counter incremented while it exists.
 #[derive(Debug)]
 struct Counted(Arc<AtomicUsize>);
 
@@ -50,12 +50,13 @@ impl Drop for Counted {
     }
 }
 
-/// A worker of a [`Pool`](crate::Pool). Its process is ended when no pool, call or affinity holds the worker.
+/// A worker of a [`Pool`](crate::Pool). Its process is terminated when no pool, call or affinity
+/// references the worker.
 #[derive(Debug)]
 pub struct Worker {
     messages: mpsc::UnboundedSender<Message>,
     pub(crate) state: watch::Receiver<State>,
-    /// Slots that are reserved, and requests that the worker has not let go of.
+    /// Number of reserved slots and of requests without a response.
     busy: Arc<AtomicUsize>,
     affinities: Arc<AtomicUsize>,
 }
@@ -65,16 +66,16 @@ enum Message {
     Cancel(String),
 }
 
-/// A request that the worker has not answered.
+/// A request without a response.
 struct Open {
     answer: oneshot::Sender<Result<Value, WorkerError>>,
-    /// When the worker is ended, if the request was cancelled.
+    /// Time at which the worker is terminated, if the request was cancelled.
     until: Option<Instant>,
     _busy: Counted,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A reserved place for one request at a worker.
+/// A reservation for one request to a worker.
 #[derive(Debug)]
 pub struct Slot {
     worker: Arc<Worker>,
@@ -82,8 +83,8 @@ pub struct Slot {
     pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// An attempt's claim on its worker: placement counts the claim as load. Requests of the attempt go to this
-/// worker.
+/// Binds an attempt to a worker, so that the attempt's requests go to the same process. It counts as
+/// load when a worker is selected.
 #[derive(Debug)]
 pub struct Affinity {
     worker: Arc<Worker>,
@@ -98,7 +99,7 @@ impl Deref for Affinity {
     }
 }
 
-/// A request that a worker has accepted. Dropping the call cancels the request.
+/// A request that was sent to a worker. Dropping the call cancels the request.
 #[derive(Debug)]
 pub struct Call {
     worker: Arc<Worker>,
@@ -123,7 +124,7 @@ impl Worker {
         Ok(Arc::new(Worker { messages, state: watched, busy: Arc::default(), affinities: Arc::default() }))
     }
 
-    /// Returns why the worker accepts no requests, if it accepts none.
+    /// Returns the reason if the worker accepts no more requests, and `None` if it accepts requests.
     pub fn error(&self) -> Option<WorkerError> {
         match &*self.state.borrow() {
             State::Ended { error, .. } => Some(error.clone()),
@@ -131,7 +132,7 @@ impl Worker {
         }
     }
 
-    /// Number of requests and affinities.
+    /// Returns the number of requests and affinities.
     pub(crate) fn load(&self) -> usize {
         self.busy.load(Ordering::Relaxed) + self.affinities.load(Ordering::Relaxed)
     }
@@ -140,25 +141,26 @@ impl Worker {
         self.busy.load(Ordering::Relaxed) < max_requests
     }
 
-    /// Reserves a place for a request.
+    /// Reserves a slot for a request.
     pub fn slot(self: &Arc<Self>) -> Slot {
         Slot { worker: Arc::clone(self), busy: Counted::new(&self.busy), permit: None }
     }
 
-    /// Claims the worker for an attempt.
+    /// Binds an attempt to the worker.
     pub fn affinity(self: &Arc<Self>) -> Affinity {
         Affinity { worker: Arc::clone(self), _counted: Counted::new(&self.affinities) }
     }
 
-    /// Sends a request to this worker, and waits for the answer. Dropping the future cancels the request.
+    /// Sends a request to this worker and waits for the response. Dropping the future cancels the
+    /// request.
     ///
     /// # Errors
-    /// Returns an error if the worker ends first.
+    /// Returns an error if the worker exits first.
     pub async fn request(self: &Arc<Self>, request: Request) -> Result<Value, WorkerError> {
         self.slot().send(request).answer().await
     }
 
-    /// Sends a request whose answer is dropped. The request is not cancelled.
+    /// Sends a request and ignores the response. The request is not cancelled.
     pub fn notify(self: &Arc<Self>, request: Request) {
         let Slot { busy, .. } = self.slot();
         let open = Open { answer: oneshot::channel().0, until: None, _busy: busy, _permit: None };
@@ -167,35 +169,35 @@ impl Worker {
 }
 
 impl Slot {
-    /// Returns the worker of the slot.
+    /// Returns the worker on which the slot is reserved.
     pub fn worker(&self) -> &Arc<Worker> {
         &self.worker
     }
 
-    /// Sends a request.
+    /// Sends a request to the slot's worker.
     pub fn send(self, request: Request) -> Call {
         let Slot { worker, busy, permit } = self;
         let (answer, received) = oneshot::channel();
         let id = request.id.clone();
         let open = Open { answer, until: None, _busy: busy, _permit: permit };
-        // If the worker is gone, the call finds the channel of the answer closed.
+        // If the worker has exited, the call finds the response channel closed.
         let _ = worker.messages.send(Message::Send { request, open });
         Call { worker, id, answer: received }
     }
 }
 
 impl Call {
-    /// Waits for the answer. This method is cancel safe.
+    /// Waits for the response. This method is cancel safe.
     ///
     /// # Errors
-    /// Returns an error if the worker ends first.
+    /// Returns an error if the worker exits first.
     pub async fn answer(&mut self) -> Result<Value, WorkerError> {
         let gone = || Err(self.worker.error().unwrap_or(WorkerError::Closed));
         (&mut self.answer).await.unwrap_or_else(|_| gone())
     }
 
-    /// Cancels the request, and returns once the worker has let go of it. A worker that does not within the
-    /// pool's grace is ended.
+    /// Cancels the request, and returns when the worker has responded to it. A worker that does not
+    /// respond within the pool's grace period is terminated.
     pub async fn cancel(mut self) {
         let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
         let _ = self.answer().await;
@@ -204,12 +206,12 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        // The message has no effect if the request was answered.
+        // The message has no effect if the worker has responded.
         let _ = self.worker.messages.send(Message::Cancel(self.id.clone()));
     }
 }
 
-/// The task that owns the process of a worker.
+/// State of the task that owns the process of a worker.
 struct Process {
     options: Arc<PoolOptions>,
     state: watch::Sender<State>,
@@ -217,7 +219,7 @@ struct Process {
 }
 
 impl Process {
-    /// Serves requests from the start of the process to its end.
+    /// Handles requests from the start of the process to its exit.
     async fn run(mut self, mut child: Child, mut messages: mpsc::UnboundedReceiver<Message>) {
         let (to_write, texts) = mpsc::unbounded_channel();
         let writer = tokio::spawn(write(child.take_unwritten_stdin(), texts));
@@ -229,7 +231,7 @@ impl Process {
         }
         let start = tokio::select! {
             start = self.start(&mut lines) => start,
-            // No message precedes the first state but the end of all messages.
+            // Before the worker is ready, no request is sent; the channel can only close.
             _ = messages.recv(), if self.options.handshake.is_some() => Err(Some(WorkerError::Closed)),
         };
         let was_ready = start.is_ok();
@@ -252,10 +254,10 @@ impl Process {
         child.stop().await;
     }
 
-    /// Waits for the handshake, if there is one.
+    /// Waits for the handshake, if the pool has one.
     ///
     /// # Errors
-    /// Returns why the worker is not ready, or `None` if its output ended.
+    /// Returns the reason if the worker is not ready, or `None` if its output ended.
     async fn start(&self, lines: &mut mpsc::Receiver<Vec<u8>>) -> Result<(), Option<WorkerError>> {
         let Some(Handshake { timeout, check }) = &self.options.handshake else { return Ok(()) };
         let line = awake::within(*timeout, lines.recv()).await.ok_or(WorkerError::StartTimeout(*timeout))?;
@@ -269,7 +271,8 @@ impl Process {
         Ok(())
     }
 
-    /// Passes requests and answers on, and returns why that ends: `None` if the worker's output has ended.
+    /// Forwards requests and responses until the worker ends. Returns the reason, or `None` if the
+    /// worker's output ended.
     async fn serve(
         &mut self,
         lines: &mut mpsc::Receiver<Vec<u8>>,
@@ -306,7 +309,7 @@ impl Process {
         }
     }
 
-    /// Handles a message, and returns the line for the worker.
+    /// Processes a message, and returns the line to write to the worker, if there is one.
     fn take_message(&mut self, message: Message) -> Option<String> {
         let key = self.options.id_key;
         match message {
@@ -324,7 +327,7 @@ impl Process {
     }
 }
 
-/// Waits until the grace of a cancelled request has passed, and returns the request's id.
+/// Waits until the grace period of a cancelled request has passed, and returns the request's id.
 async fn sleep_until_due(next: Option<(Instant, String)>) -> String {
     let Some((until, id)) = next else { return std::future::pending().await };
     sleep_until(until).await;
@@ -343,13 +346,13 @@ async fn write(stdin: Option<Stdin>, mut texts: mpsc::UnboundedReceiver<String>)
     let Some(mut stdin) = stdin else { return };
     while let Some(text) = texts.recv().await {
         if stdin.write(&text).await.is_err() {
-            // The end of its output says why the worker reads no more.
+            // The end of the worker's output reports why it no longer reads.
             return;
         }
     }
 }
 
-/// Reads the lines of a worker, until its output ends.
+/// Reads the lines of a worker until its output ends.
 async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     let Some(stdout) = stdout else { return };
     let mut stdout = BufReader::new(stdout);
@@ -362,7 +365,7 @@ async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     }
 }
 
-/// Returns how a worker ended that has closed its output.
+/// Returns the exit reason of a worker that has closed its output.
 async fn how_it_ended(child: &mut Child, stderr: &TailReader) -> WorkerError {
     let Ok(code) = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await else {
         return WorkerError::ClosedOutput;

@@ -1,6 +1,6 @@
-//! The supervisor process, and what ends with it.
+//! Tests of the supervisor process and of the processes that it terminates.
 
-#![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
+#![allow(clippy::unwrap_used)] // Clippy recognizes only code inside #[test], not the helpers
 
 use std::io::{BufRead as _, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -21,8 +21,8 @@ fn stdout(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Starts a supervisor of a shell script, with its input held open: `input` is that of the script, or bytes
-/// ask the script to end.
+/// Starts a supervisor of a shell script and keeps the supervisor's input open. `input` is the script's
+/// input; if `asks` is set, later bytes ask the script to end.
 fn supervised_with(script: &str, input: Option<&str>, asks: bool) -> Child {
     let mut process =
         Command::new(supervisor().0.remove(0)).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -44,28 +44,28 @@ fn run(script: &str) -> (Option<i32>, String) {
     (output.status.code(), stdout(&output))
 }
 
-/// Returns whether a process runs that is no zombie.
+/// Returns whether a process is running and not a zombie.
 fn runs(pid: &str) -> bool {
     let found = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap();
     !stdout(&found).trim().is_empty() && !stdout(&found).starts_with('Z')
 }
 
 #[test]
-fn supervisor_exits_as_its_program_does() {
+fn supervisor_returns_exit_code_of_its_program() {
     assert_eq!(run("read line; sleep 0.3; echo $line; exit 7"), (Some(7), "in\n".into()));
     assert_eq!(run("true"), (Some(0), String::new()));
     assert_eq!(run("kill -TERM $$"), (Some(128 + 15), String::new()));
 }
 
 #[test]
-fn program_that_is_asked_to_end_has_its_time() {
+fn sigterm_leaves_program_time_to_exit() {
     let script = "trap 'sleep 3; echo saved; exit 7' TERM; echo up; while :; do sleep 0.1; done";
     let mut process = supervised_with(script, None, true);
     let mut line = process.stdin.take().unwrap();
     let mut printed = std::io::BufReader::new(process.stdout.take().unwrap());
     let mut said = String::new();
     printed.read_line(&mut said).unwrap();
-    // Without its line it would be ended by force.
+    // If its input ended, the supervisor would kill the program.
     let holder = std::thread::spawn(move || {
         line.write_all(b"t").unwrap();
         std::thread::sleep(std::time::Duration::from_secs(8));
@@ -77,8 +77,8 @@ fn program_that_is_asked_to_end_has_its_time() {
 }
 
 #[test]
-fn detached_processes_end_with_the_program() {
-    // In the background, and in a session of its own.
+fn detached_processes_are_killed_when_program_exits() {
+    // Once in the background, and once in a separate session.
     for leave in ["sleep 300", "setsid sleep 300"] {
         let (code, pid) = run(&format!("{leave} >/dev/null 2>&1 & echo $!; sleep 0.2"));
         assert_eq!(code, Some(0));
@@ -87,7 +87,7 @@ fn detached_processes_end_with_the_program() {
 }
 
 #[test]
-fn program_ends_with_the_input_of_its_supervisor() {
+fn program_is_terminated_when_supervisor_input_closes() {
     let mut process = supervised("sleep 300");
     let since = Instant::now();
     drop(process.stdin.take());
@@ -95,7 +95,7 @@ fn program_ends_with_the_input_of_its_supervisor() {
     assert!(since.elapsed() < Duration::from_secs(60));
 }
 
-/// Waits until none of these processes runs.
+/// Waits until none of the processes is running.
 fn wait_for_end(pids: &str) {
     let since = Instant::now();
     while pids.lines().any(runs) {
@@ -105,7 +105,7 @@ fn wait_for_end(pids: &str) {
 }
 
 #[test]
-fn program_and_its_detached_child_end_with_a_killed_parent() {
+fn killed_parent_terminates_program_and_detached_child() {
     let dir = tempfile::tempdir().unwrap();
     let supervisor = supervisor().0.remove(0);
     let script = "setsid sleep 300 >/dev/null 2>&1 & printf '%s\\n%s\\n' $$ $! > pids; sleep 300";
@@ -131,7 +131,7 @@ fn program_and_its_detached_child_end_with_a_killed_parent() {
 }
 
 #[tokio::test]
-async fn dropped_run_ends_detached_processes() {
+async fn dropped_child_kills_detached_processes() {
     let script = "setsid sleep 300 >/dev/null 2>&1 & echo $$; echo $!; wait";
     let launch = Launch::new(["sh", "-c", script]);
     let mut child = supervisor().start(&launch, Input::Text(String::new())).unwrap();
@@ -148,7 +148,7 @@ async fn dropped_run_ends_detached_processes() {
 }
 
 #[tokio::test]
-async fn supervised_program_that_cannot_be_started_says_so() {
+async fn supervised_run_returns_start_error() {
     for launch in [Launch::new(["/no/such"]), Launch { dir: "/no/such".into(), ..Launch::new(["true"]) }] {
         let mut run = Run::start(&supervisor(), &launch, String::new(), Tail::default()).unwrap();
         let output = run.wait().await.unwrap();

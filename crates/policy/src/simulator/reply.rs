@@ -1,4 +1,4 @@
-//! A reply of the simulator, from its prompt to its end.
+//! Generates one completion of the simulator.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -9,21 +9,21 @@ use super::{Flag, Published, SimulatorConfig, now};
 use crate::device::Device;
 use crate::{Constraint, FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs, uniform};
 
-/// Everything one reply needs, so that it can be drawn on a task of its own.
+/// State of one completion, which a separate task generates.
 pub(super) struct Reply {
     pub(super) config: SimulatorConfig,
     pub(super) published: Arc<Mutex<Arc<Published>>>,
     pub(super) request: SampleRequest,
-    /// Holds it to its grammar, where it has one.
+    /// Constraint of the grammar, if the request has one.
     pub(super) constraint: Option<Box<dyn Constraint>>,
-    /// Told when weights are published.
+    /// Notified when weights are published.
     pub(super) news: Arc<Notify>,
     pub(super) device: Arc<Device>,
     pub(super) flag: Arc<Flag>,
 }
 
 impl Reply {
-    /// Log-probabilities of the prompt's tokens but the first.
+    /// Computes the log-probabilities of the prompt's tokens except the first.
     fn score(&self, weights: &[f32]) -> SampleEvent {
         let SampleRequest { prompt, params, .. } = &self.request;
         let count = params.prompt_logprobs.unwrap_or(0);
@@ -37,7 +37,8 @@ impl Reply {
         SampleEvent::Prompt { logprobs, top }
     }
 
-    /// The token after `path`, its log-probability, and the most likely ones in its place.
+    /// Samples the token after `path`. Returns it with its log-probability and the most likely tokens
+    /// at its position.
     fn draw(&mut self, weights: &[f32], path: &[u32]) -> Result<(u32, f32, TopLogprobs), PolicyError> {
         let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
         let constraint = self.constraint.as_deref_mut();
@@ -65,7 +66,7 @@ impl Reply {
         } else {
             let draw = uniform(*seed, *stream, path.len() as u64);
             let mut cumulative = 0.0;
-            // The last possible token takes what rounding leaves over.
+            // The last possible token gets the remainder that rounding leaves.
             token = drawn_from.probabilities.iter().rposition(|p| *p > 0.0).unwrap_or(0);
             for (id, probability) in drawn_from.probabilities.iter().enumerate() {
                 cumulative += probability;
@@ -83,16 +84,18 @@ impl Reply {
         Ok((token as u32, row.logprobs[token] as f32, row.top(params.top_logprobs)))
     }
 
-    /// Draws until the end, or until `send` says that nobody listens.
+    /// Samples tokens until the completion ends or `send` returns false because the stream was dropped.
     pub(super) async fn run(mut self, send: impl Fn(Result<SampleEvent, PolicyError>) -> bool) {
         let SampleRequest { seed, stream, prompt, params, .. } = &self.request.clone();
         let device = self.device.clone();
-        // Counters far from every position, so that neither latency nor failures touch the draws.
+        // These counters are far from every position, so latency and failures do not change the sampled
+        // tokens.
         let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
         let fails = chance(prompt.len() as u64) < self.config.failures;
         await_version(&self.published, &self.news, self.request.least_version).await;
         let _running = device.enter().await;
-        // Of a prompt that is scored every row is needed.
+        // A prompt whose log-probabilities are requested needs every row, so it does not use the prefix
+        // cache.
         device.prefill(prompt, params.prompt_logprobs.is_none()).await;
         if params.prompt_logprobs.is_some() && !send(Ok(self.score(&now(&self.published).weights))) {
             return;
@@ -143,7 +146,7 @@ impl Reply {
     }
 }
 
-/// Waits until the weights are of version `least` or later.
+/// Waits until the published weights have version `least` or a later one.
 async fn await_version(published: &Mutex<Arc<Published>>, news: &Notify, least: u64) {
     loop {
         let told = news.notified();
