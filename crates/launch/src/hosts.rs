@@ -38,6 +38,8 @@ pub struct Hosts {
 
 /// Delay before the first restart of a failed part. The delay is tripled for each consecutive failure.
 const AGAIN: Duration = Duration::from_secs(2);
+/// Maximum delay before a restart.
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(300);
 /// Timeout for the first machine after a request to stop. It continues to a point at which the run can
 /// be resumed, and writes a checkpoint.
 const STOPPING: Duration = Duration::from_secs(300);
@@ -274,7 +276,7 @@ impl Hosts {
                         return Ok(Some(given_up(ended)));
                     }
                     // An unreachable machine may return within a minute.
-                    let wait = AGAIN * 3u32.saturating_pow(died - 1);
+                    let wait = AGAIN.saturating_mul(3u32.saturating_pow(died - 1)).min(MAX_RESTART_DELAY);
                     host.note(format!(
                         "{name} ended with exit code {ended}; started again in {wait:?} ({died} of {})",
                         job.restarts

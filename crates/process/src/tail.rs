@@ -152,10 +152,10 @@ pub fn telling_lines(text: &str) -> Vec<String> {
     let is_named_below = lines[last..].iter().any(|line| names_error(line));
     match named.filter(|_| !is_named_below) {
         Some(at) => {
-            let end = (at + MAX_LINES / 2).min(last);
-            let skipped = (end < last).then(|| "  …".to_owned());
+            let (end, rest) = (at + MAX_LINES / 2, last + MAX_LINES / 2);
+            let skipped = (end < rest).then(|| "  …".to_owned());
             let above = lines[at..end].iter().map(|line| shown(line)).chain(skipped);
-            above.chain(lines[last + MAX_LINES / 2..].iter().map(|line| shown(line))).collect()
+            above.chain(lines[rest..].iter().map(|line| shown(line))).collect()
         }
         None => lines[last..].iter().map(|line| shown(line)).collect(),
     }
@@ -210,6 +210,22 @@ mod tests {
         assert_eq!(printed.text(), "7\n998\n999\n");
         assert_eq!(printed.last_line().as_deref(), Some("999"));
         assert_eq!((Tail::from(" \n").last_line(), Tail::default().is_empty()), (None, true));
+    }
+
+    #[test]
+    fn telling_lines_mark_the_gap_after_an_early_error() {
+        for error in [0, 5, 9] {
+            let name = |line: usize| match line {
+                line if line == error => "ValueError: no".to_owned(),
+                line => format!("line {line}"),
+            };
+            let text: String = (0..20).map(|line| name(line) + "\n").collect();
+            let shown = telling_lines(&text);
+            let want = (error..error + 5).chain(15..20).map(|line| format!("  {}", name(line)));
+            let mut want: Vec<String> = want.collect();
+            want.insert(5, "  …".into());
+            assert_eq!(shown, want, "error at {error}");
+        }
     }
 
     #[tokio::test]
