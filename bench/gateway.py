@@ -8,6 +8,7 @@ on the clock, the processor time that each server takes for a call is read, whic
 
     cargo build --release -p levade-gateway --example load
     python3 bench/gateway.py --litellm VENV/bin/litellm     # of pip install 'litellm[proxy]'; without it, Levade alone
+    python3 bench/gateway.py --before OTHER/load --rounds 7 # two builds of the gateway in turns, nothing else
 """
 
 import argparse
@@ -47,6 +48,7 @@ def arguments() -> argparse.Namespace:
         "--load", type=Path, default=ROOT / "target/release/examples/load", help="the binary that serves and asks"
     )
     p.add_argument("--litellm", type=Path, help="the program of LiteLLM's proxy")
+    p.add_argument("--before", type=Path, help="the load binary of another build, to compare with")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--seconds", type=float, default=4, help="of each measurement")
     p.add_argument("--connections", type=int, default=32, help="where throughput is measured")
@@ -166,8 +168,35 @@ def beside(a: argparse.Namespace, folder: str) -> None:
         print(f"throughput, {kind}: {clock} times LiteLLM's by the clock, {cpu} by processor time")
 
 
+def compare_builds(a: argparse.Namespace) -> None:
+    """Prints latency and processor time of the build before, over those of this one: above 1 is faster now."""
+    sides = {"after": (a.load, *levade(a.load)), "before": (a.before, *levade(a.before))}
+    ratios: dict[tuple, list[float]] = {}
+    try:
+        for number in range(a.rounds):
+            for stream in (False, True):
+                found = {}
+                for name in ("after", "before") if number % 2 else ("before", "after"):
+                    load, server, address = sides[name]
+                    start = server.seconds()
+                    one = asked(load, "calls", address, a.connections, a.seconds, *(["stream"] if stream else []))
+                    found[name] = one["p50_ms"], (server.seconds() - start) / (one["calls"] + a.connections)
+                for index, figure in enumerate(("p50", "processor time of a call")):
+                    ratio = found["before"][index] / found["after"][index]
+                    ratios.setdefault((figure, "streams" if stream else "whole"), []).append(ratio)
+            print(f"round {number + 1} of {a.rounds}, load average {os.getloadavg()[0]:.1f}", flush=True)
+    finally:
+        for _, server, _ in sides.values():
+            server.stop()
+    for (figure, kind), values in ratios.items():
+        print(f"{figure}, {kind}, {a.connections} connections, before over after: {spread(values, 3)}, n = {a.rounds}")
+
+
 def main() -> None:
     a = arguments()
+    if a.before:
+        compare_builds(a)
+        return
     if a.litellm:
         asks = [a.litellm.with_name("python"), "-c", "import importlib.metadata as m; print(m.version('litellm'))"]
         print(f"LiteLLM {subprocess.run(asks, capture_output=True, text=True, check=True).stdout.strip()}", flush=True)
