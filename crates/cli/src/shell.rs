@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use clap::Command;
 use clap_complete::Shell;
@@ -30,15 +31,17 @@ pub struct Man {
     dir: PathBuf,
 }
 
-pub fn completions(args: &Completions, mut command: Command) -> anyhow::Result<()> {
+pub fn completions(args: &Completions, mut command: Command) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "levade", &mut script);
-    Ok(std::io::stdout().write_all(&script)?)
+    std::io::stdout().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-pub fn man(args: &Man, command: Command) -> anyhow::Result<()> {
+pub fn man(args: &Man, command: Command) -> anyhow::Result<ExitCode> {
     write_pages(&args.dir, command)
-        .map_err(|error| unusable(format!("cannot write manual pages to {}: {error}", args.dir.display())))
+        .map_err(|error| unusable(format!("cannot write manual pages to {}: {error}", args.dir.display())))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn write_pages(dir: &Path, command: Command) -> std::io::Result<()> {
