@@ -19,13 +19,13 @@
 //! let prepared = conversation.prepare(&request)?;
 //! assert_eq!(prepared.origin, Origin::Began);
 //!
-//! // A sampler draws a reply to `prepared.prompt`; its tokens stay as they are.
+//! A sampler generates a completion for `prepared.prompt`; its tokens are recorded unchanged.
 //! let mut completion = Completion::default();
 //! let drawn = [format.chat().tokenizer().encode(" 5."), format.chat().stop_ids()[..1].to_vec()].concat();
 //! completion.extend(&drawn, &vec![-0.1; drawn.len()], 0);
 //! let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
 //!
-//! // The client sends it back, trimmed, with a further question.
+//! The client sends the completion back, trimmed, with another question.
 //! messages.extend([Message::assistant(reply.message().content.trim()), Message::user("And 2 + 4?")]);
 //! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
 //! let prepared = conversation.prepare(&request)?;
@@ -57,9 +57,9 @@
 //!   parallel and dropped. [`record`](Conversation::record) writes prompt and completion together.
 //! - **Prompts fit.** [`Fitting`] shortens a request that exceeds its [`Budget`] by a context policy
 //!   (`window`).
-//! - **Work and storage grow with new messages only.** Each message of a request is hashed once and stored
-//!   once, however many forks share it; the tokens of a prompt are copied once. `format` says how much of the
-//!   past a template must see, `drift` how differences are found.
+//! - **Work and storage grow with new messages only.** Each message of a request is hashed once and
+//!   stored once, even if several forks share it; the tokens of a prompt are copied once. `format`
+//!   describes how much of the past a template must see, `drift` how differences are found.
 //!
 //! Out of scope: sampling (`levade-policy`), templates and parsing (`levade-text`), agent loops
 //! (`levade-agent`), and chat APIs, whose tokens are unknown.
