@@ -32,8 +32,7 @@ pub enum ConversationError {
     /// The messages cannot be rendered in the model's format.
     #[error("{0}")]
     Text(#[from] TextError),
-    /// The template renders recorded history differently, and
-    /// [`Options::strict`](crate::Options::strict) makes that an error.
+    /// The template renders recorded history differently, which is an error in strict mode.
     #[error(
         "before turn {turn} the chat template prints {printed:?} where {recorded:?} was recorded; take a template that \
          keeps the past, set history = \"template\" to follow it, or let drift be counted"
@@ -68,15 +67,14 @@ pub struct Request<'a> {
 pub struct Repeated {
     /// Number of repeated messages.
     pub messages: usize,
-    /// Number of messages up to and including the last repeated completion, whose tokens the prompt
-    /// continues.
+    /// Number of messages up to the last repeated completion, included; the prompt continues its tokens.
     pub to_reply: usize,
     /// Number of completions that differ in white space around their content.
     pub trimmed: u32,
     /// Number of completions whose reasoning is missing, completely or in part.
     pub unsaid: u32,
-    /// Number of completions that came back without the text next to their tool calls, or with
-    /// arguments that are written differently.
+    /// Number of completions that came back without the text next to their tool calls, or with arguments
+    /// that are written differently.
     pub altered: u32,
     /// Whether the client has appended text to the last repeated completion.
     pub extended: bool,
@@ -95,7 +93,6 @@ pub struct Recognised {
     turn: u32,
 }
 
-/// Agent and policy of a request, and its tools.
 #[derive(Debug, Clone)]
 struct From {
     agent: String,
@@ -133,22 +130,21 @@ pub struct Prepared {
     pub origin: Origin,
     /// Recorded history that the prompt repeats.
     pub repeated: Repeated,
-    /// A position at which the template renders the recorded history differently. `None` if none
-    /// was found.
+    /// A position at which the template renders the recorded history differently. `None` if none was
+    /// found.
     pub drift: Option<levade_tree::Drift>,
     /// Number of new system messages that are rendered at another position than in the request.
     pub shifted: ShiftedSystems,
     from: From,
     format: Arc<Format>,
     after: Option<Continued>,
-    /// Number of recorded tokens at the start of the prompt. `None` if the template rendered the
-    /// complete prompt.
+    /// Number of recorded tokens at the start of the prompt. `None` if the template rendered the complete
+    /// prompt.
     recorded: Option<usize>,
     cut: bool,
     new: Vec<Message>,
     given: Option<GivenTurn>,
-    /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has
-    /// set one.
+    /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has set one.
     calls: Option<String>,
     /// The cut that was applied to the messages, if any.
     fitted: Option<Box<Fitted>>,
@@ -159,15 +155,13 @@ pub struct Prepared {
 struct Continued {
     node: NodeId,
     segment: SegmentId,
-    /// Number of tokens of the segment that the prompt repeats. Excludes the end-of-turn token if
-    /// the client has extended the completion.
+    /// Number of tokens of the segment that the prompt repeats. Excludes the end-of-turn token if the
+    /// client has extended the completion.
     tokens: u32,
-    /// The completion with the text that the client has appended. `None` if the client has appended
-    /// none.
+    /// The completion with the text that the client has appended. `None` if the client has appended none.
     extended: Option<Message>,
 }
 
-/// A recorded prompt.
 #[derive(Debug, Clone, Copy)]
 struct GivenTurn {
     node: NodeId,
@@ -189,12 +183,12 @@ pub struct Conversation {
 }
 
 impl Recognised {
-    /// Renders the prompt. This takes as long as the chat template does, so run it outside async
-    /// workers. It does not need the conversation.
+    /// Renders the prompt. This takes as long as the chat template does, so run it outside async workers.
+    /// It does not need the conversation.
     ///
     /// # Errors
-    /// Returns an error if the template fails, if the format of the tools is not supported, or,
-    /// with [`Options::strict`], if the template renders the recorded history differently.
+    /// Returns an error if the template fails, if the format of the tools is not supported, or, with
+    /// [`Options::strict`], if the template renders the recorded history differently.
     ///
     /// [`Options::strict`]: crate::Options::strict
     pub fn render(self) -> Result<Prepared, ConversationError> {
@@ -297,18 +291,17 @@ impl Recognised {
 }
 
 impl Prepared {
-    /// Replaces a prompt that starts a conversation with a shorter one. No template renders the
-    /// shorter prompt, so it is not searched for drift. Has no effect on a prompt that continues a
-    /// completion.
+    /// Replaces a prompt that starts a conversation with a shorter one. No template renders the shorter
+    /// prompt, so it is not searched for drift. Has no effect on a prompt that continues a completion.
     pub fn shorten(&mut self, prompt: Vec<u32>) {
         if self.after.is_none() && prompt != self.prompt {
             (self.prompt, self.cut) = (prompt, true);
         }
     }
 
-    /// Sets the ids of the completion's tool calls, `PREFIX0`, `PREFIX1` and so on, before the
-    /// completion is sampled, so that calls can be streamed. The ids must be unique in the
-    /// conversation, because requests are matched by them.
+    /// Sets the ids of the completion's tool calls, `PREFIX0`, `PREFIX1` and so on, before the completion
+    /// is sampled, so that calls can be streamed. The ids must be unique in the conversation, because
+    /// requests are matched by them.
     pub fn name_calls(&mut self, prefix: impl Into<String>) {
         self.calls = Some(prefix.into());
     }
@@ -335,12 +328,11 @@ impl Conversation {
         self.turns
     }
 
-    /// Adds the tokens of another conversation as separate trees. Returns the offset that was added
-    /// to the turn numbers, so that the turns follow those recorded before.
+    /// Adds the tokens of another conversation as separate trees. Returns the offset that was added to
+    /// the turn numbers, so that the turns follow those recorded before.
     ///
     /// # Errors
-    /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never
-    /// are.
+    /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never are.
     pub fn adopt(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
         let (segments, first) = (self.trajectory.segments().len() as u32, self.turns);
         for segment in other.segments() {
@@ -432,12 +424,12 @@ impl Conversation {
         self.trajectory.segments()[segment.0 as usize].tokens.len()
     }
 
-    /// Records a prompt before its completion exists, for callers that keep the prompt even if
-    /// sampling fails. Otherwise [`record`](Self::record) records the prompt.
+    /// Records a prompt before its completion exists, for callers that keep the prompt even if sampling
+    /// fails. Otherwise [`record`](Self::record) records the prompt.
     ///
     /// # Errors
-    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this
-    /// conversation always fit.
+    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
+    /// always fit.
     pub fn give(&mut self, prepared: &mut Prepared) -> Result<(), TreeError> {
         self.give_once(prepared).map(|_| ())
     }
@@ -491,13 +483,12 @@ impl Conversation {
         Ok(given)
     }
 
-    /// Records a prompt and the completion that was sampled for it, complete or truncated, and
-    /// parses the completion. Prompts that were prepared in parallel can be recorded in any order.
-    /// A second completion for a prompt becomes a sibling of the first.
+    /// Records a prompt and the completion that was sampled for it, complete or truncated, and parses the
+    /// completion. Prompts that were prepared in parallel can be recorded in any order. A second
+    /// completion for a prompt becomes a sibling of the first.
     ///
     /// # Errors
-    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions
-    /// differ.
+    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions differ.
     pub fn record(
         &mut self,
         mut prepared: Prepared,
@@ -513,14 +504,13 @@ impl Conversation {
     /// Records a prompt and the tokens of a completion from another source, as a demonstration.
     ///
     /// # Errors
-    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this
-    /// conversation always fit.
+    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
+    /// always fit.
     pub fn demonstrate(&mut self, mut prepared: Prepared, said: Vec<u32>) -> Result<Reply, TreeError> {
         let GivenTurn { end, turn, .. } = self.give_once(&mut prepared)?;
         self.replied(prepared, Segment::demonstrated(end, said, turn), FinishReason::StopId)
     }
 
-    /// Records a completion for a recorded prompt, and parses it.
     fn replied(
         &mut self,
         mut prepared: Prepared,
@@ -557,15 +547,14 @@ impl Conversation {
         Ok(reply)
     }
 
-    /// Records a message that the client received in place of the complete assistant message: the
-    /// part before a stop string, or the first of several tool calls. Later requests match the
-    /// completion by this message, too.
+    /// Records a message that the client received in place of the complete assistant message: the part
+    /// before a stop string, or the first of several tool calls. Later requests match the completion by
+    /// this message, too.
     pub fn told(&mut self, segment: SegmentId, message: &Message) {
         let is_reply = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
             NodeKind::Reply(said) => said.segment == segment,
             _ => false,
         };
-        // Usually the newest completion is the one sought.
         let node = self.index.nodes().rev().find(is_reply).map(|(node, _)| node);
         if let Some(node) = node {
             self.index.told(node, message);
@@ -585,8 +574,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// Returns the known positions at which the template renders a sequence differently from the
-    /// recorded tokens, sorted by turn.
+    /// Returns the known positions at which the template renders a sequence differently from the recorded
+    /// tokens, sorted by turn.
     pub fn drift(&self) -> Vec<levade_tree::Drift> {
         let asked = self.index.nodes().filter_map(|(_, node)| node.asked.as_ref());
         let mut found: Vec<_> = asked.filter_map(|asked| asked.drift.clone()).collect();
