@@ -51,9 +51,9 @@ pub struct Term {
 /// A token of a sequence to train on.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PathTarget {
-    /// Index of the target token on its path, at least 1.
+    /// Index of the token in its sequence, at least 1.
     pub index: u32,
-    /// Temperature that divides the logits before the softmax, more than 0.
+    /// Temperature that divides the logits before the softmax, greater than 0.
     pub temperature: f32,
     /// Weight, advantage and log-probabilities of the token.
     pub term: Term,
@@ -84,9 +84,9 @@ pub struct Node {
 /// A packed token to train on, with the range of its terms.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// Packed index of the target token itself.
+    /// Packed index of the target token.
     pub token: u32,
-    /// Packed index of the token before it on the path, whose hidden state predicts it.
+    /// Packed index of the preceding token in the sequence, whose hidden state predicts the target.
     pub predictor: u32,
     /// Temperature that divides the logits.
     pub temperature: f32,

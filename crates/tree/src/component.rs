@@ -13,7 +13,7 @@ pub enum Earner {
     Segment(SegmentId),
     /// A model call, by its turn.
     Turn(u32),
-    /// An agent, at the end of its part of every path.
+    /// An agent, at the end of its part of every sequence.
     Agent(String),
 }
 

@@ -14,7 +14,7 @@
 //! ```
 //! use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
 //!
-//! Two sequences share the tokens 1 2 3; each trains its own last token.
+//! // Two sequences share the tokens 1 2 3; each trains its own last token.
 //! let term = |path| Term { path, weight: 1.0, ..Term::default() };
 //! let path = |path, tokens: &[u32]| PathInput {
 //!     tokens: tokens.to_vec().into(),
@@ -66,7 +66,7 @@ pub enum TreeError {
     Fork {
         /// The segment being added.
         segment: u32,
-        /// The place it names.
+        /// Number of parent tokens before the fork.
         after: usize,
         /// Number of tokens of the parent.
         len: usize,
@@ -86,11 +86,11 @@ pub enum TreeError {
     /// A target has no preceding token, or an index beyond the end of its sequence.
     #[error("path {path} has a target at token {index}, but targets must lie in 1..{len}")]
     Target {
-        /// The path, by its place in the input.
+        /// Index of the sequence in the input.
         path: usize,
-        /// The index of the target token on the path.
+        /// Index of the target token in the sequence.
         index: u32,
-        /// The length of the path in tokens.
+        /// Number of tokens of the sequence.
         len: usize,
     },
     /// The batch is not one that [`TreeBatch::merge`] returns.
