@@ -440,7 +440,8 @@ impl Loss {
     /// Returns one term's loss and its derivative at log-probability `logp` of the token, or at the value
     /// for a loss of values. The weight is not applied.
     ///
-    /// [`Loss::check`] must have accepted the batch. Otherwise a term without its old log-probability counts as on-policy (ratio 1), and a term without its reference has no penalty.
+    /// [`Loss::check`] must have accepted the batch. Otherwise a term without its old log-probability
+    /// counts as on-policy (ratio 1), and a term without its reference has no penalty.
     pub fn evaluate(&self, logp: f32, term: &Term) -> Evaluated {
         self.at(&self.point(logp, term))
     }
