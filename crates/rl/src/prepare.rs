@@ -14,13 +14,13 @@ fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
     Counting::Exact.mean(points.iter().filter(|point| !point.masked).map(number))
 }
 
-/// GSPO: sets the log-ratio of each point to the mean over the sequence's trained points.
+/// GSPO: sets `path_log_ratio` of each point to the mean over the sequence's trained points.
 pub fn path_ratios(path: &mut [Point]) {
     let mean = mean_of(path, Point::log_ratio);
     path.iter_mut().for_each(|point| point.path_log_ratio = Some(mean));
 }
 
-/// GMPO: sets the log-ratio of each point to the sequence's mean of log-ratios, each clipped in the
+/// GMPO: sets `path_log_ratio` of each point to the sequence's mean of log-ratios, each clipped in the
 /// direction of the point's advantage. Marks the points that were not clipped, and sets advantages to
 /// their mean. Means are over trained points.
 pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {

@@ -196,8 +196,9 @@ pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surro
     }
 }
 
-/// PPO's clip on the ratio of a whole path (GSPO, Zheng et al. 2025): every token carries the path's ratio
-/// and an equal share of its gradient. `path_log_ratio` is the mean over the path's tokens of x, at most 10.
+/// Computes PPO's clipped loss with the ratio of a complete sequence (GSPO, Zheng et al. 2025): every
+/// token has the sequence's ratio and an equal part of its gradient. `path_log_ratio` is the mean of x
+/// over the sequence's tokens, limited to 10.
 pub fn sequence_clipped(path_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
     let bounded = path_log_ratio.min(10.0);
     let mut surrogate = clipped(bounded, advantage, low, high, None);
