@@ -12,7 +12,7 @@ pub enum Counting {
     /// The number of values.
     #[default]
     Exact,
-    /// The number of values and 10⁻⁸ more, which moves results by about as much. For comparisons with verl.
+    /// The number of values plus 10⁻⁸, which changes results by about as much. For comparisons with verl.
     Verl,
 }
 
