@@ -57,9 +57,9 @@ pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
 pub struct Paired {
     /// Number of the cluster, usually the task. Observations in a cluster can depend on each other.
     pub cluster: u64,
-    /// The score before.
+    /// Score before.
     pub before: f64,
-    /// The score after.
+    /// Score after.
     pub after: f64,
 }
 

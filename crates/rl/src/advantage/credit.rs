@@ -32,7 +32,7 @@ pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
     returns
 }
 
-/// Returns the returns as advantages. With `one_turn`, the returns of each turn include no later turn.
+/// Uses returns as advantages. With `one_turn`, the returns of each turn include no later turn.
 pub fn token_returns(path: &Path, gamma: f64, one_turn: bool) -> PathAdvantages {
     let found = if one_turn {
         path.turn_ranges().flat_map(|turn| returns(&path.rewards[turn], gamma)).collect()
@@ -42,7 +42,7 @@ pub fn token_returns(path: &Path, gamma: f64, one_turn: bool) -> PathAdvantages 
     PathAdvantages { advantages: found.clone(), returns: found }
 }
 
-/// Returns the returns minus the score of the other policy.
+/// Computes the returns minus the score of the other policy.
 pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
     let rival = rollout.rival.ok_or(RlError::NoRival { group: rollout.group })?;
     let path = |path: &Path| {
