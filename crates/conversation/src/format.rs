@@ -23,8 +23,9 @@ pub enum History {
     /// Recorded tokens do not change; tokens of new messages are appended.
     #[default]
     Append,
-    /// The template's own print of it, which is what an inference server that is sent messages sees: where
-    /// that is not what was recorded, the conversation forks. Each turn renders all of it.
+    /// The template renders all messages, as in an inference server that receives messages. If the result
+    /// differs from the recorded tokens, the conversation forks. Each turn renders the complete
+    /// conversation.
     Template,
 }
 
@@ -191,8 +192,8 @@ pub(crate) fn whole(past: &[Arc<Message>]) -> Vec<Message> {
     past.iter().map(|message| Message::clone(message)).collect()
 }
 
-/// A past that stands for another one: its instructions, a question, and a call with its result where the
-/// past ends with one, all in a word. A tool stands for all tools.
+/// Returns a minimal past in place of a complete one: its instructions, a question, and a call with its
+/// result if the past ends with a result, each in one word. One tool replaces all tools.
 pub(crate) fn abridged(past: &[Arc<Message>], tools: &[ToolSpec]) -> (Vec<Message>, &'static [ToolSpec]) {
     static TOOL: OnceLock<[ToolSpec; 1]> = OnceLock::new();
     let speaks = |role| matches!(role, Role::User | Role::Assistant | Role::Tool);

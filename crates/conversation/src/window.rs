@@ -23,7 +23,7 @@ use crate::origin::Reason;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
-    /// The call fails, as one beyond the model's context does.
+    /// The call fails, like a call that exceeds the model's context.
     #[default]
     Fail,
     /// Shortens the longest tool results and user messages in the middle, and drops the oldest turns if
@@ -80,7 +80,7 @@ const SUMMARY: &str = "Summary of the part of this conversation that was left ou
 /// Messages of a history to omit and to shorten, by their indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
-    /// Messages from the end of the opening up to here are left out.
+    /// Messages from the end of the opening to this index, exclusive, are omitted.
     pub upto: usize,
     /// Maximum number of content bytes, by message index.
     pub shortened: BTreeMap<usize, usize>,

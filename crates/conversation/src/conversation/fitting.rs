@@ -21,7 +21,7 @@ pub struct Fitting<'a> {
     tools: &'a [ToolSpec],
     budget: Budget,
     cut: Cut,
-    /// Whether more was cut than for the requests before.
+    /// Whether this request was cut more than the requests before it.
     fresh: bool,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Fitting<'a> {
         Judged::Again
     }
 
-    /// Sets the summary that replaces all omitted messages. An empty summary is ignored.
+    /// Sets the summary that replaces all omitted messages. If `summary` is empty, no text replaces them.
     pub fn summarised(&mut self, summary: &str) {
         self.cut.summary = Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
     }
