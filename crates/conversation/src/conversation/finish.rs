@@ -89,9 +89,10 @@ fn ends(index: &Index) -> Vec<NodeId> {
     ends
 }
 
-/// How many of these paths are looked at, given how many messages each has, the longest first, and how many
-/// messages there are in all. Looking at one takes work by its length. All together may take four times that
-/// of the longest, and once that of all messages, so that forks which share little are all seen.
+/// Returns the number of sequences to check. `depths` has the number of messages of each, in descending
+/// order; `messages` is the number of all messages. The cost of a check is proportional to the length.
+/// The budget is four times the cost of the longest sequence plus the cost of all messages, so that forks
+/// with little in common are all checked.
 fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
     const SHARE: usize = 4;
     let mut depths = depths.peekable();
