@@ -114,7 +114,8 @@ fn template_history_forks_at_drift() {
     let parent = |reply: &Reply| talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent;
     assert_eq!(parent(&first), parent(&second));
     assert_eq!(talk.conversation.trajectory().path_tokens(parent(&first).unwrap()), prepared.prompt);
-    // One that refuses the past is followed by what is new, also in strict mode an error.
+    // After a template that rejects the past, only the new messages are appended. In strict mode that is
+    // an error.
     let strict = || chat(STRICT, ChatOptions::default());
     let (talk, messages) = conversation(strict(), options, &["<think>two"]);
     let prepared = talk.prepare(&messages);
