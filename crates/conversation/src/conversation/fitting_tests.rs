@@ -157,11 +157,11 @@ fn shortened_conversation_continues_its_recorded_prompt() {
             assert!(bounded.talk.text(&path).contains(kept.last().unwrap().content.as_str()));
             messages.extend([reply.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);
         }
-        // Every cut makes room for several turns,
+        // Every cut makes space for several turns.
         assert!(cuts >= 3 && cuts * 3 <= turns, "{overflow:?}: {cuts}");
         let counted = bounded.talk.conversation.counts().forked.get(&overflow.reason());
         assert_eq!(counted, Some(&cuts));
-        // and no turn prints more than the window holds, however many there were.
+        // No turn renders more than the window contains, independent of the number of turns.
         let (early, late) = (&prints[..30], &prints[30..]);
         assert!(late.iter().max() <= early.iter().max(), "{overflow:?}: {prints:?}");
         assert_eq!(overflow == Overflow::Summarise, !bounded.asked.is_empty());

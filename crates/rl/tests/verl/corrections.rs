@@ -1,4 +1,4 @@
-//! Importance weights, rejection, and how far policies are apart.
+//! Importance weights, rejection_matches_verl and mismatch_metrics_match_verl metrics, compared with verl.
 
 use levade_rl::correction::{Bound, Correction, Level, Mismatch, Over, Rejection, Statistic};
 use levade_rl::*;
@@ -7,7 +7,7 @@ use crate::common::{close, near};
 use crate::fixture::Fixture;
 
 #[test]
-fn importance_weights() {
+fn importance_weights_match_verl() {
     let f = Fixture::new();
     let clamp = |high| Bound::Clamp { low: 0.0, high };
     for (level, bound, normalise, keys) in [
@@ -37,7 +37,7 @@ fn importance_weights() {
 }
 
 #[test]
-fn rejection() {
+fn rejection_matches_verl() {
     let f = Fixture::new();
     let of = |statistic, over, low: f64, high| Rejection {
         statistic,
@@ -69,15 +69,15 @@ fn rejection() {
     }
     // TRAP: verl bounds the inverse of the ratio.
     let kept = |inverted, ratio: f64| {
-        let rejection = Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
-        rejection.keeps(&[vec![ratio.ln()]], Counting::Exact)[0][0]
+        let rejection_matches_verl = Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
+        rejection_matches_verl.keeps(&[vec![ratio.ln()]], Counting::Exact)[0][0]
     };
     assert_eq!((kept(true, 2.5), kept(true, 0.4)), (false, true));
     assert_eq!((kept(false, 2.5), kept(false, 0.4)), (true, false));
 }
 
 #[test]
-fn mismatch() {
+fn mismatch_metrics_match_verl() {
     let f = Fixture::new();
     let (old, rollout) = (f.of("old_log_prob"), f.of("rollout_log_prob"));
     let pairs: Vec<Vec<(f64, f64)>> =
