@@ -18,7 +18,7 @@ struct Agentrl {
 
 impl Agentrl {
     fn points(&self, age_at: Option<f64>) -> Vec<Vec<Point>> {
-        let rows = |name: &str| self.v.rows(&format!("losses_match_agentrl/inputs/{name}"));
+        let rows = |name: &str| self.v.rows(&format!("agentrl/inputs/{name}"));
         let (lp, old, mask) = (rows("lp"), rows("old"), rows("mask"));
         let (advantage, created) = (rows("adv"), rows("created"));
         let point = |i: usize, t: usize| Point {
@@ -58,22 +58,22 @@ fn losses_match_agentrl() {
     let (low, high, dual) = (0.2, 0.3, None);
     let strict = TrustRegion { strict: true, ..TrustRegion::default() };
     let grpo = |trust, keep| PolicyLoss::Clip { low, high, dual, trust: Some(trust), keep };
-    a.expect(grpo(TrustRegion::default(), None), &points, true, "losses_match_agentrl/cases/grpo_default");
-    a.expect(grpo(TrustRegion::default(), None), &points, true, "losses_match_agentrl/cases/grpo_token_level_false");
-    a.expect(grpo(strict, None), &points, true, "losses_match_agentrl/cases/grpo_strict");
+    a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_default");
+    a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_token_level_false");
+    a.expect(grpo(strict, None), &points, true, "agentrl/cases/grpo_strict");
     // TRAP: the gradient that AgentRL means to keep beyond the bounds is 0.
     let keep = KeepGradient { below: 0.5, above: 0.5, in_value_only: true };
-    a.expect(grpo(TrustRegion::default(), Some(keep)), &points, true, "losses_match_agentrl/cases/grpo_beta_half");
+    a.expect(grpo(TrustRegion::default(), Some(keep)), &points, true, "agentrl/cases/grpo_beta_half");
     let kept = Loss::of(grpo(TrustRegion::default(), Some(KeepGradient { in_value_only: false, ..keep })));
     close(kept.at(&points[1][0]).slope, 0.5 * 0.8 * 0.5, "gradient kept below");
     let minirl = |trust| PolicyLoss::MiniRl { low, high, trust };
-    a.expect(minirl(strict), &points, false, "losses_match_agentrl/cases/minirl_recipe");
-    a.expect(minirl(strict), &points, true, "losses_match_agentrl/cases/minirl_strict_lennorm");
-    a.expect(minirl(TrustRegion::default()), &points, false, "losses_match_agentrl/cases/minirl_nonstrict");
+    a.expect(minirl(strict), &points, false, "agentrl/cases/minirl_recipe");
+    a.expect(minirl(strict), &points, true, "agentrl/cases/minirl_strict_lennorm");
+    a.expect(minirl(TrustRegion::default()), &points, false, "agentrl/cases/minirl_nonstrict");
     let fading = TrustRegion { age_decay: 0.1, ..TrustRegion::default() };
     for now in [10, 12, 20, 30] {
         let row = a.points(Some(f64::from(now))).split_off(1);
-        a.expect(grpo(fading, None), &row, true, &format!("losses_match_agentrl/cases/decay_row1/{now}"));
+        a.expect(grpo(fading, None), &row, true, &format!("agentrl/cases/decay_row1/{now}"));
     }
 }
 
@@ -91,7 +91,7 @@ fn gspo_gradient_has_sign_of_objective() {
     };
     let mut prepared = row.clone();
     prepare::path_ratios(&mut prepared);
-    let wrong = &a.v.rows("losses_match_agentrl/cases/gspo_row0_wrong_sign/dloss_dlp")[0];
+    let wrong = &a.v.rows("agentrl/cases/gspo_row0_wrong_sign/dloss_dlp")[0];
     for t in 0..row.len() {
         let at = |step: f64| {
             let mut moved = row.clone();
@@ -109,7 +109,7 @@ fn gspo_gradient_has_sign_of_objective() {
 #[test]
 fn losses_match_areal() {
     let v = vectors();
-    let list = |name: &str| v.list(&format!("losses_match_areal/inputs/{name}"));
+    let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
     let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
     let log_ratios: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
     let points = |old: &[f64]| -> Vec<Point> {
@@ -118,11 +118,11 @@ fn losses_match_areal() {
             .collect()
     };
     let expect = |loss: Loss, points: &[Point], weights: &[f64], case: &str| {
-        let want = v.list(&format!("losses_match_areal/cases/{case}/dloss_dlp"));
+        let want = v.list(&format!("areal/cases/{case}/dloss_dlp"));
         let weights = weights.iter().map(|weight| weight / 6.0).collect();
         let (sum, slopes) = evaluate(loss, &[points.to_vec()], &[weights]);
         slopes[0].iter().zip(want).for_each(|(got, want)| near(*got, want, 2e-7, case));
-        near(sum, v.number(&format!("losses_match_areal/cases/{case}/loss")), 2e-7, case);
+        near(sum, v.number(&format!("areal/cases/{case}/loss")), 2e-7, case);
     };
     let (clip, ones) = (Loss::clip(0.2, 0.2), [1.0; 6]);
     expect(clip, &points(&prox), &ones, "no_rs");

@@ -70,7 +70,7 @@ fn formulas_match_slime() {
     let losses =
         |policy: PolicyLoss| -> Vec<f64> { (0..6).map(|t| Loss::of(policy).at(&at(t)).loss).collect() };
     let expect = |got: Vec<f64>, name: &str| {
-        got.iter().zip(v.list(&format!("formulas_match_slime/{name}"))).for_each(|(got, want)| near(*got, want, 2e-7, name));
+        got.iter().zip(v.list(&format!("slime/{name}"))).for_each(|(got, want)| near(*got, want, 2e-7, name));
     };
     let clip = |dual| PolicyLoss::Clip { low: 0.2, high: 0.28, dual, trust: None, keep: None };
     expect(losses(clip(None)), "ppo");
