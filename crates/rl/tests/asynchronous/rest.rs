@@ -1,4 +1,4 @@
-//! Advantages, interpolation and shaping of AgentRL and AReaL, and formulas of formulas_match_slime.
+//! Advantages, interpolation and shaping of AgentRL and AReaL, and formulas of slime.
 
 use levade_rl::correction::{Bound, Correction, Level};
 use levade_rl::*;

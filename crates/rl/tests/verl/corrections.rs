@@ -1,4 +1,4 @@
-//! Importance weights, rejection_matches_verl and mismatch_metrics_match_verl metrics, compared with verl.
+//! Importance weights, rejection and mismatch metrics, compared with verl.
 
 use levade_rl::correction::{Bound, Correction, Level, Mismatch, Over, Rejection, Statistic};
 use levade_rl::*;
@@ -69,8 +69,8 @@ fn rejection_matches_verl() {
     }
     // TRAP: verl bounds the inverse of the ratio.
     let kept = |inverted, ratio: f64| {
-        let rejection_matches_verl = Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
-        rejection_matches_verl.keeps(&[vec![ratio.ln()]], Counting::Exact)[0][0]
+        let rejection = Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
+        rejection.keeps(&[vec![ratio.ln()]], Counting::Exact)[0][0]
     };
     assert_eq!((kept(true, 2.5), kept(true, 0.4)), (false, true));
     assert_eq!((kept(false, 2.5), kept(false, 0.4)), (true, false));

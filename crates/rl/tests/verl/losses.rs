@@ -1,4 +1,4 @@
-//! Losses, kl_penalties_match_verl and normalizers, compared with verl.
+//! Losses, divergences and normalizers, compared with verl.
 
 use levade_rl::*;
 
