@@ -86,7 +86,7 @@ pub(crate) struct Following {
 /// A completion, with the messages before and after it.
 #[derive(Clone, Copy)]
 pub(crate) struct Round<'a> {
-    /// The messages before the reply.
+    /// Messages before the completion.
     pub past: &'a [Arc<Message>],
     /// Sampled tokens of the completion.
     pub reply: &'a [u32],

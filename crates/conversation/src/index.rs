@@ -318,8 +318,9 @@ impl Index {
         callers
     }
 
-    /// Merges the calls of a recorded reply that a client sends in messages of their own, each before its
-    /// result, into one message before all results. Returns `None` if the messages have no such calls.
+    /// Merges the calls of a recorded completion that a client sends in separate messages, each before
+    /// its result, into one message before all results. Returns `None` if the messages have no such
+    /// calls.
     pub(crate) fn gathered(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
         let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
         while let Some(message) = messages.get(at) {
@@ -336,8 +337,8 @@ impl Index {
         gathered
     }
 
-    /// Merges the calls of the reply that `first` starts. Returns the message with all calls, their results,
-    /// and the number of messages merged.
+    /// Merges the calls of the completion that `first` starts. Returns the message with all calls, their
+    /// results, and the number of messages merged.
     fn gather(
         &self,
         root: usize,

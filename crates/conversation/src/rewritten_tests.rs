@@ -168,7 +168,7 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             messages.extend([third.message(), Message::user("4?")]);
             assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
             assert_eq!(talk.conversation.finish(), [], "{reply:?}");
-            // Each reply was sampled once.
+            // Each completion was sampled once.
             let segments = talk.conversation.trajectory().segments();
             let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
             assert_eq!((sampled, segments[first.segment.0 as usize].tokens.len()), (3, tokens.len()));

@@ -34,7 +34,7 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// Adds `tokens` as context after `place`. Returns the segment that contains the last token.
+    /// Adds `tokens` as context after `place`. Returns the segment at whose end the added tokens end.
     /// Returns `None` if there are no tokens and no position.
     ///
     /// # Errors
@@ -59,8 +59,8 @@ impl Given {
     }
 
     /// Adds `tokens` as a sequence from the root, sharing the prefix that it has in common with the
-    /// sequence to `leaf`. Returns the segment that contains the last token, if any. Work grows
-    /// with the length of that sequence.
+    /// sequence to `leaf`. Returns the segment at whose end the added sequence ends, if any. Work grows
+    /// with the length of the sequence to `leaf`.
     ///
     /// # Errors
     /// Returns the errors of [`Trajectory::push`].

@@ -103,7 +103,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn best_and_worst_are_means_over_subsets(scores in prop::collection::vec(-2.0f64..2.0, 1..7), k in 1usize..7) {
+        fn best_and_worst_match_subset_means(scores in prop::collection::vec(-2.0f64..2.0, 1..7), k in 1usize..7) {
             let k = k.min(scores.len());
             let all = subsets(scores.len(), k);
             let mean = |of: fn(f64, f64) -> f64, start: f64| {

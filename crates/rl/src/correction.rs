@@ -149,7 +149,8 @@ pub struct Rejection {
     /// Span of tokens that the statistic is computed over.
     #[serde(default)]
     pub over: Over,
-    /// Lower bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`]. `None` means no lower bound.
+    /// Lower bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`]. `None` means no lower bound,
+    /// as is usual for the other statistics, which are never negative.
     #[serde(default)]
     pub low: Option<f64>,
     /// Upper bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`].

@@ -149,7 +149,7 @@ mod tests {
     proptest! {
         /// The weights of all tokens of a mean sum to 1.
         #[test]
-        fn means_sum_to_one(counts in prop::collection::vec((0u64..4, 0u64..50), 1..20)) {
+        fn mean_weights_sum_to_one(counts in prop::collection::vec((0u64..4, 0u64..50), 1..20)) {
             let rollouts: Vec<_> =
                 counts.iter().map(|&(group, tokens)| RolloutTokens { group, tokens }).collect();
             prop_assume!(rollouts.iter().any(|r| r.tokens > 0));

@@ -426,7 +426,7 @@ mod tests {
     proptest! {
         /// Every sequence can be restored from the tree, with its targets at their positions.
         #[test]
-        fn every_sequence_is_in_the_tree(
+        fn tree_contains_every_sequence(
             inputs in prop::collection::vec(prop::collection::vec(0u32..3, 1..12), 1..10),
         ) {
             let paths: Vec<_> = inputs

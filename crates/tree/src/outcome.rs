@@ -58,7 +58,7 @@ pub struct Outcome {
     pub sampled_tokens: usize,
     /// Counts of tool calls by result.
     pub calls: CallCounts,
-    /// Counts of tool calls by turn, for the turns that have calls.
+    /// Counts of tool calls by turn, for the turns that have calls, well-formed or malformed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls_by_turn: Vec<(u32, CallCounts)>,
     /// Sums of rewards from tools by turn, for the turns that have such rewards.
