@@ -37,8 +37,8 @@
 //! # Guarantees
 //! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request repeats.
 //!   Text is not tokenized a second time, except with [`History::Template`], on a branch that the template
-//! After a completion come only ids that depend on the template; the text of the completion does not
-//! change them ([`Chat::continuation`](levade_text::Chat::continuation)).
+//!   After a completion come only ids that depend on the template; the text of the completion does not
+//!   change them ([`Chat::continuation`](levade_text::Chat::continuation)).
 //! - **Reformatted history matches** if it has the same meaning. Content counts as one text, and `null`
 //!   as `""`. Calls count by name, and by arguments as JSON values. Reasoning counts only if the client
 //!   sent it, complete or in part. Differences in white space around a completion's content are accepted,
@@ -52,8 +52,8 @@
 //!   the template does not render them where they are. The rule depends on the messages only, changes nothing
 //!   before a completion, and is counted.
 //! - **Everything else forks**, at the first message that differs, for a [`Reason`] with a text. An assistant
-//! message that was not sampled here becomes context, as the template renders it. Completions of equal
-//! requests become siblings. Agents and policies share no history.
+//!   message that was not sampled here becomes context, as the template renders it. Completions of equal
+//!   requests become siblings. Agents and policies share no history.
 //! - **Recording is atomic.** [`prepare`](Conversation::prepare) changes nothing, so calls can be prepared in
 //!   parallel and dropped. [`record`](Conversation::record) writes prompt and completion together.
 //! - **Prompts fit.** [`Fitting`] shortens a request that exceeds its [`Budget`] by a context policy
