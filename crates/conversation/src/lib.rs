@@ -35,10 +35,11 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request repeats.
-//!   Text is not tokenized a second time, except with [`History::Template`], on a branch that the template
-//!   renders. Ids of segments never change. After a completion come only ids that depend on the template; the text of the completion does not
-//!   change them ([`Chat::continuation`](levade_text::Chat::continuation)).
+//! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request
+//!   repeats. Text is not tokenized a second time, except with [`History::Template`], on a branch that
+//!   the template renders. Ids of segments never change. After a completion come only ids that depend on
+//!   the template; the text of the completion does not change them
+//!   ([`Chat::continuation`](levade_text::Chat::continuation)).
 //! - **Reformatted history matches** if it has the same meaning. Content counts as one text, and `null`
 //!   as `""`. Calls count by name, and by arguments as JSON values. Reasoning counts only if the client
 //!   sent it, complete or in part. Differences in white space around a completion's content are accepted,

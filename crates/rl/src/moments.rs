@@ -73,8 +73,8 @@ pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting)
     values.into_iter().for_each(|value| *value = whitening.apply(*value));
 }
 
-/// Returns the fraction of the returns' variance that a critic's values explain: 1 − var(R − V) / (var R
-/// + 1e-5), as in verl.
+/// Returns the fraction of the returns' variance that a critic's values explain, as in verl: 1 − var(R −
+/// V) / (var R + 1e-5).
 pub fn explained_variance(returns: &[f64], values: &[f64]) -> f64 {
     let variance = |values: &[f64]| {
         let mean = Counting::Exact.mean(values.iter().copied());

@@ -168,8 +168,8 @@ mod tests {
 
     use super::*;
 
-    /// 10 of 100 and 0 of 10: values computed by hand from Wilson's formula, and the closed form z² / (n
-    /// + z²) at 0.
+    /// 10 of 100 and 0 of 10: values computed by hand from Wilson's formula. At 0, they also agree with
+    /// the closed form z² / (n + z²).
     #[test]
     fn wilson_matches_known_values() {
         let i = wilson(10, 100).unwrap();

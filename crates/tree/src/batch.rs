@@ -120,7 +120,7 @@ struct Building {
 }
 
 impl TreeBatch {
-    /// Merges sequences that have a common prefix of token ids. Roots and children are in the order in
+    /// Merges the common prefixes of sequences, by token ids. Roots and children are in the order in
     /// which the sequences first reach them, so the result depends only on the input.
     ///
     /// # Errors
@@ -319,8 +319,7 @@ mod tests {
         }
     }
 
-    /// Merged batches pass the check. If any number in a batch is changed, the check fails, and never
-    /// panics.
+    /// Merged batches pass the check. If one of their parts is changed, the check fails, without a panic.
     #[test]
     fn check_rejects_inconsistent_batches() {
         type Change = Box<dyn Fn(&mut TreeBatch)>;
