@@ -112,7 +112,7 @@ struct After {
     sampled: usize,
     past: Vec<Arc<Message>>,
     said: Arc<Message>,
-    /// Whether the start of the sequence was truncated.
+    /// Whether the first prompt of the sequence was shortened.
     cut: bool,
     drifted: Option<levade_tree::Drift>,
     /// Text that the client has appended to the completion. Empty if the client has appended none.

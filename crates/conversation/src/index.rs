@@ -85,7 +85,7 @@ pub(crate) struct Asked {
     /// Segment that the prompt ends with. `None` if the prompt has no tokens.
     pub end: Option<SegmentId>,
     pub turn: u32,
-    /// Whether messages were omitted, so that no template renders the prompt.
+    /// Whether the prompt was shortened, so that no template renders it.
     pub cut: bool,
     pub drift: Option<Drift>,
 }
